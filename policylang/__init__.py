@@ -59,15 +59,16 @@ import_module("policylang.report")
 def report(subject: Any) -> Report:
     """What was decided on a graph or a compiled model, by which line, and what came of it.
 
-    ``subject`` is a graph that a policy was applied to or that a policy partitioned (either half of it, too), a model
-    that was compiled under one, what ``torch.compile`` returned for it, or what ``policylang.backend`` or
-    ``policylang.partitioner`` returned. A compiled model has a report once it has run.
+    ``subject`` is a graph that a policy was applied to or that a policy partitioned (either half of it, too), a traced
+    step, a model that was compiled under one or has checkpoints under one, what ``torch.compile`` returned for it, or
+    what ``policylang.backend`` or ``policylang.partitioner`` returned. A model has a report once it has run.
 
     Raises ``PolicyGraphError`` for anything else, and where no policy has acted yet.
     """
     from policylang.api.report import report_on
+    from policylang.api.traced_step import TracedStep
 
-    return report_on(subject)
+    return report_on(subject.gm if isinstance(subject, TracedStep) else subject)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from policylang.api.devices import DeviceLike
 from policylang.api.load import PolicyLike, policy_of
-from policylang.backends.eager.checkpoint import contexts_for, put_on
+from policylang.backends.eager.checkpoint import contexts_for, put_on, take_off
 from policylang.backends.eager.session import Contexts
 from policylang.language.syntax import Policy
 
@@ -37,7 +37,7 @@ def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict:
 
 def checkpoint_model(
     model: nn.Module,
-    policy: PolicyLike,
+    policy: PolicyLike | None,
     *,
     strict: bool = False,
     preserve_rng_state: bool = True,
@@ -49,15 +49,20 @@ def checkpoint_model(
     modules and parameters stay what they are. ``policylang.report(model)`` has the decisions once the model has run
     forward with gradients. Call it before ``DistributedDataParallel``; before ``fully_shard`` or after it. What
     ``prefetch`` and ``bucket … per block`` lines say of weights, ``fully_shard`` is told, and a policy of such lines
-    alone puts no checkpoint anywhere. A second call replaces the policy of the first. ``strict`` as in
+    alone puts no checkpoint anywhere. A second call replaces the policy of the first, and one with None takes it off:
+    the model is then as it was, and ``fully_shard`` is told what it had been told before. ``strict`` as in
     :func:`context_fn`; ``preserve_rng_state`` as in ``torch.utils.checkpoint``: whether random operators that run a
     second time draw what they drew at first. ``device`` is the profile that times are worked out from, as in
     :func:`policylang.load`.
 
     Raises ``PolicyError`` for a policy that cannot be read or means nothing, ``PolicyGraphError`` where the model has
     no such blocks, and ``PolicyMatchError`` for an order that eager or ``fully_shard`` cannot keep. A block's first
-    call raises as :func:`context_fn` says.
+    call raises as :func:`context_fn` says. With None, ``PolicyGraphError`` where the forward of a block was replaced
+    since.
     """
+    if policy is None:
+        take_off(model)
+        return model
     put_on(model, policy_of(policy, device), strict=strict, preserve_rng_state=preserve_rng_state)
     return model
 

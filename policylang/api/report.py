@@ -14,8 +14,9 @@ from policylang.backends import refusals
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.eager.fsdp_order import order_reports
 from policylang.backends.path import findings_on
-from policylang.backends.torch_compile.backend import PolicyBackend
+from policylang.backends.torch_compile.backend import frames_left_of
 from policylang.errors import PolicyGraphError
+from policylang.graph import marks
 from policylang.torch_compat.dynamo import backend_of
 
 
@@ -31,12 +32,19 @@ def report_on(subject: Any) -> Report:
     if found is None:
         no_policy = isinstance(subject, fx.GraphModule)
         raise PolicyGraphError([refusals.no_policy() if no_policy else refusals.nothing_to_report(subject)])
+    sessions = sessions_of(subject)
+    left = () if sessions else frames_left_of(subject, others=not found)
     if not found:
-        compiled = isinstance(subject, PolicyBackend) or isinstance(backend_of(subject), PolicyBackend)
-        raise PolicyGraphError([refusals.nothing_decided(checkpointed=bool(sessions_of(subject)), compiled=compiled)])
+        compiled = bool(getattr(subject, marks.COMPILER, False) or getattr(backend_of(subject), marks.COMPILER, False))
+        skipped = next(filter(None, (session.skipped() for session in sessions)), None)
+        raise PolicyGraphError(
+            [refusals.nothing_decided(checkpointed=bool(sessions), compiled=compiled, left=left, skipped=skipped)]
+        )
     report = combined([each.report for each in found])
     said = [sentence for session in sessions_of(subject) for sentence in (*session.outside(), *session.loads())]
-    return _with_orders(evolve(report, notes=(*report.notes, *notes, *said)), orders)
+    uncompiled = tuple(f"{each.message} ({each.code})" for each in map(refusals.runs_as_it_is, left))
+    warnings = (*report.warnings, *uncompiled)
+    return _with_orders(evolve(report, warnings=warnings, notes=(*report.notes, *notes, *said)), orders)
 
 
 def _with_orders(report: Report, orders: tuple[FsdpOrderReport, ...]) -> Report:

@@ -123,6 +123,7 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
             f"a `{type(subject).__name__}` has no graph to take a snapshot of",
             "hand over a graph module, a traced step, a model compiled under a policy, or its backend",
         )
+    findings = [found for found in findings if not found.report.half]  # no policy is planned on the others
     if not findings:
         raise _nothing(
             "no graph was planned yet", "run the compiled model forward with gradients first, then take the snapshot"

@@ -37,7 +37,8 @@ class CompiledGraph:
     places: tuple[str, ...] = ()
     """The first few modules that its operators belong to."""
     findings: tuple[Findings, ...] = ()
-    """One for each partition, which is one but for regions that torch partitions on their own."""
+    """One for each partition, which is one but for regions that torch partitions on their own; of a graph without
+    gradients, what was rewritten in it."""
     from_cache: bool = False
     """Inductor had it in its caches; what is known of it stands in the sidecar."""
     sharded_aside: bool = False
@@ -51,8 +52,8 @@ class CompiledGraph:
 
     @property
     def kind(self) -> Literal["training", "inference"]:
-        """``inference``: no gradient is computed through it, so there was nothing to decide."""
-        return "training" if self.findings else "inference"
+        """``inference``: no gradient is computed through it, so there was nothing to decide about values."""
+        return "training" if any(not found.report.half for found in self.findings) else "inference"
 
     @property
     def reports(self) -> tuple[Report, ...]:

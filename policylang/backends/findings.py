@@ -9,10 +9,10 @@ from attrs import evolve, field, frozen
 
 from policylang.audit.summary.assemble import partition_report, plan_report
 from policylang.audit.summary.order_account import OrderAccount
-from policylang.audit.summary.report import Report, RewriteReport, report_from_dict
+from policylang.audit.summary.report import NO_GRADIENTS, AuditReport, Report, RewriteReport, report_from_dict
 from policylang.backends.graph_registry import CarriedOut
 from policylang.graph.facts import Facts
-from policylang.language.syntax import Policy
+from policylang.language.syntax import Bucket, Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.model_wide_errors import Complaint
 
@@ -29,10 +29,19 @@ class Findings:
     """The same of the graph that the report is about, with all that ``fuse`` and ``collapse`` made."""
 
 
+def without_gradients(policy: Policy) -> Policy:
+    """The lines that hold on a graph without gradients: those that rewrite collectives in their place. None of them has
+    to find something there."""
+    rewrites = tuple(evolve(each, optional=True) for each in policy.rewrites if not isinstance(each, Bucket))
+    return evolve(policy, rules=(), undecided=None, expectations=(), rewrites=rewrites, scheduling=())
+
+
 def findings_of(done: CarriedOut) -> Findings:
     """What is kept of a plan that was carried out."""
     plan, audit = done.plan, done.audit
     report = plan_report(plan) if audit is None else partition_report(plan, audit, done.halves, done.orders)
+    if done.without_backward:
+        report = evolve(report, half=NO_GRADIENTS, audit=AuditReport(True))  # edits that come out otherwise are errors
     # a copy: what planning has worked out on the facts meanwhile is not kept with them
     given = evolve(plan.before)
     complaints = model_wide_errors.complaints(plan.policy, plan.diagnostics)
@@ -50,6 +59,8 @@ def from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
     spelled is taken from ``policy``.
     """
     report = report_from_dict(data["report"])
+    if report.half:
+        policy = without_gradients(policy)
     rules = tuple(
         evolve(account, source=rule.source, text=rule.text)
         for account, rule in zip(report.rules, policy.rules, strict=True)

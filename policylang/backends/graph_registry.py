@@ -29,6 +29,8 @@ class CarriedOut:
     """What was rewritten in the ``forward`` and in the ``backward`` of a partition."""
     orders: Mapping[str, Plan] = field(factory=dict)
     """The plans of those halves on which scheduling lines were carried out."""
+    without_backward: bool = False
+    """Whether it is a graph that no gradient is computed through."""
 
 
 _applied: WeakKeyDictionary[fx.GraphModule, CarriedOut] = WeakKeyDictionary()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from os.path import basename
+
 from torch import nn
 
 from policylang.graph.facts import Flag, GraphKind, Phase
@@ -14,6 +17,7 @@ from policylang.planning.decisions.safety import why_unsafe
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import saves
+from policylang.torch_compat.dynamo import FrameLeft
 
 UNSAVEABLE = "APL321"
 NO_PARTITION = "APL322"
@@ -23,6 +27,13 @@ NO_POLICY = "APL325"
 UPDATES_BUFFER = "APL326"
 NOTHING_DECIDED = "APL327"
 NOT_A_GRAPH = "APL328"
+RUNS_AS_IT_IS = "APL425"
+
+_MOST_FRAMES = 8
+_LEFT = (
+    "change what Dynamo names, or have the policy followed without it, by "
+    "`policylang.checkpoint_model(model, policy)`; `TORCH_LOGS=graph_breaks` says more"
+)
 
 
 def unsaveable(plan: Plan) -> tuple[Diagnostic, ...]:
@@ -99,12 +110,25 @@ def no_path(kind: GraphKind) -> Diagnostic:
     return diagnose(NO_PATH, message, help=help)
 
 
-def nothing_decided(*, checkpointed: bool, compiled: bool) -> Diagnostic:
-    """Of a model whose blocks have checkpoints under a policy, one that a backend of ours is to compile, or neither."""
+def nothing_decided(
+    *, checkpointed: bool, compiled: bool, left: Sequence[FrameLeft] = (), skipped: Diagnostic | None = None
+) -> Diagnostic:
+    """Of a model whose blocks have checkpoints under a policy, one that a backend of ours is to compile, or neither.
+    ``left``: what Dynamo has compiled nothing of, where it was to compile the model; ``skipped``: what was warned of
+    where the blocks have run without the checkpoints."""
+    if left:
+        message = "no graph with gradients was compiled, so the policy decides nothing and nothing of it is checked"
+        details = tuple(f"{of_frame(frame)}: {frame.why}" for frame in left[:_MOST_FRAMES])
+        return diagnose(NOTHING_DECIDED, message, help=_LEFT, details=details)
+    if skipped is not None:
+        return diagnose(NOTHING_DECIDED, skipped.message, help=skipped.help)
     if checkpointed:
         help = "run the model once, with gradients: a block is planned when its checkpoint first runs it"
     elif compiled:
-        help = "run the model once, with gradients: a graph is planned when it is compiled, on the first call"
+        help = (
+            "run the model once, with gradients: a graph is planned when it is compiled, on the first call; "
+            "after that, nothing of it was compiled, and `fullgraph=True` says why"
+        )
     else:
         help = (
             "run the model once, with gradients, under a policy: with the checkpoints of `policylang.checkpoint_model("
@@ -113,10 +137,19 @@ def nothing_decided(*, checkpointed: bool, compiled: bool) -> Diagnostic:
     return diagnose(NOTHING_DECIDED, "no policy has decided anything here yet", help=help)
 
 
+def runs_as_it_is(frame: FrameLeft) -> Diagnostic:
+    """Dynamo compiled nothing of a piece of code, and other parts of the model."""
+    return diagnose(RUNS_AS_IT_IS, f"{of_frame(frame)}, and follows no policy: {frame.why}", help=_LEFT)
+
+
+def of_frame(frame: FrameLeft) -> str:
+    return f"Dynamo runs `{frame.name}` ({basename(frame.file)}:{frame.line}) as it is"
+
+
 def nothing_to_report(given: object) -> Diagnostic:
     return diagnose(
         NOT_A_GRAPH,
-        f"a report is on a graph, a model or a backend, and this is a `{type(given).__name__}`",
+        f"a report is on a graph, a traced step, a model or a backend, and this is a `{type(given).__name__}`",
         help="of a compiled function, give the backend: `backend = policylang.backend(policy)`",
     )
 

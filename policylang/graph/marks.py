@@ -51,7 +51,8 @@ EPILOGUE = "epilogue"
 """What follows every gradient: the write-back of buffers, the optimizer's step."""
 
 SESSION = "__policylang_session__"
-"""The attribute of a checkpoint's ``context_fn`` that is ours: its session, whose ``policy`` it follows."""
+"""The attribute of a checkpoint's ``context_fn`` that is ours, or of what it is a partial of: its session, whose
+``policy`` it follows."""
 
 COMPILER = "__policylang_compiler__"
 """The attribute of a backend for ``torch.compile`` that follows a policy."""
@@ -100,6 +101,11 @@ def user_tag(meta: Mapping[str, Any]) -> tuple[str | None, int | None]:
         return tag, region
     tag, region = meta.get("recompute"), meta.get("ac_graph_id")
     return getattr(tag, "name", None), region if isinstance(region, int) else None
+
+
+def session_of(context_fn: object) -> Any:
+    """The session of a checkpoint's ``context_fn``; None if it is not ours."""
+    return getattr(getattr(context_fn, "func", context_fn), SESSION, None)
 
 
 def recorded_saved(meta: Mapping[str, Any]) -> bool:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from policylang.audit.summary.report import CodeOrderReport, Report, RewriteReport, RuleReport, ValuesReport
+from policylang.audit.summary.report import (
+    NO_GRADIENTS,
+    CodeOrderReport,
+    Report,
+    RewriteReport,
+    RuleReport,
+    ValuesReport,
+)
 from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
 from policylang.report.alike import expectation_lines, graph_rows
 from policylang.report.device_times import seconds_text
@@ -27,7 +34,8 @@ def report_text(report: Report) -> str:
 
 
 def _heading(report: Report) -> str:
-    facts = [f"{report.half} half of a partition, {counted(report.operators, 'operator')}"] if report.half else []
+    kind = "graph without gradients" if report.half == NO_GRADIENTS else f"{report.half} half of a partition"
+    facts = [f"{kind}, {counted(report.operators, 'operator')}"] if report.half else []
     if report.forward_nodes:
         facts.append(counted(report.forward_nodes, "forward value"))
     if report.blocks:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -177,6 +177,49 @@ def recompile_limit() -> int:
     import torch._dynamo.config as config
 
     return int(config.recompile_limit)
+
+
+# --- what was not compiled ----------------------------------------------------------------------------------------
+
+
+class FrameLeft(NamedTuple):
+    """A piece of code that Dynamo took up and compiled nothing of: it runs as it is."""
+
+    name: str
+    file: str
+    line: int
+    why: str
+    """The first line of what Dynamo says, and where it lies; no more, since the rest is advice about torch."""
+
+
+def frames_left(since: int = 0) -> list[FrameLeft]:
+    """What Dynamo gave up on after a moment (microseconds since the epoch), among the last 64 compilations.
+
+    Private because Dynamo tells nobody but its logs, and keeps these records for them. A frame is known by its number:
+    where a limit on recompilations was reached, the record does not say what it was of.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return []
+    from torch._dynamo import exc
+    from torch._dynamo.utils import get_compilation_metrics
+
+    places: dict[str, tuple[str, str, int]] = {}
+    found: dict[str, FrameLeft] = {}
+    for record in get_compilation_metrics():
+        frame = str(record.compile_id).partition("/")[0]
+        if record.co_name is not None:
+            places[frame] = record.co_name, record.co_filename, record.co_firstlineno
+            found.pop(frame, None)
+        if record.fail_type is None or record.is_forward is False or frame not in places:
+            continue
+        kind = getattr(exc, record.fail_type, Exception)  # other errors are raised, unless the program has said so
+        if not (issubclass(kind, exc.Unsupported | exc.UserError | exc.SkipFrame) or record.config_suppress_errors):
+            continue
+        if (record.start_time_us or 0) >= since:
+            why = (record.fail_reason or record.fail_type).partition("\n")[0].strip()
+            file, line = record.fail_user_frame_filename, record.fail_user_frame_lineno
+            found[frame] = FrameLeft(*places[frame], f"{why} ({os.path.basename(file)}:{line})" if file else why)
+    return list(found.values())
 
 
 # --- errors -------------------------------------------------------------------------------------------------------

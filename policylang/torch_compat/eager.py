@@ -218,6 +218,28 @@ def saved_tensor_hooks() -> Any:
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
+def hooks_around(own: Any) -> Any:
+    """The pair around the innermost, which is ``own``."""
+    remove_saved_tensor_hooks()
+    try:
+        return saved_tensor_hooks()
+    finally:
+        restore_saved_tensor_hooks(own)
+
+
+def are_of_checkpoint(pair: Any) -> bool:
+    """Whether a pair is that of a checkpoint of torch's (``use_reentrant=False``), in its forward or when run again.
+
+    Private because nothing else tells whether one is around what runs.
+    """
+    return pair is not None and getattr(pair[0], "__module__", "") == "torch.utils.checkpoint"
+
+
+def made_by_reentrant_checkpoint(value: torch.Tensor) -> bool:
+    """Whether a checkpoint with ``use_reentrant=True`` has returned a tensor. Private because its node is."""
+    return type(value.grad_fn).__name__ == "CheckpointFunctionBackward"
+
+
 def remove_saved_tensor_hooks() -> None:
     """Take away the innermost pair; :func:`restore_saved_tensor_hooks` puts it back."""
     torch._C._autograd._pop_saved_tensors_default_hooks()

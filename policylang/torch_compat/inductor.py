@@ -16,13 +16,20 @@ from policylang.torch_compat.missing import require
 WatchHalf = Callable[[fx.Graph, bool], Callable[[str], None]]
 """From a half as it comes to Inductor, and whether it is the backward, to what is told the code that was made of it."""
 
+ChangeInference = Callable[[fx.GraphModule], object]
+"""Changes a graph without gradients, in place, before it is compiled."""
+
 
 def compile_with_inductor(
-    graph: fx.GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any], watch: WatchHalf | None = None
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    settings: Mapping[str, Any],
+    watch: WatchHalf | None = None,
+    inference: ChangeInference | None = None,
 ) -> Any:
     """Inductor's entry for a graph of Dynamo's. ``settings`` also hold when the backward is compiled, later, and
-    ``watch`` is asked then too. It is not asked of a graph without gradients, nor where AOTAutograd has the compiled
-    halves in its cache (:func:`code_from_caches`).
+    ``watch`` is asked then too. It is not asked of a graph without gradients, which ``inference`` is given instead.
+    Neither is called where AOTAutograd has what was compiled in its cache (:func:`code_from_caches`).
 
     Private because ``torch.compile`` offers no way to call Inductor with a partitioner of one's own; a configuration
     patched around the call would have expired by the first backward.
@@ -30,6 +37,8 @@ def compile_with_inductor(
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     def watched(gm: fx.GraphModule, half_inputs: Sequence[Any], **options: Any) -> Any:
+        if inference is not None and options.get("is_inference"):
+            inference(gm)
         if watch is None or options.get("is_inference"):
             return compile_fx_inner(gm, half_inputs, **options)
         tell = watch(gm.graph, bool(options.get("is_backward")))
@@ -37,7 +46,7 @@ def compile_with_inductor(
         tell(str(getattr(compiled, "source_code", "")))
         return compiled
 
-    if watch is None:
+    if watch is None and inference is None:
         return compile_fx(graph, inputs, config_patches=dict(settings))
     return compile_fx(graph, inputs, inner_compile=watched, config_patches=dict(settings))
 
@@ -148,10 +157,12 @@ def compile_with_aot_eager(
     inputs: Sequence[Any],
     partition: Callable[..., Any],
     as_called: Callable[[fx.GraphModule, Callable[..., Any], bool], Callable[..., Any]],
+    inference: ChangeInference | None = None,
 ) -> Any:
     """AOTAutograd with a partitioner and no compiler behind it: torch's ``aot_eager`` backend fixes the partitioner.
 
     ``as_called``: from a half, what calls it with a list, and whether it is the backward, to what is called instead.
+    ``inference`` is given a graph without gradients.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
@@ -160,8 +171,14 @@ def compile_with_aot_eager(
         run = boxed_nop(gm, half_inputs)
         return as_called(gm, run, is_backward) if isinstance(run, FunctionType) else run  # what a cache keeps stays
 
+    def alone(gm: fx.GraphModule, graph_inputs: Sequence[Any]) -> Any:
+        if inference is not None:
+            inference(gm)
+        return half(gm, graph_inputs, is_backward=False)
+
     compiler = aot_autograd(
         fw_compiler=partial(half, is_backward=False),
+        inference_compiler=alone,
         bw_compiler=partial(half, is_backward=True),
         partition_fn=partition,
         keep_inference_input_mutations=True,

@@ -84,7 +84,7 @@ class _Regions:
         *_args: Any,
         **_kwargs: Any,
     ) -> Iterator[None]:
-        session = getattr(context_fn, marks.SESSION, None)
+        session = marks.session_of(context_fn)
         if session is not None:
             if session.policy not in self.followed:
                 self.followed.append(session.policy)

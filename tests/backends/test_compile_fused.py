@@ -35,14 +35,16 @@ def cache(tmp_path: Path) -> Iterator[Path]:
 
 
 @needs_groups_in_any_order
-@pytest.mark.parametrize("process", ["this one", pytest.param("another", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("process", ["this one", pytest.param("another", marks=pytest.mark.slow), "an evaluation"])
 def test_what_has_no_groups_yet_makes_those_of_the_graph_that_it_finds(cache: Path, process: str) -> None:
-    cold = compile_and_train(POLICY)
+    gradients = process != "an evaluation"
+    cold = compile_and_train(POLICY, gradients)
+    assert (cold["saved"] is not None) == gradients
     assert cold["from cache"] == [False]
     ((name, ranks),) = cold["made"]
     assert sorted(ranks) == list(range(8))
     assert not [known for known in process_groups.known_groups() if known.name == name]
-    warm = compile_and_train(POLICY) if process == "this one" else in_another_process()
+    warm = in_another_process() if process == "another" else compile_and_train(POLICY, gradients)
     assert warm["code"] == cold["code"], "the sources were edited while the test ran, and they are in the key"
     assert warm["from cache"] == [True]
     assert warm["hits"] == 1

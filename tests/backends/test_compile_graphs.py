@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import policylang
-from policylang import PolicyMatchError, PolicyWarning
-from policylang.backends.torch_compile.backend import PolicyBackend, graphs_of
+from policylang import PolicyGraphError, PolicyMatchError, PolicyWarning
+from policylang.backends.torch_compile.backend import PolicyBackend, _warn_of_policies_never_applied, graphs_of
 from tests.support.compiled import assert_bitwise_equal, fresh_dynamo, train
 from tests.support.models import Example, llama, mlp, square_loss
 
@@ -187,6 +191,81 @@ def test_a_marked_dimension_is_dynamic() -> None:
         torch._dynamo.mark_dynamic(batch, 0)
         loss_fn(compiled(batch)).backward()
     assert len(backend.graphs) == 1
+
+
+class Recurrent(nn.Module):
+    """Dynamo traces no `nn.LSTM`, and a graph break in a loop makes it run the whole loop as it is."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.layers = nn.ModuleList(nn.LSTM(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = self.inner(layer(x)[0])
+        return x
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight).sin()
+
+
+RUNS_AS_IT_IS = r"Dynamo runs `forward` \(test_compile_graphs.py:\d+\) as it is"
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_where_dynamo_compiles_nothing_that_is_said(by_name: bool, tmp_path: Path) -> None:
+    (tmp_path / "mine.apl").write_text("save aten.embedding; expect saved <= 1 B")
+    backend = policylang.backend(tmp_path / "mine.apl", inner="aot_eager")
+    model = Recurrent(nn.Identity())
+    options = {"policy": tmp_path / "mine.apl", "inner": "aot_eager"}
+    more = {"backend": "policylang", "options": options} if by_name else {"backend": backend}
+    compiled = torch.compile(model, **more)  # type: ignore[call-overload]
+    compiled(torch.ones(2, 3, 8)).sum().backward()
+    checks = [partial(policylang.report, each) for each in (compiled, model, backend)]
+    for check in (*checks, backend.check):
+        with pytest.raises(PolicyGraphError, match="no graph with gradients was compiled") as caught:
+            check()
+        (found,) = caught.value.diagnostics
+        assert found.code == "APL327"
+        assert any(re.match(rf"{RUNS_AS_IT_IS}: .*LSTM", line) for line in found.details)
+        assert "run the model" not in (found.help or "")
+    with pytest.warns(PolicyWarning, match=rf"compiled under .*`mine`.*: {RUNS_AS_IT_IS}"):
+        _warn_of_policies_never_applied()
+
+
+def test_a_check_of_a_backend_that_compiled_nothing_says_so() -> None:
+    with pytest.raises(PolicyGraphError, match="no policy has decided anything here yet"):
+        backend_for("save mm").check()
+
+
+def test_code_that_dynamo_leaves_beside_compiled_graphs_is_in_the_report() -> None:
+    backend = backend_for("save mm; save aten.embedding")
+    model = Recurrent(Product())
+    loss = torch.compile(model, backend=backend)(torch.ones(2, 3, 8)).sum()
+    with pytest.raises(PolicyMatchError, match=r"save aten\.embedding") as caught:
+        loss.backward()
+    assert re.match(RUNS_AS_IT_IS, caught.value.diagnostics[0].details[-1])
+    for subject in (backend, model):
+        (warning,) = policylang.report(subject).warnings
+        assert re.match(RUNS_AS_IT_IS, warning)
+        assert warning.endswith("(APL425)")
+
+
+def test_a_limit_on_recompilations_is_in_the_report() -> None:
+    model = Product()
+    compiled = torch.compile(model, backend=backend_for("save mm"), dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for rows in (2, 3):
+            compiled(torch.ones(rows, 8)).sum().backward()
+    (warning,) = policylang.report(compiled).warnings
+    assert re.match(f"{RUNS_AS_IT_IS}, and follows no policy: .*recompile.limit", warning)
 
 
 def test_inference_decides_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from tests.support.versions import needs_groups_in_any_order
 GATHERS = "undecided -> save\nfuse all_gather chains\n"
 BOTH = GATHERS + "fuse reduce_scatter chains\n"
 RESHARD = BOTH + "must_recompute chain through all_gather where from parameter\n"
+SCHEDULED = "bucket all_gather up to 1 MiB\nexpect saved <= 1 GiB\n"
 LAYERS = 2
 
 
@@ -73,11 +75,19 @@ def check_compiled(rank: int, model: Layers, text: str, expected: tuple[int, int
     """``expected``: gathers and scatters that are left in the backward; the forward has one gather a weight."""
     torch._dynamo.reset()
     model.zero_grad()
+    backend = policylang.backend(policylang.parse(text), inner="aot_eager")
+    compiled = torch.compile(model, backend=backend)
+    more = torch.cat((batch(rank), batch(rank)))
+    with partitions() as done, torch.no_grad():
+        expected_more = model(more)
+        assert torch.equal(compiled(more), expected_more)
+    (alone,) = done
+    assert sum(row.startswith("_c10d_functional.all_gather") for row in alone.carried_out.plan.facts.targets) == LAYERS
     with partitions() as done:
-        backend = policylang.backend(policylang.parse(text), inner="aot_eager")
-        found = torch.compile(model, backend=backend)(batch(rank)).sum()
+        found = compiled(batch(rank)).sum()
         found.backward()
     (partition,) = done
+    assert isinstance(partition, Partition)
     assert len(gathers(partition.forward)) == LAYERS
     assert (len(gathers(partition.backward)), len(scatters(partition.backward))) == expected
     assert torch.equal(found, loss)
@@ -276,3 +286,30 @@ def test_the_facts_of_a_rewritten_joint_graph_are_those_that_were_planned(many: 
     assert plan.edits.done
     assert_facts_hold(joint.gm, plan)
     assert last_audited(joint.gm) is None
+
+
+def test_a_compiled_graph_without_gradients_is_rewritten_too(many: DeviceMesh, tmp_path: Path) -> None:
+    """Nothing is decided about its values, and none of its lines has to find something."""
+    text = f"{GATHERS}recompute relu\noptional fuse reduce_scatter chains\n{SCHEDULED}"
+    model = Gathered(many)
+    with partitions() as done:
+        backend = policylang.backend(policylang.parse(text), "aot_eager")
+        compiled = torch.compile(model, backend=backend)
+        with torch.no_grad():
+            compiled(torch.ones(2, 256))
+        backend.check()
+        evaluated = policylang.report(backend)
+        assert str(evaluated).startswith("policy policy: graph without gradients, 9 operators\n")
+        assert [each.done for each in evaluated.rewrites] == [3, 0]
+        (note,) = evaluated.notes
+        assert note.startswith("<policy>:3: 3 lines say nothing here: no gradient is computed through this graph")
+        with pytest.raises(policylang.PolicyError, match="no graph was planned yet"):
+            policylang.snapshot(backend, tmp_path / "a.graph")
+        compiled(torch.ones(2, 256)).sum().backward()
+    assert [graph.kind for graph in backend.graphs] == ["inference", "training"]
+    report = policylang.report(backend)
+    assert [graph.half for graph in report.graphs] == ["inference", ""]
+    assert report.audit is not None
+    assert report.audit.agrees
+    assert policylang.snapshot(backend, tmp_path / "a.graph") == (tmp_path / "a.graph",)
+    assert len(done) == 2

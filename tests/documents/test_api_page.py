@@ -26,7 +26,7 @@ MODULES = (
 )
 """The public ones: each has an ``__all__``."""
 SOURCES = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "policylang").rglob("*.py")))
-CALLED_BY_TORCH = {"PolicyBackend", "PolicyPartitioner", "PolicyPass"}
+CALLED_BY_TORCH = {"Contexts", "PolicyBackend", "PolicyPartitioner", "PolicyPass"}
 """Handed on as they are: who is given one has nothing to ask it."""
 OPTIONAL = {"torchtitan_eager": "torchtitan", "apl_lexer": "pygments"}
 

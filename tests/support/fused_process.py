@@ -23,8 +23,9 @@ MESH = [[0, 2, 4, 6], [1, 3, 5, 7]]
 """Not counted row by row: the default group has the same ranks in another order, and does not serve."""
 
 
-def compile_and_train(text: str) -> dict[str, Any]:
-    """On rank 0 of eight pretended ones. The process groups there are afterwards, and what the report says."""
+def compile_and_train(text: str, gradients: bool = True) -> dict[str, Any]:
+    """On rank 0 of eight pretended ones. The process groups there are afterwards, and what the report says. Without
+    ``gradients``, an evaluation."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
@@ -34,7 +35,10 @@ def compile_and_train(text: str) -> dict[str, Any]:
         mesh = DeviceMesh("cpu", torch.tensor(MESH), mesh_dim_names=NAMES[:2])
         model = Layers(mesh, placements_of(2, "one"))
         backend = policylang.backend(policylang.parse(text))
-        torch.compile(model, backend=backend)(torch.ones(2, 16)).sum().backward()
+        with torch.set_grad_enabled(gradients):
+            loss = torch.compile(model, backend=backend)(torch.ones(2, 16)).sum()
+        if gradients:
+            loss.backward()
         made = [known for known in process_groups.known_groups() if known.name.startswith("policylang_")]
     report = policylang.report(backend)
     found = {

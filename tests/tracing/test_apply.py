@@ -43,6 +43,7 @@ def test_a_policy_file_and_its_report(tmp_path: Path) -> None:
     assert torch.equal(step(x)[0], loss)
     assert len(calls(step, torch.ops.aten.relu.default)) == 2
     assert step.report.recomputed.names == ("relu",)
+    assert str(policylang.report(step)) == str(step.report)
     assert f"{path.name}:3" in str(step.report)
 
 

@@ -16,6 +16,8 @@ from policylang.audit.summary.order_figures import order_figures
 from policylang.language.figures import counted, figure
 from policylang.language.shown import as_html, as_text
 
+NO_GRADIENTS = "inference"
+
 
 @frozen
 class DecisionReport:
@@ -210,13 +212,13 @@ class Report:
     """Of a graph that is one block of a model: the block. ``layers.3#2`` for the second way in which it is called."""
     half: str = ""
     """``forward`` or ``backward``: of one half of a partition, of which a policy's rewrites are carried out and where
-    nothing is decided about values."""
+    nothing is decided about values. ``inference``: of a compiled graph that has no backward, in the same way."""
     uncounted: dict[str, int] = field(factory=dict)
     """The forward's operators that could do matrix work and that no FLOP formula counts, and how many calls."""
     uncounted_recomputed: dict[str, int] = field(factory=dict)
     """The same of what runs again; empty before a partition."""
     operators: int = 0
-    """Of a half: how many it runs, counted like decisions."""
+    """Of a half, or a graph without a backward: how many it runs, counted like decisions."""
     device: str | None = None
     """The profile that seconds are worked out from, by its name; None where the policy has none."""
     forward_seconds: float | None = None

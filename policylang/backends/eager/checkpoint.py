@@ -7,7 +7,7 @@ the user's runs.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -19,9 +19,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from policylang.backends.eager import problems
-from policylang.backends.eager.eligibility import stands_aside
-from policylang.backends.eager.fsdp_order import put_order_on, refuse_for_one_block, warn_of_unchecked
-from policylang.backends.eager.session import BlockCall, Contexts, Session, session_behind, this_thread
+from policylang.backends.eager.eligibility import runs_for_backward, stands_aside
+from policylang.backends.eager.fsdp_order import (
+    put_order_on,
+    refuse_for_one_block,
+    take_order_off,
+    warn_of_unchecked,
+)
+from policylang.backends.eager.session import BlockCall, Contexts, Session, innermost, session_behind, this_thread
 from policylang.graph import marks
 from policylang.graph.reading.modules import normalise
 from policylang.language.globs import PathGlob
@@ -100,7 +105,7 @@ def _without_layers(model: nn.Module, policy: Policy) -> str:
 
 def put_on(model: nn.Module, policy: Policy, *, strict: bool, preserve_rng_state: bool) -> None:
     """Put a checkpoint around each block of a model, in place. Raises ``PolicyGraphError`` where it has no blocks, and
-    nothing without layers that could have held them."""
+    nothing without layers that could have held them; and as :func:`take_off` does."""
     _known.get(model, {}).pop(None, None)
     blocks = blocks_in(model, policy, "")
     if not blocks:
@@ -112,6 +117,7 @@ def put_on(model: nn.Module, policy: Policy, *, strict: bool, preserve_rng_state
         if policy.blocks is None:
             raise problems.NO_LIST.error(kind=kind)
         raise problems.NO_BLOCKS.error(span=policy.blocks.span, glob=policy.blocks.glob, kind=kind)
+    _refuse_replaced(blocks)
     put_order_on(model, policy, partial(blocks_in, policy=policy, root=""))
     if policy.orders and not decides_about_values(policy):
         warn_of_unchecked(policy)
@@ -133,13 +139,34 @@ def decides_about_values(policy: Policy) -> bool:
     return bool(policy.rules or policy.undecided)
 
 
+def take_off(model: nn.Module) -> None:
+    """Have a model and its blocks run as they did before they were given a policy. Raises ``PolicyGraphError`` where
+    the forward of a block was replaced since: what replaced it calls the checkpoint."""
+    _refuse_replaced({module: normalise(path)[1] for path, module in model.named_modules()})
+    for module in model.modules():
+        _known.get(module, {}).pop(None, None)
+        take_order_off(module)
+        _take_off(module)
+
+
+def _refuse_replaced(modules: Mapping[nn.Module, str]) -> None:
+    for module, name in modules.items():
+        if _replica_hooks(module) and not isinstance(module.__dict__.get("forward"), Checkpointed):
+            raise problems.REPLACED.error(name=problems.block(module, name))
+
+
 def _take_off(block: nn.Module) -> None:
-    """Have a block run as it did before it was given a policy."""
     own = block.__dict__.get("forward")
     if isinstance(own, Checkpointed):
         del block.forward
-        if getattr(own.forward, "__func__", None) is not type(block).forward:
+        if own.forward != MethodType(type(block).forward, block):
             block.forward = own.forward
+        for key in _replica_hooks(block):
+            del block._forward_pre_hooks[key]
+
+
+def _replica_hooks(block: nn.Module) -> list[int]:
+    return [key for key, hook in block._forward_pre_hooks.items() if hook is _note_replica]
 
 
 @define(eq=False)
@@ -278,10 +305,15 @@ class Watch:
 
     def done(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Also where the block raised."""
-        if not torch.compiler.is_compiling() and self._is_last(module):
-            call = this_thread.called.pop()
-            if self.number is not None and not call.checkpoints and module.training and torch.is_grad_enabled():
-                self.session.ran_without.add(self.number)
+        if torch.compiler.is_compiling() or not self._is_last(module):
+            return
+        call = this_thread.called.pop()
+        other = call.begun < this_thread.begun or innermost() is not None  # of ours, under another policy
+        if self.number is not None and output is not None and not other and runs_for_backward(module):
+            self.session.ran_without.add(self.number)
+            found = self.session.skipped()
+            if found is not None:
+                self.session.warn_once(found)
 
     def _is_last(self, module: nn.Module) -> bool:
         last = this_thread.called[-1] if this_thread.called else None
@@ -297,5 +329,5 @@ def sessions_of(subject: object) -> list[Session]:
         return []
     forwards = (module.__dict__.get("forward") for module in subject.modules())
     wrapped = list(dict.fromkeys(each.session for each in forwards if isinstance(each, Checkpointed)))
-    known = [getattr(each, marks.SESSION) for module in subject.modules() for each in _known.get(module, {}).values()]
+    known = [marks.session_of(each) for module in subject.modules() for each in _known.get(module, {}).values()]
     return [*wrapped, *(each for each in known if not wrapped or each.without_layers)]

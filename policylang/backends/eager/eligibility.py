@@ -11,12 +11,19 @@ from policylang.backends.eager import problems
 from policylang.backends.eager.observation.fsdp_hooks import is_first_fsdp
 from policylang.graph import marks
 from policylang.torch_compat.dynamo import compiler_of, is_compiled
-from policylang.torch_compat.eager import differentiated_by_transform, transformed
+from policylang.torch_compat.eager import differentiated_by_transform, graph_being_traced, transformed
 
 
 def traced_for_others() -> bool:
     """Whether the model is being traced by torch's exporters: what they write down has no backward of its own."""
     return bool(torch.jit.is_tracing() or torch.compiler.is_exporting())
+
+
+def runs_for_backward(module: nn.Module) -> bool:
+    """Whether a block runs as it does in training, and nothing traces or transforms it."""
+    if not (module.training and torch.is_grad_enabled()) or transformed() or traced_for_others():
+        return False
+    return graph_being_traced() is None and any(each.requires_grad for each in module.parameters())
 
 
 def stands_aside(module: nn.Module, root: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -226,10 +226,7 @@ def put_order_on(model: nn.Module, policy: Policy, blocks: Any) -> None:
 
     Raises ``PolicyMatchError`` for what eager cannot do, and where ``fully_shard`` was called otherwise.
     """
-    earlier = _orders.pop(model, None)
-    if earlier is not None:
-        earlier.undo()
-    _take_off(model, _Settle, _Compare)
+    take_order_off(model)
     raise_errors(refused_in_eager(policy))
     _orders[model] = found = FsdpOrder(policy)
     model.register_forward_pre_hook(_Settle(policy, blocks))
@@ -243,6 +240,14 @@ def put_order_on(model: nn.Module, policy: Policy, blocks: Any) -> None:
         range(len(sharding.blocks))
     ):
         found.settle(sharding)
+
+
+def take_order_off(model: nn.Module) -> None:
+    """Tell FSDP what it had been told before."""
+    earlier = _orders.pop(model, None)
+    if earlier is not None:
+        earlier.undo()
+    _take_off(model, _Settle, _Compare)
 
 
 def refuse_for_one_block(policy: Policy, name: str) -> None:

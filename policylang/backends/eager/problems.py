@@ -93,6 +93,37 @@ NOT_RUN = Problem(
     "pass the module that the checkpoint calls, or the model that has it among its blocks; "
     f"a compiled one needs the same policy: {_COMPILE}",
 )
+WITHOUT_MODEL = Problem(
+    "APL394",
+    "the `context_fn` of the checkpoint has no model: the one that it was made for was not stored with it, or is gone",
+    "make it anew for the model that is trained, `policylang.context_fn(policy, model)`",
+)
+_ONE_CHECKPOINT = (
+    "switch the other one off (`activation_checkpointing` or `gradient_checkpointing` among the arguments of a "
+    "trainer); or leave `checkpoint_model` out, and give that one the policy as its `context_fn`"
+)
+OWN_CHECKPOINT = Problem(  # around all of its forward, and inside ours
+    "APL394",
+    "all of {name} runs in another checkpoint inside that of the policy, which nothing is left for",
+    _ONE_CHECKPOINT,
+)
+AROUND_OURS = Problem(  # only a warning, as the next two: the numbers are right
+    "APL426",
+    "the checkpoint of {name} lies in another one, which runs all of it once more than the policy says",
+    _ONE_CHECKPOINT,
+)
+IN_BACKWARD = Problem(
+    "APL426",
+    "{name} runs with gradients in a backward alone, as inside a checkpoint with `use_reentrant=True`: "
+    "what the policy saves is not kept for the backward",
+    _ONE_CHECKPOINT,
+)
+IN_PLACE_OF_OURS = Problem(
+    "APL426",
+    "all blocks have run with gradients, from {name} on, and no checkpoint with the `context_fn` of the policy ran one",
+    "a trainer that has `activation_checkpointing` or `gradient_checkpointing` among its arguments sets its own "
+    "checkpoints: give it the function there, or switch that off",
+)
 FIRST_FSDP = Problem(
     "APL394",
     "{part}, which runs inside the checkpoint of {name}, is a `FullyShardedDataParallel`: it takes its weights "
@@ -103,6 +134,11 @@ RUN_TWICE = Problem(
     "APL394",
     "the checkpoint runs {name} and then another block: it was recorded for one",
     "put a checkpoint around each block",
+)
+REPLACED = Problem(
+    "APL427",
+    "the forward of {name} was replaced since it was given a checkpoint, and what replaced it calls the checkpoint",
+    "undo that first; `policylang.checkpoint_model` takes a policy off, or exchanges it, before that is put there",
 )
 CHANGED = Problem(
     "APL395",

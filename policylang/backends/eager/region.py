@@ -41,7 +41,7 @@ from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat.dynamo import compiled_in_place
-from policylang.torch_compat.eager import forward_derivatives
+from policylang.torch_compat.eager import forward_derivatives, made_by_reentrant_checkpoint
 from policylang.torch_compat.subclasses import take_apart
 
 _PATH = EagerPath()
@@ -96,6 +96,8 @@ class CheckpointRegion:
     """What the ranks that share the block have agreed on."""
     seen: Traces = field(factory=dict)
     """Those of :attr:`traces` that are of this block, without its name."""
+    around: tuple[Diagnostic, ...] = ()
+    """What is to be said of another checkpoint around it."""
     idle: bool = False
     """Whether it has been called without anything for its backward to read."""
 
@@ -131,6 +133,8 @@ class CheckpointRegion:
 
     def _plan(self, running: RunningBlock, observation: Observation, returned: list[Tensor]) -> FollowedCall | None:
         key, module = running.key, running.module
+        if not observation.free and (observation.own_checkpoint or any(map(made_by_reentrant_checkpoint, returned))):
+            raise problems.OWN_CHECKPOINT.error(name=self._named(module))
         if not observation.read_by_backward:
             if observation.hooked and not self.idle and any(each.requires_grad for each in returned):
                 problems.warn(problems.HOOKED.diagnostic(name=self._named(module)))
@@ -167,6 +171,7 @@ class CheckpointRegion:
         block = NamedBlock(module, self.root, max(0, self.number or 0))
         aside = weights_of_blocks([block], self.names or (self.root or type(module).__name__,))
         plan = _PATH.plan(trace.facts, self.policy, place=self._place(trace, module), aside=aside, deferred=deferred)
+        plan = evolve(plan, diagnostics=(*plan.diagnostics, *self.around))
         return plan, tuple(found for found in plan.diagnostics if is_error(found))
 
     def _call(self, key: Hashable, module: nn.Module, kept: CachedPlan, found: Surroundings) -> FollowedCall:

@@ -7,8 +7,9 @@ the block's stand-in for its forward says, or hooks on the blocks do (:mod:`poli
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -22,31 +23,49 @@ from policylang.backends.eager.execution.followed_call import FollowedCall
 from policylang.backends.eager.execution.plan_modes import ForwardMode, RecomputeMode
 from policylang.backends.eager.execution.saved_tensors import SavedTensors, handing_over, noting_saved
 from policylang.backends.eager.observation.block_mode import moments, unseen_since
-from policylang.backends.eager.observation.first_call import Observer, watched
+from policylang.backends.eager.observation.first_call import Observation, Observer, watched
 from policylang.backends.eager.observation.fsdp_hooks import gathers_aside
 from policylang.backends.eager.observation.origins import tensors_in
 from policylang.backends.eager.region import CheckpointRegion, RunningBlock, Traces, is_alike
 from policylang.backends.fsdp_weights import NamedBlock
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
+from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted, figure, folded_names
 from policylang.language.syntax import Bucket, Policy
 from policylang.torch_compat.dynamo import is_compiled, is_wrapped_by_compiler, was_left_uncompiled
 from policylang.torch_compat.eager import (
+    are_of_checkpoint,
     being_compiled,
     checkpoints_are_tagged,
     clear_cast_weights,
     graph_being_traced,
+    hooks_around,
     keeps_graph,
     remove_saved_tensor_hooks,
     restore_saved_tensor_hooks,
+    running_backward,
     runs_in_graph,
     saved_tensor_hooks,
     transformed,
 )
 
-Contexts = Callable[[], tuple["CheckpointContext", "CheckpointContext"]]
-"""What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward."""
+Pair = tuple["CheckpointContext", "CheckpointContext"]
+
+
+class Contexts(partial[Pair]):
+    """What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward.
+
+    ``torch.compile`` takes plain functions there, which are not pickled, and partials of them, which are: arguments of
+    a training are stored with all that is among them. What is loaded has the policy, and the blocks of the model that
+    was stored along with it; without one it has none. A copy is the same, since it does not know what it is called for.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Contexts:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Session.context_fn, (session_behind(self),)
 
 
 @define(eq=False)
@@ -73,6 +92,8 @@ class Session:
     """What is known of blocks, shared by those that do the same."""
     without_layers: str = ""
     """Of a model without a block to run: what would hold its blocks."""
+    told: dict[str, Diagnostic] = field(factory=dict)
+    """By code, what was warned of once for all blocks."""
     _context_fn: Contexts | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -103,10 +124,10 @@ class Session:
         return problems.block(block, self.regions[block].root)
 
     def context_fn(self) -> Contexts:
-        """A plain function, the only thing that ``torch.compile`` takes: it knows then whose checkpoint it has."""
+        """The same object each time: ``torch.compile`` knows by its function whose checkpoint it has."""
         if self._context_fn is None:
 
-            def contexts() -> tuple[CheckpointContext, CheckpointContext]:
+            def contexts() -> Pair:
                 # ours takes checkpoints out of what it compiles: torch_compile.inner_checkpoints
                 if being_compiled() and not checkpoints_are_tagged() and not traced_for_others():
                     raise problems.COMPILED.error(name=problems.AROUND_IT)
@@ -114,7 +135,7 @@ class Session:
                 return first, CheckpointContext(self, first)
 
             setattr(contexts, marks.SESSION, self)
-            self._context_fn = contexts
+            self._context_fn = Contexts(contexts)
         return self._context_fn
 
     def follow(self, policy: Policy) -> None:
@@ -151,8 +172,24 @@ class Session:
             first, last = self.named(compiled[0]), self.named(compiled[-1])
             several = f"one of {len(compiled)} blocks, {first} to {last},"
             return problems.LEFT_ALONE.error(names=first if len(compiled) == 1 else several)
+        if not self.regions:
+            return problems.WITHOUT_MODEL.error()
         names = [region.root or "the module itself" for region in self.regions.values()]
         return problems.NOT_RUN.error([f"made for: {name}" for name in names[:8]])
+
+    def warn_once(self, found: Diagnostic) -> Diagnostic:
+        """What was warned of: of the first block that it was found for."""
+        if found.code not in self.told:
+            self.told[found.code] = found
+            problems.warn(found)
+        return self.told[found.code]
+
+    def skipped(self) -> Diagnostic | None:
+        """What is wrong where all blocks have run with gradients, and a checkpoint of ours ran none of them."""
+        began = any(region.kept or region.idle for region in self.regions.values())
+        if began or not self.names or len(self.ran_without) < len(self.names):
+            return None
+        return problems.IN_PLACE_OF_OURS.diagnostic(name=f"`{self.names[0]}`")
 
     def check_unmatched(self, *, in_backward: bool = False) -> None:
         """Raise ``PolicyMatchError`` for each rule that matched nothing in any block, once all have been called, or a
@@ -227,7 +264,7 @@ def innermost() -> CheckpointContext | None:
 
 def session_behind(context_fn: object) -> Session | None:
     """The session that a ``context_fn`` is of, if it is one of ours."""
-    session = getattr(context_fn, marks.SESSION, None)
+    session = marks.session_of(context_fn)
     return session if isinstance(session, Session) else None
 
 
@@ -238,10 +275,12 @@ class _Running(threading.local):
         self.around: list[CheckpointContext] = []
         self.called: list[BlockCall] = []
         self.replica: nn.Module | None = None
+        self.begun = 0
 
 
 this_thread = _Running()
-"""The contexts that are entered, the blocks that are called outside of any, and a shallow copy that is called next."""
+"""The contexts that are entered, the blocks that are called outside of any, a shallow copy that is called next, and how
+many blocks have begun in a context."""
 
 
 @frozen(eq=False)
@@ -255,6 +294,7 @@ class BlockCall:
     kwargs: Mapping[str, Any]
     checkpoints: list[CheckpointContext] = field(factory=list)
     """The contexts of those that lie in this call: they have yet to learn what the block returns."""
+    begun: int = field(factory=lambda: this_thread.begun)
 
 
 class CheckpointContext:
@@ -279,6 +319,8 @@ class CheckpointContext:
         self._depth = 0
         self._hooks: Any = None
         """Those of the checkpoint itself, which decide what it holds and what it recomputes."""
+        self._around: Any = None
+        """Those around them."""
         self._gave_way = False
         self._aside = False
 
@@ -291,6 +333,7 @@ class CheckpointContext:
         if transformed() or traced_for_others():
             self._plainly = True
         elif graph_being_traced() is None:
+            self._around = hooks_around(self._hooks) if self._hooks is not None else None
             self._begin_within()
         return self
 
@@ -312,7 +355,7 @@ class CheckpointContext:
         if self._aside:
             self._aside = False
             restore_saved_tensor_hooks(self._hooks)
-        self._hooks = None  # they hold the checkpoint, and the checkpoint holds this context
+        self._hooks = self._around = None  # they hold the checkpoint, and the checkpoint holds this context
         block = self.block
         self._leave(finished=kind is None)
         if kind is not None:
@@ -353,7 +396,10 @@ class CheckpointContext:
             self._begin_again(self.first)
 
     def _begin_first(self, block: BlockCall) -> None:
+        this_thread.begun += 1
         self.running = block.region.begin(block.module, block.args, block.kwargs)
+        if isinstance(self.running.run, Observation):
+            self._look_around(block)
         clear_cast_weights()
         self._contexts.enter_context(noting_saved(self.saved, self.session.named(block.module)))
         self._contexts.enter_context(gathers_aside(block.module))
@@ -362,6 +408,17 @@ class CheckpointContext:
             self.mode = self._contexts.enter_context(ForwardMode(run))
         else:
             self.mode = self._contexts.enter_context(watched(run))
+
+    def _look_around(self, block: BlockCall) -> None:
+        """Warn of another checkpoint that runs the block as well."""
+        problem, in_backward = None, running_backward() >= 0
+        if not are_of_checkpoint(self._around):
+            problem = problems.IN_BACKWARD if in_backward else None
+        elif not in_backward and all(self._around != each._hooks for each in this_thread.around):
+            problem = problems.AROUND_OURS
+        if problem is not None:
+            found = problem.diagnostic(name=self.session.named(block.module))
+            block.region.around = (self.session.warn_once(found),)
 
     def _begin_again(self, first: CheckpointContext) -> None:
         """The block runs a second time; or while it is still running, where it differentiates a part of itself."""

@@ -10,6 +10,9 @@ from attrs import evolve, frozen
 from torch import fx
 
 from policylang.backends import refusals
+from policylang.backends.announcing import announce
+from policylang.backends.findings import without_gradients
+from policylang.backends.graph_registry import CarriedOut, remember
 from policylang.backends.path import BackendPath, raise_errors
 from policylang.backends.runtime.groups import RankOrder
 from policylang.backends.surgery.edits import carry_out
@@ -28,7 +31,10 @@ from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.refusals import REWRITES_REFUSED
-from policylang.ranks.comparison import ranks_of
+from policylang.ranks.comparison import agree_on_collectives, is_compared, ranks_of
+from policylang.ranks.rank_account import GraphRun
+from policylang.torch_compat.inductor import settings_lines
+from policylang.torch_compat.partition import functorch_settings
 
 ONLY_REWRITES = "APL329"
 NOTHING_LEFT = "APL419"
@@ -49,6 +55,11 @@ class Half:
         """All that was rewritten, buckets included."""
         order = self.plan.order
         return self.plan.edits if order is None else self.plan.edits.followed_by(order.edits)
+
+    @property
+    def carried_out(self) -> CarriedOut:
+        """Of a graph without gradients: a half that has no other."""
+        return CarriedOut("half", self.plan, without_backward=True)
 
 
 class HalfPath(BackendPath):
@@ -107,6 +118,24 @@ def rewrite_half(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str 
     return Half(kind, made, groups)
 
 
+def rewrite_inference(gm: fx.GraphModule, policy: Policy, *, root: str = "") -> Half:
+    """Carry out on a graph without gradients, in place, what a policy's ``fuse`` and ``collapse`` lines say.
+
+    Raises ``PolicyMatchError`` where a line and the graph do not fit, and ``PolicyDivergenceError`` where other ranks
+    have another plan; the graph is then as it was.
+    """
+    facts = collect(gm, kind=GraphKind.FORWARD, root=root)
+    made = HalfPath().plan(facts, without_gradients(policy))
+    groups = carry_out(gm, made)
+    if is_compared(made.before):
+        runs = [GraphRun("graph", collect(gm, kind=GraphKind.FORWARD, root=root))]
+        agree_on_collectives(made, runs, settings_lines("torch._functorch.config", functorch_settings()))
+    done = Half(GraphKind.FORWARD, evolve(made, diagnostics=made.diagnostics + _note_on_training(policy)), groups)
+    remember(done.carried_out, gm)
+    announce(done.carried_out)
+    return done
+
+
 def _with_inputs(facts: Facts, joint: Facts) -> Facts:
     """The facts of a half with what the joint graph says of its inputs. What was made of one parameter alone, and
     crosses to the backward, counts as that parameter there: ``where from parameter`` is said of both alike."""
@@ -139,6 +168,16 @@ def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[Half]) 
     """Without the warnings that a line changed nothing on the joint graph, where it did on a half."""
     done = {half.plan.policy.rewrites[edit.statement].span for half in halves for edit in half.edits.done}
     return tuple(found for found in diagnostics if found.code != REWRITES_REFUSED or found.span not in done)
+
+
+def _note_on_training(policy: Policy) -> tuple[Diagnostic, ...]:
+    """The same where a graph without gradients was compiled."""
+    idle = (*policy.rules, *policy.expectations, *policy.buckets, *policy.scheduling)
+    if not idle:
+        return ()
+    lines = f"{len(idle)} lines say" if len(idle) > 1 else "1 line says"
+    message = f"{lines} nothing here: no gradient is computed through this graph, and it runs in the order of the trace"
+    return (diagnose(ONLY_REWRITES, message, idle[0].span),)
 
 
 def _note_on_rules(policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:

@@ -11,6 +11,7 @@ from attrs import frozen
 from torch import fx
 
 from policylang.backends import refusals
+from policylang.backends.half.path import Half, rewrite_inference
 from policylang.backends.joint import finalize
 from policylang.backends.joint.partitioner import Partition, partition_planned
 from policylang.backends.path import BackendPath
@@ -48,18 +49,19 @@ def returns_gradients(gm: fx.GraphModule, num_fwd_outputs: int) -> bool:
     return any(isinstance(each, fx.Node) for each in finalize.returned(gm.graph)[num_fwd_outputs:])
 
 
-_partitioned: ContextVar[list[Partition] | None] = ContextVar("policylang_partitioned", default=None)
+Done = Partition | Half
+_partitioned: ContextVar[list[Done] | None] = ContextVar("policylang_partitioned", default=None)
 
 
 @contextmanager
-def partitions() -> Iterator[list[Partition]]:
-    """Collects what partitioners do meanwhile.
+def partitions() -> Iterator[list[Done]]:
+    """Collects what partitioners do meanwhile, and the graphs without gradients that are rewritten.
 
     They are called from deep inside torch, and a list on the partitioner would be part of the caches' key. What an
     inner collection gets, the outer one gets too.
     """
     outer = _partitioned.get()
-    collected: list[Partition] = []
+    collected: list[Done] = []
     token = _partitioned.set(collected)
     try:
         yield collected
@@ -143,7 +145,15 @@ class JointPartitioner:
             seconds=seconds,
             groups=groups,
         )
-        collected = _partitioned.get()
-        if collected is not None:
-            collected.append(done)
+        _collect(done)
         return done
+
+    def rewrite_inference(self, gm: fx.GraphModule) -> None:
+        """Carry out on a graph without gradients what holds there, which no partitioner is asked for."""
+        _collect(rewrite_inference(gm, self.policy, root=self.root))
+
+
+def _collect(done: Done) -> None:
+    collected = _partitioned.get()
+    if collected is not None:
+        collected.append(done)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import inspect
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -15,6 +18,7 @@ import torch
 from attrs import evolve
 from torch import fx
 
+from policylang.backends import refusals
 from policylang.backends.caching import fingerprint
 from policylang.backends.compiled_graphs import CompiledGraph, GraphUse, described, of_backend, of_model
 from policylang.backends.eager.session import Session, innermost
@@ -25,9 +29,10 @@ from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints
 from policylang.backends.torch_compile import options as backend_options
 from policylang.backends.torch_compile.options import Inner
 from policylang.backends.torch_compile.pending_matches import watched
-from policylang.errors import PolicyError, PolicyMatchError, PolicyWarning
+from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyWarning
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.figures import listed
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Blocks, Policy
 from policylang.planning import model_wide_errors
@@ -35,12 +40,15 @@ from policylang.planning.decisions.block_uniformity import telling_apart
 from policylang.planning.digest import digest_of
 from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat import dynamo
+from policylang.torch_compat.dynamo import FrameLeft
 from policylang.torch_compat.watching import is_profiling, named_range
 
 _NOWHERE = Span(Source("<block>", ""), 0, 0)
 
 _live: WeakSet[PolicyBackend] = WeakSet()
 _births = count()
+_never_applied: dict[int, tuple[str, int]] = {}
+"""By number, the backends that have compiled no graph with gradients: the policy, and when each was made."""
 
 
 class PolicyBackend:
@@ -57,10 +65,13 @@ class PolicyBackend:
         self._key = fingerprint.policy_key(policy, root=root)
         self._graphs: list[CompiledGraph] = []
         self._answered = True
-        self._known: dict[int, Known] = {}
-        """By code, the graphs that ranks have agreed on."""
+        self._known: dict[tuple[int, bool], Known] = {}
+        """By code, and whether gradients are computed through it, the graphs that ranks have agreed on."""
         self._born = next(_births)
+        self._made_at = time.time_ns() // 1000
+        self._left: dict[FrameLeft, None] = {}
         _live.add(self)
+        _never_applied[self._born] = policy.name, self._made_at
 
     def __repr__(self) -> str:
         root = f", root={self.root!r}" if self.root else ""
@@ -88,14 +99,30 @@ class PolicyBackend:
         """The graphs compiled so far, in order."""
         return tuple(self._graphs)
 
-    def check(self) -> None:
-        """Raise ``PolicyMatchError`` if a rule matched nothing in any of the graphs compiled so far.
+    @property
+    def left(self) -> tuple[FrameLeft, ...]:
+        """The code that Dynamo has compiled nothing of since the backend was made. For which backend it was to be
+        compiled, Dynamo does not say."""
+        self._left |= dict.fromkeys(dynamo.frames_left(self._made_at))
+        return tuple(self._left)
 
-        Called by itself when the first backward starts; call it once the model has run forward to know earlier.
+    def check(self) -> None:
+        """Raise ``PolicyMatchError`` if a rule matched nothing in any of the graphs compiled so far, and
+        ``PolicyGraphError`` if there is none: nothing has run yet, or Dynamo has compiled nothing.
+
+        That a rule matched nothing is raised by itself when the first backward starts; call it once the model has run
+        forward to know earlier. Where nothing was compiled, nothing of ours runs that could say so by itself.
         """
+        if not self._graphs or (self.left and all(graph.kind == "inference" for graph in self._graphs)):
+            raise PolicyGraphError([refusals.nothing_decided(checkpointed=False, compiled=True, left=self.left)])
+        self._check_matches()
+
+    def _check_matches(self) -> None:
         problems = self._unanswered()
         if problems:
-            raise PolicyMatchError(problems)
+            first, *others = problems
+            left = tuple(f"{refusals.of_frame(frame)}: {frame.why}" for frame in self.left)
+            raise PolicyMatchError([evolve(first, details=(*first.details, *left)), *others])
         self._answered = True
 
     def reset(self) -> None:
@@ -115,7 +142,8 @@ class PolicyBackend:
         if aside is not None:
             partitioner, key = evolve(partitioner, aside=aside), f"{key}:{digest_of([repr(aside)])}"
         graph = described(gm, number=len(self._graphs), root=root)
-        known = self._known.setdefault(dynamo.code_being_compiled(), [])
+        trained = dynamo_graph.needs_gradients(gm, example_inputs)
+        known = self._known.setdefault((dynamo.code_being_compiled(), trained), [])
         topic = dynamo_graph.topic_of("compiling", "a graph", root)
         compare = partial(comparing, topic, self.agree, known=known)
         if self.inner == "inductor":
@@ -125,10 +153,13 @@ class PolicyBackend:
         graph.findings, graph.from_cache = compiled.findings, compiled.from_cache
         graph.sharded_aside, graph.code = aside is not None, compiled.code
         self._graphs.append(graph)
+        self._left |= dict.fromkeys(dynamo.frames_left(self._made_at))  # torch remembers a few compilations alone
+        if graph.kind == "training":
+            _never_applied.pop(self._born, None)
         for session in sessions:
             session.graphs.add(graph)
         self._answered = not self._unanswered()
-        run = watched(compiled.run, graph, lambda: self._answered, self.check)
+        run = watched(compiled.run, graph, lambda: self._answered, self._check_matches)
         return self._as_called(run, compiled.why_gone, f"{PREFIX}{graph.label}, policy {self.policy.name}")
 
     def _checkpoints(self, gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
@@ -183,9 +214,21 @@ class PolicyBackend:
         return call
 
     def _unanswered(self) -> tuple[Diagnostic, ...]:
-        found = [(graph.label, found.complaints) for graph in self._graphs for found in graph.findings]
+        trained = [graph for graph in self._graphs if graph.kind == "training"]
+        found = [(graph.label, found.complaints) for graph in trained for found in graph.findings]
         sharded = any(graph.sharded_aside for graph in self._graphs)
         return model_wide_errors.shared_by_all(self.policy, found, root=self.root, sharded=sharded)
+
+
+@atexit.register
+def _warn_of_policies_never_applied() -> None:
+    """Where Dynamo compiles nothing, no code of ours runs before this."""
+    left = {name: frames[0] for name, made_at in _never_applied.values() if (frames := dynamo.frames_left(made_at))}
+    if left:
+        found = refusals.runs_as_it_is(next(iter(left.values())))
+        names = listed([f"`{name}`" for name in left], 3)
+        message = f"no graph with gradients was compiled under {names}: {found.message} ({found.code})"
+        warnings.warn(f"{message}; {found.help}", PolicyWarning, stacklevel=2)
 
 
 def policy_around(gm: fx.GraphModule) -> Policy | None:
@@ -218,6 +261,22 @@ def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:
     if isinstance(its_own, PolicyBackend):
         return of_model([its_own.graphs], subject) or of_backend(its_own.graphs)
     return of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
+
+
+def frames_left_of(subject: object, *, others: bool = False) -> tuple[FrameLeft, ...]:
+    """What Dynamo has compiled nothing of: of a backend, all since it was made; of a model, what is its modules' own
+    code. ``others``: of a model whose backend is known, all since that was made."""
+    backend = subject if isinstance(subject, PolicyBackend) else dynamo.backend_of(subject)
+    by_name = getattr(backend, marks.COMPILER, False)
+    if isinstance(backend, PolicyBackend) and (others or backend is subject):
+        return backend.left
+    if not isinstance(subject, torch.nn.Module) or not (by_name or _live):
+        return ()
+    kinds = {kind for module in subject.modules() for kind in type(module).__mro__}
+    methods = [inspect.unwrap(each) for kind in kinds for each in vars(kind).values() if inspect.isfunction(each)]
+    own = {(each.__code__.co_filename, each.__code__.co_firstlineno) for each in methods if inspect.isfunction(each)}
+    left = dynamo.frames_left() if by_name else (frame for one in _live for frame in one.left)
+    return tuple(dict.fromkeys(frame for frame in left if (frame.file, frame.line) in own))
 
 
 def warn_of_recompile_limit(made: PolicyBackend) -> None:

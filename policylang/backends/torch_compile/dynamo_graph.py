@@ -18,9 +18,8 @@ from policylang.audit.code_audit import CodeAudit
 from policylang.backends.announcing import announce_cached
 from policylang.backends.caching import fingerprint, sidecar
 from policylang.backends.caching.cached_partitioner import CachedPartitioner
-from policylang.backends.findings import Findings, findings_of, from_json, to_json
-from policylang.backends.joint.partitioner import Partition
-from policylang.backends.joint.path import JointPartitioner, partitions
+from policylang.backends.findings import Findings, findings_of, from_json, to_json, without_gradients
+from policylang.backends.joint.path import Done, JointPartitioner, partitions
 from policylang.backends.runtime import groups, profiler_ranges
 from policylang.backends.torch_compile import order_kept
 from policylang.errors import PolicyDivergenceError
@@ -71,7 +70,8 @@ def with_aot_eager(
     """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed. ``compare``: opens
     the comparison of ranks."""
     with compare() as comparison, partitions() as done:
-        run = inductor.compile_with_aot_eager(gm, inputs, partitioner, profiler_ranges.boxed)
+        inference = partitioner.rewrite_inference if rewrites_in_place(partitioner.policy) else None
+        run = inductor.compile_with_aot_eager(gm, inputs, partitioner, profiler_ranges.boxed, inference)
         return CompiledCode(run, _findings(done), comparison.why_gone())
 
 
@@ -90,6 +90,7 @@ def with_inductor(
     its caches compares the plan of the sidecar with those of ranks that partition, where these compare theirs.
     """
     policy = partitioner.policy
+    inference = partitioner.rewrite_inference if rewrites_in_place(policy) else None
     if policy.offloads:
         settings = {**_IN_ORDER, **settings}
     if policy.orders and needs_gradients(gm, inputs):
@@ -107,8 +108,8 @@ def with_inductor(
         loads: AbstractContextManager[list[tuple[bool, str]]]
         loads = nullcontext([]) if code is None else inductor.code_from_caches()
         with partitions() as done, loads as loaded:
-            run = inductor.compile_with_inductor(gm, inputs, patched, watch)
-        if not is_differentiated:
+            run = inductor.compile_with_inductor(gm, inputs, patched, watch, inference)
+        if not (is_differentiated or inference):
             return CompiledCode(run, (), comparison.why_gone())
         if not done and inductor.cache_hits() > hits:
             from_sidecar = _from_sidecar(remembered_as, policy)
@@ -120,7 +121,7 @@ def with_inductor(
                 return CompiledCode(run, findings, comparison.why_gone(), from_cache=True, code=code)
             log.debug("no sidecar says what was decided for a cached graph: compiling it again")
             with partitions() as done:
-                run = inductor.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES}, watch)
+                run = inductor.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES}, watch, inference)
         findings = _findings(done)
         content = {
             "partitions": [to_json(found) for found in findings],
@@ -145,7 +146,12 @@ def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def _findings(done: Sequence[Partition]) -> tuple[Findings, ...]:
+def rewrites_in_place(policy: Policy) -> bool:
+    """Whether a policy has lines that hold on a graph without gradients."""
+    return bool(without_gradients(policy).rewrites)
+
+
+def _findings(done: Sequence[Done]) -> tuple[Findings, ...]:
     return tuple(findings_of(partition.carried_out) for partition in done)
 
 
@@ -159,7 +165,7 @@ def _from_sidecar(key: str, policy: Policy) -> tuple[tuple[Findings, ...], CodeA
         findings = tuple(from_json(found, policy) for found in content["partitions"])
         accounts = tuple(RankAccount.unpack(account) for account in content["accounts"])
         wanted = groups.from_json(content["groups"])
-        code = CodeAudit.from_json(content["code"]) if policy.orders else None
+        code = CodeAudit.from_json(content["code"]) if content["code"] is not None else None
     except (KeyError, TypeError, ValueError):
         return None
     if not groups.can_ensure(wanted):

@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -392,6 +393,42 @@ def test_a_rule_that_matches_in_no_block_is_an_error_once_all_have_run() -> None
     with pytest.raises(PolicyMatchError) as error:
         step(example, model)
     assert [found.message.split("`")[1] for found in error.value.diagnostics] == ["save bmm", "save mm in lm_head"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_policy_is_taken_off(again: bool) -> None:
+    example = models.llama()
+    model, plain = example.module, twin(example.module)
+    before = [{**vars(module)} for module in plain.modules()]
+    own = model.model.model.layers[0].forward
+    model.model.model.layers[1].forward = own  # an own forward of an instance, which is to come back
+    policylang.checkpoint_model(model, policylang.parse(SAC))
+    model = twin(model) if again else model
+    step(example, model)
+    assert policylang.checkpoint_model(model, None) is policylang.checkpoint_model(model, None)
+    assert "forward" not in vars(model.model.model.layers[0])
+    assert "forward" in vars(model.model.model.layers[1])
+    del model.model.model.layers[1].forward
+    assert [{*vars(module)} for module in model.modules()] == [{*each} for each in before]
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert same(step(example, model), step(example, plain))
+    with pytest.raises(PolicyGraphError, match="no policy has decided"):
+        policylang.report(model)
+    policylang.checkpoint_model(model, policylang.parse("recompute everything in block"))
+    assert same(step(example, model), step(example, plain))
+    assert policylang.report(model).saved.bytes == 0
+
+
+def test_a_checkpoint_behind_a_replaced_forward_is_not_taken_off() -> None:
+    model = models.llama().module
+    policylang.checkpoint_model(model, policylang.parse(SAC))
+    block = model.model.model.layers[1]
+    block.forward = partial(block.forward)
+    for policy in (None, policylang.parse("recompute everything in block")):
+        with pytest.raises(PolicyGraphError, match=r"layers\.1` .* was replaced") as caught:
+            policylang.checkpoint_model(model, policy)
+        assert caught.value.diagnostics[0].code == "APL427"
+    assert "forward" in vars(model.model.model.layers[0])
 
 
 def test_one_function_serves_all_blocks_of_a_hugging_face_model() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
 
 import policylang
 from policylang.errors import PolicyGraphError, PolicyWarning
@@ -59,6 +60,34 @@ def test_a_copy_of_a_model_whose_own_checkpoints_follow_a_policy() -> None:
     expected = train(copy.deepcopy(models.llama().module), run)
     assert differences(expected, train(other, run)) == []
     assert differences(expected, train(example.module, run)) == []
+
+
+class Checkpointing(Model):
+    """Has the function among its attributes, as models of Hugging Face do, and calls the checkpoints itself."""
+
+    context_fn: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False, context_fn=self.context_fn)
+        return x
+
+
+def test_a_function_is_stored_with_the_arguments_of_a_training() -> None:
+    model = Checkpointing()
+    function = policylang.context_fn(policylang.parse(POLICY), model, strict=True)
+    model.context_fn = function
+    assert copy.deepcopy({"context_fn": function})["context_fn"] is function
+    loaded, its_own = pickle.loads(pickle.dumps((model, function)))
+    assert loaded.context_fn is its_own
+    expected = train(Model(), plainly)
+    assert differences(expected, train(model, plainly)) == []
+    assert differences(expected, train(loaded, plainly)) == []
+    assert policylang.report(its_own).saved == policylang.report(function).saved
+    alone = pickle.loads(pickle.dumps(function))
+    with pytest.raises(PolicyGraphError, match="has no model") as caught:
+        checkpoint(model.layers[0], batch(0), use_reentrant=False, context_fn=alone)
+    assert caught.value.diagnostics[0].code == "APL394"
 
 
 def test_a_rule_that_matches_nowhere_in_a_copy_is_an_error() -> None:

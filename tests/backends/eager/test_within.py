@@ -157,7 +157,8 @@ def test_what_stands_in_for_an_unread_result_is_no_operator_of_the_block_around(
         return x.gather(-1, places).sin()
 
     def gradients(around: Around) -> list[Tensor]:
-        function, found = around(around(picks)), []
+        inner = around(picks)
+        function, found = around(lambda x: inner(x).cos()), []
         for number in range(3):
             x = torch.linspace(0.1, 1 + number, 5).requires_grad_()
             function(x).sum().backward()

@@ -45,7 +45,7 @@ from policylang.backends.eager.observation.stream import (
 from policylang.backends.eager.observation.surroundings import Before
 from policylang.graph.marks import annotated
 from policylang.graph.reading.modules import MODULE_ANNOTATION
-from policylang.torch_compat.eager import DispatchMode, is_wrapper_class, saved_tensor_hooks
+from policylang.torch_compat.eager import DispatchMode, are_of_checkpoint, is_wrapper_class, saved_tensor_hooks
 from policylang.torch_compat.graphs import hint, outside_of_modes
 from policylang.torch_compat.subclasses import take_apart
 
@@ -106,6 +106,10 @@ class Observation:
     """What autograd is to give to what it saves, as long as the block puts nothing else in its place."""
     hooked: bool = False
     """Whether the block has put hooks of its own there (``save_on_cpu``) for some of it."""
+    free: bool = False
+    """Whether it has left others without."""
+    own_checkpoint: bool = False
+    """Whether they were those of a checkpoint."""
     path: list[tuple[str, type[nn.Module]]] = field(factory=list)
     """The modules that are being called, the block first."""
 
@@ -138,7 +142,13 @@ class Observation:
         read = list(enumerate(tensors_in((args, kwargs))))
         if torch.is_grad_enabled() and any(each.requires_grad for _, each in read):
             stream.differentiable.add(at)
-            self.hooked = self.hooked or saved_tensor_hooks() != self.hooks
+            pair = saved_tensor_hooks()
+            if pair == self.hooks:
+                self.free = True
+            else:
+                self.hooked = True
+                ours = pair[0].__module__.startswith(f"{__package__.partition('.')[0]}.")
+                self.own_checkpoint = self.own_checkpoint or ours or are_of_checkpoint(pair)
         out = run()
         written = list(tensors_in(written_by(func, args, kwargs)))
         if written:
