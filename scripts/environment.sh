@@ -1,8 +1,9 @@
 # Sourced by the scripts beside it: `use_environment EXTRAS` puts this checkout, with those extras, into .venv and
-# leaves $venv set. A second call with nothing changed installs nothing.
+# leaves $venv set. A second call with nothing changed installs nothing. POLICYLANG_TORCH=2.15.0 names the torch to
+# take in place of the pinned one; it gets an environment of its own, .venv-2.15.0.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-venv=$PWD/.venv
+venv=$PWD/.venv${POLICYLANG_TORCH:+-$POLICYLANG_TORCH}
 
 find_python() {
     local candidate
@@ -22,7 +23,8 @@ install_extras() {
     shift
     wanted=$(cat pyproject.toml constraints.txt | cksum)
     if [ "$(cat "$venv/installed.$extras" 2>/dev/null)" != "$wanted" ]; then
-        "$venv/bin/python" -m pip install --quiet "$@" --constraint constraints.txt --editable ".[$extras]" || return
+        sed -e "" ${POLICYLANG_TORCH:+-e "s/^torch==.*/torch==$POLICYLANG_TORCH/"} constraints.txt > "$venv/constraints.txt"
+        "$venv/bin/python" -m pip install --quiet "$@" --constraint "$venv/constraints.txt" --editable ".[$extras]" || return
         echo "$wanted" > "$venv/installed.$extras"
     fi
 }

@@ -9,7 +9,7 @@ from torch import fx
 
 from policylang.audit.summary.combine import combined
 from policylang.audit.summary.fsdp_lines import FsdpOrderReport
-from policylang.audit.summary.report import AuditReport, Report
+from policylang.audit.summary.report import AuditReport, Report, ValuesReport
 from policylang.backends import refusals
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.eager.fsdp_order import order_reports
@@ -28,7 +28,10 @@ def report_on(subject: Any) -> Report:
     notes = tuple(f"{each.without_layers} holds no layers, and a checkpoint has nothing to do" for each in empty)
     if not found and (orders or empty):
         names = dict.fromkeys([*(each.policy for each in orders), *(each.policy.name for each in empty)])
-        return _with_orders(Report(policy=", ".join(names), notes=notes), orders)
+        report = Report(policy=", ".join(names), notes=notes)
+        if empty:
+            report = evolve(report, saved=ValuesReport(), recomputed=ValuesReport(), audit=AuditReport(True))
+        return _with_orders(report, orders)
     if found is None:
         no_policy = isinstance(subject, fx.GraphModule)
         raise PolicyGraphError([refusals.no_policy() if no_policy else refusals.nothing_to_report(subject)])

@@ -21,8 +21,8 @@ from policylang.simulation.collective_times import written_by
 from policylang.simulation.node_times import NodeTimes
 
 _SECOND_RUN = int(StepKind.SECOND_RUN)
-_TO_HOST, _AWAIT_TO_HOST = int(StepKind.COPY_TO_HOST), int(StepKind.WAIT_TO_HOST)
-_FROM_HOST, _AWAIT_FROM_HOST = int(StepKind.COPY_FROM_HOST), int(StepKind.WAIT_FROM_HOST)
+_TO_HOST, _FROM_HOST = int(StepKind.COPY_TO_HOST), int(StepKind.COPY_FROM_HOST)
+_AWAITED = {int(StepKind.WAIT_TO_HOST): _TO_HOST, int(StepKind.WAIT_FROM_HOST): _FROM_HOST}
 
 
 @frozen(eq=False)
@@ -128,8 +128,7 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
             over = max(now, free.get(stream, 0.0)) + (facts.bytes[row] / host if host else 0.0)
             free[stream] = copied[kind, row, region] = over
         else:
-            copy = _TO_HOST if kind == _AWAIT_TO_HOST else _FROM_HOST
-            until = max(now, copied.get((copy, row, region), 0.0))
+            until = max(now, copied.get((_AWAITED[kind], row, region), 0.0))
             exposed += until - now
             now = until
     end = max((now, *free.values()))

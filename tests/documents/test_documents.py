@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,22 @@ def test_the_report_of_the_readme_has_the_rules_of_the_policy_on_their_lines():
 @pytest.mark.parametrize("command", ["scripts/demo", "scripts/docs", "scripts/test", ".ci/run"])
 def test_the_commands_are_there(command):
     assert os.access(ROOT / command, os.X_OK)
+
+
+@pytest.mark.parametrize("version", ["", "9.8.7"])
+def test_the_tests_run_under_another_torch_in_an_environment_of_its_own(tmp_path, version):
+    for name in ("scripts/environment.sh", "constraints.txt", "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    python = tmp_path / (f".venv-{version}" if version else ".venv") / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nwhile [ $1 != --constraint ]; do shift; done; cat $2\n")
+    python.chmod(0o755)
+    told = ["bash", "-c", "source scripts/environment.sh; use_environment test"]
+    environment = {**os.environ, "POLICYLANG_TORCH": version}
+    run = subprocess.run(told, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    pinned = (ROOT / "constraints.txt").read_text()
+    assert run.stdout == (re.sub(r"(?m)^torch==.*", f"torch=={version}", pinned) if version else pinned)
 
 
 def test_ci_runs_the_test_command_of_the_readme():

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 
@@ -13,7 +17,7 @@ from policylang.language.formatting.unparse import (
     nth,
 )
 from policylang.language.resolution.loader import parse_policy
-from policylang.language.syntax import Bucket, Expectation, Quantity, Scheduling, Selector
+from policylang.language.syntax import Bucket, Everything, Expectation, Quantity, Scheduling, Selector
 from policylang.language.units import UNITS, read, write
 from tests.language import strategies
 from tests.language.test_forms import BINDING, EXPECTATIONS, LLAMA3, SELECTORS
@@ -45,6 +49,13 @@ def test_a_scheduling_line_reads_back(tree: Bucket | Scheduling) -> None:
     text = format_rewrite(tree) if isinstance(tree, Bucket) else format_scheduling(tree)
     found = policy(text)
     assert (*found.rewrites, *found.scheduling) == (tree,)
+
+
+@pytest.mark.parametrize("written", [format_scheduling, format_rewrite, format_expectation])
+def test_a_statement_that_the_formatter_does_not_know_is_not_written_as_another(written: Callable[[Any], str]) -> None:
+    unknown = SimpleNamespace(selector=Everything(), blocks=2, optional=False, scope=None, size=None, dims=())
+    with pytest.raises(AssertionError):
+        written(unknown)
 
 
 @given(strategies.quantities)

@@ -50,6 +50,12 @@ def test_computation_hides_a_collective_until_it_is_awaited() -> None:
     assert found == StepTime(forward=10, recomputed=0, step=5 + 1 + 1 + 2 + 4, exposed=2 + 4)
 
 
+def test_a_step_of_an_unknown_kind_is_not_taken_for_a_copy() -> None:
+    facts = facts_of(SHARDED)
+    with pytest.raises(KeyError):
+        step(facts, {}, Schedule.of([(max(StepKind) + 1, facts.index["g"], 0)]))
+
+
 def test_a_gather_that_runs_again_is_awaited_again_in_the_backward() -> None:
     facts = facts_of(SHARDED)
     again = [facts.index[name] for name in ("g", "gw")]

@@ -16,6 +16,9 @@ needs_traced_meshes = pytest.mark.skipif(
 needs_marked_backwards = pytest.mark.skipif(
     VERSION < (2, 12), reason="before torch 2.12, autograd does not mark what runs in a backward"
 )
+needs_forward_derivatives_of_checkpoints = pytest.mark.skipif(
+    VERSION < (2, 12), reason="on torch 2.11, torch's own checkpoint takes no forward-mode derivatives"
+)
 needs_cached_collectives = pytest.mark.skipif(
     VERSION < (2, 12), reason="on torch 2.11, a graph with collectives is not found in Inductor's caches again"
 )

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, assert_never
 
 from attrs import evolve, frozen
 
@@ -101,46 +101,61 @@ def _device_lines(device: DeviceProfile) -> list[str]:
 
 def format_expectation(expectation: Expectation) -> str:
     """The canonical text of an expectation."""
-    if isinstance(expectation, syntax.ExpectTotal):
-        per = " per block" if expectation.per_block else ""
-        of = " of forward" if expectation.of_forward else ""
-        return f"expect {expectation.figure}{per} {expectation.op} {format_quantity(expectation.limit)}{of}"
-    inner = _format(expectation.selector)
-    if isinstance(expectation, syntax.ExpectFate):
-        return f"expect {expectation.quantifier} {inner.at(_ATOM).text} {expectation.fate}"
-    scope = expectation.scope
-    if scope is None:
-        return f"expect {expectation.bound} {expectation.n} {inner.text}"
-    counted = inner.at(_ATOM) if inner.level < _PHRASE or inner.unscoped else inner
-    return f"expect {expectation.bound} {expectation.n} {counted.text} per {scope.value}"
+    match expectation:
+        case syntax.ExpectTotal():
+            per = " per block" if expectation.per_block else ""
+            of = " of forward" if expectation.of_forward else ""
+            return f"expect {expectation.figure}{per} {expectation.op} {format_quantity(expectation.limit)}{of}"
+        case syntax.ExpectFate():
+            return f"expect {expectation.quantifier} {_picked(expectation.selector)} {expectation.fate}"
+        case syntax.ExpectCount():
+            inner, scope = _format(expectation.selector), expectation.scope
+            if scope is None:
+                return f"expect {expectation.bound} {expectation.n} {inner.text}"
+            counted = inner.at(_ATOM) if inner.level < _PHRASE or inner.unscoped else inner
+            return f"expect {expectation.bound} {expectation.n} {counted.text} per {scope.value}"
+        case _:
+            assert_never(expectation)
 
 
 def format_rewrite(statement: Rewriting) -> str:
     """The canonical text of a rewrite: ``fuse all_gather chains over dp, tp``."""
     optional = "optional " if statement.optional else ""
-    if isinstance(statement, syntax.Collapse):
-        return f"{optional}collapse round_trips"
-    if isinstance(statement, syntax.Bucket):
-        per = {None: "", 1: " per block"}.get(statement.blocks, f" per {statement.blocks} blocks")
-        limit = "" if statement.size is None else f" up to {format_quantity(statement.size)}"
-        return f"{optional}bucket {_picked(statement.selector)}{per}{limit}"
-    over = f" over {', '.join(statement.dims)}" if statement.dims else ""
-    return f"{optional}fuse {statement.collective} chains{over}"
+    match statement:
+        case syntax.Collapse():
+            return f"{optional}collapse round_trips"
+        case syntax.Bucket():
+            per = {None: "", 1: " per block"}.get(statement.blocks, f" per {statement.blocks} blocks")
+            limit = "" if statement.size is None else f" up to {format_quantity(statement.size)}"
+            return f"{optional}bucket {_picked(statement.selector)}{per}{limit}"
+        case syntax.Fuse():
+            over = f" over {', '.join(statement.dims)}" if statement.dims else ""
+            return f"{optional}fuse {statement.collective} chains{over}"
+        case _:
+            assert_never(statement)
 
 
 def format_scheduling(statement: Scheduling) -> str:
     """The canonical text of a scheduling statement: ``prefetch all_gather 1 block ahead``."""
     optional, picked = "optional " if statement.optional else "", _picked(statement.selector)
-    if isinstance(statement, syntax.KeepOrder):
-        return f"{optional}keep order of {picked}"
-    if isinstance(statement, syntax.Overlap):
-        in_flight, peak = statement.in_flight, statement.peak
-        limits = "" if in_flight is None else f" up to {format_quantity(in_flight)} in flight"
-        limits += "" if peak is None else f" within {format_quantity(peak)} of peak"
-        return f"{optional}overlap {picked}{limits}"
-    blocks = "1 block" if statement.blocks == 1 else f"{statement.blocks} blocks"
-    verb, ahead = ("prefetch", " ahead") if isinstance(statement, syntax.Prefetch) else ("delay", "")
-    return f"{optional}{verb} {picked} {blocks}{ahead}"
+    match statement:
+        case syntax.KeepOrder():
+            return f"{optional}keep order of {picked}"
+        case syntax.Overlap():
+            in_flight, peak = statement.in_flight, statement.peak
+            limits = "" if in_flight is None else f" up to {format_quantity(in_flight)} in flight"
+            limits += "" if peak is None else f" within {format_quantity(peak)} of peak"
+            return f"{optional}overlap {picked}{limits}"
+        case syntax.Prefetch():
+            return f"{optional}prefetch {picked} {_blocks(statement)} ahead"
+        case syntax.Delay():
+            return f"{optional}delay {picked} {_blocks(statement)}"
+        case _:
+            assert_never(statement)
+
+
+def _blocks(statement: syntax.Prefetch | syntax.Delay) -> str:
+    return "1 block" if statement.blocks == 1 else f"{statement.blocks} blocks"
 
 
 def _picked(selector: Selector) -> str:
@@ -221,25 +236,33 @@ def own_words(selector: Selector) -> str:
 
 def _position_words(ordinal: Ordinal) -> str:
     """``3rd``, ``every 2nd``, ``first``, ``first 2``, without ``from`` and ``per``."""
-    if ordinal.kind == "nth":
-        return nth(ordinal.n)
-    if ordinal.kind == "every":
-        return f"every {nth(ordinal.n)}"
-    return ordinal.kind if ordinal.n == 1 else f"{ordinal.kind} {ordinal.n}"
+    match ordinal.kind:
+        case "nth":
+            return nth(ordinal.n)
+        case "every":
+            return f"every {nth(ordinal.n)}"
+        case "first" | "last":
+            return ordinal.kind if ordinal.n == 1 else f"{ordinal.kind} {ordinal.n}"
+        case _:
+            assert_never(ordinal.kind)
 
 
 def _block_set_words(which: BlockSet) -> str:
     """``block``, ``every 2nd block``, ``first 4 blocks``, ``blocks 0..3``."""
-    if which.kind == "any":
-        return "block"
-    if which.kind == "range":
-        return f"blocks {which.low}..{which.high}"
-    if which.kind == "every":
-        start = "" if which.start in (0, which.n) else f" from {nth(which.start)}"
-        return f"every {nth(which.n)} block{start}"
-    if which.share is not None:
-        return f"{which.kind} {_share_words(which.share)} of blocks"
-    return f"{which.kind} block" if which.n == 1 else f"{which.kind} {which.n} blocks"
+    match which.kind:
+        case "any":
+            return "block"
+        case "range":
+            return f"blocks {which.low}..{which.high}"
+        case "every":
+            start = "" if which.start in (0, which.n) else f" from {nth(which.start)}"
+            return f"every {nth(which.n)} block{start}"
+        case "first" | "last":
+            if which.share is not None:
+                return f"{which.kind} {_share_words(which.share)} of blocks"
+            return f"{which.kind} block" if which.n == 1 else f"{which.kind} {which.n} blocks"
+        case _:
+            assert_never(which.kind)
 
 
 def _share_words(share: Fraction) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from policylang.language.parsing.parser import word_kind
-from policylang.language.syntax import And, Annotated, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
+from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
 from policylang.language.units import write
 
 _GLOB_KINDS = frozenset({"NAME", "PATH", "INT", "NUMBER"})
@@ -21,22 +23,26 @@ def format_quantity(quantity: Quantity) -> str:
 
 def format_predicate(predicate: Predicate) -> str:
     """The canonical text of a predicate."""
-    if isinstance(predicate, Or):
-        return " or ".join(_grouped(part, Or) for part in predicate.parts)
-    if isinstance(predicate, And):
-        return " and ".join(_grouped(part, Or, And) for part in predicate.parts)
-    if isinstance(predicate, Not):
-        return f"not {_grouped(predicate.predicate, Or, And)}"
-    if isinstance(predicate, Is):
-        return predicate.name
-    if isinstance(predicate, CrossesCut):
-        return f"crosses cut per {'auto' if predicate.size is None else format_quantity(predicate.size)}"
-    if isinstance(predicate, Annotated):
-        return f"annotated {_word(predicate.name)}"
-    if isinstance(predicate, Match):
-        return f"{predicate.property} {predicate.op} {_word(predicate.pattern)}"
-    index = "" if predicate.index is None else f"[{predicate.index}]"
-    return f"{predicate.quantity}{index} {predicate.op} {format_quantity(predicate.value)}"
+    match predicate:
+        case Or():
+            return " or ".join(_grouped(part, Or) for part in predicate.parts)
+        case And():
+            return " and ".join(_grouped(part, Or, And) for part in predicate.parts)
+        case Not():
+            return f"not {_grouped(predicate.predicate, Or, And)}"
+        case Is():
+            return predicate.name
+        case CrossesCut():
+            return f"crosses cut per {'auto' if predicate.size is None else format_quantity(predicate.size)}"
+        case Annotated():
+            return f"annotated {_word(predicate.name)}"
+        case Match():
+            return f"{predicate.property} {predicate.op} {_word(predicate.pattern)}"
+        case Compare():
+            index = "" if predicate.index is None else f"[{predicate.index}]"
+            return f"{predicate.quantity}{index} {predicate.op} {format_quantity(predicate.value)}"
+        case _:
+            assert_never(predicate)
 
 
 def _word(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from itertools import zip_longest
+from typing import assert_never
 
 from attrs import evolve
 
@@ -55,17 +56,21 @@ def dimensions_of(measured: str) -> tuple[Dimension, ...]:
 
 def fit_predicate(predicate: Predicate, report: Report) -> Predicate:
     """The predicate with plain figures given their dimension and types their full name; misfits are reported."""
-    if isinstance(predicate, syntax.Compare):
-        return evolve(predicate, value=fit_quantity(predicate.quantity, predicate.value, report))
-    if isinstance(predicate, syntax.Match):
-        return _fit_match(predicate, report)
-    if isinstance(predicate, syntax.CrossesCut):
-        return predicate if predicate.size is None else evolve(predicate, size=_fit_stage(predicate.size, report))
-    if isinstance(predicate, syntax.Not):
-        return evolve(predicate, predicate=fit_predicate(predicate.predicate, report))
-    if isinstance(predicate, syntax.And | syntax.Or):
-        return evolve(predicate, parts=tuple(fit_predicate(part, report) for part in predicate.parts))
-    return predicate
+    match predicate:
+        case syntax.Compare():
+            return evolve(predicate, value=fit_quantity(predicate.quantity, predicate.value, report))
+        case syntax.Match():
+            return _fit_match(predicate, report)
+        case syntax.CrossesCut():
+            return predicate if predicate.size is None else evolve(predicate, size=_fit_stage(predicate.size, report))
+        case syntax.Not():
+            return evolve(predicate, predicate=fit_predicate(predicate.predicate, report))
+        case syntax.And() | syntax.Or():
+            return evolve(predicate, parts=tuple(fit_predicate(part, report) for part in predicate.parts))
+        case syntax.Is() | syntax.Annotated():
+            return predicate
+        case _:
+            assert_never(predicate)
 
 
 def _fit_stage(size: Quantity, report: Report) -> Quantity:

@@ -4,6 +4,7 @@ of nothing, and selectors that can pick no collective."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import assert_never
 
 from attrs import define, field
 
@@ -13,6 +14,7 @@ from policylang.language.resolution.doubtful import doubtful_selectors
 from policylang.language.syntax import (
     Bucket,
     ChainOf,
+    Delay,
     Difference,
     Everything,
     Feeding,
@@ -23,6 +25,7 @@ from policylang.language.syntax import (
     Operator,
     Ordinal,
     Overlap,
+    Prefetch,
     Reference,
     Scheduling,
     Selector,
@@ -36,7 +39,7 @@ NO_COLLECTIVE = "APL215"
 _COMPUTES = frozenset(("aten", "prims", "rngprims", "inductor_prims", "quantized", "builtin"))
 """Namespaces whose operators send nothing; a higher-order operator may, in the graph that it runs."""
 _COLLECTIVES = ("collective", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-_WRITTEN = {"Bucket": "bucket", "Prefetch": "prefetch", "Delay": "delay", "Overlap": "overlap"}
+_WRITTEN = {Bucket: "bucket", Prefetch: "prefetch", Delay: "delay", Overlap: "overlap", KeepOrder: "keep order"}
 
 Matches = Callable[[str | None, str, str | None], tuple[str, ...]]
 """From the parts of an operator's name to the full names that fit, as an operator table knows them."""
@@ -52,7 +55,7 @@ class OrderLines:
     def check(self, statement: Bucket | Scheduling, lets: Mapping[str, Let]) -> Iterator[Diagnostic]:
         """What is wrong with a line whose names are looked up, beside those that came before it."""
         earlier = self._said.setdefault((type(statement), statement.selector), statement)
-        word = _WRITTEN.get(type(statement).__name__, "keep order")
+        word = _WRITTEN[type(statement)]
         if earlier is not statement:
             message = f"`{word}` is said twice of the same collectives"
             related = (Related("said here before", earlier.span),)
@@ -98,11 +101,15 @@ class OrderLines:
 
 def _of_nothing(statement: Bucket | Scheduling) -> Iterator[Diagnostic]:
     """A limit of less than a byte. A peak that may not rise at all is a limit like others."""
-    if isinstance(statement, KeepOrder):
-        return
-    limit = statement.size if isinstance(statement, Bucket) else getattr(statement, "in_flight", None)
+    match statement:
+        case Bucket():
+            limit, what, such = statement.size, "in one bucket", "256 MiB"
+        case Overlap():
+            limit, what, such = statement.in_flight, "in flight", "2 GiB in flight"
+        case Prefetch() | Delay() | KeepOrder():
+            return
+        case _:
+            assert_never(statement)
     if limit is not None and limit.dimension == "bytes" and limit.value < 1:
-        what = "in flight" if isinstance(statement, Overlap) else "in one bucket"
         message = f"with less than a byte {what}, this line does nothing"
-        help = f"write a size such as `up to {'2 GiB in flight' if isinstance(statement, Overlap) else '256 MiB'}`"
-        yield diagnose(LIMIT_OF_NOTHING, message, limit.span, help=help)
+        yield diagnose(LIMIT_OF_NOTHING, message, limit.span, help=f"write a size such as `up to {such}`")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 from attrs import define, evolve, field
 
@@ -88,6 +88,8 @@ class _Resolver:
             self.expectations.append(fit_total(statement, self.diagnostics.append))
         elif isinstance(statement, syntax.ExpectCount | syntax.ExpectFate):
             self.expectations.append(evolve(statement, selector=self.names.resolve(statement.selector)))
+        elif not isinstance(statement, syntax.Include):  # what it brings is in its place
+            assert_never(statement)
 
     def _ordering(self, statement: _Ordering) -> _Ordering:
         statement = evolve(statement, selector=self.names.resolve(statement.selector))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, assert_never
 
 from attrs import evolve
 
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import first_lines
-from policylang.language.syntax import COMPARISONS, Expectation, ExpectCount, ExpectTotal, Scope
+from policylang.language.syntax import COMPARISONS, Expectation, ExpectCount, ExpectFate, ExpectTotal, Scope
 from policylang.planning.block_graph import is_about_whole
 from policylang.planning.checkpoints import Checkpoints
 from policylang.planning.expectations.data_sizes import figure_by_data
@@ -77,15 +77,19 @@ def _check(
 ) -> Finding:
     if selections.blocks.alone is not None and is_about_whole(expectation):
         return Finding("deferred", "it is about a whole graph, of which this is one block")
-    if isinstance(expectation, ExpectTotal):
-        return check_total(expectation, outcome, selections.blocks, simulated)
-    rows = selections.rows(expectation.selector)
-    if isinstance(expectation, ExpectCount):
-        finding = _check_count(expectation, rows, selections)
-        nothing = not rows and finding.status == "failed"
-    else:
-        finding = check_fate(expectation, rows, fates, selections.facts)
-        nothing = not rows and expectation.quantifier == "every"
+    match expectation:
+        case ExpectTotal():
+            return check_total(expectation, outcome, selections.blocks, simulated)
+        case ExpectCount():
+            rows = selections.rows(expectation.selector)
+            finding = _check_count(expectation, rows, selections)
+            nothing = not rows and finding.status == "failed"
+        case ExpectFate():
+            rows = selections.rows(expectation.selector)
+            finding = check_fate(expectation, rows, fates, selections.facts)
+            nothing = not rows and expectation.quantifier == "every"
+        case _:
+            assert_never(expectation)
     if nothing:
         return Finding("failed", _NOTHING, part_counts(expectation.selector, selections))
     return finding

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import assert_never
 
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.facts import Facts
@@ -213,12 +214,16 @@ class _OrderPlanner:
         outcomes = []
         names = self.facts.names
         for number, each in enumerate(picked):
-            if isinstance(each.statement, KeepOrder):
-                shifted: list[int] = []
-            elif isinstance(each.statement, Overlap):
-                shifted = [row for row in each.taken if after.shifted(row, between)]
-            else:
-                shifted = [row for row in each.taken if between.shifted(row, before)]
+            shifted: list[int] = []
+            match each.statement:
+                case KeepOrder():
+                    pass
+                case Overlap():
+                    shifted = [row for row in each.taken if after.shifted(row, between)]
+                case Prefetch() | Delay():
+                    shifted = [row for row in each.taken if between.shifted(row, before)]
+                case _:
+                    assert_never(each.statement)
             left = found.left.get(number, {})
             outcomes.append(
                 SchedulingOutcome(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from math import floor
+from typing import assert_never
 
 from attrs import evolve
 
@@ -64,11 +65,17 @@ def chosen_blocks(which: BlockSet, count: int) -> list[bool]:
 def _takes(which: Ordinal | BlockSet, position: int, total: int) -> bool:
     """Whether a choice takes a position of ``total``, counted from 1."""
     n = which.n
-    if which.kind == "first":
-        return position <= n
-    if which.kind == "last":
-        return position > total - n
-    if which.kind == "nth":
-        return position == n
-    start = which.start or n
-    return n > 0 and position >= start and (position - start) % n == 0
+    match which.kind:
+        case "first":
+            return position <= n
+        case "last":
+            return position > total - n
+        case "nth":
+            return position == n
+        case "every":
+            start = which.start or n
+            return n > 0 and position >= start and (position - start) % n == 0
+        case "any" | "range":
+            raise ValueError(f"`{which.kind}` takes no position")
+        case _:
+            assert_never(which.kind)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import assert_never
 
 from policylang.graph.blocks import BlockTable, is_one_block
 from policylang.graph.chains import Chains
@@ -63,23 +64,27 @@ def compile_predicate(
 ) -> Test:
     """The predicate as a function of a forward row. Recursion is as deep as the parser lets parentheses nest. Without
     ``prices`` no comparison with a time holds."""
-    if isinstance(predicate, Not):
-        inner = compile_predicate(predicate.predicate, facts, blocks, chains, cuts, prices)
-        return lambda row: not inner(row)
-    if isinstance(predicate, And | Or):
-        tests = [compile_predicate(part, facts, blocks, chains, cuts, prices) for part in predicate.parts]
-        hold = all if isinstance(predicate, And) else any
-        return lambda row: hold(test(row) for test in tests)
-    if isinstance(predicate, Compare):
-        return _compare(predicate, facts, prices)
-    if isinstance(predicate, Match):
-        return _match(predicate, facts)
-    if isinstance(predicate, CrossesCut):
-        crossing = cuts.crossing(predicate.bytes)
-        return lambda row: bool(crossing[row])
-    if isinstance(predicate, Annotated):
-        return _annotated(predicate.name, facts)
-    return _is(predicate, facts, blocks, chains)
+    match predicate:
+        case Not():
+            inner = compile_predicate(predicate.predicate, facts, blocks, chains, cuts, prices)
+            return lambda row: not inner(row)
+        case And() | Or():
+            tests = [compile_predicate(part, facts, blocks, chains, cuts, prices) for part in predicate.parts]
+            hold = all if isinstance(predicate, And) else any
+            return lambda row: hold(test(row) for test in tests)
+        case Compare():
+            return _compare(predicate, facts, prices)
+        case Match():
+            return _match(predicate, facts)
+        case CrossesCut():
+            crossing = cuts.crossing(predicate.bytes)
+            return lambda row: bool(crossing[row])
+        case Annotated():
+            return _annotated(predicate.name, facts)
+        case Is():
+            return _is(predicate, facts, blocks, chains)
+        case _:
+            assert_never(predicate)
 
 
 def _compare(predicate: Compare, facts: Facts, prices: OperatorPrices | None) -> Test:

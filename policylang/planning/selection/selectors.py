@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from functools import cache
+from typing import assert_never
 
 from attrs import fields
 
@@ -194,24 +195,32 @@ class Selections:
         return [row for row in left if any(mask[other] for other in neighbours[row])]
 
     def _step(self, node: Step, rows: list[int]) -> list[int]:
-        neighbours = self.facts.users if node.direction == "users" else self.facts.inputs
+        neighbours = {"users": self.facts.users, "inputs": self.facts.inputs}[node.direction]
         mask = mask_of((other for row in rows for other in neighbours[row]), len(self.facts))
         return members(mask, self.facts.forward)
 
     def _chain(self, node: Chain, rows: list[int]) -> list[int]:
-        if node.direction == "after":
-            return self.chains.after(rows)
-        before = self.chains.before(rows)
-        if node.direction == "before":
-            return before
-        return union([before, rows, self.chains.after(rows)], self.facts.forward, len(self.facts))
+        match node.direction:
+            case "after":
+                return self.chains.after(rows)
+            case "before":
+                return self.chains.before(rows)
+            case "through":
+                both = [self.chains.before(rows), rows, self.chains.after(rows)]
+                return union(both, self.facts.forward, len(self.facts))
+            case _:
+                assert_never(node.direction)
 
     def _chain_of(self, node: ChainOf, parts: list[list[int]]) -> list[int]:
-        if node.cut == "after":
-            return self.chains.after_marker(parts[0], parts[1])
-        if node.cut == "before":
-            return self.chains.before_marker(parts[0], parts[1])
-        return union([parts[0], self.chains.after(parts[0])], self.facts.forward, len(self.facts))
+        match node.cut:
+            case "after":
+                return self.chains.after_marker(parts[0], parts[1])
+            case "before":
+                return self.chains.before_marker(parts[0], parts[1])
+            case None:
+                return union([parts[0], self.chains.after(parts[0])], self.facts.forward, len(self.facts))
+            case _:
+                assert_never(node.cut)
 
 
 def selections_for(

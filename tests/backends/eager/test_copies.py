@@ -20,6 +20,7 @@ from policylang.errors import PolicyGraphError, PolicyWarning
 from tests.backends.eager.test_observed import POLICY, Layer, Model, batch, check, checkpointed, plainly
 from tests.support import models
 from tests.support.eager import differences, train
+from tests.support.versions import needs_forward_derivatives_of_checkpoints
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["before its first call", "after it"])
@@ -247,6 +248,7 @@ def test_a_derivative_that_allows_no_checkpoint_is_refused_by_name(transform: An
         transform(lambda x: model(x).sum())(batch(0))
 
 
+@needs_forward_derivatives_of_checkpoints
 def test_forward_mode_derivatives_are_carried_through() -> None:
     from torch.autograd import forward_ad
 

@@ -125,7 +125,7 @@ class RecomputeMode(BlockMode):
         kwargs = kwargs or {}
         if self.suspended:
             return self.aside(func, types, args, kwargs)
-        if self._not_written:
+        if self._not_written and not is_no_step(func, args):  # what autograd saves meanwhile is detached
             self._uncount()
         call, at = self._call, self._at
         if call.ran(at) is not func or (func is VIEW and is_same_view(args)):

@@ -67,13 +67,19 @@ def handing_over(tensors: Sequence[ref[SavedTensor]]) -> Iterator[None]:
     """Around a recomputation: what it makes is given to those nodes of the forward that are still there."""
     save, give = saved_tensor_hooks()
     each, running = iter(tensors), running_backward()
+    made: list[tuple[SavedTensor, Tensor]] = []
 
     def pack(value: Tensor) -> Any:
         made_for = next(each, None)
         saved = None if made_for is None else made_for()
         if saved is not None:
-            saved.recomputed, saved.by = HeldResult.of(value.detach()), running
+            made.append((saved, value.detach()))
         return save(value)
 
-    with saved_tensors_hooks(pack, give):
-        yield
+    try:
+        with saved_tensors_hooks(pack, give):
+            yield
+    finally:  # by now a write that was not done again is not counted any more
+        for saved, value in made:
+            saved.recomputed, saved.by = HeldResult.of(value), running
+        made.clear()

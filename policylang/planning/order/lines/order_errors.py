@@ -13,7 +13,7 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic, Mend, Related, prefixed, put_before, removed, written
 from policylang.language.figures import counted, figure, first_lines, listed
 from policylang.language.source import Span
-from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
+from policylang.language.syntax import Bucket, Delay, KeepOrder, Policy, Prefetch, Scheduling
 from policylang.operators.unknown_effects import is_unknown
 from policylang.planning.edits.bucket_errors import nothing_joined
 from policylang.planning.graph_edit import Edits
@@ -179,7 +179,12 @@ class OrderErrors:
 
     def kept(self, picked: Sequence[Picked], found: Moves, facts: Facts) -> None:
         """Lines that move what another holds, or that can move nothing because of it."""
-        keepers = {row: each.statement for each in reversed(picked) for row in each.rows if _keeps(each.statement)}
+        keepers = {
+            row: each.statement
+            for each in reversed(picked)
+            for row in each.rows
+            if isinstance(each.statement, KeepOrder)
+        }
         for number, behind in found.behind_kept.items():
             each = picked[number]
             itself = next((row for row, keeper in behind.items() if row == keeper), None)
@@ -289,10 +294,6 @@ def _narrowed(statement: Bucket | Scheduling) -> tuple[Mend, ...]:
     end = span.end if own is None else span.start + own.start()
     text = span.source.text[span.start : end]
     return written(Span(span.source, span.start, end), [f"(({text}) and collective)"])
-
-
-def _keeps(statement: Scheduling) -> bool:
-    return not isinstance(statement, Prefetch | Delay | Overlap)
 
 
 def _runs_a_graph(facts: Facts, row: int) -> bool:
