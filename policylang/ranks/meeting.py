@@ -38,6 +38,7 @@ from typing import TypeVar
 from attrs import define, evolve, field
 
 from policylang.errors import PolicyDivergenceError
+from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning.edits.offers import Offer, compared
 from policylang.ranks import differences
@@ -52,8 +53,6 @@ _HASTE = 1.0
 """Seconds in which a rank that seems to have another graph may turn out to be in an earlier meeting."""
 _REPLY = 20.0
 """Seconds that a rank is waited for which has sent a digest, and is to say what is behind it."""
-ALONE = "alone"
-"""What a rank is absent from that stops in the middle of what all run."""
 _T = TypeVar("_T")
 
 
@@ -77,7 +76,8 @@ class Meeting:
     alike: bool = True
     """Whether all have the same policy. Otherwise they rewrite nothing together, and their plans will differ."""
     keys: tuple[MeetingKey, ...] = ()
-    _abouts: dict[str, int] = field(factory=dict)
+    _time: int = 0
+    """How often this rank has come to the topic."""
     _step: int = 0
     _taken: int = 0
     """How many steps are behind it."""
@@ -88,10 +88,8 @@ class Meeting:
     """In this step."""
 
     def __attrs_post_init__(self) -> None:
-        topic, graph = address_of(self.topic), address_of(self.topic, self.operators)
         with self._telling():
-            come_to = self.store.history.come_to
-            self._abouts = {topic: come_to(topic), graph: come_to(graph), ALONE: 0}
+            self._time = self.store.history.come_to(address_of(self.topic))
             self._enter()
 
     def _enter(self) -> None:
@@ -155,6 +153,8 @@ class Meeting:
         own = {*self.keys, *self._reached}
         keys = tuple(sorted({*own, *end.keys}, key=lambda key: (key.place, key.number)))
         found = end
+        for topic in {key.topic for key in keys} - {address_of(self.topic)}:
+            self.store.history.come_to(topic)  # where others were meanwhile
         for key in keys:
             found = self.store.first(key.end, evolve(found, steps=self._taken if key in own else 0, keys=keys))
             self.store.history.known.add(found.id)
@@ -162,7 +162,13 @@ class Meeting:
 
     def stopped(self, error: str) -> None:
         """This rank goes no further."""
-        self.end(EndOfComparison.of(self.store.history.new_id(), differences.stopped(self.store.rank, error)))
+        self._end(differences.stopped(self.store.rank, error))
+
+    def _end(self, found: Diagnostic, failed: CannotGoOn | None = None) -> EndOfComparison:
+        absence, rules, keys = (failed.absence, failed.rules, failed.keys) if failed else (None, {}, ())
+        id = self.store.history.new_id() if absence is None else absence.id
+        details = (found.code, found.message, found.help, found.details, rules)
+        return self.end(EndOfComparison(id, *details, absence, keys=tuple(keys)))
 
     # --- steps ---
 
@@ -187,24 +193,13 @@ class Meeting:
 
     def _is_told(self, end: EndOfComparison) -> bool:
         """Whether an end is of this comparison, and not of one before, of which others are still about to hear."""
-        of_this = not end.about or self._abouts.get(end.about) == end.time
-        return of_this and end.id not in self.store.history.known
+        concerned = end.absence is None or end.absence.concerns(address_of(self.topic), self._time, self.operators)
+        return concerned and end.id not in self.store.history.known
 
     def _exchange_once(self, stage: ComparedStage, patience: float) -> None:
         self._step += 1
         before, self._sent = self._sent, [key.message(self.store.rank, self._step) for key in self.keys]
-        history = self.store.history
-        mine = RankMessage(
-            self.store.rank,
-            stage.name,
-            stage.digest,
-            self.keys,
-            self.label,
-            policy_digest(self.policy),
-            stage.by_group,
-            self._abouts,
-            history.absences,
-        )
+        mine = self._message(stage)
         one = Exchange(self.store, mine, self._step, patience)
         for key in self._sent:
             self.store.write(key, mine)
@@ -213,10 +208,24 @@ class Meeting:
         finally:
             self._reached = one.named_by
         self._taken = self._step
-        for about in self._abouts:
-            history.catch_up(about, max(each.abouts.get(about, 0) for each in self._messages.values()))
+        self._time = max(each.time for each in self._messages.values())
+        self.store.history.come_to(address_of(self.topic), at_least=self._time)
         self.store.remove(before)
         self._say_nothing()
+
+    def _message(self, stage: ComparedStage) -> RankMessage:
+        return RankMessage(
+            self.store.rank,
+            stage.name,
+            stage.digest,
+            self.keys,
+            self.label,
+            policy_digest(self.policy),
+            stage.by_group,
+            self._time,
+            self.operators,
+            self.store.history.absences,
+        )
 
     def _confront(self, stage: ComparedStage, first: int, second: int) -> None:
         """Two ranks differ: the second publishes what is behind its digest, the first says for all how they differ."""
@@ -278,21 +287,18 @@ class Meeting:
     @contextmanager
     def _telling(self) -> Iterator[None]:
         """Within, a rank that finds why nobody can go on says so to the others, and all raise the same."""
-        history = self.store.history
         try:
             try:
                 yield
                 return
             except CannotGoOn as failed:
-                end = EndOfComparison.of(history.new_id(), failed.diagnostic, failed.rules, failed.absence)
-                end = evolve(end, keys=tuple(failed.keys))
+                end = self._end(failed.diagnostic, failed)
             except EndedByOther as ended:  # over one of the groups: those of the others are to hear it too
-                end = ended.end
+                end = self.end(ended.end)
             except StoreFailure as failed:
                 if failed.is_gone:
                     raise
-                end = EndOfComparison.of(history.new_id(), failed.diagnostic)
-            end = self.end(end)
+                end = self._end(failed.diagnostic)
             self._say_nothing()
         except StoreFailure as failed:
             raise PolicyDivergenceError([failed.diagnostic]) from failed

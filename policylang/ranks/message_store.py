@@ -45,11 +45,11 @@ class StoreFailure(Exception):
         self.diagnostic, self.is_gone = diagnostic, is_gone
 
 
-class _Counts(threading.local):
-    """By address, how often a thread has come to it. Threads run beside each other in no order that ranks share."""
+class _Times(threading.local):
+    """By topic, how often a thread has come to it. Threads run beside each other in no order that ranks share."""
 
     def __init__(self) -> None:
-        self.by_address: dict[str, int] = {}
+        self.by_topic: dict[str, int] = {}
 
 
 @define(eq=False)
@@ -64,22 +64,18 @@ class RankHistory:
     """The last of this rank."""
     known: set[str] = field(factory=set)
     """The ends and absences that it was told of."""
-    _counts: _Counts = field(factory=_Counts)
+    _times: _Times = field(factory=_Times)
     _made: int = 0
 
     def new_id(self) -> str:
         self._made += 1
         return f"{self.token[:12]}.{self._made}"
 
-    def come_to(self, address: str) -> int:
-        """How often this thread has come there by now."""
-        counts = self._counts.by_address
-        counts[address] = counts.get(address, 0) + 1
-        return counts[address]
-
-    def catch_up(self, address: str, time: int) -> None:
-        """Others have come there more often: they ran what this rank did not have."""
-        self._counts.by_address[address] = time
+    def come_to(self, topic: str, at_least: int = 0) -> int:
+        """How often this thread has come there by now; ``at_least``: others have, and ran what this rank did not."""
+        times = self._times.by_topic
+        times[topic] = at_least or times.get(topic, 0) + 1
+        return times[topic]
 
 
 @define(eq=False)
@@ -188,12 +184,13 @@ class MessageStore:
     def status(self, rank: int) -> RankStatus:
         return self.read_one(RankStatus, f"status/{rank}") or RankStatus()
 
-    def be_absent(self, about: str, time: int, reason: str, stopped: bool = False) -> None:
-        """Say that this rank takes no part in what others may compare."""
+    def be_absent(self, topic: str, graph: str, reason: str) -> None:
+        """Say that this rank takes no part in what others may compare (see :class:`Absence`)."""
         history, said = self.history, reason.partition("\n")[0][:_REASON]
-        added = Absence(history.new_id(), self.rank, about, time, said, stopped)
+        time = history.come_to(topic) if topic else 0
+        added = Absence(history.new_id(), self.rank, topic, time, graph, said)
         history.absences = (*history.absences, added)[-_KEPT:]
-        self.say(RankStatus("stopped" if stopped else "uncompared", said, history.absences))
+        self.say(RankStatus("stopped" if added.stopped else "uncompared", said, history.absences))
 
 
 def _unpacked(kind: type[_T], key: str, text: bytes, longest: int = LONGEST) -> _T:

@@ -83,14 +83,22 @@ class Absence:
 
     id: str
     rank: int
-    about: str
-    """The address of a topic; of what a rank does not compare, with the digest of the graph's operators."""
+    topic: str
+    """Its address; empty where it concerns whatever is compared next."""
     time: int
-    """At which of its comparisons about that: ranks that run one program have all come to it equally often. 0 where it
-    concerns whatever is compared next."""
+    """At which of its comparisons of the topic: ranks that run one program have all come to it equally often."""
+    graph: str
+    """The digest of the operators of what is not compared; empty where it stopped before there was a graph."""
     reason: str
     """For people."""
-    stopped: bool
+
+    @property
+    def stopped(self) -> bool:
+        return not self.graph
+
+    def concerns(self, topic: str, time: int, graph: str) -> bool:
+        """Whether it is from this comparison of the topic."""
+        return not self.topic or ((self.topic, self.time) == (topic, time) and self.graph in ("", graph))
 
 
 @frozen
@@ -109,14 +117,16 @@ class RankMessage:
     """The digest of its policy's text."""
     by_group: tuple[GroupDigest, ...] = ()
     """In the order in which the graph first uses the groups."""
-    abouts: Mapping[str, int] = field(factory=dict)
-    """What an absence from this comparison would be about, and at which time."""
+    time: int = 0
+    """How often the rank has come to the topic."""
+    graph: str = ""
+    """The digest of its operators."""
     absences: tuple[Absence, ...] = ()
     """The last of this rank."""
 
     def misses(self, absence: Absence) -> bool:
         """Whether it waits for a rank that is absent."""
-        return self.abouts.get(absence.about) == absence.time
+        return absence.concerns(self.keys[0].topic, self.time, self.graph)
 
 
 @frozen
@@ -124,27 +134,18 @@ class EndOfComparison:
     """Why a comparison ends without anybody going on. All ranks show the same."""
 
     id: str
-    """Of the absence, where one is why."""
     code: str
     message: str
     help: str | None = None
     details: tuple[str, ...] = ()
     rules: Mapping[str, int] = field(factory=dict)
     """By the digest of a policy, the rule of it that the message is about."""
-    about: str = ""
-    """Of that absence: ranks that have come to this at another time are in another comparison."""
-    time: int = 0
+    absence: Absence | None = None
+    """Where that is why: it concerns who misses it."""
     steps: int = 0
     """How many steps the rank that says it has taken with the others: until there, all go on."""
     keys: tuple[MeetingKey, ...] = ()
     """All that it is said under."""
-
-    @classmethod
-    def of(
-        cls, id: str, found: Diagnostic, rules: Mapping[str, int] | None = None, absence: Absence | None = None
-    ) -> EndOfComparison:
-        about = (id, "", 0) if absence is None else (absence.id, absence.about, absence.time)
-        return cls(about[0], found.code, found.message, found.help, found.details, rules or {}, *about[1:])
 
     @property
     def diagnostic(self) -> Diagnostic:
@@ -183,8 +184,9 @@ def unpack(kind: type[_T], text: str | bytes) -> _T:
 
 
 def _plain(value: Any) -> Any:
-    if attrs.has(type(value)):
-        return [_plain(getattr(value, name)) for name in _fields(type(value))]
+    kind: Any = type(value)
+    if attrs.has(kind):
+        return [_plain(getattr(value, name)) for name in _fields(kind)]
     if isinstance(value, tuple | list):
         return [_plain(part) for part in value]
     return dict(value) if isinstance(value, Mapping) else value

@@ -20,7 +20,7 @@ from policylang.ranks.messages import (
 
 RANKS = st.sets(st.integers(0, 300), min_size=1).map(lambda ranks: tuple(sorted(ranks)))
 KEY = MeetingKey("ab", "tp", (0, 1), 2)
-ABSENCE = Absence("x.1", 1, "ab", 3, "says \ud800 `it`", True)
+ABSENCE = Absence("x.1", 1, "ab", 3, "", "says \ud800 `it`")
 
 
 @given(RANKS, RANKS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -22,6 +23,7 @@ from policylang.planning.planner import plan as make_plan
 from policylang.ranks import exchange, message_store
 from policylang.ranks.comparison import PATIENCE, agree_on_plan, comparing, ranks_of
 from policylang.ranks.message_store import MessageStore
+from policylang.ranks.messages import LONGEST
 from tests.support.textgraph import GraphBuilder
 
 SAVE, RECOMPUTE = policylang.parse("undecided -> save\n"), policylang.parse("save mm\nundecided -> recompute\n")
@@ -174,3 +176,64 @@ def test_every_fault_is_told_to_whom_it_concerns_and_to_nobody_later(
     for number, episode in enumerate((*episodes, evolve(episodes[-1], fault=WELL))):
         for rank in range(world):
             assert found[rank][number] in expected(rank, episode), (number, rank, episode, found)
+
+
+def test_threads_with_groups_of_their_own_never_meet() -> None:
+    """Each rank runs three models in threads, in an order of its own; the topics are the same."""
+    store, wrong = dist.HashStore(), list[str]()
+    stores = [MessageStore(rank, lambda: store) for rank in range(2)]
+    own = threading.local()
+
+    def model(rank: int, number: int) -> None:
+        own.store, pauses = stores[rank], random.Random(f"{rank} {number}")
+        facts = facts_for(rank, [(0, 1)])
+        facts = evolve(
+            facts,
+            group_names=tuple(f"{number}" if name else "" for name in facts.group_names),
+            groups={f"{number}": Group(f"{number}", (0, 1), 2)},
+        )
+        try:
+            for policy in (SAVE, RECOMPUTE)[number % 2 :] * 4:
+                time.sleep(QUICK * pauses.choice((0.0, 0.1, 1.0)))
+                with comparing("apply"):
+                    ranks_of(facts, policy, "forward")
+                    agree_on_plan(make_plan(policy, facts, JOINT))
+        except BaseException as error:
+            wrong.append(str(error))
+
+    with mock.patch.object(message_store, "message_store", side_effect=lambda: own.store):
+        threads = [threading.Thread(target=model, args=each) for each in itertools.product(range(2), range(3))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert not wrong
+    assert store.num_keys() == 2, "what is left is who has joined"
+
+
+def test_a_store_that_is_gone_is_said() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
+    del server
+    gone = MessageStore(1, lambda: client)
+    with (
+        mock.patch.object(message_store, "message_store", return_value=gone),
+        pytest.raises(PolicyDivergenceError, match="cannot be reached any more") as told,
+        comparing("apply"),
+    ):
+        ranks_of(facts_for(1, [(0, 1)]), SAVE, "forward")
+    assert told.value.diagnostics[0].code == "APL604"
+
+
+@pytest.mark.parametrize("text", ["gAOVCg==", "[]", "[" * 100_000, " " * (LONGEST + 1)])
+def test_what_no_rank_has_written_is_said(text: str) -> None:
+    store = dist.HashStore()
+    store.set(f"{message_store.PREFIX}/status/1", text)
+    ours = MessageStore(0, lambda: store)
+    with (
+        mock.patch.object(message_store, "message_store", return_value=ours),
+        pytest.raises(PolicyDivergenceError, match="no message of policylang") as told,
+        comparing("apply"),
+    ):
+        ranks_of(facts_for(0, [(0, 1)]), SAVE, "forward")
+    assert told.value.diagnostics[0].code == "APL621"

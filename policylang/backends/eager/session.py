@@ -253,14 +253,16 @@ class CheckpointContext:
             remove_saved_tensor_hooks()
             self._aside = True
 
-    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_traceback: object) -> None:
         this_thread.around.remove(self)
         if self._aside:
             self._aside = False
             restore_saved_tensor_hooks(self._hooks)
         self._hooks = None  # they hold the checkpoint, and the checkpoint holds this context
         self._leave(finished=kind is None)
-        if kind is not None:
+        if error is not None:
+            if self.running is not None:
+                self.running.failed(error)
             self.running = None
         elif self.block is None and not (self._gave_way or self._plainly) and graph_being_traced() is None:
             raise self.session.nothing_ran()
