@@ -49,10 +49,15 @@ class CannotGoOn(Exception):
     keys: Sequence[MeetingKey] = ()
     """Who waits there is to hear it too."""
     rules: Mapping[str, int] = field(factory=dict)
-    absence: Absence | None = None
-    """Where that is why."""
-    is_hasty: bool = False
-    """Whether a message that is not of this comparison may be why."""
+    absence: str = ""
+    """The id of that which is why."""
+
+
+@define
+class BehindOthers(Exception):
+    """Others have come to the topic more often, and wait there: they ran what this rank did not have."""
+
+    number: int
 
 
 @define(eq=False)
@@ -68,6 +73,8 @@ class Exchange:
     named_by: dict[MeetingKey, RankMessage] = field(factory=dict)
     awaited: dict[int, MeetingKey] = field(factory=dict)
     """The ranks that have not sent anything yet, and a key under which they will."""
+    waits: bool = False
+    """Whether it has said to which number it has come."""
     cycle: tuple[frozenset[Awaited], int] = (frozenset(), 0)
     """The messages that ranks wait for in a cycle, and in how many looks on end they have been the same."""
 
@@ -114,13 +121,11 @@ class Exchange:
     def _take(self, message: RankMessage) -> None:
         if message is not self.mine:
             self._check_absences(message.absences)
-            if any(message.misses(each) and not self.mine.misses(each) for each in self.mine.absences):
-                return  # it is about to hear that this rank was not there
         self.known[message.rank] = message
         self.awaited.pop(message.rank, None)
         for key, other in self.named_by.items():
             if message.rank in key.ranks and key not in message.keys:
-                raise CannotGoOn(differences.not_shared(message, key, other), is_hasty=True)
+                raise CannotGoOn(differences.not_shared(message, key, other))
         for key in message.keys:
             if key in self.named_by:
                 continue
@@ -129,7 +134,7 @@ class Exchange:
                 if rank not in self.known:
                     self.awaited[rank] = key
                 elif key not in self.known[rank].keys:
-                    raise CannotGoOn(differences.not_shared(self.known[rank], key, message), is_hasty=True)
+                    raise CannotGoOn(differences.not_shared(self.known[rank], key, message))
 
     # --- why somebody has not come ---
 
@@ -144,6 +149,8 @@ class Exchange:
             self.store.say(RankStatus("waiting", self.mine.label, self.store.history.absences, awaited))
         for rank, _ in self._few():
             self._check_absences(self.store.status(rank).absences)
+        if self.awaited and self.step == 1:
+            self._look_for_others_ahead()
         if self.store.alone:
             self._look_for_cycle()
 
@@ -151,10 +158,21 @@ class Exchange:
         """Of the ranks that are awaited, those that are looked at one by one: at first the lowest."""
         return sorted(self.awaited.items(), key=lambda each: each[0])[:_FEW]
 
+    def _look_for_others_ahead(self) -> None:
+        """Raises :class:`BehindOthers`. Before anything is compared."""
+        for key in self.mine.keys:
+            if not self.waits:
+                self.store.write(key.at(self.mine.rank), key.number)
+            for rank in key.ranks[:_FEW]:
+                number = 0 if rank == self.mine.rank else self.store.read_one(int, key.at(rank)) or 0
+                if number > key.number:
+                    raise BehindOthers(number)
+        self.waits = True
+
     def _check_absences(self, absences: Sequence[Absence]) -> None:
         for absence in absences:
             if absence.id not in self.store.history.known and self.mine.misses(absence):
-                raise CannotGoOn(differences.absent(self.mine, absence), absence=absence)
+                raise CannotGoOn(differences.absent(self.mine, absence), absence=absence.id)
 
     def _look_for_cycle(self) -> None:
         """Whether a rank that is awaited itself waits, and in the end for this one: the same looks on end. What a rank

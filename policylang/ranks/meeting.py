@@ -3,8 +3,10 @@
 **Where ranks meet.** A rank that is about to plan a graph comes to one place for each process group of the graph. A
 place is named by the topic (the code that is compiled, ``apply``, the block) and by the group: the name that c10d gives
 it, which is the same on all members, and its ranks. Nothing of the graph is in the name, so ranks whose graphs differ
-meet, and are told so. Two models with groups of their own never meet, in whatever order threads run them. Meetings at
-one place are numbered, by each rank for itself: members of a group come to one place in one order.
+meet, and are told so. Two models with groups of their own never meet, in whatever order threads run them. A meeting has
+a number: how often the rank's thread has come to the topic. Ranks that run one program count alike. Where one has run
+what others did not have, or threads take turns, one of them is ahead: a rank that waits says its number, and who reads
+a higher one at its own place goes there.
 
 **A step.** A rank writes one message under each of its keys (place and number) and reads those of the members of its
 groups; messages name the keys of who sent them, and the ranks of these are read too. All that hang together over any
@@ -14,14 +16,12 @@ difference is. A step over, a rank takes away its messages of the step before. T
 meeting takes away the rest.
 
 **An end.** Whoever finds why nobody can go on writes it under every key that it concerns; of several, the first is
-believed. Whoever reads it writes it under the keys that it knows of, and raises. An end has an id, and a rank
-remembers those that it was told. So a meeting that has ended is passed by every member exactly once: a rank that comes
-late is told; one that knows the reason goes on to the next number. Nothing else repairs numbers.
+believed. Whoever reads it writes it under the keys that it knows of, too, and raises. It stays, so that a rank that
+comes late is told.
 
-**An absence.** A rank that stops before it knows its groups, or does not compare, says so beside its status, with the
-topic and how often its thread has come to it. A rank that waits for it, or reads a later message of it, at the same
-time of the same topic, ends its meeting with that. A rank that has come to the topic another time
-is not concerned, and begins its meeting anew.
+**An absence.** A rank that stops before it knows its groups, or does not compare, counts that as having come, and says
+so beside its status, with the topic and the number. A rank that waits for it under this number, or reads a later
+message of it, ends its meeting with that.
 
 **Waiting.** A rank is waited for as long as its process groups would wait for it. A rank that waits says for what,
 unless other threads of it may come meanwhile; ranks that wait for each other over different graphs are told.
@@ -42,15 +42,11 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning.edits.offers import Offer, compared
 from policylang.ranks import differences
-from policylang.ranks.exchange import CannotGoOn, EndedByOther, Exchange
+from policylang.ranks.exchange import BehindOthers, CannotGoOn, EndedByOther, Exchange
 from policylang.ranks.message_store import MessageStore, StoreFailure
 from policylang.ranks.messages import EndOfComparison, MeetingKey, RankMessage, RankStatus, address_of
 from policylang.ranks.rank_account import SETTINGS, ComparedStage, StageContent, policy_digest
 
-_PAUSE = 0.02
-"""Seconds."""
-_HASTE = 1.0
-"""Seconds in which a rank that seems to have another graph may turn out to be in an earlier meeting."""
 _REPLY = 20.0
 """Seconds that a rank is waited for which has sent a digest, and is to say what is behind it."""
 _T = TypeVar("_T")
@@ -76,8 +72,6 @@ class Meeting:
     alike: bool = True
     """Whether all have the same policy. Otherwise they rewrite nothing together, and their plans will differ."""
     keys: tuple[MeetingKey, ...] = ()
-    _time: int = 0
-    """How often this rank has come to the topic."""
     _step: int = 0
     _taken: int = 0
     """How many steps are behind it."""
@@ -89,20 +83,12 @@ class Meeting:
 
     def __attrs_post_init__(self) -> None:
         with self._telling():
-            self._time = self.store.history.come_to(address_of(self.topic))
-            self._enter()
+            self._come()
 
-    def _enter(self) -> None:
-        """Come to the next meeting at each place that has not ended already."""
-        history, found = self.store.history, []
-        own = {key.place: key.number for key in self.keys}
-        for group, ranks in self.groups.items():
-            key = MeetingKey(address_of(self.topic), group, tuple(sorted(ranks)), 0)
-            key = evolve(key, number=own.get(key.place) or history.numbers.get(key.place, 0) + 1)
-            while (end := self.store.read_one(EndOfComparison, key.end)) is not None and not self._is_told(end):
-                key = evolve(key, number=key.number + 1)
-            history.numbers[key.place] = key.number
-            found.append(key)
+    def _come(self, at_least: int = 0) -> None:
+        topic = address_of(self.topic)
+        number = self.store.history.come_to(topic, at_least)
+        found = (MeetingKey(topic, group, tuple(sorted(ranks)), number) for group, ranks in self.groups.items())
         self.keys = tuple(sorted(found, key=lambda each: each.place))
 
     def leave(self) -> None:
@@ -152,55 +138,39 @@ class Meeting:
         """Say that nobody is to go on, to all who wait or will: the first to say so is believed."""
         own = {*self.keys, *self._reached}
         keys = tuple(sorted({*own, *end.keys}, key=lambda key: (key.place, key.number)))
-        found = end
         for topic in {key.topic for key in keys} - {address_of(self.topic)}:
             self.store.history.come_to(topic)  # where others were meanwhile
         for key in keys:
-            found = self.store.first(key.end, evolve(found, steps=self._taken if key in own else 0, keys=keys))
-            self.store.history.known.add(found.id)
-        return found
+            end = self.store.first(key.end, evolve(end, steps=self._taken if key in own else 0, keys=keys))
+        self.store.history.known.add(end.absence)
+        return end
 
     def stopped(self, error: str) -> None:
         """This rank goes no further."""
         self._end(differences.stopped(self.store.rank, error))
 
     def _end(self, found: Diagnostic, failed: CannotGoOn | None = None) -> EndOfComparison:
-        absence, rules, keys = (failed.absence, failed.rules, failed.keys) if failed else (None, {}, ())
-        id = self.store.history.new_id() if absence is None else absence.id
-        details = (found.code, found.message, found.help, found.details, rules)
-        return self.end(EndOfComparison(id, *details, absence, keys=tuple(keys)))
+        more = (failed.rules, failed.absence, 0, tuple(failed.keys)) if failed else ()
+        return self.end(EndOfComparison(found.code, found.message, found.help, found.details, *more))
 
     # --- steps ---
 
     def _exchange(self, stage: ComparedStage) -> dict[int, RankMessage]:
-        since = time.monotonic()
         with self._telling():
             while True:
-                left = since + self.patience - time.monotonic()
                 try:
-                    self._exchange_once(stage, left)
+                    self._exchange_once(stage)
                     return self._messages
-                except EndedByOther as ended:
-                    if self._step > 1 or left < 0 or self._is_told(ended.end):
-                        raise
-                    self.store.history.known.add(ended.end.id)
-                except CannotGoOn as failed:
-                    if self._step > 1 or not failed.is_hasty or time.monotonic() > since + _HASTE:
-                        raise
-                time.sleep(_PAUSE)  # somebody was in an earlier meeting still, which is over: all begin anew
-                self._enter()
-                self._step, self._reached = 0, {}
+                except BehindOthers as behind:
+                    self.store.remove([*self._sent, *(key.at(self.store.rank) for key in self.keys)])
+                    self._come(at_least=behind.number)
+                    self._step, self._sent = 0, []
 
-    def _is_told(self, end: EndOfComparison) -> bool:
-        """Whether an end is of this comparison, and not of one before, of which others are still about to hear."""
-        concerned = end.absence is None or end.absence.concerns(address_of(self.topic), self._time, self.operators)
-        return concerned and end.id not in self.store.history.known
-
-    def _exchange_once(self, stage: ComparedStage, patience: float) -> None:
+    def _exchange_once(self, stage: ComparedStage) -> None:
         self._step += 1
         before, self._sent = self._sent, [key.message(self.store.rank, self._step) for key in self.keys]
         mine = self._message(stage)
-        one = Exchange(self.store, mine, self._step, patience)
+        one = Exchange(self.store, mine, self._step, self.patience)
         for key in self._sent:
             self.store.write(key, mine)
         try:
@@ -208,9 +178,7 @@ class Meeting:
         finally:
             self._reached = one.named_by
         self._taken = self._step
-        self._time = max(each.time for each in self._messages.values())
-        self.store.history.come_to(address_of(self.topic), at_least=self._time)
-        self.store.remove(before)
+        self.store.remove([*before, *(key.at(self.store.rank) for key in self.keys if one.waits)])
         self._say_nothing()
 
     def _message(self, stage: ComparedStage) -> RankMessage:
@@ -222,7 +190,6 @@ class Meeting:
             self.label,
             policy_digest(self.policy),
             stage.by_group,
-            self._time,
             self.operators,
             self.store.history.absences,
         )

@@ -58,23 +58,16 @@ class RankHistory:
 
     token: str = field(factory=lambda: uuid.uuid4().hex)
     """Stands in the stores that it was made for: one may outlive a process group."""
-    numbers: dict[str, int] = field(factory=dict)
-    """Of the last meeting at each place."""
     absences: tuple[Absence, ...] = ()
     """The last of this rank."""
     known: set[str] = field(factory=set)
-    """The ends and absences that it was told of."""
+    """The absences of other ranks that it was told of."""
     _times: _Times = field(factory=_Times)
-    _made: int = 0
-
-    def new_id(self) -> str:
-        self._made += 1
-        return f"{self.token[:12]}.{self._made}"
 
     def come_to(self, topic: str, at_least: int = 0) -> int:
         """How often this thread has come there by now; ``at_least``: others have, and ran what this rank did not."""
         times = self._times.by_topic
-        times[topic] = at_least or times.get(topic, 0) + 1
+        times[topic] = max(times.get(topic, 0) + 1, at_least)
         return times[topic]
 
 
@@ -188,7 +181,7 @@ class MessageStore:
         """Say that this rank takes no part in what others may compare (see :class:`Absence`)."""
         history, said = self.history, reason.partition("\n")[0][:_REASON]
         time = history.come_to(topic) if topic else 0
-        added = Absence(history.new_id(), self.rank, topic, time, graph, said)
+        added = Absence(uuid.uuid4().hex, self.rank, topic, time, graph, said)
         history.absences = (*history.absences, added)[-_KEPT:]
         self.say(RankStatus("stopped" if added.stopped else "uncompared", said, history.absences))
 

@@ -28,7 +28,7 @@ def address_of(*words: str) -> str:
 
 @frozen
 class MeetingKey:
-    """Where the members of a process group meet: a topic, the group, and how often they have met there."""
+    """Where the members of a process group meet: a topic, the group, and how often a rank has come to the topic."""
 
     topic: str
     """Its address."""
@@ -50,6 +50,10 @@ class MeetingKey:
     def end(self) -> str:
         """Where a rank says why nobody is to go on."""
         return f"{self.place}/{self.number}/end"
+
+    def at(self, rank: int) -> str:
+        """Where a rank that waits says which number it has come to."""
+        return f"{self.place}/at/{rank}"
 
     @property
     def done(self) -> str:
@@ -86,7 +90,7 @@ class Absence:
     topic: str
     """Its address; empty where it concerns whatever is compared next."""
     time: int
-    """At which of its comparisons of the topic: ranks that run one program have all come to it equally often."""
+    """How often the rank had come to the topic by then."""
     graph: str
     """The digest of the operators of what is not compared; empty where it stopped before there was a graph."""
     reason: str
@@ -95,10 +99,6 @@ class Absence:
     @property
     def stopped(self) -> bool:
         return not self.graph
-
-    def concerns(self, topic: str, time: int, graph: str) -> bool:
-        """Whether it is from this comparison of the topic."""
-        return not self.topic or ((self.topic, self.time) == (topic, time) and self.graph in ("", graph))
 
 
 @frozen
@@ -117,8 +117,6 @@ class RankMessage:
     """The digest of its policy's text."""
     by_group: tuple[GroupDigest, ...] = ()
     """In the order in which the graph first uses the groups."""
-    time: int = 0
-    """How often the rank has come to the topic."""
     graph: str = ""
     """The digest of its operators."""
     absences: tuple[Absence, ...] = ()
@@ -126,22 +124,22 @@ class RankMessage:
 
     def misses(self, absence: Absence) -> bool:
         """Whether it waits for a rank that is absent."""
-        return absence.concerns(self.keys[0].topic, self.time, self.graph)
+        at = self.keys[0].topic, self.keys[0].number
+        return not absence.topic or ((absence.topic, absence.time) == at and absence.graph in ("", self.graph))
 
 
 @frozen
 class EndOfComparison:
     """Why a comparison ends without anybody going on. All ranks show the same."""
 
-    id: str
     code: str
     message: str
     help: str | None = None
     details: tuple[str, ...] = ()
     rules: Mapping[str, int] = field(factory=dict)
     """By the digest of a policy, the rule of it that the message is about."""
-    absence: Absence | None = None
-    """Where that is why: it concerns who misses it."""
+    absence: str = ""
+    """The id of that which is why."""
     steps: int = 0
     """How many steps the rank that says it has taken with the others: until there, all go on."""
     keys: tuple[MeetingKey, ...] = ()

@@ -41,7 +41,7 @@ def test_regular_ranks_are_short(ranks: range, text: str) -> None:
     [
         RankMessage(0, "plan", "00", (KEY,), absences=(ABSENCE,)),
         RankStatus("waiting", "a graph", (ABSENCE,), (Awaited(KEY, 1, 0),)),
-        EndOfComparison("x.2", "APL601", "so", None, ("a", "b"), {"digest": 3}, keys=(KEY,)),
+        EndOfComparison("APL601", "so", None, ("a", "b"), {"digest": 3}, keys=(KEY,)),
     ],
 )
 def test_what_is_written_is_read(value: object) -> None:

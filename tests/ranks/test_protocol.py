@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import policylang
 from policylang.errors import PolicyDivergenceError
 from policylang.graph.facts import Facts, Flag, GraphKind, Group
+from policylang.language.syntax import Policy
 from policylang.planning.capabilities import JOINT
 from policylang.planning.planner import plan as make_plan
 from policylang.ranks import exchange, message_store
@@ -179,35 +180,33 @@ def test_every_fault_is_told_to_whom_it_concerns_and_to_nobody_later(
 
 
 def test_threads_with_groups_of_their_own_never_meet() -> None:
-    """Each rank runs three models in threads, in an order of its own; the topics are the same."""
-    store, wrong = dist.HashStore(), list[str]()
-    stores = [MessageStore(rank, lambda: store) for rank in range(2)]
+    """Each rank compares three models in the threads of a pool, in an order of its own; the topics are the same."""
+    store = dist.HashStore()
+
+    def compare(ours: MessageStore, facts: Facts, policy: Policy) -> None:
+        own.store = ours
+        with comparing("apply"):
+            ranks_of(facts, policy, "forward")
+            agree_on_plan(make_plan(policy, facts, JOINT))
+
+    def models(rank: int, number: int) -> None:
+        pauses, facts = random.Random(f"{rank} {number}"), facts_for(rank, [(0, 1)])
+        names = tuple(f"{number}" if name else "" for name in facts.group_names)
+        facts = evolve(facts, group_names=names, groups={f"{number}": Group(f"{number}", (0, 1), 2)})
+        for policy in (SAVE, RECOMPUTE)[number % 2 :] * 4:
+            time.sleep(QUICK * pauses.choice((0.0, 0.1, 1.0)))
+            pools[rank].submit(compare, stores[rank], facts, policy).result(60)
+
     own = threading.local()
-
-    def model(rank: int, number: int) -> None:
-        own.store, pauses = stores[rank], random.Random(f"{rank} {number}")
-        facts = facts_for(rank, [(0, 1)])
-        facts = evolve(
-            facts,
-            group_names=tuple(f"{number}" if name else "" for name in facts.group_names),
-            groups={f"{number}": Group(f"{number}", (0, 1), 2)},
-        )
-        try:
-            for policy in (SAVE, RECOMPUTE)[number % 2 :] * 4:
-                time.sleep(QUICK * pauses.choice((0.0, 0.1, 1.0)))
-                with comparing("apply"):
-                    ranks_of(facts, policy, "forward")
-                    agree_on_plan(make_plan(policy, facts, JOINT))
-        except BaseException as error:
-            wrong.append(str(error))
-
-    with mock.patch.object(message_store, "message_store", side_effect=lambda: own.store):
-        threads = [threading.Thread(target=model, args=each) for each in itertools.product(range(2), range(3))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert not wrong
+    stores = [MessageStore(rank, lambda: store) for rank in range(2)]
+    pools = [ThreadPoolExecutor(3) for _ in range(2)]
+    with (
+        mock.patch.object(message_store, "message_store", side_effect=lambda: own.store),
+        mock.patch.object(exchange, "_LOOK", QUICK * exchange._LOOK),
+        ThreadPoolExecutor(6) as drivers,
+    ):
+        for each in [drivers.submit(models, rank, number) for rank in range(2) for number in range(3)]:
+            each.result()
     assert store.num_keys() == 2, "what is left is who has joined"
 
 
