@@ -15,7 +15,6 @@ from datetime import datetime
 
 from attrs import define, field
 
-from policylang.language.diagnostics import Diagnostic
 from policylang.ranks import differences
 from policylang.ranks.message_store import MessageStore
 from policylang.ranks.messages import Absence, Awaited, EndOfComparison, MeetingKey, RankMessage, RankStatus, named
@@ -35,22 +34,10 @@ log = logging.getLogger("policylang.ranks")
 
 
 @define
-class EndedByOther(Exception):
-    """Another rank has ended the comparison, for all."""
+class Ended(Exception):
+    """Nobody can go on. This rank has found why, or another has told it."""
 
     end: EndOfComparison
-
-
-@define
-class CannotGoOn(Exception):
-    """This rank has found why nobody can go on."""
-
-    diagnostic: Diagnostic
-    keys: Sequence[MeetingKey] = ()
-    """Who waits there is to hear it too."""
-    rules: Mapping[str, int] = field(factory=dict)
-    absence: str = ""
-    """The id of that which is why."""
 
 
 @define
@@ -79,7 +66,7 @@ class Exchange:
     """The messages that ranks wait for in a cycle, and in how many looks on end they have been the same."""
 
     def run(self) -> dict[int, RankMessage]:
-        """By rank. Raises :class:`EndedByOther` and :class:`CannotGoOn`."""
+        """By rank. Raises :class:`Ended`."""
         self.hear(self.mine.keys)
         self._take(self.mine)
         started = looked = time.monotonic()
@@ -96,7 +83,7 @@ class Exchange:
             looked, look = now, _LOOK if len(self.awaited) <= _FEW else min(1.5 * look, _LONGEST)
             self._look()
             if self.awaited and now - started > self.patience:
-                raise CannotGoOn(differences.missing(self.mine, self._reasons(now - started)))
+                raise Ended(EndOfComparison.of(differences.missing(self.mine, self._reasons(now - started))))
             if self.awaited and now - started > notice:
                 notice *= 2
                 self._notice(since, now - started)
@@ -104,10 +91,10 @@ class Exchange:
         return self.known
 
     def hear(self, keys: Sequence[MeetingKey] | Mapping[MeetingKey, RankMessage]) -> None:
-        """Raises :class:`EndedByOther` where another rank has said that nobody is to go on."""
+        """Raises :class:`Ended` where another rank has said that nobody is to go on."""
         end = self.store.end_of(keys, self.step)
         if end is not None:
-            raise EndedByOther(end)
+            raise Ended(end)
 
     # --- reading ---
 
@@ -125,7 +112,7 @@ class Exchange:
         self.awaited.pop(message.rank, None)
         for key, other in self.named_by.items():
             if message.rank in key.ranks and key not in message.keys:
-                raise CannotGoOn(differences.not_shared(message, key, other))
+                raise Ended(EndOfComparison.of(differences.not_shared(message, key, other)))
         for key in message.keys:
             if key in self.named_by:
                 continue
@@ -134,7 +121,7 @@ class Exchange:
                 if rank not in self.known:
                     self.awaited[rank] = key
                 elif key not in self.known[rank].keys:
-                    raise CannotGoOn(differences.not_shared(self.known[rank], key, message))
+                    raise Ended(EndOfComparison.of(differences.not_shared(self.known[rank], key, message)))
 
     # --- why somebody has not come ---
 
@@ -172,7 +159,7 @@ class Exchange:
     def _check_absences(self, absences: Sequence[Absence]) -> None:
         for absence in absences:
             if absence.id not in self.store.history.known and self.mine.misses(absence):
-                raise CannotGoOn(differences.absent(self.mine, absence), absence=absence.id)
+                raise Ended(EndOfComparison.of(differences.absent(self.mine, absence), absence=absence.id))
 
     def _look_for_cycle(self) -> None:
         """Whether a rank that is awaited itself waits, and in the end for this one: the same looks on end. What a rank
@@ -195,8 +182,8 @@ class Exchange:
         self.cycle = (awaited, self.cycle[1] + 1 if awaited == self.cycle[0] else 1)
         if closed and self.cycle[1] >= _CYCLE:
             rank = next(rank for rank, _ in self._few() if rank in waiting)
-            keys = [each.key for each in found]
-            raise CannotGoOn(differences.waiting(self.mine, self.awaited[rank], rank, waiting), keys)
+            told = differences.waiting(self.mine, self.awaited[rank], rank, waiting)
+            raise Ended(EndOfComparison.of(told, keys=tuple(each.key for each in found)))
 
     def _reasons(self, seconds: float) -> dict[int, str]:
         """By rank that has not come, what it is seen to do."""

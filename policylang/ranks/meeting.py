@@ -38,11 +38,10 @@ from typing import TypeVar
 from attrs import define, evolve, field
 
 from policylang.errors import PolicyDivergenceError
-from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning.edits.offers import Offer, compared
 from policylang.ranks import differences
-from policylang.ranks.exchange import BehindOthers, CannotGoOn, EndedByOther, Exchange
+from policylang.ranks.exchange import BehindOthers, Ended, Exchange
 from policylang.ranks.message_store import MessageStore, StoreFailure
 from policylang.ranks.messages import EndOfComparison, MeetingKey, RankMessage, RankStatus, address_of
 from policylang.ranks.rank_account import SETTINGS, ComparedStage, StageContent, policy_digest
@@ -86,10 +85,12 @@ class Meeting:
             self._come()
 
     def _come(self, at_least: int = 0) -> None:
-        topic = address_of(self.topic)
-        number = self.store.history.come_to(topic, at_least)
-        found = (MeetingKey(topic, group, tuple(sorted(ranks)), number) for group, ranks in self.groups.items())
-        self.keys = tuple(sorted(found, key=lambda each: each.place))
+        topic, history = address_of(self.topic), self.store.history
+        found = [MeetingKey(topic, group, tuple(sorted(ranks)), 0) for group, ranks in self.groups.items()]
+        places = {key.place: key for key in found}
+        number = history.come_to(topic, max(at_least, *(history.numbers.get(place, 0) + 1 for place in places)))
+        history.numbers.update(dict.fromkeys(places, number))
+        self.keys = tuple(evolve(places[place], number=number) for place in sorted(places))
 
     def leave(self) -> None:
         """This rank goes on. The last to do so takes away the messages of the last step."""
@@ -147,11 +148,7 @@ class Meeting:
 
     def stopped(self, error: str) -> None:
         """This rank goes no further."""
-        self._end(differences.stopped(self.store.rank, error))
-
-    def _end(self, found: Diagnostic, failed: CannotGoOn | None = None) -> EndOfComparison:
-        more = (failed.rules, failed.absence, 0, tuple(failed.keys)) if failed else ()
-        return self.end(EndOfComparison(found.code, found.message, found.help, found.details, *more))
+        self.end(EndOfComparison.of(differences.stopped(self.store.rank, error)))
 
     # --- steps ---
 
@@ -203,11 +200,12 @@ class Meeting:
             if mine == first:
                 contents = {first: stage.content(), second: self._content(second)}
                 found, rules = differences.between(stage.name, self._messages, contents)
-                raise CannotGoOn(found, rules=rules)
+                raise Ended(EndOfComparison.of(found, rules=rules))
             end = self._poll(lambda: self.store.end_of(self.keys, math.inf), self.patience, 0.02)
-            if end is not None:
-                raise EndedByOther(end)
-            raise CannotGoOn(differences.missing(self._messages[mine], {first: "differs, and has not said how"}))
+            if end is None:
+                why = {first: "differs, and has not said how"}
+                end = EndOfComparison.of(differences.missing(self._messages[mine], why))
+            raise Ended(end)
 
     def _check_stages(self, messages: Mapping[int, RankMessage]) -> None:
         """A rank whose graph is from a cache may have settled other rewrites than are settled now, or none."""
@@ -215,21 +213,22 @@ class Meeting:
         for rank, message in sorted(messages.items()):
             if message.stage != mine.stage:
                 with self._telling():
-                    raise CannotGoOn(differences.out_of_step(mine, rank, message))
+                    raise Ended(EndOfComparison.of(differences.out_of_step(mine, rank, message)))
 
     # --- what is behind a digest ---
 
     def _publish(self, content: StageContent) -> None:
         with self._telling():
-            self._sent += self.store.write_parts(self._place(self._messages[self.store.rank]), content)
+            self._sent.append(self._place(self._messages[self.store.rank]))
+            self.store.write_long(self._sent[-1], content)
 
     def _content(self, rank: int) -> StageContent:
         with self._telling():
             place = self._place(self._messages[rank])
-            found = self._poll(lambda: self.store.read_parts(StageContent, place), min(_REPLY, self.patience), 0.01)
+            found = self._poll(lambda: self.store.read_long(StageContent, place), min(_REPLY, self.patience), 0.01)
             if found is None:
                 why = {rank: "has posted a digest, and not what is behind it"}
-                raise CannotGoOn(differences.missing(self._messages[self.store.rank], why))
+                raise Ended(EndOfComparison.of(differences.missing(self._messages[self.store.rank], why)))
             return found
 
     def _poll(self, look: Callable[[], _T | None], seconds: float, pause: float) -> _T | None:
@@ -258,14 +257,12 @@ class Meeting:
             try:
                 yield
                 return
-            except CannotGoOn as failed:
-                end = self._end(failed.diagnostic, failed)
-            except EndedByOther as ended:  # over one of the groups: those of the others are to hear it too
+            except Ended as ended:  # over one of the groups: the ranks of the others are to hear it, too
                 end = self.end(ended.end)
             except StoreFailure as failed:
                 if failed.is_gone:
                     raise
-                end = self._end(failed.diagnostic)
+                end = self.end(EndOfComparison.of(failed.diagnostic))
             self._say_nothing()
         except StoreFailure as failed:
             raise PolicyDivergenceError([failed.diagnostic]) from failed

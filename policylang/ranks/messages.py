@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import UnionType
@@ -15,7 +16,9 @@ from attrs import field, frozen
 from policylang.language.diagnostics import Diagnostic
 
 LONGEST = 1 << 20
-"""Characters in one text of the store. Whatever is longer was not written by policylang, and is not read."""
+"""Bytes of a message. Whatever is longer was not written by policylang, and is not read."""
+_LARGEST = 1 << 28
+"""Of what was compressed."""
 OWN = "own"
 """In the metadata of a field: it stays with its rank."""
 _T = TypeVar("_T")
@@ -145,6 +148,10 @@ class EndOfComparison:
     keys: tuple[MeetingKey, ...] = ()
     """All that it is said under."""
 
+    @classmethod
+    def of(cls, found: Diagnostic, **more: Any) -> EndOfComparison:
+        return cls(found.code, found.message, found.help, found.details, **more)
+
     @property
     def diagnostic(self) -> Diagnostic:
         return Diagnostic(self.code, self.message, help=self.help, details=self.details)
@@ -172,13 +179,29 @@ def pack(value: Any) -> str:
     return json.dumps(_plain(value), separators=(",", ":"))
 
 
-def unpack(kind: type[_T], text: str | bytes) -> _T:
-    """The inverse of :func:`pack`. Raises ``ValueError`` for what :func:`pack` would not write."""
+def compress(value: Any) -> bytes:
+    """The same of what is long."""
+    return zlib.compress(pack(value).encode(), 1)
+
+
+def unpack(kind: type[_T], text: str | bytes, longest: int = LONGEST) -> _T:
+    """The inverse of :func:`pack`. Raises ``ValueError`` for what it would not write."""
     try:
+        if len(text) > longest:
+            raise ValueError(f"more than {longest} bytes")
         found: _T = _read(kind, json.loads(text))
     except (RecursionError, TypeError) as error:
         raise ValueError(str(error)) from error
     return found
+
+
+def decompress(kind: type[_T], data: bytes) -> _T:
+    """The inverse of :func:`compress`. Raises ``ValueError`` for what it would not write."""
+    try:
+        text = zlib.decompressobj().decompress(data, _LARGEST)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    return unpack(kind, text, _LARGEST)
 
 
 def _plain(value: Any) -> Any:
