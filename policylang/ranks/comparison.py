@@ -203,7 +203,9 @@ class RankComparison:
         if unshared and not settled_more and self.store is not None:
             name = next(iter(unshared))
             found = differences.settled_before(self.store.rank, name, unshared[name])
-            self._tell(found.message)
+            if self.meeting is not None:
+                with suppress(StoreFailure):
+                    self.meeting.tell(found)
             raise PolicyDivergenceError([found])
 
     # --- what others hear ---
@@ -214,17 +216,15 @@ class RankComparison:
             self.meeting = None
             return
         said = error.diagnostics[0].message if isinstance(error, PolicyError) else f"{type(error).__name__}: {error}"
-        self._tell(said.partition("\n")[0].rstrip(": "))
-
-    def _tell(self, error: str) -> None:
+        said = said.partition("\n")[0].rstrip(": ")
         meeting, self.meeting = self.meeting, None
         if self.store is None or not self.asks:
             return
         with suppress(StoreFailure):  # of a store that is gone, and with it all who could read
             if meeting is not None:
-                meeting.stopped(error)
+                meeting.tell(differences.stopped(self.store.rank, said))
             else:
-                self.store.be_absent(address_of(self.topic), "", error)
+                self.store.be_absent(address_of(self.topic), "", said)
 
     def why_gone(self) -> Callable[[], PolicyDivergenceError | None]:
         """For a compiled graph whose collective fails: why another rank does not take part, if it has said so."""

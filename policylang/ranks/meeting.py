@@ -38,6 +38,7 @@ from typing import TypeVar
 from attrs import define, evolve, field
 
 from policylang.errors import PolicyDivergenceError
+from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning.edits.offers import Offer, compared
 from policylang.ranks import differences
@@ -146,9 +147,9 @@ class Meeting:
         self.store.history.known.add(end.absence)
         return end
 
-    def stopped(self, error: str) -> None:
+    def tell(self, found: Diagnostic) -> None:
         """This rank goes no further."""
-        self.end(EndOfComparison.of(differences.stopped(self.store.rank, error)))
+        self.end(EndOfComparison.of(found))
 
     # --- steps ---
 
