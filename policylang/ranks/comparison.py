@@ -24,7 +24,7 @@ from policylang.language.syntax import Policy
 from policylang.planning.edits.offers import Offer, Ranks
 from policylang.planning.plan import Plan
 from policylang.ranks import differences, message_store
-from policylang.ranks.meeting import ALONE, Meeting
+from policylang.ranks.meeting import Meeting
 from policylang.ranks.message_store import SWITCH, MessageStore, StoreFailure
 from policylang.ranks.messages import address_of, in_order
 from policylang.ranks.rank_account import (
@@ -101,10 +101,9 @@ class RankComparison:
         if self.store is None:
             return
         if not self.asks:
-            come_to, graph = self.store.history.come_to, address_of(self.topic, account.operators)
-            come_to(address_of(self.topic))
+            reason = f"`{SWITCH}=0`" if self.agree else "`agree=False`"
             with suppress(StoreFailure):
-                self.store.be_absent(graph, come_to(graph), f"`{SWITCH}=0`" if self.agree else "`agree=False`")
+                self.store.be_absent(address_of(self.topic), account.operators, reason)
             return
         alike = [each for each in self.known or () if each.static == account.static]
         self.before = next((each for each in alike if each.signature == account.signature), None)
@@ -117,7 +116,7 @@ class RankComparison:
         assert self.store is not None
         found = differences.compiled_otherwise(self.store.rank, self._label(account))
         with suppress(StoreFailure):
-            self.store.be_absent(ALONE, 0, found.message, stopped=True)
+            self.store.be_absent("", "", found.message)
         return PolicyDivergenceError([found])
 
     def _meet(self, account: RankAccount, groups: Groups, policy: Policy) -> None:
@@ -204,7 +203,9 @@ class RankComparison:
         if unshared and not settled_more and self.store is not None:
             name = next(iter(unshared))
             found = differences.settled_before(self.store.rank, name, unshared[name])
-            self._tell(found.message)
+            if self.meeting is not None:
+                with suppress(StoreFailure):
+                    self.meeting.tell(found)
             raise PolicyDivergenceError([found])
 
     # --- what others hear ---
@@ -215,18 +216,15 @@ class RankComparison:
             self.meeting = None
             return
         said = error.diagnostics[0].message if isinstance(error, PolicyError) else f"{type(error).__name__}: {error}"
-        self._tell(said.partition("\n")[0].rstrip(": "))
-
-    def _tell(self, error: str) -> None:
+        said = said.partition("\n")[0].rstrip(": ")
         meeting, self.meeting = self.meeting, None
         if self.store is None or not self.asks:
             return
         with suppress(StoreFailure):  # of a store that is gone, and with it all who could read
             if meeting is not None:
-                meeting.stopped(error)
+                meeting.tell(differences.stopped(self.store.rank, said))
             else:
-                topic = address_of(self.topic)
-                self.store.be_absent(topic, self.store.history.come_to(topic), error, stopped=True)
+                self.store.be_absent(address_of(self.topic), "", said)
 
     def why_gone(self) -> Callable[[], PolicyDivergenceError | None]:
         """For a compiled graph whose collective fails: why another rank does not take part, if it has said so."""
@@ -314,6 +312,11 @@ def comparing(
         raise
     finally:
         _comparison.reset(token)
+
+
+def tell_stopped(topic: str, error: BaseException) -> None:
+    """Tell other ranks of an error before there is anything to compare."""
+    RankComparison(topic, True, None, None, tuple, {}, message_store.message_store()).stop(error)
 
 
 def is_compared(facts: Facts) -> bool:

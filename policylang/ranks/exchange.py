@@ -15,7 +15,6 @@ from datetime import datetime
 
 from attrs import define, field
 
-from policylang.language.diagnostics import Diagnostic
 from policylang.ranks import differences
 from policylang.ranks.message_store import MessageStore
 from policylang.ranks.messages import Absence, Awaited, EndOfComparison, MeetingKey, RankMessage, RankStatus, named
@@ -35,24 +34,17 @@ log = logging.getLogger("policylang.ranks")
 
 
 @define
-class EndedByOther(Exception):
-    """Another rank has ended the comparison, for all."""
+class Ended(Exception):
+    """Nobody can go on. This rank has found why, or another has told it."""
 
     end: EndOfComparison
 
 
 @define
-class CannotGoOn(Exception):
-    """This rank has found why nobody can go on."""
+class BehindOthers(Exception):
+    """Others have come to the topic more often, and wait there: they ran what this rank did not have."""
 
-    diagnostic: Diagnostic
-    keys: Sequence[MeetingKey] = ()
-    """Who waits there is to hear it too."""
-    rules: Mapping[str, int] = field(factory=dict)
-    absence: Absence | None = None
-    """Where that is why."""
-    is_hasty: bool = False
-    """Whether a message that is not of this comparison may be why."""
+    number: int
 
 
 @define(eq=False)
@@ -68,11 +60,13 @@ class Exchange:
     named_by: dict[MeetingKey, RankMessage] = field(factory=dict)
     awaited: dict[int, MeetingKey] = field(factory=dict)
     """The ranks that have not sent anything yet, and a key under which they will."""
+    waits: bool = False
+    """Whether it has said to which number it has come."""
     cycle: tuple[frozenset[Awaited], int] = (frozenset(), 0)
     """The messages that ranks wait for in a cycle, and in how many looks on end they have been the same."""
 
     def run(self) -> dict[int, RankMessage]:
-        """By rank. Raises :class:`EndedByOther` and :class:`CannotGoOn`."""
+        """By rank. Raises :class:`Ended`."""
         self.hear(self.mine.keys)
         self._take(self.mine)
         started = looked = time.monotonic()
@@ -89,7 +83,7 @@ class Exchange:
             looked, look = now, _LOOK if len(self.awaited) <= _FEW else min(1.5 * look, _LONGEST)
             self._look()
             if self.awaited and now - started > self.patience:
-                raise CannotGoOn(differences.missing(self.mine, self._reasons(now - started)))
+                raise Ended(EndOfComparison.of(differences.missing(self.mine, self._reasons(now - started))))
             if self.awaited and now - started > notice:
                 notice *= 2
                 self._notice(since, now - started)
@@ -97,10 +91,10 @@ class Exchange:
         return self.known
 
     def hear(self, keys: Sequence[MeetingKey] | Mapping[MeetingKey, RankMessage]) -> None:
-        """Raises :class:`EndedByOther` where another rank has said that nobody is to go on."""
+        """Raises :class:`Ended` where another rank has said that nobody is to go on."""
         end = self.store.end_of(keys, self.step)
         if end is not None:
-            raise EndedByOther(end)
+            raise Ended(end)
 
     # --- reading ---
 
@@ -114,13 +108,11 @@ class Exchange:
     def _take(self, message: RankMessage) -> None:
         if message is not self.mine:
             self._check_absences(message.absences)
-            if any(message.misses(each) and not self.mine.misses(each) for each in self.mine.absences):
-                return  # it is about to hear that this rank was not there
         self.known[message.rank] = message
         self.awaited.pop(message.rank, None)
         for key, other in self.named_by.items():
             if message.rank in key.ranks and key not in message.keys:
-                raise CannotGoOn(differences.not_shared(message, key, other), is_hasty=True)
+                raise Ended(EndOfComparison.of(differences.not_shared(message, key, other)))
         for key in message.keys:
             if key in self.named_by:
                 continue
@@ -129,7 +121,7 @@ class Exchange:
                 if rank not in self.known:
                     self.awaited[rank] = key
                 elif key not in self.known[rank].keys:
-                    raise CannotGoOn(differences.not_shared(self.known[rank], key, message), is_hasty=True)
+                    raise Ended(EndOfComparison.of(differences.not_shared(self.known[rank], key, message)))
 
     # --- why somebody has not come ---
 
@@ -144,6 +136,8 @@ class Exchange:
             self.store.say(RankStatus("waiting", self.mine.label, self.store.history.absences, awaited))
         for rank, _ in self._few():
             self._check_absences(self.store.status(rank).absences)
+        if self.awaited and self.step == 1:
+            self._look_for_others_ahead()
         if self.store.alone:
             self._look_for_cycle()
 
@@ -151,10 +145,21 @@ class Exchange:
         """Of the ranks that are awaited, those that are looked at one by one: at first the lowest."""
         return sorted(self.awaited.items(), key=lambda each: each[0])[:_FEW]
 
+    def _look_for_others_ahead(self) -> None:
+        """Raises :class:`BehindOthers`. Before anything is compared."""
+        for key in self.mine.keys:
+            if not self.waits:
+                self.store.write(key.at(self.mine.rank), key.number)
+            for rank in key.ranks[:_FEW]:
+                number = 0 if rank == self.mine.rank else self.store.read_one(int, key.at(rank)) or 0
+                if number > key.number:
+                    raise BehindOthers(number)
+        self.waits = True
+
     def _check_absences(self, absences: Sequence[Absence]) -> None:
         for absence in absences:
             if absence.id not in self.store.history.known and self.mine.misses(absence):
-                raise CannotGoOn(differences.absent(self.mine, absence), absence=absence)
+                raise Ended(EndOfComparison.of(differences.absent(self.mine, absence), absence=absence.id))
 
     def _look_for_cycle(self) -> None:
         """Whether a rank that is awaited itself waits, and in the end for this one: the same looks on end. What a rank
@@ -177,8 +182,8 @@ class Exchange:
         self.cycle = (awaited, self.cycle[1] + 1 if awaited == self.cycle[0] else 1)
         if closed and self.cycle[1] >= _CYCLE:
             rank = next(rank for rank, _ in self._few() if rank in waiting)
-            keys = [each.key for each in found]
-            raise CannotGoOn(differences.waiting(self.mine, self.awaited[rank], rank, waiting), keys)
+            told = differences.waiting(self.mine, self.awaited[rank], rank, waiting)
+            raise Ended(EndOfComparison.of(told, keys=tuple(each.key for each in found)))
 
     def _reasons(self, seconds: float) -> dict[int, str]:
         """By rank that has not come, what it is seen to do."""

@@ -3,8 +3,10 @@
 **Where ranks meet.** A rank that is about to plan a graph comes to one place for each process group of the graph. A
 place is named by the topic (the code that is compiled, ``apply``, the block) and by the group: the name that c10d gives
 it, which is the same on all members, and its ranks. Nothing of the graph is in the name, so ranks whose graphs differ
-meet, and are told so. Two models with groups of their own never meet, in whatever order threads run them. Meetings at
-one place are numbered, by each rank for itself: members of a group come to one place in one order.
+meet, and are told so. Two models with groups of their own never meet, in whatever order threads run them. A meeting has
+a number: how often the rank's thread has come to the topic. Ranks that run one program count alike. Where one has run
+what others did not have, or threads take turns, one of them is ahead: a rank that waits says its number, and who reads
+a higher one at its own place goes there.
 
 **A step.** A rank writes one message under each of its keys (place and number) and reads those of the members of its
 groups; messages name the keys of who sent them, and the ranks of these are read too. All that hang together over any
@@ -14,14 +16,12 @@ difference is. A step over, a rank takes away its messages of the step before. T
 meeting takes away the rest.
 
 **An end.** Whoever finds why nobody can go on writes it under every key that it concerns; of several, the first is
-believed. Whoever reads it writes it under the keys that it knows of, and raises. An end has an id, and a rank
-remembers those that it was told. So a meeting that has ended is passed by every member exactly once: a rank that comes
-late is told; one that knows the reason goes on to the next number. Nothing else repairs numbers.
+believed. Whoever reads it writes it under the keys that it knows of, too, and raises. It stays, so that a rank that
+comes late is told.
 
-**An absence.** A rank that stops before it knows its groups, or does not compare, says so beside its status, with the
-topic and how often its thread has come to it. A rank that waits for it, or reads a later message of it, at the same
-time of the same topic, ends its meeting with that. A rank that has come to the topic another time
-is not concerned, and begins its meeting anew.
+**An absence.** A rank that stops before it knows its groups, or does not compare, counts that as having come, and says
+so beside its status, with the topic and the number. A rank that waits for it under this number, or reads a later
+message of it, ends its meeting with that.
 
 **Waiting.** A rank is waited for as long as its process groups would wait for it. A rank that waits says for what,
 unless other threads of it may come meanwhile; ranks that wait for each other over different graphs are told.
@@ -38,22 +38,17 @@ from typing import TypeVar
 from attrs import define, evolve, field
 
 from policylang.errors import PolicyDivergenceError
+from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning.edits.offers import Offer, compared
 from policylang.ranks import differences
-from policylang.ranks.exchange import CannotGoOn, EndedByOther, Exchange
+from policylang.ranks.exchange import BehindOthers, Ended, Exchange
 from policylang.ranks.message_store import MessageStore, StoreFailure
 from policylang.ranks.messages import EndOfComparison, MeetingKey, RankMessage, RankStatus, address_of
 from policylang.ranks.rank_account import SETTINGS, ComparedStage, StageContent, policy_digest
 
-_PAUSE = 0.02
-"""Seconds."""
-_HASTE = 1.0
-"""Seconds in which a rank that seems to have another graph may turn out to be in an earlier meeting."""
 _REPLY = 20.0
 """Seconds that a rank is waited for which has sent a digest, and is to say what is behind it."""
-ALONE = "alone"
-"""What a rank is absent from that stops in the middle of what all run."""
 _T = TypeVar("_T")
 
 
@@ -77,7 +72,6 @@ class Meeting:
     alike: bool = True
     """Whether all have the same policy. Otherwise they rewrite nothing together, and their plans will differ."""
     keys: tuple[MeetingKey, ...] = ()
-    _abouts: dict[str, int] = field(factory=dict)
     _step: int = 0
     _taken: int = 0
     """How many steps are behind it."""
@@ -88,24 +82,16 @@ class Meeting:
     """In this step."""
 
     def __attrs_post_init__(self) -> None:
-        topic, graph = address_of(self.topic), address_of(self.topic, self.operators)
         with self._telling():
-            come_to = self.store.history.come_to
-            self._abouts = {topic: come_to(topic), graph: come_to(graph), ALONE: 0}
-            self._enter()
+            self._come()
 
-    def _enter(self) -> None:
-        """Come to the next meeting at each place that has not ended already."""
-        history, found = self.store.history, []
-        own = {key.place: key.number for key in self.keys}
-        for group, ranks in self.groups.items():
-            key = MeetingKey(address_of(self.topic), group, tuple(sorted(ranks)), 0)
-            key = evolve(key, number=own.get(key.place) or history.numbers.get(key.place, 0) + 1)
-            while (end := self.store.read_one(EndOfComparison, key.end)) is not None and not self._is_told(end):
-                key = evolve(key, number=key.number + 1)
-            history.numbers[key.place] = key.number
-            found.append(key)
-        self.keys = tuple(sorted(found, key=lambda each: each.place))
+    def _come(self, at_least: int = 0) -> None:
+        topic, history = address_of(self.topic), self.store.history
+        found = [MeetingKey(topic, group, tuple(sorted(ranks)), 0) for group, ranks in self.groups.items()]
+        places = {key.place: key for key in found}
+        number = history.come_to(topic, max(at_least, *(history.numbers.get(place, 0) + 1 for place in places)))
+        history.numbers.update(dict.fromkeys(places, number))
+        self.keys = tuple(evolve(places[place], number=number) for place in sorted(places))
 
     def leave(self) -> None:
         """This rank goes on. The last to do so takes away the messages of the last step."""
@@ -154,58 +140,35 @@ class Meeting:
         """Say that nobody is to go on, to all who wait or will: the first to say so is believed."""
         own = {*self.keys, *self._reached}
         keys = tuple(sorted({*own, *end.keys}, key=lambda key: (key.place, key.number)))
-        found = end
+        for topic in {key.topic for key in keys} - {address_of(self.topic)}:
+            self.store.history.come_to(topic)  # where others were meanwhile
         for key in keys:
-            found = self.store.first(key.end, evolve(found, steps=self._taken if key in own else 0, keys=keys))
-            self.store.history.known.add(found.id)
-        return found
+            end = self.store.first(key.end, evolve(end, steps=self._taken if key in own else 0, keys=keys))
+        self.store.history.known.add(end.absence)
+        return end
 
-    def stopped(self, error: str) -> None:
+    def tell(self, found: Diagnostic) -> None:
         """This rank goes no further."""
-        self.end(EndOfComparison.of(self.store.history.new_id(), differences.stopped(self.store.rank, error)))
+        self.end(EndOfComparison.of(found))
 
     # --- steps ---
 
     def _exchange(self, stage: ComparedStage) -> dict[int, RankMessage]:
-        since = time.monotonic()
         with self._telling():
             while True:
-                left = since + self.patience - time.monotonic()
                 try:
-                    self._exchange_once(stage, left)
+                    self._exchange_once(stage)
                     return self._messages
-                except EndedByOther as ended:
-                    if self._step > 1 or left < 0 or self._is_told(ended.end):
-                        raise
-                    self.store.history.known.add(ended.end.id)
-                except CannotGoOn as failed:
-                    if self._step > 1 or not failed.is_hasty or time.monotonic() > since + _HASTE:
-                        raise
-                time.sleep(_PAUSE)  # somebody was in an earlier meeting still, which is over: all begin anew
-                self._enter()
-                self._step, self._reached = 0, {}
+                except BehindOthers as behind:
+                    self.store.remove([*self._sent, *(key.at(self.store.rank) for key in self.keys)])
+                    self._come(at_least=behind.number)
+                    self._step, self._sent = 0, []
 
-    def _is_told(self, end: EndOfComparison) -> bool:
-        """Whether an end is of this comparison, and not of one before, of which others are still about to hear."""
-        of_this = not end.about or self._abouts.get(end.about) == end.time
-        return of_this and end.id not in self.store.history.known
-
-    def _exchange_once(self, stage: ComparedStage, patience: float) -> None:
+    def _exchange_once(self, stage: ComparedStage) -> None:
         self._step += 1
         before, self._sent = self._sent, [key.message(self.store.rank, self._step) for key in self.keys]
-        history = self.store.history
-        mine = RankMessage(
-            self.store.rank,
-            stage.name,
-            stage.digest,
-            self.keys,
-            self.label,
-            policy_digest(self.policy),
-            stage.by_group,
-            self._abouts,
-            history.absences,
-        )
-        one = Exchange(self.store, mine, self._step, patience)
+        mine = self._message(stage)
+        one = Exchange(self.store, mine, self._step, self.patience)
         for key in self._sent:
             self.store.write(key, mine)
         try:
@@ -213,10 +176,21 @@ class Meeting:
         finally:
             self._reached = one.named_by
         self._taken = self._step
-        for about in self._abouts:
-            history.catch_up(about, max(each.abouts.get(about, 0) for each in self._messages.values()))
-        self.store.remove(before)
+        self.store.remove([*before, *(key.at(self.store.rank) for key in self.keys if one.waits)])
         self._say_nothing()
+
+    def _message(self, stage: ComparedStage) -> RankMessage:
+        return RankMessage(
+            self.store.rank,
+            stage.name,
+            stage.digest,
+            self.keys,
+            self.label,
+            policy_digest(self.policy),
+            stage.by_group,
+            self.operators,
+            self.store.history.absences,
+        )
 
     def _confront(self, stage: ComparedStage, first: int, second: int) -> None:
         """Two ranks differ: the second publishes what is behind its digest, the first says for all how they differ."""
@@ -227,11 +201,12 @@ class Meeting:
             if mine == first:
                 contents = {first: stage.content(), second: self._content(second)}
                 found, rules = differences.between(stage.name, self._messages, contents)
-                raise CannotGoOn(found, rules=rules)
+                raise Ended(EndOfComparison.of(found, rules=rules))
             end = self._poll(lambda: self.store.end_of(self.keys, math.inf), self.patience, 0.02)
-            if end is not None:
-                raise EndedByOther(end)
-            raise CannotGoOn(differences.missing(self._messages[mine], {first: "differs, and has not said how"}))
+            if end is None:
+                why = {first: "differs, and has not said how"}
+                end = EndOfComparison.of(differences.missing(self._messages[mine], why))
+            raise Ended(end)
 
     def _check_stages(self, messages: Mapping[int, RankMessage]) -> None:
         """A rank whose graph is from a cache may have settled other rewrites than are settled now, or none."""
@@ -239,21 +214,22 @@ class Meeting:
         for rank, message in sorted(messages.items()):
             if message.stage != mine.stage:
                 with self._telling():
-                    raise CannotGoOn(differences.out_of_step(mine, rank, message))
+                    raise Ended(EndOfComparison.of(differences.out_of_step(mine, rank, message)))
 
     # --- what is behind a digest ---
 
     def _publish(self, content: StageContent) -> None:
         with self._telling():
-            self._sent += self.store.write_parts(self._place(self._messages[self.store.rank]), content)
+            self._sent.append(self._place(self._messages[self.store.rank]))
+            self.store.write_long(self._sent[-1], content)
 
     def _content(self, rank: int) -> StageContent:
         with self._telling():
             place = self._place(self._messages[rank])
-            found = self._poll(lambda: self.store.read_parts(StageContent, place), min(_REPLY, self.patience), 0.01)
+            found = self._poll(lambda: self.store.read_long(StageContent, place), min(_REPLY, self.patience), 0.01)
             if found is None:
                 why = {rank: "has posted a digest, and not what is behind it"}
-                raise CannotGoOn(differences.missing(self._messages[self.store.rank], why))
+                raise Ended(EndOfComparison.of(differences.missing(self._messages[self.store.rank], why)))
             return found
 
     def _poll(self, look: Callable[[], _T | None], seconds: float, pause: float) -> _T | None:
@@ -278,21 +254,16 @@ class Meeting:
     @contextmanager
     def _telling(self) -> Iterator[None]:
         """Within, a rank that finds why nobody can go on says so to the others, and all raise the same."""
-        history = self.store.history
         try:
             try:
                 yield
                 return
-            except CannotGoOn as failed:
-                end = EndOfComparison.of(history.new_id(), failed.diagnostic, failed.rules, failed.absence)
-                end = evolve(end, keys=tuple(failed.keys))
-            except EndedByOther as ended:  # over one of the groups: those of the others are to hear it too
-                end = ended.end
+            except Ended as ended:  # over one of the groups: the ranks of the others are to hear it, too
+                end = self.end(ended.end)
             except StoreFailure as failed:
                 if failed.is_gone:
                     raise
-                end = EndOfComparison.of(history.new_id(), failed.diagnostic)
-            end = self.end(end)
+                end = self.end(EndOfComparison.of(failed.diagnostic))
             self._say_nothing()
         except StoreFailure as failed:
             raise PolicyDivergenceError([failed.diagnostic]) from failed

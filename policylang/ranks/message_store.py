@@ -18,13 +18,22 @@ from attrs import define, field
 
 from policylang.language.diagnostics import Diagnostic
 from policylang.ranks import differences
-from policylang.ranks.messages import LONGEST, Absence, EndOfComparison, MeetingKey, RankStatus, pack, unpack
+from policylang.ranks.messages import (
+    Absence,
+    EndOfComparison,
+    MeetingKey,
+    RankStatus,
+    compress,
+    decompress,
+    pack,
+    unpack,
+)
 from policylang.torch_compat import store
 
 SWITCH = "POLICYLANG_AGREE"
 PREFIX = "policylang"
-_PARTS = 512
-"""Texts that what is behind a digest may take."""
+_MOST = 7 << 20
+"""Bytes in one value of a store, which takes 8 MiB."""
 _KEPT = 8
 """Absences that are said again with every message."""
 _REASON = 1000
@@ -45,11 +54,11 @@ class StoreFailure(Exception):
         self.diagnostic, self.is_gone = diagnostic, is_gone
 
 
-class _Counts(threading.local):
-    """By address, how often a thread has come to it. Threads run beside each other in no order that ranks share."""
+class _Times(threading.local):
+    """By topic, how often a thread has come to it. Threads run beside each other in no order that ranks share."""
 
     def __init__(self) -> None:
-        self.by_address: dict[str, int] = {}
+        self.by_topic: dict[str, int] = {}
 
 
 @define(eq=False)
@@ -59,27 +68,18 @@ class RankHistory:
     token: str = field(factory=lambda: uuid.uuid4().hex)
     """Stands in the stores that it was made for: one may outlive a process group."""
     numbers: dict[str, int] = field(factory=dict)
-    """Of the last meeting at each place."""
+    """Of the last meeting at each place: another thread may have been there."""
     absences: tuple[Absence, ...] = ()
     """The last of this rank."""
     known: set[str] = field(factory=set)
-    """The ends and absences that it was told of."""
-    _counts: _Counts = field(factory=_Counts)
-    _made: int = 0
+    """The absences of other ranks that it was told of."""
+    _times: _Times = field(factory=_Times)
 
-    def new_id(self) -> str:
-        self._made += 1
-        return f"{self.token[:12]}.{self._made}"
-
-    def come_to(self, address: str) -> int:
-        """How often this thread has come there by now."""
-        counts = self._counts.by_address
-        counts[address] = counts.get(address, 0) + 1
-        return counts[address]
-
-    def catch_up(self, address: str, time: int) -> None:
-        """Others have come there more often: they ran what this rank did not have."""
-        self._counts.by_address[address] = time
+    def come_to(self, topic: str, at_least: int = 0) -> int:
+        """How often this thread has come there by now; ``at_least``: others have, and ran what this rank did not."""
+        times = self._times.by_topic
+        times[topic] = max(times.get(topic, 0) + 1, at_least)
+        return times[topic]
 
 
 @define(eq=False)
@@ -127,13 +127,17 @@ class MessageStore:
     def write(self, key: str, value: Any) -> None:
         self._write(key, pack(value))
 
-    def _write(self, key: str, text: str) -> None:
+    def _write(self, key: str, text: str | bytes) -> None:
         self._ask(lambda to: to.set(f"{PREFIX}/{key}", text))
 
     def read(self, kind: type[_T], keys: Sequence[str]) -> list[_T] | None:
         """None where one of them is not there."""
         found = self._ask(lambda at: store.read_all(at, [f"{PREFIX}/{key}" for key in keys]))
-        return None if found is None else [_unpacked(kind, key, text) for key, text in zip(keys, found, strict=True)]
+        return (
+            None
+            if found is None
+            else [_unpacked(unpack, kind, key, text) for key, text in zip(keys, found, strict=True)]
+        )
 
     def read_one(self, kind: type[_T], key: str) -> _T | None:
         found = self.read(kind, [key])
@@ -152,27 +156,18 @@ class MessageStore:
     def first(self, key: str, value: _T) -> _T:
         """What is there afterwards: the first that one of several ranks has written."""
         there = self._ask(lambda at: at.compare_set(f"{PREFIX}/{key}", "", pack(value)))
-        return _unpacked(type(value), key, there)
+        return _unpacked(unpack, type(value), key, there)
 
-    def write_parts(self, place: str, content: Any) -> list[str]:
-        """What is too long for one value. The keys that were written."""
-        text = pack(content)
-        parts = {f"{place}/{at}": text[at : at + LONGEST] for at in range(0, len(text), LONGEST)}
-        for key, part in parts.items():
-            self._write(key, part)
-        self.write(place, len(parts))
-        return [*parts, place]
+    def write_long(self, key: str, content: Any) -> None:
+        """What may be too long for a message. Of what a store does not take, nothing."""
+        data = compress(content)
+        if len(data) <= _MOST:
+            self._write(key, data)
 
-    def read_parts(self, kind: type[_T], place: str) -> _T | None:
+    def read_long(self, kind: type[_T], key: str) -> _T | None:
         """None while it is not there."""
-        count = self.read_one(int, place)
-        if count is None:
-            return None
-        if not 0 < count <= _PARTS:
-            raise StoreFailure(differences.unreadable(place, f"{count} parts"), False)
-        keys = [f"{PREFIX}/{place}/{at * LONGEST}" for at in range(count)]
-        parts = self._ask(lambda at: store.read_all(at, keys))
-        return None if parts is None else _unpacked(kind, place, b"".join(parts), LONGEST * count)
+        found = self._ask(lambda at: store.read_all(at, [f"{PREFIX}/{key}"]))
+        return None if found is None else _unpacked(decompress, kind, key, found[0])
 
     def end_of(self, keys: Iterable[MeetingKey], step: float) -> EndOfComparison | None:
         """What concerns a rank that is in a step of a comparison over these keys."""
@@ -188,19 +183,18 @@ class MessageStore:
     def status(self, rank: int) -> RankStatus:
         return self.read_one(RankStatus, f"status/{rank}") or RankStatus()
 
-    def be_absent(self, about: str, time: int, reason: str, stopped: bool = False) -> None:
-        """Say that this rank takes no part in what others may compare."""
+    def be_absent(self, topic: str, graph: str, reason: str) -> None:
+        """Say that this rank takes no part in what others may compare (see :class:`Absence`)."""
         history, said = self.history, reason.partition("\n")[0][:_REASON]
-        added = Absence(history.new_id(), self.rank, about, time, said, stopped)
+        time = history.come_to(topic) if topic else 0
+        added = Absence(uuid.uuid4().hex, self.rank, topic, time, graph, said)
         history.absences = (*history.absences, added)[-_KEPT:]
-        self.say(RankStatus("stopped" if stopped else "uncompared", said, history.absences))
+        self.say(RankStatus("stopped" if added.stopped else "uncompared", said, history.absences))
 
 
-def _unpacked(kind: type[_T], key: str, text: bytes, longest: int = LONGEST) -> _T:
+def _unpacked(how: Callable[[type[_T], bytes], _T], kind: type[_T], key: str, data: bytes) -> _T:
     try:
-        if len(text) > longest:
-            raise ValueError(f"{len(text)} bytes")
-        return unpack(kind, text)
+        return how(kind, data)
     except ValueError as error:
         raise StoreFailure(differences.unreadable(key, str(error)), False) from error
 

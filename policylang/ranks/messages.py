@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import UnionType
@@ -15,7 +16,9 @@ from attrs import field, frozen
 from policylang.language.diagnostics import Diagnostic
 
 LONGEST = 1 << 20
-"""Characters in one text of the store. Whatever is longer was not written by policylang, and is not read."""
+"""Bytes of a message. Whatever is longer was not written by policylang, and is not read."""
+_LARGEST = 1 << 28
+"""Of what was compressed."""
 OWN = "own"
 """In the metadata of a field: it stays with its rank."""
 _T = TypeVar("_T")
@@ -28,7 +31,7 @@ def address_of(*words: str) -> str:
 
 @frozen
 class MeetingKey:
-    """Where the members of a process group meet: a topic, the group, and how often they have met there."""
+    """Where the members of a process group meet: a topic, the group, and how often a rank has come to the topic."""
 
     topic: str
     """Its address."""
@@ -50,6 +53,10 @@ class MeetingKey:
     def end(self) -> str:
         """Where a rank says why nobody is to go on."""
         return f"{self.place}/{self.number}/end"
+
+    def at(self, rank: int) -> str:
+        """Where a rank that waits says which number it has come to."""
+        return f"{self.place}/at/{rank}"
 
     @property
     def done(self) -> str:
@@ -83,14 +90,18 @@ class Absence:
 
     id: str
     rank: int
-    about: str
-    """The address of a topic; of what a rank does not compare, with the digest of the graph's operators."""
+    topic: str
+    """Its address; empty where it concerns whatever is compared next."""
     time: int
-    """At which of its comparisons about that: ranks that run one program have all come to it equally often. 0 where it
-    concerns whatever is compared next."""
+    """How often the rank had come to the topic by then."""
+    graph: str
+    """The digest of the operators of what is not compared; empty where it stopped before there was a graph."""
     reason: str
     """For people."""
-    stopped: bool
+
+    @property
+    def stopped(self) -> bool:
+        return not self.graph
 
 
 @frozen
@@ -109,42 +120,37 @@ class RankMessage:
     """The digest of its policy's text."""
     by_group: tuple[GroupDigest, ...] = ()
     """In the order in which the graph first uses the groups."""
-    abouts: Mapping[str, int] = field(factory=dict)
-    """What an absence from this comparison would be about, and at which time."""
+    graph: str = ""
+    """The digest of its operators."""
     absences: tuple[Absence, ...] = ()
     """The last of this rank."""
 
     def misses(self, absence: Absence) -> bool:
         """Whether it waits for a rank that is absent."""
-        return self.abouts.get(absence.about) == absence.time
+        at = self.keys[0].topic, self.keys[0].number
+        return not absence.topic or ((absence.topic, absence.time) == at and absence.graph in ("", self.graph))
 
 
 @frozen
 class EndOfComparison:
     """Why a comparison ends without anybody going on. All ranks show the same."""
 
-    id: str
-    """Of the absence, where one is why."""
     code: str
     message: str
     help: str | None = None
     details: tuple[str, ...] = ()
     rules: Mapping[str, int] = field(factory=dict)
     """By the digest of a policy, the rule of it that the message is about."""
-    about: str = ""
-    """Of that absence: ranks that have come to this at another time are in another comparison."""
-    time: int = 0
+    absence: str = ""
+    """The id of that which is why."""
     steps: int = 0
     """How many steps the rank that says it has taken with the others: until there, all go on."""
     keys: tuple[MeetingKey, ...] = ()
     """All that it is said under."""
 
     @classmethod
-    def of(
-        cls, id: str, found: Diagnostic, rules: Mapping[str, int] | None = None, absence: Absence | None = None
-    ) -> EndOfComparison:
-        about = (id, "", 0) if absence is None else (absence.id, absence.about, absence.time)
-        return cls(about[0], found.code, found.message, found.help, found.details, rules or {}, *about[1:])
+    def of(cls, found: Diagnostic, **more: Any) -> EndOfComparison:
+        return cls(found.code, found.message, found.help, found.details, **more)
 
     @property
     def diagnostic(self) -> Diagnostic:
@@ -173,18 +179,35 @@ def pack(value: Any) -> str:
     return json.dumps(_plain(value), separators=(",", ":"))
 
 
-def unpack(kind: type[_T], text: str | bytes) -> _T:
-    """The inverse of :func:`pack`. Raises ``ValueError`` for what :func:`pack` would not write."""
+def compress(value: Any) -> bytes:
+    """The same of what is long."""
+    return zlib.compress(pack(value).encode(), 1)
+
+
+def unpack(kind: type[_T], text: str | bytes, longest: int = LONGEST) -> _T:
+    """The inverse of :func:`pack`. Raises ``ValueError`` for what it would not write."""
     try:
+        if len(text) > longest:
+            raise ValueError(f"more than {longest} bytes")
         found: _T = _read(kind, json.loads(text))
     except (RecursionError, TypeError) as error:
         raise ValueError(str(error)) from error
     return found
 
 
+def decompress(kind: type[_T], data: bytes) -> _T:
+    """The inverse of :func:`compress`. Raises ``ValueError`` for what it would not write."""
+    try:
+        text = zlib.decompressobj().decompress(data, _LARGEST)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    return unpack(kind, text, _LARGEST)
+
+
 def _plain(value: Any) -> Any:
-    if attrs.has(type(value)):
-        return [_plain(getattr(value, name)) for name in _fields(type(value))]
+    kind: Any = type(value)
+    if attrs.has(kind):
+        return [_plain(getattr(value, name)) for name in _fields(kind)]
     if isinstance(value, tuple | list):
         return [_plain(part) for part in value]
     return dict(value) if isinstance(value, Mapping) else value

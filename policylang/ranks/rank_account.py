@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import base64
 import json
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -30,7 +29,7 @@ from policylang.planning.digest import deciding_device, digest_of, policy_text
 from policylang.planning.edits.offers import Offer
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import Decision, Why
-from policylang.ranks.messages import OWN, GroupDigest, pack, unpack
+from policylang.ranks.messages import OWN, GroupDigest, compress, decompress
 
 SETTINGS = "settings"
 PLAN = "plan"
@@ -38,8 +37,6 @@ COLLECTIVES = "collectives"
 _DONE = {"save": "saves it", "recompute": "recomputes it", "offload": "offloads it"}
 _STATIC = (InputKind.PARAMETER, InputKind.BUFFER)
 _MOVES = frozenset(MOVERS) - movers_of(GroupMove)
-_LARGEST = 1 << 28
-"""Bytes of an account, as text."""
 
 
 # --- collectives ----------------------------------------------------------------------------------------------------
@@ -176,15 +173,12 @@ class RankAccount:
     def pack(self) -> str:
         """As text, with all that is behind its digests."""
         whole = evolve(self, steps=[evolve(each, known=each.content()) for each in self.steps])
-        return base64.b64encode(zlib.compress(pack(whole).encode(), 1)).decode()
+        return base64.b64encode(compress(whole)).decode()
 
     @classmethod
     def unpack(cls, text: str) -> RankAccount:
         """Raises ``ValueError`` for a text that is not what :meth:`pack` gives."""
-        try:
-            return unpack(cls, zlib.decompressobj().decompress(base64.b64decode(text), _LARGEST))
-        except zlib.error as error:
-            raise ValueError(str(error)) from error
+        return decompress(cls, base64.b64decode(text))
 
 
 def account_of(facts: Facts, collectives: Iterable[CollectiveCall]) -> RankAccount:

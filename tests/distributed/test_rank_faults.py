@@ -29,6 +29,7 @@ COLLECTIVES = "APL609"
 SETTING = "APL610"
 ALONE = "APL611"
 UNCOMPARED = "APL612"
+UNREADABLE = "APL621"
 
 DIFFERENT = (GRAPHS, COLLECTIVES)
 """A graph with other collectives has other operators or the same ones over other things, whichever is seen first."""
@@ -157,7 +158,18 @@ TWO = [
     Fault("nobody compares", case.nobody_compares, ()),
     Fault("an error before there is a graph", case.fails_in_the_forward,
           (MISSING,), ("rank 1",), own=("ValueError",), patience=3.0),
+    Fault("an error in a block's first forward", case.fails_in_a_block(ValueError),
+          (STOPPED,), ("rank 1", "another batch"), own=("ValueError",)),
+    Fault("a block's first forward exits", case.fails_in_a_block(SystemExit),
+          (STOPPED,), ("rank 1", "SystemExit"), own=("ValueError",)),
+    Fault("a block's first forward is interrupted", case.fails_in_a_block(KeyboardInterrupt),
+          (STOPPED,), ("rank 1", "KeyboardInterrupt"), own=("ValueError",)),
+    Fault("garbage in the store", case.writes_garbage, (UNREADABLE,), ("message", "policylang")),
     # --- what has to pass ---
+    Fault("one text in two files", case.under_other_names, ()),
+    Fault("a view on one rank, a copy on the other", case.models(lambda at: case.OwnPart(at, False),
+                                                                 lambda at: case.OwnPart(at, True)), ()),
+    Fault("two threads train", case.trains_in_two_threads, ()),
     Fault("two threads", case.in_two_threads(swap=False), ()),
     Fault("two threads, in another order", case.in_two_threads(swap=True), ()),
     Fault("few keys in the store", case.keys_stay_few, ()),
@@ -234,6 +246,7 @@ VARIANTS = {
     "an error before there is a graph",
     "two threads, in another order",
     "few keys of compiled models",
+    "a block's first forward exits",
 }
 """Of two ranks, rows beside one of their kind."""
 

@@ -20,7 +20,7 @@ from policylang.ranks.messages import (
 
 RANKS = st.sets(st.integers(0, 300), min_size=1).map(lambda ranks: tuple(sorted(ranks)))
 KEY = MeetingKey("ab", "tp", (0, 1), 2)
-ABSENCE = Absence("x.1", 1, "ab", 3, "says \ud800 `it`", True)
+ABSENCE = Absence("x.1", 1, "ab", 3, "", "says \ud800 `it`")
 
 
 @given(RANKS, RANKS)
@@ -41,7 +41,7 @@ def test_regular_ranks_are_short(ranks: range, text: str) -> None:
     [
         RankMessage(0, "plan", "00", (KEY,), absences=(ABSENCE,)),
         RankStatus("waiting", "a graph", (ABSENCE,), (Awaited(KEY, 1, 0),)),
-        EndOfComparison("x.2", "APL601", "so", None, ("a", "b"), {"digest": 3}, keys=(KEY,)),
+        EndOfComparison("APL601", "so", None, ("a", "b"), {"digest": 3}, keys=(KEY,)),
     ],
 )
 def test_what_is_written_is_read(value: object) -> None:

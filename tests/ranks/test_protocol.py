@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
@@ -17,11 +18,13 @@ from hypothesis import strategies as st
 import policylang
 from policylang.errors import PolicyDivergenceError
 from policylang.graph.facts import Facts, Flag, GraphKind, Group
+from policylang.language.syntax import Policy
 from policylang.planning.capabilities import JOINT
 from policylang.planning.planner import plan as make_plan
 from policylang.ranks import exchange, message_store
 from policylang.ranks.comparison import PATIENCE, agree_on_plan, comparing, ranks_of
 from policylang.ranks.message_store import MessageStore
+from policylang.ranks.messages import LONGEST
 from tests.support.textgraph import GraphBuilder
 
 SAVE, RECOMPUTE = policylang.parse("undecided -> save\n"), policylang.parse("save mm\nundecided -> recompute\n")
@@ -174,3 +177,62 @@ def test_every_fault_is_told_to_whom_it_concerns_and_to_nobody_later(
     for number, episode in enumerate((*episodes, evolve(episodes[-1], fault=WELL))):
         for rank in range(world):
             assert found[rank][number] in expected(rank, episode), (number, rank, episode, found)
+
+
+def test_threads_with_groups_of_their_own_never_meet() -> None:
+    """Each rank compares three models in the threads of a pool, in an order of its own; the topics are the same."""
+    store = dist.HashStore()
+
+    def compare(ours: MessageStore, facts: Facts, policy: Policy) -> None:
+        own.store = ours
+        with comparing("apply"):
+            ranks_of(facts, policy, "forward")
+            agree_on_plan(make_plan(policy, facts, JOINT))
+
+    def models(rank: int, number: int) -> None:
+        pauses, facts = random.Random(f"{rank} {number}"), facts_for(rank, [(0, 1)])
+        names = tuple(f"{number}" if name else "" for name in facts.group_names)
+        facts = evolve(facts, group_names=names, groups={f"{number}": Group(f"{number}", (0, 1), 2)})
+        for policy in (SAVE, RECOMPUTE)[number % 2 :] * 4:
+            time.sleep(QUICK * pauses.choice((0.0, 0.1, 1.0)))
+            pools[rank].submit(compare, stores[rank], facts, policy).result(60)
+
+    own = threading.local()
+    stores = [MessageStore(rank, lambda: store) for rank in range(2)]
+    pools = [ThreadPoolExecutor(3) for _ in range(2)]
+    with (
+        mock.patch.object(message_store, "message_store", side_effect=lambda: own.store),
+        mock.patch.object(exchange, "_LOOK", QUICK * exchange._LOOK),
+        ThreadPoolExecutor(6) as drivers,
+    ):
+        for each in [drivers.submit(models, rank, number) for rank in range(2) for number in range(3)]:
+            each.result()
+    assert store.num_keys() == 2, "what is left is who has joined"
+
+
+def test_a_store_that_is_gone_is_said() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
+    del server
+    gone = MessageStore(1, lambda: client)
+    with (
+        mock.patch.object(message_store, "message_store", return_value=gone),
+        pytest.raises(PolicyDivergenceError, match="cannot be reached any more") as told,
+        comparing("apply"),
+    ):
+        ranks_of(facts_for(1, [(0, 1)]), SAVE, "forward")
+    assert told.value.diagnostics[0].code == "APL604"
+
+
+@pytest.mark.parametrize("text", ["gAOVCg==", "[]", "[" * 100_000, " " * (LONGEST + 1)])
+def test_what_no_rank_has_written_is_said(text: str) -> None:
+    store = dist.HashStore()
+    store.set(f"{message_store.PREFIX}/status/1", text)
+    ours = MessageStore(0, lambda: store)
+    with (
+        mock.patch.object(message_store, "message_store", return_value=ours),
+        pytest.raises(PolicyDivergenceError, match="no message of policylang") as told,
+        comparing("apply"),
+    ):
+        ranks_of(facts_for(0, [(0, 1)]), SAVE, "forward")
+    assert told.value.diagnostics[0].code == "APL621"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import subprocess
 import threading
@@ -24,7 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import policylang
 from policylang import TracedStep, trace_step
-from policylang.ranks import exchange
+from policylang.ranks import exchange, message_store
 from tests.support.flat_graphs import copy_graph
 from tests.support.joint import capture_joint
 from tests.support.rank_faults import Case, Place, gradients
@@ -59,11 +60,14 @@ class Layer(nn.Module):
         for group in groups:
             parts *= group.size()
         self.weight = shard(width // parts, width)
+        self.error: type[BaseException] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
         for group in self.groups:
             weight = functional.all_gather_tensor_autograd(weight, 0, group)
+        if self.error is not None:
+            raise self.error("this rank has read another batch")
         return x + torch.sin(x @ weight.t())
 
 
@@ -405,6 +409,45 @@ def fails_in_the_forward(at: Place, fault: bool) -> None:
     at.trains(compiled(model, SAVE), model, batch())
 
 
+def fails_in_a_block(error: type[BaseException]) -> Case:
+    """In the first forward of a checkpoint, behind its collectives."""
+
+    def case(at: Place, fault: bool) -> None:
+        model = checkpointed(nets(at), SAVE)
+        model.layers[0].error = error if fault else None
+        try:
+            at.trains(model, model, batch(), plain=nets(at))
+        except (SystemExit, KeyboardInterrupt) as told:
+            raise ValueError(*told.args) from told
+
+    return case
+
+
+def writes_garbage(at: Place, fault: bool) -> None:
+    model = nets(at)
+    with mock.patch.object(message_store, "pack", return_value="gAOVCg==") if fault else nullcontext():
+        at.trains(compiled(model, SAVE), model, batch())
+
+
+def under_other_names(at: Place, fault: bool) -> None:
+    """One text, in a file of each rank's own."""
+    model = nets(at)
+    backend = policylang.backend(policylang.parse(SAVE, name=f"own{at.rank}.apl"), inner="aot_eager")
+    at.trains(torch.compile(model, backend=backend), model, batch())
+
+
+class OwnPart(nn.Module):
+    """Cuts this rank's part out of what is gathered: the first has all of it, as it may where one rank pads."""
+
+    def __init__(self, at: Place, other: bool) -> None:
+        super().__init__()
+        self.inner, self.other = Net([at.group]), other
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        return self.inner(torch.ops.aten.alias(x) if self.other else x[:, :WIDTH].clone())
+
+
 # --- flat graphs, joint graphs --------------------------------------------------------------------------------------
 
 
@@ -610,6 +653,31 @@ def checkpointed_and_sharded(here: str, there: str) -> Case:
 
 
 # --- threads, time --------------------------------------------------------------------------------------------------
+
+
+def trains_in_two_threads(at: Place, fault: bool) -> None:
+    """Two models over two groups of equal ranks, by each rank in another order at another time, again and again."""
+    made = [checkpointed(Net([group] * (2 + number)), SAVE) for number, group in enumerate(at.groups)]
+    plain = [Net([group] * (2 + number)) for number, group in enumerate(at.groups)]
+    errors: list[BaseException] = []
+
+    def trained(number: int) -> None:
+        pauses = random.Random(f"{at.rank} {number} {fault}")
+        try:
+            for rows in (1, 2, 3, 4):  # each is compared again
+                time.sleep(pauses.choice((0.0, 0.1, 0.4)))
+                found = gradients(made[number], made[number], batch(rows))
+                torch.testing.assert_close(found, gradients(plain[number], plain[number], batch(rows)))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=trained, args=(number,), daemon=True) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def in_two_threads(swap: bool) -> Case:

@@ -39,7 +39,7 @@ from policylang.language.syntax import Policy
 from policylang.planning.block_graph import Place
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
-from policylang.ranks.comparison import Known, comparing
+from policylang.ranks.comparison import Known, comparing, tell_stopped
 from policylang.torch_compat.dynamo import compiled_in_place
 from policylang.torch_compat.eager import forward_derivatives, made_by_reentrant_checkpoint
 from policylang.torch_compat.subclasses import take_apart
@@ -73,6 +73,11 @@ class RunningBlock:
         if isinstance(self.run, FollowedCall):
             return self.run
         return unfinished_call(problems.block(self.module, self.region.root), self.run)
+
+    def failed(self, error: BaseException) -> None:
+        """It will never return. Ranks that run the block for the first time, too, are about to wait for this one."""
+        if isinstance(self.run, Observation):
+            tell_stopped(self.region.topic(self.module), error)
 
 
 Traces = dict[Hashable, BlockTrace]
@@ -140,22 +145,25 @@ class CheckpointRegion:
                 problems.warn(problems.HOOKED.diagnostic(name=self._named(module)))
             self.idle = True
             return None
-        observation.finish()
-        same = fingerprint(observation, returned)
-        if same not in self.traces:
-            self.traces[same] = trace_of(observation, returned)
-        self.seen[same] = self.traces[same]
-        trace = self.traces[same].under(self.root)
         # all its ranks have run the block's collectives by now; what runs again in the backward is compared before
-        topic = f"checkpoint of {self._named(module)}"
-        with comparing(topic, known=self.agreed, around=observation.gathered_over):
+        with comparing(self.topic(module), known=self.agreed, around=observation.gathered_over):
+            observation.finish()
+            same = fingerprint(observation, returned)
+            if same not in self.traces:
+                self.traces[same] = trace_of(observation, returned)
+            self.seen[same] = self.traces[same]
+            trace = self.traces[same].under(self.root)
             instructions, self.nothing[key] = self._instructions(trace, module)
-        before, volatile = observation.before, observation.before.volatile()
-        kept = self.kept[key] = CachedPlan(instructions, volatile)
-        call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
-        self._audit(kept, call, before)
+            before, volatile = observation.before, observation.before.volatile()
+            kept = self.kept[key] = CachedPlan(instructions, volatile)
+            call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
+            self._audit(kept, call, before)
         announce(CarriedOut(_PATH.name, instructions.plan, kept.audit))
         return call
+
+    def topic(self, module: nn.Module) -> str:
+        """What ranks compare of the block."""
+        return f"checkpoint of {self._named(module)}"
 
     def _instructions(self, trace: BlockTrace, module: nn.Module) -> tuple[PlannedInstructions, tuple[Diagnostic, ...]]:
         """What is done with the block, and the errors that say "matches nothing"."""

@@ -358,7 +358,9 @@ class CheckpointContext:
         self._hooks = self._around = None  # they hold the checkpoint, and the checkpoint holds this context
         block = self.block
         self._leave(finished=kind is None)
-        if kind is not None:
+        if error is not None:
+            if self.running is not None:
+                self.running.failed(error)
             self.running = None
             if block is not None and was_left_uncompiled(error):
                 raise problems.NEEDS_A_COMPILER.error(name=self.session.named(block)) from error
