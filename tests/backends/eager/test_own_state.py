@@ -1,5 +1,5 @@
-"""Blocks that write what they read (buffers, statistics, counters, caches, generators) before an earlier backward has run:
-the bits of the same training without checkpoints, or an error by name, and never other numbers."""
+"""Blocks that write what they read (buffers, counters, caches, generators) before an earlier backward has run: the bits
+of the same training without checkpoints, or an error by name, and never other numbers."""
 
 from __future__ import annotations
 
