@@ -22,6 +22,7 @@ from policylang.language.figures import listed
 from policylang.torch_compat.subclasses import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture
 from policylang.tracing.preconditions import problem
+from policylang.tracing.run_strides import why_it_failed
 from policylang.tracing.signature import BatchSignature, ModelSignature, OptimizerSignature
 from policylang.tracing.step_state import OptimizerState, check_gathers, check_hooks, read_state
 from policylang.tracing.target_device import Capability, Device, TargetDevice, ambient_device, target_device
@@ -129,7 +130,13 @@ class TracedStep:
         plain, _ = take_apart([*state.tensors, *inputs, *updates.tensors.values()])
         # the graph holds its own backward and its own casts
         with torch.no_grad(), _no_autocast(self._device_types):
-            outputs = profiler_ranges.run(self.gm, plain)
+            try:
+                outputs = profiler_ranges.run(self.gm, plain)
+            except RuntimeError as error:
+                found = why_it_failed(self.gm, plain)
+                if found is None:
+                    raise
+                raise found from error
         loss, *gradients = put_together(outputs, self._captured.outputs)
         return loss, dict(zip(self._captured.gradients, gradients, strict=True))
 

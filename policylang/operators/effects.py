@@ -96,11 +96,11 @@ def statistics_positions(target: Any) -> tuple[int, ...]:
     return () if found is None or not found.writes or found.needed else found.places
 
 
-def updated_statistics(target: Any, args: Sequence[Any]) -> bool:
-    """Whether a call with these arguments updates running statistics that a second run can leave out."""
+def updated_statistics(target: Any, args: Sequence[Any]) -> tuple[int, ...]:
+    """The running statistics that a call with these arguments updates, and that a second run can leave out."""
     at = _TRAINING[0][0]
     found = RUNNING_STATISTICS.get(describe(target).name)
-    return bool(statistics_positions(target)) and not (found and found.may_not_train and not args[at])
+    return () if found and found.may_not_train and not args[at] else statistics_positions(target)
 
 
 def _statistics(node: fx.Node, *, writes: bool) -> tuple[int, ...]:

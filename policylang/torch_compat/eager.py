@@ -113,6 +113,15 @@ def storage_bytes(tensor: torch.Tensor) -> int:
     return 0 if storage is None else int(storage.nbytes())
 
 
+def storage_users(tensor: torch.Tensor) -> int:
+    """How many tensors lie in the memory of a plain tensor; 0 where that is not known.
+
+    Private because no public name counts them. CUDA graph trees ask the same.
+    """
+    storage = _storage(tensor)
+    return 0 if storage is None else int(torch._C._storage_Use_Count(storage._cdata)) - 1
+
+
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     try:
         return tensor.untyped_storage() if tensor.layout is torch.strided else None
@@ -123,6 +132,22 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 def version(value: torch.Tensor) -> int:
     """How often the memory of a tensor has been written to."""
     return int(value._version)
+
+
+_OF_FUNCTIONS = {f"torch._higher_order_ops.{name}": f"torch.{name}" for name in ("cond", "map", "scan")}
+
+
+def failed_in(error: BaseException) -> str:
+    """Of the operators that take functions and trace them for their backward, the one in which an error was raised.
+
+    Torch compiles what they are called with, which it leaves out where a dispatch mode watches. Private because no
+    public error says which of them fails then.
+    """
+    step, found = error.__traceback__, ""
+    while step is not None:
+        found = _OF_FUNCTIONS.get(step.tb_frame.f_globals.get("__name__", ""), found)
+        step = step.tb_next
+    return found
 
 
 def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:

@@ -170,3 +170,16 @@ def test_the_model_is_whole_after_a_refusal() -> None:
         trace_step(model, item, x)
     assert all(value is parameters[name] for name, value in model.named_parameters())
     trace_step(model, mean_square, x)(x)
+
+
+def test_an_operator_that_runs_with_other_strides_than_it_was_traced_with_is_named() -> None:
+    @torch.library.custom_op("policylang_tests::turned", mutates_args=())
+    def turned(x: Tensor) -> Tensor:
+        return x.t().contiguous().t()
+
+    turned.register_fake(torch.empty_like)
+    turned.register_autograd(lambda _context, gradient: gradient)
+    model = nn.Linear(4, 4)
+    step = trace_step(model, lambda own, x: turned(own(x)).view(-1).sum(), torch.randn(3, 4))
+    with pytest.raises(PolicyGraphError, match=r"(?s)APL337.*`policylang_tests.turned.*strides \(1, 3\), .* \(4, 1\)"):
+        step(torch.randn(3, 4))

@@ -52,6 +52,11 @@ DIVERGED = Problem(  # in the recomputation: another operator than in its forwar
     "the recomputation of {name} runs {came} as operator {number}, where its forward ran {expected}",
     "what a block runs has to be the same both times: look for a counter, a flag or an unseeded choice",
 )
+OTHER_NUMBER = Problem(
+    "APL393",
+    "the recomputation of {name} calls `{operator}` (operator {number}) with {now}, where its forward did with {then}",
+    "keep what counts or draws in an attribute or a buffer of the block, or hand it over as an argument",
+)
 NO_LIST = Problem(
     NO_SUCH_BLOCKS,
     "the model ({kind}) has no `ModuleList` whose children could be its blocks",
@@ -183,6 +188,11 @@ NEEDS_A_COMPILER = Problem(  # torch's own error speaks of dispatch modes
     "{name} calls what runs compiled or not at all (`flex_attention`, `fullgraph=True`), and an eager checkpoint sees "
     "no operators of compiled code",
     f"compile the whole block: {_COMPILE}",
+)
+TRACES_AGAIN = Problem(  # `torch.cond` and what is like it
+    "APL396",
+    "{name} calls `{operator}`, whose functions torch compiles, and cannot under a checkpoint that sees operators",
+    f"choose or loop in Python, or compile the block with the same policy: {_COMPILE}",
 )
 LEFT_ALONE = Problem(
     "APL396",

@@ -72,7 +72,7 @@ class RunningBlock:
         """What it holds already, for a part of it that runs again from within."""
         if isinstance(self.run, FollowedCall):
             return self.run
-        return unfinished_call(problems.block(self.module, self.region.root), self.run)
+        return unfinished_call(self.run)
 
     def failed(self, error: BaseException) -> None:
         """It will never return. Ranks that run the block for the first time, too, are about to wait for this one."""
@@ -113,7 +113,7 @@ class CheckpointRegion:
         kept = self.kept.get(key)
         if kept is None:
             check_parts(module, self.root)
-            return RunningBlock(self, key, module, Observation.of(module, args, kwargs))
+            return RunningBlock(self, key, module, Observation.of(self._named(module), module, args, kwargs))
         found = surroundings(modules, (args, kwargs), kept.volatile)
         return RunningBlock(self, key, module, self._call(key, module, kept, found), kept)
 
@@ -187,7 +187,7 @@ class CheckpointRegion:
 
     def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before) -> None:
         instructions = kept.instructions
-        rows = [(at, instructions.rows[at]) for at in call.entries if instructions.rows[at] >= 0]
+        rows = [(at, instructions.rows[at]) for at in call.entries if instructions.is_planned(at)]
         held = {row: _read(call.entries[at], instructions.read.get(at)) for at, row in rows}
         kept.audit = _PATH.audit(instructions.plan, HeldTensors(instructions.needs, held, before.alive()))
         kept.saved = kept.audit.saved_bytes, kept.audit.saved_bytes

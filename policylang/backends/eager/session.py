@@ -39,6 +39,7 @@ from policylang.torch_compat.eager import (
     being_compiled,
     checkpoints_are_tagged,
     clear_cast_weights,
+    failed_in,
     graph_being_traced,
     hooks_around,
     keeps_graph,
@@ -359,11 +360,13 @@ class CheckpointContext:
         block = self.block
         self._leave(finished=kind is None)
         if error is not None:
-            if self.running is not None:
-                self.running.failed(error)
-            self.running = None
+            running, self.running = self.running, None
+            if running is not None:
+                running.failed(error)
             if block is not None and was_left_uncompiled(error):
                 raise problems.NEEDS_A_COMPILER.error(name=self.session.named(block)) from error
+            if running is not None and block is not None and (operator := failed_in(error)):
+                raise problems.TRACES_AGAIN.error(name=self.session.named(block), operator=operator) from error
         elif self.block is None and not (self._gave_way or self._plainly) and graph_being_traced() is None:
             raise self.session.nothing_ran()
 

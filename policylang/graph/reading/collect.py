@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator as python_operator
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ def collect(
     root: str = "",
     groups: Mapping[str, Group] | None = None,
     mesh: Any = None,
-    repeats: bool = False,
+    state: Collection[fx.Node] = (),
 ) -> Facts:
     """What is known of a graph. The graph is not changed, and no guard is added to symbolic sizes.
 
@@ -69,7 +69,8 @@ def collect(
         root: put before every module path: the name of the block where each block is compiled on its own.
         groups: process groups by name, where the caller knows them; the others are asked of torch.distributed.
         mesh: the ``DeviceMesh`` that they belong to; without it, those that the program has made are looked at.
-        repeats: whether the forward of a flat graph may run several times before its first backward.
+        state: of a flat graph whose forward may run several times before its first backward, the inputs to whose memory
+            each of these runs writes.
 
     Raises:
         PolicyGraphError: APL340 where nothing says which nodes are backward, APL341 where the graph calls modules or
@@ -79,7 +80,7 @@ def collect(
     check_operators(nodes)
     module = gm if isinstance(gm, fx.GraphModule) else gm.owning_module
     static = None if static_inputs is None else frozenset(static_inputs)
-    return _Collector(module, nodes, static, sources, ModulePaths(root), groups or {}, mesh, repeats).facts(kind)
+    return _Collector(module, nodes, static, sources, ModulePaths(root), groups or {}, mesh, state).facts(kind)
 
 
 @define(eq=False)
@@ -93,7 +94,7 @@ class _Collector:
     paths: ModulePaths
     groups: Mapping[str, Group]
     mesh: Any
-    repeats: bool
+    state: Collection[fx.Node]
     row_of: dict[fx.Node, int] = field(factory=dict)
     operators: list[OperatorInfo] = field(factory=list)
 
@@ -270,7 +271,7 @@ class _Collector:
 
     def _flag_memory(self, flags: array[int], phases: bytearray, owners: array[int]) -> None:
         """A flat graph writes in place, in the middle of things: who runs again with whom, and who must not."""
-        memory = memory_of(self.nodes, phases, self.repeats)
+        memory = memory_of(self.nodes, phases, self.state)
         if not memory.writes:
             return
         for row in range(len(self.nodes)):

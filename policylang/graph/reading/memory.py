@@ -12,7 +12,7 @@ them and not all of them share storage where the real ones do.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 
 import torch.fx as fx
 from attrs import evolve, field, frozen
@@ -59,11 +59,11 @@ class GraphMemory:
         return writes[first] if first < len(writes) and writes[first] < high else None
 
 
-def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int], repeats: bool = False) -> GraphMemory:
+def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int], state: Collection[fx.Node] = ()) -> GraphMemory:
     """The memory of a flat graph whose phases are known. O(nodes + edges).
 
-    ``repeats``: the forward may run several times before the first backward, and each run writes to the same memory
-    from outside. Whatever is read of that is then other bytes in a second run, wherever the write is.
+    ``state``: inputs to whose memory every run of the forward writes, of which there may be several before the first
+    backward. A second run reads other bytes there, wherever the write is.
     """
     if not any(map(may_write, nodes)):
         return _nothing_written(len(nodes))
@@ -98,7 +98,7 @@ def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int], repeats: bool = F
     memory = GraphMemory(
         roots, writes, units, members, statistics, frozenset(), frozenset(), reads_no_bytes, loose, needed
     )
-    unstable, outside = _hazards(nodes, phases, inputs, memory, repeats)
+    unstable, outside = _hazards(nodes, phases, inputs, memory, frozenset(roots[row_of[each]] for each in state))
     return evolve(memory, unstable=unstable, written=outside)
 
 
@@ -192,12 +192,11 @@ def _hazards(
     phases: Sequence[int],
     inputs: Sequence[tuple[int, ...]],
     memory: GraphMemory,
-    repeats: bool,
+    state: frozenset[int],
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The rows that must not run again although nothing in their own schema says so, and the writers among them."""
     roots, units, loose = memory.roots, memory.units, memory.loose
     writers = {row for rows in memory.writes.values() for row in rows}
-    state = {root for root in memory.writes if nodes[root].op != "call_function"} if repeats else set()
     unstable: set[int] = set()
     written: set[int] = set()
     for row in range(len(nodes)):

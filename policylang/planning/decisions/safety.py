@@ -72,13 +72,20 @@ class Safety:
             return
         decision = self._decisions[row]
         assert decision is not None
-        if decision.why is Why.USER or (decision.rule is not None and self._policy.rules[decision.rule].optional):
+        if decision.why is Why.USER or self._may_save(decision):
             saved = evolve(decision, action=Action.SAVE, why=Why.UNSAFE, reason=reason)
             for member in (owner, *self._facts.followers.get(owner, ())):
                 if not self._facts.has(member, Flag.SYMBOLIC):
                     self._decisions[member] = saved
         else:
             self._refused[owner] = reason
+
+    def _may_save(self, decision: Decision) -> bool:
+        """Whether nobody insists on the recomputation."""
+        undecided = self._policy.undecided
+        if decision.rule is None:
+            return undecided is None or undecided.fate == "auto"
+        return self._policy.rules[decision.rule].optional
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """One error a rule, in the order of the rules, with all its values in graph order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from policylang.backends.eager.execution.instructions import (
     Instructions,
     instructions_so_far,
 )
+from policylang.backends.eager.observation.block_mode import moments, note_write
 from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.origins import (
     HeldResult,
@@ -28,7 +29,14 @@ from policylang.backends.eager.observation.origins import (
     tensors_in,
     without_history,
 )
-from policylang.backends.eager.observation.stream import GeneratorState, draws, gives_number, writes, written_by
+from policylang.backends.eager.observation.stream import (
+    GeneratorState,
+    draws,
+    gives_number,
+    gives_what_it_writes,
+    numbers_among,
+    written_by,
+)
 from policylang.backends.eager.observation.surroundings import Surroundings
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.categories import describe
@@ -59,6 +67,9 @@ class FollowedCall:
     """Of these, the ones whose memory has been let go since."""
     noted: dict[int, dict[int, NotedTensor]] = field(factory=dict)
     """By position among those that an operator reads, what a second run has to find as it was."""
+    numbers: dict[int, list[Any]] = field(factory=dict)
+    """The plain numbers that an operator was called with."""
+    began: int = field(factory=lambda: next(moments))
     drifted_at: int | None = None
     tail: list[tuple[Any, int]] = field(factory=list)
     """The operators that ran from there on, and what a second run does with each."""
@@ -75,7 +86,7 @@ class FollowedCall:
 
     def kind(self, position: int) -> int:
         """What a second run does with an operator that the forward has run."""
-        if self._is_planned(position):
+        if self.is_planned(position):
             return self.instructions.kinds[position]
         return self.tail[position - (self.drifted_at or 0)][1]
 
@@ -95,6 +106,8 @@ class FollowedCall:
         if draws(func):
             kind = DRAW
             self.states[at] = GeneratorState.before(args, kwargs)
+        if numbers := numbers_among(args, kwargs):
+            self.numbers[at] = numbers
         own = self._own_buffers()
         read = {
             number: each
@@ -103,16 +116,18 @@ class FollowedCall:
         }
         self.noted[at] = {number: NotedTensor.of(each) for number, each in read.items()}
         out = func(*args, **kwargs)
+        written = list(tensors_in(written_by(func, args, kwargs)))
         if updated_statistics(func, args):
             kind = QUIET
-        elif writes(func):
-            if not own.isdisjoint(addresses(tensors_in(written_by(func, args, kwargs)))):
-                kind = PASS
-                self.passed[at] = list(tensors_in(written_by(func, args, kwargs)))
+        elif written and not own.isdisjoint(addresses(written)):
+            kind = PASS if gives_what_it_writes(func) else KEEP
+            self.passed[at] = written
+            note_write(written)
         elif gives_number(out) or (
-            read and self._has_written(read.values()) and not describe(func).flags & Category.VIEW
+            read and self._has_written(read.values()) and not written and not describe(func).flags & Category.VIEW
         ):
             kind = KEEP
+        if kind == KEEP:
             self.entries[at] = HeldResult.of(without_history(out))
         if kind not in (RUN, DRAW) or describe(func).flags & Category.VIEW:
             del self.noted[at]
@@ -134,7 +149,7 @@ class FollowedCall:
     def count_writes(self) -> None:
         """To be called when the block has returned: what it wrote itself to held values is as it should be."""
         for at, holders in self.instructions.written.items():
-            if self._is_planned(at):
+            if self.is_planned(at):
                 for holder in holders:
                     if holder in self.entries:
                         self.entries[holder] = HeldResult.of(self.entries[holder].value)
@@ -146,9 +161,13 @@ class FollowedCall:
 
     def is_state(self, at: int, number: int) -> bool:
         """Whether an operator read there what the block itself writes to, as far as that is known."""
-        return number in self.instructions.state.get(at, ()) if self._is_planned(at) else True
+        return number in self.instructions.state.get(at, ()) if self.is_planned(at) else True
 
-    def _is_planned(self, at: int) -> bool:
+    def read_again(self, at: int) -> Collection[int]:
+        """Which of the tensors that an operator has read, and that are noted, it reads again."""
+        return self.instructions.outside.get(at, ()) if self.is_planned(at) else self.noted[at]
+
+    def is_planned(self, at: int) -> bool:
         return self.drifted_at is None or at < self.drifted_at
 
     def note_let_go(self) -> None:
@@ -166,16 +185,17 @@ def observed_call(call: FollowedCall, observation: Observation) -> FollowedCall:
     call.entries = {at: _without_unread(entry, read.get(at)) for at, entry in held.items()}
     call.states = {at: state for at, state in observation.states.items() if kinds[at] == DRAW}
     call.passed = {at: own for at, own in observation.writes.items() if kinds[at] == PASS}
-    for at, numbers in call.instructions.outside.items():
+    call.numbers = observation.numbers
+    for at, numbers in call.instructions.noted.items():
         call.noted[at] = {number: observation.noted[at][number] for number in numbers}
     call.count_writes()
     return call
 
 
-def unfinished_call(name: str, observation: Observation) -> FollowedCall:
+def unfinished_call(observation: Observation) -> FollowedCall:
     """Of a call that is being observed and runs again from within: all that it has made so far is held."""
     found = observation.before.surroundings(observation.before.volatile())
-    return FollowedCall(name, instructions_so_far(observation), problems.warn, found, observation.entries)
+    return FollowedCall(observation.name, instructions_so_far(observation), problems.warn, found, observation.entries)
 
 
 def _without_unread(held: HeldResult, read: frozenset[int] | None) -> HeldResult:

@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from policylang.backends.eager.observation.block_trace import BlockTrace
 from policylang.backends.eager.observation.first_call import Observation
-from policylang.backends.eager.observation.stream import changes_only_geometry, writes
+from policylang.backends.eager.observation.stream import changes_only_geometry, gives_what_it_writes, writes
 from policylang.backends.surgery import tags
 from policylang.graph.facts import Facts, Flag
 from policylang.operators.effects import statistics_positions
@@ -52,10 +52,18 @@ class Instructions:
     written: dict[int, tuple[int, ...]] = field(factory=dict)
     """Of an operator that writes to a held value: the operators that hold it."""
     outside: dict[int, tuple[int, ...]] = field(factory=dict)
-    """Which of the tensors that an operator reads a second run has to find as they were, memory from outside."""
+    """As ``from_outside`` of the stream, of operators that run again."""
+    kept: dict[int, tuple[int, ...]] = field(factory=dict)
+    """As in the stream, and so is the next."""
     state: dict[int, tuple[int, ...]] = field(factory=dict)
-    """As in the stream."""
+    noted: dict[int, tuple[int, ...]] = field(init=False)
+    """Either of the first two."""
     differentiable: Collection[int] = ()
+
+    @noted.default
+    def _either(self) -> dict[int, tuple[int, ...]]:
+        both = dict.fromkeys((*self.outside, *self.kept))
+        return {at: tuple(dict.fromkeys((*self.outside.get(at, ()), *self.kept.get(at, ())))) for at in both}
 
     def decided_by(self, at: int) -> str:
         """The line that has an operator run again, or what else does; empty where nothing is known of it."""
@@ -80,6 +88,12 @@ class PlannedInstructions(Instructions):
     needs: Needs
     rows: tuple[int, ...]
 
+    def is_planned(self, at: int) -> bool:
+        """Whether what is held of an operator is for the plan to say, and not a number that Python has read, or what
+        an operator makes that writes to memory from outside."""
+        row = self.rows[at]
+        return row >= 0 and self.plan.facts.flags[row] & (_WRITES | _REPEATABLE) != _WRITES
+
     def decided_by(self, at: int) -> str:
         row = self.rows[at] if at < len(self.rows) else -1
         decision = self.plan.decisions[row] if row >= 0 else None
@@ -89,7 +103,7 @@ class PlannedInstructions(Instructions):
 def instructions_so_far(observation: Observation) -> Instructions:
     """Of a call that has no plan yet: whatever it has made is held, and what it has written is written."""
     operators, held = observation.stream.operators, observation.entries
-    kinds = [PASS if writes(each) else KEEP if at in held else RUN for at, each in enumerate(operators)]
+    kinds = [_write(each) if writes(each) else KEEP if at in held else RUN for at, each in enumerate(operators)]
     return Instructions((*operators, None), (*kinds, RUN), len(operators))
 
 
@@ -108,11 +122,8 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     for at, kind in enumerate(kinds):
         if kind == KEEP:
             holders.setdefault(owners[at], []).append(at)
-    outside = {
-        at: tuple(dict.fromkeys((*(found if kinds[at] in (RUN, DRAW) else ()), *stream.kept[at])))
-        for at, found in stream.from_outside.items()
-        if at < stream.reach
-    }
+    outside = {at: found for at, found in stream.from_outside.items() if at < stream.reach and kinds[at] in (RUN, DRAW)}
+    kept = {at: found for at, found in stream.kept.items() if at <= stream.reach and found}
     return PlannedInstructions(
         operators=(*stream.operators, None),
         kinds=(*map(_second, kinds, stream.operators), RUN),
@@ -120,6 +131,7 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
         read=trace.read,
         written={at: tuple(holders.get(owners[at], ())) for at, kind in enumerate(kinds) if kind == HELD},
         outside={at: found for at, found in outside.items() if found},
+        kept=kept,
         state=stream.state,
         differentiable=stream.differentiable,
         plan=plan,
@@ -133,13 +145,18 @@ def _second(kind: int, operator: Any) -> int:
     return RUN if kind == HELD and changes_only_geometry(operator) else kind
 
 
+def _write(operator: Any) -> int:
+    """Of an operator that writes to memory from outside: what it makes beside that is held."""
+    return PASS if gives_what_it_writes(operator) else KEEP
+
+
 def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator: Any, held: frozenset[int]) -> int:
     if row < 0:
-        return PASS if writes(operator) else RUN
+        return _write(operator) if writes(operator) else RUN
     flags = facts.flags[row]
     if flags & _WRITES and writes(operator):
         if not flags & _REPEATABLE:
-            return PASS
+            return _write(operator)
         decision = decisions[row]
         if decision is not None and decision.action is not None and decision.action.saves:
             return HELD

@@ -17,7 +17,7 @@ from torch import Tensor
 from policylang.backends.eager import problems
 from policylang.backends.eager.execution.followed_call import FREED, FollowedCall, without_unread
 from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, QUIET, RUN
-from policylang.backends.eager.observation.block_mode import BlockMode
+from policylang.backends.eager.observation.block_mode import BlockMode, note_write, written_since
 from policylang.backends.eager.observation.origins import (
     HeldResult,
     NotedTensor,
@@ -29,6 +29,8 @@ from policylang.backends.eager.observation.stream import (
     GeneratorState,
     is_no_step,
     is_same_view,
+    numbers_among,
+    writes,
     written_by,
 )
 from policylang.backends.runtime.profiler_ranges import recomputation
@@ -48,7 +50,7 @@ class ForwardMode(BlockMode):
         self._call = call
         self._operators = call.instructions.operators
         self._kinds = call.instructions.kinds
-        self._outside = call.instructions.outside
+        self._noted = call.instructions.noted
         self._at = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -56,19 +58,24 @@ class ForwardMode(BlockMode):
         if self._operators[at] is not func or self.suspended or (func is VIEW and is_same_view(args)):
             return self._other(func, types, args, kwargs or {})
         self._at = at + 1
-        read = self._outside.get(at)
+        read = self._noted.get(at)
         if read is not None:
             tensors = list(tensors_in((args, kwargs)))
             self._call.noted[at] = {number: NotedTensor.of(tensors[number]) for number in read}
         kind = self._kinds[at]
+        if numbers := numbers_among(args, kwargs or {}):
+            self._call.numbers[at] = numbers
         if kind == DRAW:
             self._call.states[at] = GeneratorState.before(args, kwargs or {})
         out = func(*args, **kwargs) if kwargs else func(*args)
         if kind == KEEP:
             held = without_history(without_unread(out, self._call.instructions.read.get(at)))
             self._call.entries[at] = HeldResult.of(held)
+            if writes(func):
+                note_write(tensors_in(written_by(func, args, kwargs or {})))
         elif kind == PASS:
-            self._call.passed[at] = list(tensors_in(written_by(func, args, kwargs or {})))
+            written = self._call.passed[at] = list(tensors_in(written_by(func, args, kwargs or {})))
+            note_write(written)
         return out
 
     def end(self) -> None:
@@ -99,10 +106,10 @@ class ForwardMode(BlockMode):
     def _drift(self, came: Any) -> None:
         """From here on every operator is another one than in the first call."""
         call, at = self._call, self._at
-        names = {"expected": problems.operator(self._operators[at]), "came": problems.operator(came)}
+        expected, runs = problems.operator(self._operators[at]), problems.operator(came)
         call.drifted_at = at
         self._operators, self._at = (None,), 0
-        call.on_drift(problems.DRIFTED.diagnostic(name=call.name, number=at + 1, **names))
+        call.on_drift(problems.DRIFTED.diagnostic(name=call.name, number=at + 1, expected=expected, came=runs))
 
 
 class RecomputeMode(BlockMode):
@@ -120,13 +127,13 @@ class RecomputeMode(BlockMode):
         self._ranged = is_profiling()
         self._not_written: list[tuple[Tensor, int]] = []
         call.note_let_go()
+        if not within:
+            self._check_kept()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.suspended:
             return self.aside(func, types, args, kwargs)
-        if self._not_written and not is_no_step(func, args):  # what autograd saves meanwhile is detached
-            self._uncount()
         call, at = self._call, self._at
         if call.ran(at) is not func or (func is VIEW and is_same_view(args)):
             found = None if is_no_step(func, args) else self._elsewhere(func)
@@ -135,9 +142,13 @@ class RecomputeMode(BlockMode):
             at = found
         self._at = at + 1
         kind = call.kind(at)
-        if at in call.noted and not self._within:
-            self._check(at, func, list(tensors_in((args, kwargs))))
+        if not self._within:
+            self._check_numbers(at, func, args, kwargs)
+            if at in call.noted:
+                self._check(at, func, list(tensors_in((args, kwargs))))
         if kind == KEEP and (at in call.entries or not self._within):
+            if writes(func):
+                self._leave_uncounted(written_by(func, args, kwargs))
             return self._held(at, func)  # without early stop a run within goes on, past where the forward is
         if not self._ranged:
             return self._again(kind, at, func, args, kwargs)
@@ -159,21 +170,20 @@ class RecomputeMode(BlockMode):
     def _not_again(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What an operator that writes returns: the arguments that it wrote to."""
         targets = written_by(func, args, kwargs)
-        self._not_written += [(each, version(each)) for each in tensors_in(targets)]
+        self._leave_uncounted(targets)
         returns = schema_of(func).returns
         if not returns:
             return None
         return targets[0] if len(returns) == 1 else tuple(targets)
 
-    def _uncount(self) -> None:
-        """Autograd has counted a write that was not done again."""
-        tensors, versions = zip(*self._not_written, strict=True)
-        set_versions(tensors, versions)
-        self._not_written.clear()
+    def _leave_uncounted(self, targets: Sequence[Any]) -> None:
+        self._not_written += [(each, version(each)) for each in tensors_in(targets)]
 
     def __exit__(self, *error: Any) -> None:
-        if self._not_written:
-            self._uncount()
+        if self._not_written:  # the first count of each tensor comes last
+            tensors, versions = zip(*reversed(self._not_written), strict=True)
+            set_versions(tensors, versions)
+            self._not_written.clear()
         super().__exit__(*error)
 
     def end(self) -> None:
@@ -200,19 +210,41 @@ class RecomputeMode(BlockMode):
             return found
         raise self._diverged(func)
 
+    def _check_numbers(self, at: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Raises ``PolicyGraphError`` where an operator is called with other numbers, whether or not it runs: what has
+        counted or drawn them has done so again, and goes on from there in the next step."""
+        call = self._call
+        then, now = call.numbers.get(at, []), numbers_among(args, kwargs)
+        if then != now and repr(then) != repr(now):  # nan is not itself
+            raise problems.OTHER_NUMBER.error(name=call.name, operator=func, number=at + 1, then=then, now=now)
+
     def _check(self, at: int, func: Any, tensors: Sequence[Tensor]) -> None:
         """Raises ``PolicyGraphError`` where an operator would read other parameters, buffers or constants."""
-        call = self._call
-        for number, noted in call.noted[at].items():
-            then, (address, written) = noted.tensor, noted.memory
+        noted = self._call.noted[at]
+        for number in self._call.read_again(at):
+            then, (address, written) = noted[number].tensor, noted[number].memory
             same = (tensors[number] is then or _same_value(tensors[number], then)) and storage_address(then) == address
-            if same and version(then) == written:
-                continue
-            problem = problems.WRITTEN_TENSOR if same else problems.OTHER_TENSOR
-            found = problem.diagnostic(name=call.name, operator=func, number=at + 1, shape=list(then.shape))
-            if not same or then.requires_grad or call.is_state(at, number):
-                raise PolicyGraphError([found])
-            problems.warn(found)
+            if not same or version(then) != written:
+                self._changed(at, func, number, same)
+
+    def _check_kept(self) -> None:
+        """What autograd keeps of memory from outside it is given as it is by now, at the latest where this run is
+        interrupted: the operator itself may not be asked for again."""
+        call = self._call
+        for at, numbers in call.instructions.kept.items():
+            for number in numbers if at in call.noted and call.is_planned(at) else ():
+                then, (address, written) = call.noted[at][number].tensor, call.noted[at][number].memory
+                if number not in call.read_again(at) and (storage_address(then), version(then)) != (address, written):
+                    self._changed(at, call.ran(at), number, storage_address(then) == address)
+
+    def _changed(self, at: int, func: Any, number: int, same: bool) -> None:
+        call = self._call
+        then, (address, _) = call.noted[at][number].tensor, call.noted[at][number].memory
+        problem = problems.WRITTEN_TENSOR if same else problems.OTHER_TENSOR
+        found = problem.diagnostic(name=call.name, operator=func, number=at + 1, shape=list(then.shape))
+        if not same or then.requires_grad or call.is_state(at, number) or written_since(address, call.began):
+            raise PolicyGraphError([found])
+        problems.warn(found)
 
     def _held(self, at: int, func: Any) -> Any:
         call = self._call

@@ -9,11 +9,26 @@ from typing import Any
 
 from torch import Tensor
 
-from policylang.backends.eager.observation.origins import tensors_in
+from policylang.backends.eager.observation.origins import addresses, tensors_in
 from policylang.torch_compat.eager import DispatchMode, active_modes
 
 moments = count()
 """Tells what began first."""
+
+
+_written: dict[int, int] = {}
+"""When a block wrote last to memory, by address. Of memory that has been given back an entry says nothing: who asks
+holds what it asks about."""
+
+
+def note_write(tensors: Iterable[Tensor]) -> None:
+    """A block has written to these."""
+    _written.update(dict.fromkeys(addresses(tensors), next(moments)))
+
+
+def written_since(address: int | None, moment: int) -> bool:
+    """Whether a block has written to memory since a moment."""
+    return address is not None and _written.get(address, -1) > moment
 
 
 class BlockMode(DispatchMode):  # type: ignore[misc]  # torch does not say what it is

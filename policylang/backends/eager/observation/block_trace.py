@@ -66,7 +66,7 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
     with outside_of_modes():
         graph = _Graph(observation)
         graph.write(outputs)
-        facts = collect(graph.graph, kind=GraphKind.FLAT, repeats=True)
+        facts = collect(graph.graph, kind=GraphKind.FLAT, state=graph.state())
         facts = evolve(facts, data_sizes=_data_sizes(facts, graph))
     nodes = [[node for call in range(*span) for node in graph.nodes[call]] for span in observation.spans]
     rows = tuple(_row(facts, [node.name for node in own]) for own in nodes)
@@ -174,6 +174,12 @@ class _Graph:
         name_input(node, external.kind, external.name or f"constant_{position}", position)
         node.meta["val"] = self._fake(TensorFacts.of(external.tensor))
         return node
+
+    def state(self) -> list[fx.Node]:
+        """The inputs to whose memory the block writes."""
+        origins = self.observation.origins
+        outside = [number for number, each in enumerate(origins.externals) if origins.is_state(each.tensor)]
+        return [self.results[TensorOrigin(OUTSIDE, number)] for number in outside]
 
     def _other_name(self, origin: TensorOrigin, first: TensorOrigin) -> None:
         """Two tensors from outside in one memory, to which the block writes: what writes to one writes to the other."""

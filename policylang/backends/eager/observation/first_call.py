@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.fx import traceback
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from policylang.backends.eager.observation.block_mode import BlockMode
+from policylang.backends.eager import problems
+from policylang.backends.eager.observation.block_mode import BlockMode, note_write
 from policylang.backends.eager.observation.fsdp_hooks import gathered_over, gathers
 from policylang.backends.eager.observation.origins import (
     HeldResult,
@@ -38,16 +39,23 @@ from policylang.backends.eager.observation.stream import (
     draws,
     gives_number,
     is_ignored,
+    is_kept_unread,
     is_no_step,
+    numbers_among,
+    traces_again,
     writes,
     written_by,
 )
 from policylang.backends.eager.observation.surroundings import Before
+from policylang.backends.eager.observation.thrown_away import thrown_away
 from policylang.graph.marks import annotated
 from policylang.graph.reading.modules import MODULE_ANNOTATION
 from policylang.torch_compat.eager import DispatchMode, are_of_checkpoint, is_wrapper_class, saved_tensor_hooks
 from policylang.torch_compat.graphs import hint, outside_of_modes
 from policylang.torch_compat.subclasses import take_apart
+
+_LOOKS_FROM = 32 << 20
+"""Bytes of results below which nobody asks whether the block has thrown them away."""
 
 
 @frozen
@@ -85,6 +93,8 @@ class Operation:
 class Observation:
     """What is known of a call of a block while it runs."""
 
+    name: str
+    """Of the block, as a sentence names it."""
     module: nn.Module
     origins: Origins
     before: Before
@@ -98,10 +108,18 @@ class Observation:
     """What autograd has saved, in order."""
     noted: dict[int, dict[int, NotedTensor]] = field(factory=dict)
     """By operator and position among those that it reads: the tensors from outside."""
+    origins_noted: dict[int, dict[int, list[TensorOrigin | None]]] = field(factory=dict)
+    """Where the parts of these came from at that time."""
+    numbers: dict[int, list[Any]] = field(factory=dict)
+    """By operator: the plain numbers that it was called with."""
     entries: dict[int, HeldResult] = field(factory=dict)
     writes: dict[int, list[Tensor]] = field(factory=dict)
-    """By operator: what it says that it writes to."""
+    """By operator: what it says that it writes to, where that is memory from outside."""
     states: dict[int, GeneratorState] = field(factory=dict)
+    unlooked_at: int = 0
+    """Bytes that are held since it was last asked which of them the block has thrown away."""
+    looked_at: int = 0
+    """Those that were held then."""
     hooks: Any = None
     """What autograd is to give to what it saves, as long as the block puts nothing else in its place."""
     hooked: bool = False
@@ -114,10 +132,10 @@ class Observation:
     """The modules that are being called, the block first."""
 
     @classmethod
-    def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Observation:
+    def of(cls, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Observation:
         before = Before.of(list(module.modules()), (args, kwargs))
         origins = Origins(described(module, tensors_in((args, kwargs))))
-        return cls(module, origins, before, gathered_over(module), path=[("", type(module))])
+        return cls(name, module, origins, before, gathered_over(module), path=[("", type(module))])
 
     def operation(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator on plain tensors and note it."""
@@ -136,6 +154,8 @@ class Observation:
 
     def operator(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
         """Run what the block calls, note it, and hold what it gives."""
+        if traces_again(func):
+            raise problems.TRACES_AGAIN.error(name=self.name, operator=func)
         stream, at, first = self.stream, len(self.stream.operators), len(self.operations)
         if draws(func):
             self.states[at] = GeneratorState.before(args, kwargs)
@@ -153,31 +173,56 @@ class Observation:
         written = list(tensors_in(written_by(func, args, kwargs)))
         if written:
             self.origins.wrote(written)
-            if writes(func):
+            note_write(written)
+            if writes(func) and any(map(self.origins.is_state, written)):
                 self.writes[at] = written
         stream.operators.append(func)
         self.spans.append((first, len(self.operations)))
         outside = {number: NotedTensor.of(each) for number, each in read if self.origins.is_from_outside(each)}
         if outside:
             self.noted[at] = outside
+            self.origins_noted[at] = {number: self._origins(each.tensor) for number, each in outside.items()}
+        if numbers := numbers_among(args, kwargs):
+            self.numbers[at] = numbers
         with outside_of_modes():
             held = HeldResult.of(without_history(out))
         if gives_number(out):
             stream.numbers.add(at)
         if held.memory or at in stream.numbers:
             self.entries[at] = held
+            self.unlooked_at += sum(size for _, size in held.memory)
+            if self.unlooked_at > max(_LOOKS_FROM, self.looked_at):
+                self._let_go()
         return out
+
+    def _let_go(self) -> None:
+        """Of what the block has thrown away, as often as what is held doubles."""
+        calls = enumerate(self.operations)
+        needed = [call for call, each in calls if writes(each.operator) or is_kept_unread(each.operator)]
+        needed += [origin.call for origin in self.read_by_backward if origin.call >= 0]
+        reads = [(each.args, each.kwargs) for each in self.operations]
+        gone = [self.entries.pop(at) for at in thrown_away(self.entries, self.spans, reads, needed)]
+        self.origins.forget(leaf for each in gone for leaf in tensors_in(each.value))
+        self.looked_at = sum(size for each in self.entries.values() for _, size in each.memory)
+        self.unlooked_at = 0
 
     def finish(self) -> None:
         """To be called when the block has returned: only then is it known what it writes, and what autograd keeps."""
+        self.origins.finish()
         for at, outside in self.noted.items():
             state = tuple(number for number, each in outside.items() if self.origins.is_state(each.tensor))
-            kept = tuple(number for number, each in outside.items() if self._is_kept(each.tensor))
+            kept = tuple(number for number in outside if self._is_kept(at, number))
             self.stream.from_outside[at] = tuple(number for number in outside if number not in state)
             self.stream.kept[at], self.stream.state[at] = kept, tuple(number for number in state if number in kept)
 
-    def _is_kept(self, tensor: Tensor) -> bool:
-        return any(self.origins.known(part) in self.read_by_backward for part in take_apart([tensor])[0])
+    def _is_kept(self, at: int, number: int) -> bool:
+        """An operator that writes keeps what was there before."""
+        return not writes(self.stream.operators[at]) and any(
+            each in self.read_by_backward for each in self.origins_noted[at][number]
+        )
+
+    def _origins(self, tensor: Tensor) -> list[TensorOrigin | None]:
+        return [self.origins.known(part) for part in take_apart([tensor])[0]]
 
     def _same(self, args: Sequence[Any], out: Any) -> None:
         """An operator that autograd asks for as often as it likes has given its argument."""

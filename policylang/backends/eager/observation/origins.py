@@ -9,7 +9,14 @@ from attrs import define, field, frozen
 from torch import Tensor, nn
 
 from policylang.graph.facts import InputKind
-from policylang.torch_compat.eager import WeakTensorKeyDictionary, detached, storage_address, storage_bytes, version
+from policylang.torch_compat.eager import (
+    WeakTensorKeyDictionary,
+    detached,
+    storage_address,
+    storage_bytes,
+    storage_is_freed,
+    version,
+)
 from policylang.torch_compat.subclasses import take_apart
 from policylang.tracing.step_state import read_state
 
@@ -80,6 +87,15 @@ class Origins:
         place = _place(tensor)
         if place is not None:
             self._by_place[place] = origin
+
+    def finish(self) -> None:
+        """To be called when the block has returned: what it has filled and let go of, it fills each time it runs."""
+        self.state -= addresses(each.tensor for each in self.externals if storage_is_freed(each.tensor))
+
+    def forget(self, gone: Iterable[Tensor]) -> None:
+        """Memory is about to be given back: what lies there later is another value."""
+        freed = addresses(gone)
+        self._by_place = {place: origin for place, origin in self._by_place.items() if place[0] not in freed}
 
     def is_from_outside(self, tensor: Tensor) -> bool:
         """Whether it is a parameter, a buffer or a constant; what the block was called with is not meant, unless it

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
+from policylang.operators.effects import updated_statistics
 from policylang.torch_compat.eager import default_generator, ignored_operators
-from policylang.torch_compat.graphs import schema_of
+from policylang.torch_compat.graphs import HigherOrderOperator, schema_of, side_effect_functions
 
 _IGNORED = ignored_operators()
 VIEW = torch.ops.aten.view.default
@@ -32,8 +33,8 @@ class OperatorStream:
     differentiable: set[int] = field(factory=set)
     """Those that a gradient flows through."""
     numbers: set[int] = field(factory=set)
-    """Those that have told Python what is in a tensor (``item``, ``equal``): a graph has no nodes for them, and what the
-    block does next may hang on it."""
+    """Those that have told Python what is in a tensor (``item``, ``equal``): a graph has no nodes for them, and what
+    the block does next may hang on it."""
     from_outside: dict[int, tuple[int, ...]] = field(factory=dict)
     """Which of the tensors that an operator reads are parameters, buffers or constants that the block does not
     write to."""
@@ -62,6 +63,26 @@ def is_no_step(operator: Any, args: Sequence[Any]) -> bool:
     return is_ignored(operator) or (operator is VIEW and is_same_view(args))
 
 
+@cache
+def is_kept_unread(operator: Any) -> bool:
+    """Whether a graph keeps an operator although nobody reads what it gives."""
+    return schema_of(operator) is None or draws(operator) or operator in side_effect_functions()
+
+
+_NUMBERS = frozenset((int, float, bool, complex))
+
+
+def numbers_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The plain numbers that an operator is called with: a counter of Python's may be among them, or a draw."""
+    found: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        if type(value) in _NUMBERS:
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found.extend([part for part in value if type(part) in _NUMBERS])
+    return found
+
+
 def gives_number(out: Any) -> bool:
     """Whether this is what an operator tells Python of the bytes of a tensor."""
     return isinstance(out, bool | int | float | complex)
@@ -80,6 +101,13 @@ def gives_data(operator: Any, masked: bool) -> bool:
 
 
 @cache
+def traces_again(operator: Any) -> bool:
+    """Whether an operator takes functions, and its backward traces them, which fails where torch has not compiled
+    them first (:func:`policylang.torch_compat.eager.failed_in`)."""
+    return isinstance(operator, HigherOrderOperator) and operator.name() in ("cond", "map_impl", "scan")
+
+
+@cache
 def changes_only_geometry(operator: Any) -> bool:
     """Whether what an operator changes in place is the shape or the strides of a tensor, not its bytes."""
     return torch.Tag.inplace_view in getattr(operator, "tags", ())
@@ -92,10 +120,16 @@ def writes(operator: Any) -> bool:
     return bool(schema is not None and schema.is_mutable)
 
 
+@cache
+def gives_what_it_writes(operator: Any) -> bool:
+    """Whether an operator that writes gives nothing but the arguments that it has written to."""
+    return all(each.alias_info is not None and each.alias_info.is_write for each in schema_of(operator).returns)
+
+
 def written_by(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The arguments that a call of an operator writes to, as it says."""
+    """The arguments that a call of an operator writes to, as it says, or running statistics."""
     if not writes(operator):
-        return []
+        return [args[at] for at in updated_statistics(operator, args)]
     return [
         args[at] if at < len(args) else kwargs.get(argument.name)
         for at, argument in enumerate(schema_of(operator).arguments)

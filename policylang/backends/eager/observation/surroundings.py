@@ -10,12 +10,15 @@ The first call of a block is compared with what was there before it. After that 
 
 from __future__ import annotations
 
+import random
+import sys
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from attrs import define, evolve, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 
 from policylang.backends.eager.observation.origins import tensors_in
@@ -25,8 +28,9 @@ from policylang.torch_compat.tracing import is_wrapper_subclass
 
 _STRUCTURE = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
 """Attributes of every module that are looked at by themselves, or are none of the block's."""
+_OF_ANY_MODULE = frozenset(nn.Module().__dict__)
 _MOST_CONTAINERS = 512
-"""So many lists, dictionaries and objects are looked at below the arguments of a call."""
+"""So many lists, dictionaries and objects are looked at below the arguments of a call, and below attributes."""
 
 MISSING = object()
 
@@ -37,7 +41,11 @@ class Volatile:
     whether it changes what is inside of its arguments."""
 
     entries: dict[int, set[str]]
+    within: dict[int, set[str]]
+    """Of modules' tables, the entries that hold a list, dictionary or object that is changed inside."""
     arguments: bool
+    draws: bool
+    """Whether they draw from a generator of Python's or numpy's."""
 
 
 @frozen(eq=False)
@@ -53,20 +61,21 @@ class _Held:
     def of(cls, container: Any, keys: Collection[Any] | None = None) -> _Held:
         """As the container is now."""
         if keys is None:
-            return cls(container, list(container) if isinstance(container, list) else dict(container))
+            return cls(container, list(container) if isinstance(container, list | deque) else dict(container))
         return cls(container, {key: container.get(key, MISSING) for key in keys}, frozenset(keys))
 
     def changed(self) -> set[Any]:
         """The keys or positions that hold another object by now."""
         pair = self.content, self.container
-        before, now = (dict(enumerate(each)) if isinstance(each, list) else each for each in pair)
+        before, now = (dict(enumerate(each)) if isinstance(each, list | deque) else each for each in pair)
         return {key for key in (*before, *now) if before.get(key, MISSING) is not now.get(key, MISSING)}
 
     def put_back(self) -> _Held:
         """Returns what was there instead."""
-        if isinstance(self.container, list):
+        if isinstance(self.container, list | deque):
             now = _Held.of(self.container)
-            self.container[:] = self.content
+            self.container.clear()
+            self.container.extend(self.content)
             return now
         keys = self.keys if self.keys is not None else frozenset((*self.container, *self.content))
         now = _Held.of(self.container, keys)
@@ -79,18 +88,42 @@ class _Held:
         return now
 
 
+@frozen(eq=False)
+class _PythonDraws:
+    """The states of Python's own generator of random numbers, and of numpy's where it is there."""
+
+    state: Any
+    of_numpy: Any
+
+    @classmethod
+    def now(cls) -> _PythonDraws:
+        numpy = sys.modules.get("numpy")
+        return cls(random.getstate(), None if numpy is None else numpy.random.get_state())
+
+    def changed(self) -> bool:
+        now = _PythonDraws.now()
+        return self.state != now.state or repr(self.of_numpy) != repr(now.of_numpy)
+
+    def put_back(self) -> _PythonDraws:
+        now = _PythonDraws.now()
+        random.setstate(self.state)
+        if self.of_numpy is not None:
+            sys.modules["numpy"].random.set_state(self.of_numpy)
+        return now
+
+
 @define(eq=False)
 class Surroundings:
     """Of one call."""
 
     tensors: list[_Held]
     """The tables of parameters and buffers."""
-    held: list[_Held]
+    held: list[_Held | _PythonDraws]
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Under it, everything is as the call found it; afterwards as it was before."""
-        instead = [*self._swapped(), *self.held]
+        instead: list[_Held | _PythonDraws] = [*self._swapped(), *self.held]
         before = [each.put_back() for each in instead]
         try:
             yield
@@ -123,9 +156,11 @@ def _may_stand_in(old: Any, new: Any) -> bool:
 def surroundings(modules: Sequence[nn.Module], given: Any, volatile: Volatile) -> Surroundings:
     """What a call finds, as far as calls of the block are known to change it."""
     tables = _tables(modules)
-    held = [_Held.of(tables[number], names) for number, names in volatile.entries.items()]
-    if volatile.arguments:
-        held += map(_Held.of, _containers(given))
+    held: list[_Held | _PythonDraws] = [_Held.of(tables[number], names) for number, names in volatile.entries.items()]
+    if volatile.draws:
+        held.append(_PythonDraws.now())
+    inside = tuple(tables[number].get(name) for number, names in volatile.within.items() for name in names)
+    held += map(_Held.of, _containers((inside, given if volatile.arguments else ())))
     return Surroundings(_tensors(modules), held)
 
 
@@ -137,11 +172,22 @@ class Before:
     tables: list[_Held]
     tensors: list[_Held]
     arguments: list[_Held]
+    within: dict[tuple[int, str], list[_Held]]
+    """By number of a table and name: what there is to be changed below an attribute."""
+    draws: _PythonDraws = field(factory=_PythonDraws.now)
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module], given: Any) -> Before:
-        tables, arguments = map(_Held.of, _tables(modules)), map(_Held.of, _containers(given))
-        return cls(given, list(tables), _tensors(modules), list(arguments))
+        tables = list(map(_Held.of, _tables(modules)))
+        seen: set[int] = set()
+        arguments = list(map(_Held.of, _containers(given, seen)))
+        within = {
+            (number, name): list(map(_Held.of, _containers(value, seen)))
+            for number, table in enumerate(tables)
+            for name, value in table.content.items()
+            if name not in _OF_ANY_MODULE and not _is_plain(value)
+        }
+        return cls(given, tables, _tensors(modules), arguments, within)
 
     def alive(self) -> list[Tensor]:
         """The tensors that are there whatever the call keeps: those of the modules and of its arguments."""
@@ -152,11 +198,19 @@ class Before:
         """What the call has changed."""
         changed = {number: table.changed() - _STRUCTURE for number, table in enumerate(self.tables)}
         entries = {number: names for number, names in changed.items() if names}
-        return Volatile(entries, any(each.changed() for each in self.arguments))
+        within: dict[int, set[str]] = {}
+        for (number, name), held in self.within.items():
+            if any(each.changed() for each in held):
+                within.setdefault(number, set()).add(name)
+        return Volatile(entries, within, any(each.changed() for each in self.arguments), self.draws.changed())
 
     def surroundings(self, volatile: Volatile) -> Surroundings:
-        held = [evolve(self.tables[number], keys=frozenset(names)) for number, names in volatile.entries.items()]
-        return Surroundings(self.tensors, [*held, *(self.arguments if volatile.arguments else ())])
+        held: list[_Held | _PythonDraws] = [self.draws] if volatile.draws else []
+        held += [evolve(self.tables[number], keys=frozenset(names)) for number, names in volatile.entries.items()]
+        inside = [
+            each for number, names in volatile.within.items() for name in names for each in self.within[number, name]
+        ]
+        return Surroundings(self.tensors, [*held, *inside, *(self.arguments if volatile.arguments else ())])
 
 
 def _tables(modules: Sequence[nn.Module]) -> list[dict[str, Any]]:
@@ -168,11 +222,11 @@ def _tensors(modules: Sequence[nn.Module]) -> list[_Held]:
     return [_Held.of(table) for module in modules for table in (module._parameters, module._buffers) if table]
 
 
-def _containers(given: Any) -> Iterator[Any]:
+def _containers(given: Any, seen: set[int] | None = None) -> Iterator[Any]:
     """The lists, dictionaries and objects' attributes below the arguments of a call, such as a cache has them. Modules
     are looked at by themselves."""
     pending: list[Any] = [given]
-    seen: set[int] = set()
+    seen = set() if seen is None else seen
     while pending and len(seen) < _MOST_CONTAINERS:
         value = pending.pop()
         if _is_plain(value) or id(value) in seen:
@@ -180,7 +234,7 @@ def _containers(given: Any) -> Iterator[Any]:
         seen.add(id(value))
         if isinstance(value, tuple):
             pending.extend(value)
-        elif isinstance(value, list):
+        elif isinstance(value, list | deque):
             yield value
             pending.extend(value)
         elif isinstance(value, dict):
