@@ -30,6 +30,7 @@ from tests.support.compiled import fresh_dynamo
 from tests.support.meshed import WIDTH, Meshed
 from tests.support.reordered import at_random, in_hand_order
 from tests.support.sharded import fake_ranks
+from tests.support.versions import needs_cached_collectives, needs_several_last_passes
 
 POLICY = "undecided -> save\nkeep order of all_gather\n"
 REPOSITORY = Path(__file__).parents[2]
@@ -147,6 +148,7 @@ def test_settings_that_change_before_the_first_backward_do_not_reach_it(mesh: De
     assert found(model) == IN_ORDER
 
 
+@needs_several_last_passes
 def test_nothing_is_left_set_for_others(mesh: DeviceMesh) -> None:
     before, seen = settings(), list[tuple[bool, bool]]()
     ours, other = ordered(), policylang.backend(policylang.parse("undecided -> save\n"))
@@ -176,6 +178,7 @@ class Noting(CustomGraphPass):
         return None
 
 
+@needs_several_last_passes
 @pytest.mark.parametrize("way", ["setting", pytest.param("option", marks=pytest.mark.slow)])
 def test_a_users_own_last_pass_runs_too(mesh: DeviceMesh, way: str) -> None:
     seen: list[int] = []
@@ -194,6 +197,7 @@ def awaited_at_once(graph: fx.Graph) -> None:
         node.all_input_nodes[0].append(node)
 
 
+@needs_several_last_passes
 def test_a_users_own_pass_that_reorders_is_an_error_of_each_half(mesh: DeviceMesh) -> None:
     own = inductor_config.patch(post_grad_custom_post_pass=Noting(awaited_at_once))
     with own, pytest.raises(policylang.PolicyAuditError) as raised:
@@ -248,6 +252,7 @@ def test_what_moves_within_the_order_may_be_asked_for(mesh: DeviceMesh) -> None:
     assert found(backend) == IN_ORDER
 
 
+@needs_cached_collectives
 def test_the_order_holds_and_is_read_where_the_code_comes_from_a_cache(mesh: DeviceMesh, tmp_path: Path) -> None:
     first = ordered()
     trained(mesh, first)

@@ -22,3 +22,7 @@ needs_forward_derivatives_of_checkpoints = pytest.mark.skipif(
 needs_cached_collectives = pytest.mark.skipif(
     VERSION < (2, 12), reason="on torch 2.11, a graph with collectives is not found in Inductor's caches again"
 )
+needs_several_last_passes = pytest.mark.skipif(
+    VERSION < (2, 13),
+    reason="before torch 2.13, Inductor takes one last pass, and a user's own leaves no place for ours",
+)
