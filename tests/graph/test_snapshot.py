@@ -71,6 +71,7 @@ def everything_said() -> Facts:
         "group_names": ["", "7", "", ""],
         "annotations": [(), ("ap_must_save",), ("a", "b"), ()],
         "uncounted": ["", "mylib.fused_mlp.default", "", ""],
+        "data_sizes": [(), (96, 0, 3072), (7, 12, -1), ()],
     }
     assert all(len(column) == rows for column in own.values())
     return attrs.evolve(
