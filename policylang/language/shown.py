@@ -1,5 +1,5 @@
-"""What people are shown: text with nothing in it that a terminal, a log or a page would act on, and what ``str()`` of an
-error or a report says.
+"""What people are shown: text with nothing in it that a terminal, a log or a page would act on, and what ``str()`` of
+an error or a report says.
 
 A name in a graph or a line of a policy may hold anything: escape sequences, marks that turn the direction of text, line
 ends that make one line two. Data knows no renderer, renderers enter themselves here: ``policylang.report`` enters its
