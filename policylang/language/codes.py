@@ -13,8 +13,8 @@ from attrs import frozen
 
 from policylang.language.diagnostics import Diagnostic, Mend, Related, Severity, written
 from policylang.language.figures import counted
-from policylang.language.printable import one_line, printable
 from policylang.language.resources import codes_folder, policies_folder
+from policylang.language.shown import one_line, printable
 from policylang.language.source import Source, Span
 
 _CODE = re.compile(r"APL[0-9]{3}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from policylang.language.figures import counted
-from policylang.language.printable import printable
+from policylang.language.shown import printable
 from policylang.planning.inspection.breakdown import Breakdown
 from policylang.planning.inspection.communication import Communication, as_decided
 from policylang.planning.inspection.marginal_cost import Worth

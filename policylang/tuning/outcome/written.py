@@ -10,7 +10,7 @@ from attrs import field, frozen
 from policylang.graph.facts import Facts
 from policylang.language.figures import counted, figure
 from policylang.language.formatting.canonical import format_source
-from policylang.language.printable import logged, one_line
+from policylang.language.shown import logged, one_line
 from policylang.language.source import Source
 from policylang.language.units import UNITS, write
 from policylang.planning.digest import digest_of
