@@ -331,11 +331,14 @@ class CheckpointContext:
         this_thread.around.append(self)
         self.block, self._depth, self._plainly = None, 0, False
         self._gave_way, self._hooks = False, saved_tensor_hooks()
-        if transformed() or traced_for_others():
-            self._plainly = True
-        elif graph_being_traced() is None:
-            self._around = hooks_around(self._hooks) if self._hooks is not None else None
-            self._begin_within()
+        with ExitStack() as undone:  # an error on the way in is none of the next checkpoint's
+            undone.push(self)
+            if transformed() or traced_for_others():
+                self._plainly = True
+            elif graph_being_traced() is None:
+                self._around = hooks_around(self._hooks) if self._hooks is not None else None
+                self._begin_within()
+            undone.pop_all()
         return self
 
     def give_way(self, policy: Policy) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
+from functools import partial
 
 import pytest
 import torch
@@ -98,3 +99,15 @@ def test_what_is_trained_without_a_checkpoint_is_not_under_the_policy(rule: str)
     with pytest.raises(PolicyMatchError, match=f"`{rule}` matches nothing") as error:
         found[1].step(range(4), without=(1, 3))
     assert said in str(error.value)
+
+
+def test_an_error_on_the_way_into_a_recomputation_is_none_of_the_next_model() -> None:
+    """As in Transformers, where the checkpoint lies in the block's own call."""
+    for rule in ("save bmm", "save addmm in block 1"):
+        model = Model()
+        context_fn = policylang.context_fn(policylang.parse(f"recompute everything in block\n{rule}"), model)
+        for at, block in enumerate(model.layers):
+            if at not in (1, 3):
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=context_fn)
+        with pytest.raises(PolicyMatchError, match=f"`{rule}` matches nothing"):
+            model.step(range(4))
