@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from attrs import define, evolve, field, frozen
-from torch import nn
+from torch import Tensor, nn
 
 from policylang.backends.compiled_graphs import CompiledGraph
 from policylang.backends.eager import problems

@@ -229,7 +229,8 @@ class RecomputeMode(BlockMode):
 
     def _check_kept(self) -> None:
         """What autograd keeps of memory from outside it is given as it is by now, at the latest where this run is
-        interrupted: the operator itself may not be asked for again. Nor may what it keeps, which the call then checks."""
+        interrupted: the operator itself may not be asked for again. What no backward asks for is no mistake: the call
+        checks what it is given."""
         call = self._call
         for at, numbers in call.instructions.kept.items():
             for number in numbers if at in call.noted and call.is_planned(at) else ():
