@@ -17,6 +17,7 @@ from policylang.errors import PolicyError
 from policylang.graph.facts import InputKind
 from policylang.graph.marks import EPILOGUE, PHASE
 from policylang.torch_compat.absent_cuda.context import absent_cuda
+from policylang.torch_compat.eager import DispatchMode
 from policylang.torch_compat.subclasses import SubclassLayout, put_together, take_apart
 from policylang.torch_compat.tracing import (
     below_functionalization,
@@ -125,10 +126,28 @@ def _trace(
             checkpoint_regions(followed),
             compiling(),
             functional,
+            _DrawnInMemoryOrder(),
         ):
             stack.enter_context(context)
         fakes = fake_tensors(mode, plain) if device is None else fakes_on(mode, plain, device.device)
         return make_fx(run)(*fakes)
+
+
+class _DrawnInMemoryOrder(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
+    """Under it, dropout of a tensor that is not contiguous draws as in eager, one element of memory after the other.
+
+    Alone of what draws in place, ``bernoulli_`` becomes an operator that draws for a contiguous tensor.
+    """
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bernoulli_.float and not args[0].is_contiguous():
+            value, *probability = args
+            order = sorted(range(value.dim()), key=lambda at: -value.stride(at))
+            func(value.permute(order), *probability, **(kwargs or {}))
+            return value
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

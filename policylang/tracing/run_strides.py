@@ -16,6 +16,7 @@ from policylang.errors import PolicyGraphError
 from policylang.operators.categories import describe
 from policylang.operators.names import Category
 from policylang.torch_compat.graphs import value_of
+from policylang.torch_compat.tracing import tree_leaves
 from policylang.tracing.preconditions import problem
 
 OTHER_STRIDES = "APL337"
@@ -28,10 +29,12 @@ class _Found(Exception):
 
 class _Compared(fx.Interpreter):  # type: ignore[misc]  # torch does not say what it is
     def run_node(self, n: fx.Node) -> Any:
-        out, traced = super().run_node(n), value_of(n.meta)
-        plain = all(isinstance(each, Tensor) and each.layout is torch.strided for each in (out, traced))
-        if n.op == "call_function" and plain and out.numel() > 1 and out.stride() != traced.stride():
-            raise _Found(n, out, traced)
+        out = super().run_node(n)
+        pairs = zip(tree_leaves(out), tree_leaves(value_of(n.meta)), strict=False) if n.op == "call_function" else ()
+        for real, traced in pairs:
+            plain = all(isinstance(each, Tensor) and each.layout is torch.strided for each in (real, traced))
+            if plain and real.numel() > 1 and real.stride() != traced.stride():
+                raise _Found(n, real, traced)
         return out
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+import policylang
 from policylang import trace_step
 from tests.support.models import ZOO, Example
 from tests.tracing.steps import Net, eager_step, loss_of, mean_square, net, trace, twin
@@ -205,3 +207,30 @@ def test_a_constant_that_is_no_buffer_is_part_of_the_graph() -> None:
     loss, gradients = trace_step(model, loss_fn, x)(x)
     eager_loss, eager_gradients = eager_step(twin(model), loss_fn, x)
     torch.testing.assert_close((loss, gradients), (eager_loss, eager_gradients))
+
+
+class Permuted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = F.dropout(self.conv(x).flatten(2).transpose(1, 2), 0.4)
+        return F.dropout(rows.sin().view(2, 4, 2, 3).permute(1, 3, 0, 2), 0.3)
+
+
+@pytest.mark.parametrize("policy", [None, "recompute everything", "recompute everything; save random"])
+def test_dropout_of_a_permuted_tensor_draws_what_eager_draws(policy: str | None) -> None:
+    """An image as rows of pixels, as in SegFormer's head."""
+    torch.manual_seed(0)
+    model, x = Permuted(), torch.randn(2, 2, 4, 6)
+    step = trace_step(model, lambda model, x: model(x).square().mean(), x)
+    if policy is not None:
+        step.apply(policylang.parse(policy))
+    torch.manual_seed(7)
+    loss, gradients = step(x)
+    torch.manual_seed(7)
+    expected = model(x).square().mean()
+    expected.backward()
+    assert torch.equal(loss, expected)
+    assert all(torch.equal(gradients[name], each.grad) for name, each in model.named_parameters())

@@ -183,3 +183,11 @@ def test_an_operator_that_runs_with_other_strides_than_it_was_traced_with_is_nam
     step = trace_step(model, lambda own, x: turned(own(x)).view(-1).sum(), torch.randn(3, 4))
     with pytest.raises(PolicyGraphError, match=r"(?s)APL337.*`policylang_tests.turned.*strides \(1, 3\), .* \(4, 1\)"):
         step(torch.randn(3, 4))
+
+
+def test_of_an_operator_with_several_results_it_is_the_operator_that_is_named() -> None:
+    """PatchTST's batch norm, of patches that are transposed around it."""
+    model = nn.BatchNorm1d(4)
+    step = trace_step(model, lambda own, x: own(x.transpose(1, 2)).transpose(1, 2).view(-1).sum(), torch.randn(2, 3, 4))
+    with pytest.raises(PolicyGraphError, match=r"(?s)APL337.*`aten._native_batch_norm_legit_functional"):
+        step(torch.randn(2, 3, 4))

@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from attrs import define, evolve, field, frozen
-from torch import nn
+from torch import Tensor, nn
 
 from policylang.backends.compiled_graphs import CompiledGraph
 from policylang.backends.eager import problems
@@ -409,13 +409,17 @@ class CheckpointContext:
         if isinstance(self.running.run, Observation):
             self._look_around(block)
         clear_cast_weights()
-        self._contexts.enter_context(noting_saved(self.saved, self.session.named(block.module)))
+        self._contexts.enter_context(noting_saved(self.saved, self.session.named(block.module), self._check_given))
         self._contexts.enter_context(gathers_aside(block.module))
         run = self.running.run
         if isinstance(run, FollowedCall):
             self.mode = self._contexts.enter_context(ForwardMode(run))
         else:
             self.mode = self._contexts.enter_context(watched(run))
+
+    def _check_given(self, value: Tensor, written: int) -> None:
+        if self.call is not None:
+            self.call.check_given(value, written)
 
     def _look_around(self, block: BlockCall) -> None:
         """Warn of another checkpoint that runs the block as well."""

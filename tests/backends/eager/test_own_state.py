@@ -108,6 +108,14 @@ def foreach(s: State, h: Tensor) -> Tensor:
     return h * s.mean.clone() + s.table.sum(0)
 
 
+def codebook_with_gradients(s: State, h: Tensor) -> Tensor:
+    """Autograd keeps the codebook for distances that no gradient reaches."""
+    nearest = torch.cdist(h, s.table).argmin(1)
+    quantised = s.table[nearest].clone()
+    s.table.lerp_(h.detach()[:1].expand(4, -1), 0.1)
+    return h + (quantised - h).detach() + (quantised - h) ** 2
+
+
 def number(s: State, h: Tensor) -> Tensor:
     s.count.add_(1)
     return h * (1 + 1 / s.count.item())
@@ -158,7 +166,8 @@ STATES: dict[str, Callable[[State, Tensor], Tensor]] = {
     each.__name__: each
     for each in (
         *(in_place, added_directly, between_two_writes, through_views, through_data, reassigned, foreach, number),
-        *(into_memory_of_its_own, branch, statistics, codebook, ring, attribute, in_containers, in_queue),
+        *(into_memory_of_its_own, branch, statistics, codebook, codebook_with_gradients, ring, attribute),
+        *(in_containers, in_queue),
     )
 }
 STATES |= {

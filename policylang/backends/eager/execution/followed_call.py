@@ -19,7 +19,7 @@ from policylang.backends.eager.execution.instructions import (
     Instructions,
     instructions_so_far,
 )
-from policylang.backends.eager.observation.block_mode import moments, note_write
+from policylang.backends.eager.observation.block_mode import moments, note_write, written_since
 from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.origins import (
     HeldResult,
@@ -38,11 +38,12 @@ from policylang.backends.eager.observation.stream import (
     written_by,
 )
 from policylang.backends.eager.observation.surroundings import Surroundings
+from policylang.errors import PolicyGraphError
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.categories import describe
 from policylang.operators.effects import updated_statistics
 from policylang.operators.names import Category
-from policylang.torch_compat.eager import storage_is_freed
+from policylang.torch_compat.eager import storage_address, storage_is_freed, version
 from policylang.torch_compat.graphs import outside_of_modes
 from policylang.torch_compat.subclasses import take_apart
 
@@ -69,6 +70,8 @@ class FollowedCall:
     """By position among those that an operator reads, what a second run has to find as it was."""
     numbers: dict[int, list[Any]] = field(factory=dict)
     """The plain numbers that an operator was called with."""
+    written_since_kept: dict[int | None, tuple[int, int]] = field(factory=dict)
+    """By the address of memory that autograd keeps and that was written to since, where in ``noted`` it is."""
     began: int = field(factory=lambda: next(moments))
     drifted_at: int | None = None
     tail: list[tuple[Any, int]] = field(factory=list)
@@ -158,6 +161,22 @@ class FollowedCall:
             for number, each in noted.items():
                 if not self.is_state(at, number):  # FSDP may have filled the memory of a parameter since
                     noted[number] = NotedTensor.of(each.tensor)
+
+    def check_given(self, value: Tensor, written: int) -> None:
+        """To be called as a backward is given what autograd kept, which had then been ``written`` to so often."""
+        found = self.written_since_kept.get(storage_address(value))
+        if found is not None and version(value) != written:
+            self.changed(*found, same=True)
+
+    def changed(self, at: int, number: int, same: bool) -> None:
+        """Raises ``PolicyGraphError``, or warns, of what an operator read and does not find as it was. ``same``: it is
+        the same tensor."""
+        then, (address, _) = self.noted[at][number].tensor, self.noted[at][number].memory
+        problem = problems.WRITTEN_TENSOR if same else problems.OTHER_TENSOR
+        found = problem.diagnostic(name=self.name, operator=self.ran(at), number=at + 1, shape=list(then.shape))
+        if not same or then.requires_grad or self.is_state(at, number) or written_since(address, self.began):
+            raise PolicyGraphError([found])
+        problems.warn(found)
 
     def is_state(self, at: int, number: int) -> bool:
         """Whether an operator read there what the block itself writes to, as far as that is known."""

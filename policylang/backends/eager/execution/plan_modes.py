@@ -17,7 +17,7 @@ from torch import Tensor
 from policylang.backends.eager import problems
 from policylang.backends.eager.execution.followed_call import FREED, FollowedCall, without_unread
 from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, QUIET, RUN
-from policylang.backends.eager.observation.block_mode import BlockMode, note_write, written_since
+from policylang.backends.eager.observation.block_mode import BlockMode, note_write
 from policylang.backends.eager.observation.origins import (
     HeldResult,
     NotedTensor,
@@ -225,26 +225,22 @@ class RecomputeMode(BlockMode):
             then, (address, written) = noted[number].tensor, noted[number].memory
             same = (tensors[number] is then or _same_value(tensors[number], then)) and storage_address(then) == address
             if not same or version(then) != written:
-                self._changed(at, func, number, same)
+                self._call.changed(at, number, same)
 
     def _check_kept(self) -> None:
         """What autograd keeps of memory from outside it is given as it is by now, at the latest where this run is
-        interrupted: the operator itself may not be asked for again."""
+        interrupted: the operator itself may not be asked for again. What no backward asks for is no mistake: the call
+        checks what it is given."""
         call = self._call
         for at, numbers in call.instructions.kept.items():
             for number in numbers if at in call.noted and call.is_planned(at) else ():
                 then, (address, written) = call.noted[at][number].tensor, call.noted[at][number].memory
-                if number not in call.read_again(at) and (storage_address(then), version(then)) != (address, written):
-                    self._changed(at, call.ran(at), number, storage_address(then) == address)
-
-    def _changed(self, at: int, func: Any, number: int, same: bool) -> None:
-        call = self._call
-        then, (address, _) = call.noted[at][number].tensor, call.noted[at][number].memory
-        problem = problems.WRITTEN_TENSOR if same else problems.OTHER_TENSOR
-        found = problem.diagnostic(name=call.name, operator=func, number=at + 1, shape=list(then.shape))
-        if not same or then.requires_grad or call.is_state(at, number) or written_since(address, call.began):
-            raise PolicyGraphError([found])
-        problems.warn(found)
+                if number in call.read_again(at):
+                    continue
+                if storage_address(then) != address:
+                    call.changed(at, number, same=False)
+                elif version(then) != written:
+                    call.written_since_kept.setdefault(address, (at, number))
 
     def _held(self, at: int, func: Any) -> Any:
         call = self._call

@@ -8,7 +8,7 @@ and the next backward reads what is left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import ref
@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from policylang.backends.eager import problems
 from policylang.backends.eager.observation.origins import HeldResult
-from policylang.torch_compat.eager import running_backward, saved_tensor_hooks
+from policylang.torch_compat.eager import running_backward, saved_tensor_hooks, version
 
 
 @define(eq=False)
@@ -28,6 +28,8 @@ class SavedTensor:
 
     packed: Any
     """What the checkpoint has given for it."""
+    written: int
+    """How often its memory had been written to."""
     recomputed: HeldResult | None = None
     by: int = -1
     """The backward that has recomputed it. In that one the checkpoint gives it, and lets it go."""
@@ -38,12 +40,13 @@ SavedTensors = list[ref[SavedTensor]]
 
 
 @contextmanager
-def noting_saved(tensors: SavedTensors, name: str) -> Iterator[None]:
-    """Around a forward in a checkpoint: adds what autograd saves. ``name``: the block's, as a sentence names it."""
+def noting_saved(tensors: SavedTensors, name: str, check: Callable[[Tensor, int], None]) -> Iterator[None]:
+    """Around a forward in a checkpoint: adds what autograd saves. ``name``: the block's, as a sentence names it;
+    ``check`` is told what a backward is given, and how often its memory had been written to."""
     save, give = saved_tensor_hooks()
 
     def pack(value: Tensor) -> SavedTensor:
-        saved = SavedTensor(save(value))
+        saved = SavedTensor(save(value), version(value))
         tensors.append(ref(saved))
         return saved
 
@@ -52,11 +55,13 @@ def noting_saved(tensors: SavedTensors, name: str) -> Iterator[None]:
         if held is None or saved.by == running_backward():
             value: Tensor = give(saved.packed)
             saved.recomputed = None
-            return value
-        happened = held.changed()
-        if happened:
-            raise problems.CHANGED_BETWEEN.error(name=name, shape=list(held.value.shape), happened=happened)
-        return held.value
+        else:
+            value = held.value
+            happened = held.changed()
+            if happened:
+                raise problems.CHANGED_BETWEEN.error(name=name, shape=list(value.shape), happened=happened)
+        check(value, saved.written)
+        return value
 
     with saved_tensors_hooks(pack, unpack):
         yield
