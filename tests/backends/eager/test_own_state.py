@@ -131,7 +131,7 @@ def codebook(s: State, h: Tensor) -> Tensor:
 
 def ring(s: State, h: Tensor) -> Tensor:
     logits = h @ s.table.clone().t()
-    at = int(s.count)
+    at = int(s.count) % 4
     s.table[at] = h.detach().mean(0)
     s.count.copy_(torch.tensor((at + 1) % 4))
     return h * logits.logsumexp(1, keepdim=True)

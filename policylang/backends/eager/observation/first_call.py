@@ -184,6 +184,7 @@ class Observation:
             self.origins_noted[at] = {number: self.origins.of_parts(each.tensor) for number, each in outside.items()}
         if numbers := numbers_among(args, kwargs):
             self.numbers[at] = numbers
+            stream.numbered.add(at)
         with outside_of_modes():
             held = HeldResult.of(without_history(out))
         if gives_number(out):
