@@ -139,7 +139,7 @@ def codebook(s: State, h: Tensor) -> Tensor:
 
 def ring(s: State, h: Tensor) -> Tensor:
     logits = h @ s.table.clone().t()
-    at = int(s.count)
+    at = int(s.count) % 4
     s.table[at] = h.detach().mean(0)
     s.count.copy_(torch.tensor((at + 1) % 4))
     return h * logits.logsumexp(1, keepdim=True)
@@ -326,8 +326,9 @@ def skips(block: nn.Module, x: Tensor) -> Tensor:
         (lambda b, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (b.out(x),)), "APL396.*calls `torch.cond`"),
         (lambda b, x: torch.cond(x.sum() > 0, lambda h: b.out(h), torch.cos, (x,)), "APL396.*calls `torch.cond`"),
         (lambda b, x: STATES["written to behind it"](b.states[0], b.out(x)), "APL395.*`aten.mul.Tensor`.*in place"),
+        (lambda b, x: (b.out(x) * b.states[0].table[0], b.states[0].table.add_(1))[0], "APL395.*`aten.mul.Tensor`"),
     ],
-    ids=["counter", "other operators", "ends early", "cond", "cond of a module", "written to behind it"],
+    ids=["counter", "other operators", "ends early", "cond", "cond of a module", "written to behind it", "its view"],
 )
 def test_what_cannot_be_right_is_an_error_by_name(forward: Callable[[nn.Module, Tensor], Tensor], said: str) -> None:
     counted[0] = 0

@@ -59,6 +59,7 @@ class Instructions:
     noted: dict[int, tuple[int, ...]] = field(init=False)
     """Either of the first two."""
     differentiable: Collection[int] = ()
+    numbered: Collection[int] = ()
 
     @noted.default
     def _either(self) -> dict[int, tuple[int, ...]]:
@@ -134,6 +135,7 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
         kept=kept,
         state=stream.state,
         differentiable=stream.differentiable,
+        numbered=stream.numbered,
         plan=plan,
         needs=needs,
         rows=trace.rows,

@@ -51,6 +51,7 @@ class ForwardMode(BlockMode):
         self._operators = call.instructions.operators
         self._kinds = call.instructions.kinds
         self._noted = call.instructions.noted
+        self._numbered = call.instructions.numbered
         self._at = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -63,8 +64,8 @@ class ForwardMode(BlockMode):
             tensors = list(tensors_in((args, kwargs)))
             self._call.noted[at] = {number: NotedTensor.of(tensors[number]) for number in read}
         kind = self._kinds[at]
-        if numbers := numbers_among(args, kwargs or {}):
-            self._call.numbers[at] = numbers
+        if at in self._numbered:
+            self._call.numbers[at] = numbers_among(args, kwargs or {})
         if kind == DRAW:
             self._call.states[at] = GeneratorState.before(args, kwargs or {})
         out = func(*args, **kwargs) if kwargs else func(*args)
@@ -143,7 +144,8 @@ class RecomputeMode(BlockMode):
         self._at = at + 1
         kind = call.kind(at)
         if not self._within:
-            self._check_numbers(at, func, args, kwargs)
+            if at in call.numbers:
+                self._check_numbers(at, func, args, kwargs)
             if at in call.noted:
                 self._check(at, func, list(tensors_in((args, kwargs))))
         if kind == KEEP and (at in call.entries or not self._within):
@@ -214,7 +216,7 @@ class RecomputeMode(BlockMode):
         """Raises ``PolicyGraphError`` where an operator is called with other numbers, whether or not it runs: what has
         counted or drawn them has done so again, and goes on from there in the next step."""
         call = self._call
-        then, now = call.numbers.get(at, []), numbers_among(args, kwargs)
+        then, now = call.numbers[at], numbers_among(args, kwargs)
         if then != now and repr(then) != repr(now):  # nan is not itself
             raise problems.OTHER_NUMBER.error(name=call.name, operator=func, number=at + 1, then=then, now=now)
 

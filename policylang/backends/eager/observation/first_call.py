@@ -107,7 +107,7 @@ class Observation:
     read_by_backward: dict[TensorOrigin, None] = field(factory=dict)
     """What autograd has saved, in order."""
     noted: dict[int, dict[int, NotedTensor]] = field(factory=dict)
-    """By operator and position among those that it reads: the tensors from outside."""
+    """By operator and position among those that it reads: the tensors in memory from outside."""
     origins_noted: dict[int, dict[int, list[TensorOrigin | None]]] = field(factory=dict)
     """Where the parts of these came from at that time."""
     numbers: dict[int, list[Any]] = field(factory=dict)
@@ -178,12 +178,13 @@ class Observation:
                 self.writes[at] = written
         stream.operators.append(func)
         self.spans.append((first, len(self.operations)))
-        outside = {number: NotedTensor.of(each) for number, each in read if self.origins.is_from_outside(each)}
+        outside = {number: NotedTensor.of(each) for number, each in read if self.origins.lies_outside(each)}
         if outside:
             self.noted[at] = outside
-            self.origins_noted[at] = {number: self._origins(each.tensor) for number, each in outside.items()}
+            self.origins_noted[at] = {number: self.origins.of_parts(each.tensor) for number, each in outside.items()}
         if numbers := numbers_among(args, kwargs):
             self.numbers[at] = numbers
+            stream.numbered.add(at)
         with outside_of_modes():
             held = HeldResult.of(without_history(out))
         if gives_number(out):
@@ -210,19 +211,19 @@ class Observation:
         """To be called when the block has returned: only then is it known what it writes, and what autograd keeps."""
         self.origins.finish()
         for at, outside in self.noted.items():
-            state = tuple(number for number, each in outside.items() if self.origins.is_state(each.tensor))
-            kept = tuple(number for number in outside if self._is_kept(at, number))
-            self.stream.from_outside[at] = tuple(number for number in outside if number not in state)
-            self.stream.kept[at], self.stream.state[at] = kept, tuple(number for number in state if number in kept)
+            state = [number for number, each in outside.items() if self.origins.is_state(each.tensor)]
+            parts = self.origins_noted[at]
+            other = [
+                number for number in outside if number not in state and self.origins.is_from_outside(parts[number])
+            ]
+            kept = [number for number in (*other, *state) if self._is_kept(at, number)]
+            self.stream.from_outside[at] = tuple(other)
+            self.stream.kept[at], self.stream.state[at] = tuple(kept), tuple(each for each in state if each in kept)
 
     def _is_kept(self, at: int, number: int) -> bool:
         """An operator that writes keeps what was there before."""
-        return not writes(self.stream.operators[at]) and any(
-            each in self.read_by_backward for each in self.origins_noted[at][number]
-        )
-
-    def _origins(self, tensor: Tensor) -> list[TensorOrigin | None]:
-        return [self.origins.known(part) for part in take_apart([tensor])[0]]
+        parts = self.origins_noted[at][number]
+        return not writes(self.stream.operators[at]) and any(each in self.read_by_backward for each in parts)
 
     def _same(self, args: Sequence[Any], out: Any) -> None:
         """An operator that autograd asks for as often as it likes has given its argument."""

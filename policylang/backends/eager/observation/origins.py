@@ -97,14 +97,20 @@ class Origins:
         freed = addresses(gone)
         self._by_place = {place: origin for place, origin in self._by_place.items() if place[0] not in freed}
 
-    def is_from_outside(self, tensor: Tensor) -> bool:
-        """Whether it is a parameter, a buffer or a constant; what the block was called with is not meant, unless it
-        was written to."""
-        origins = [self.known(part) for part in take_apart([tensor])[0]]
-        return self.is_state(tensor) or all(
-            origin is not None and origin.call == OUTSIDE and self.externals[origin.result].kind is not InputKind.USER
-            for origin in origins
+    def of_parts(self, tensor: Tensor) -> list[TensorOrigin | None]:
+        return [self.known(part) for part in take_apart([tensor])[0]]
+
+    def is_from_outside(self, parts: Iterable[TensorOrigin | None]) -> bool:
+        """Whether these are a parameter's, a buffer's or a constant's; what the block was called with is not meant."""
+        return all(
+            each is not None and each.call == OUTSIDE and self.externals[each.result].kind is not InputKind.USER
+            for each in parts
         )
+
+    def lies_outside(self, tensor: Tensor) -> bool:
+        """Whether it lies in memory that the block has not made; what has none may be a part of anything."""
+        found = addresses([tensor])
+        return not found or not self._outside.isdisjoint(found)
 
     def is_state(self, tensor: Tensor) -> bool:
         """Whether it lies in memory from outside that the block has written to."""

@@ -35,6 +35,8 @@ class OperatorStream:
     numbers: set[int] = field(factory=set)
     """Those that have told Python what is in a tensor (``item``, ``equal``): a graph has no nodes for them, and what
     the block does next may hang on it."""
+    numbered: set[int] = field(factory=set)
+    """Those that are called with plain numbers."""
     from_outside: dict[int, tuple[int, ...]] = field(factory=dict)
     """Which of the tensors that an operator reads are parameters, buffers or constants that the block does not
     write to."""

@@ -28,6 +28,8 @@ from policylang.torch_compat.tracing import is_wrapper_subclass
 
 _STRUCTURE = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
 """Attributes of every module that are looked at by themselves, or are none of the block's."""
+_SHARDING = frozenset(("torch", "accelerate", "deepspeed"))
+"""What objects of theirs remember is their own business: which weights are gathered, say."""
 _OF_ANY_MODULE = frozenset(nn.Module().__dict__)
 _MOST_CONTAINERS = 512
 """So many lists, dictionaries and objects are looked at below the arguments of a call, and below attributes."""
@@ -247,4 +249,4 @@ def _containers(given: Any, seen: set[int] | None = None) -> Iterator[Any]:
 
 def _is_plain(value: Any) -> bool:
     kinds = (Tensor, nn.Module, str, bytes, int, float, type, FunctionType, MethodType, ModuleType)
-    return value is None or isinstance(value, kinds)
+    return value is None or isinstance(value, kinds) or type(value).__module__.partition(".")[0] in _SHARDING
