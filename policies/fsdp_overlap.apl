@@ -18,6 +18,8 @@ let weight_gather = all_gather where from parameter
 let gradient_scatter = reduce_scatter and chain through ((reduce_scatter chain) except (everything feeding everything))
 
 bucket weight_gather per block
-bucket gradient_scatter per block
+# Where it is scattered over two groups, the first scatter is tensor parallelism's, within a host: the copies into a
+# bucket take longer there than the bucket gains.
+bucket (gradient_scatter except chain before gradient_scatter) per block
 prefetch weight_gather 1 block ahead
 delay gradient_scatter 1 block

@@ -17,7 +17,7 @@ from policylang.language.codes import diagnose
 from policylang.planning.checkpoints import kept_rows
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
-from policylang.torch_compat.eager import storage_address, strided_parts
+from policylang.torch_compat.eager import held_bytes
 
 OTHER_BYTES = "APL409"
 _WORDING = Wording(
@@ -51,15 +51,3 @@ def audit_eager(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]], 
         why = "a kernel lays its result into a larger memory than it fills, or into one that another value has too"
         wrong = (*wrong, diagnose(OTHER_BYTES, said, help=why))
     return evolve(audit, saved_bytes=measured, differences=wrong)
-
-
-def held_bytes(held: Iterable[Tensor], outside: Iterable[Tensor] = ()) -> int:
-    """Of the distinct storages of some plain tensors, those of ``outside`` left out."""
-    known = {_storage(part) for tensor in outside for part in strided_parts(tensor)}
-    found = {_storage(part): part for tensor in held for part in strided_parts(tensor)}
-    return sum(part.untyped_storage().nbytes() for key, part in found.items() if key not in known)
-
-
-def _storage(tensor: Tensor) -> int:
-    address = storage_address(tensor)
-    return id(tensor) if address is None else address

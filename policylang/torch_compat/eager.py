@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -99,6 +99,18 @@ def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
     return []
+
+
+def held_bytes(held: Iterable[torch.Tensor], outside: Iterable[torch.Tensor] = ()) -> int:
+    """Of the distinct storages of some plain tensors, those of ``outside`` left out."""
+    known = {_place(part) for tensor in outside for part in strided_parts(tensor)}
+    found = {_place(part): part for tensor in held for part in strided_parts(tensor)}
+    return sum(part.untyped_storage().nbytes() for key, part in found.items() if key not in known)
+
+
+def _place(tensor: torch.Tensor) -> int:
+    address = storage_address(tensor)
+    return id(tensor) if address is None else address
 
 
 def storage_is_freed(tensor: torch.Tensor) -> bool:

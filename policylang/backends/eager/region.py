@@ -15,7 +15,6 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from policylang.audit.eager import held_bytes
 from policylang.audit.outcome import Audit
 from policylang.backends.announcing import announce
 from policylang.backends.eager import problems
@@ -41,7 +40,7 @@ from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.comparison import Known, comparing, tell_stopped
 from policylang.torch_compat.dynamo import compiled_in_place
-from policylang.torch_compat.eager import forward_derivatives, made_by_reentrant_checkpoint
+from policylang.torch_compat.eager import forward_derivatives, held_bytes, made_by_reentrant_checkpoint
 from policylang.torch_compat.subclasses import take_apart
 
 _PATH = EagerPath()
