@@ -86,9 +86,11 @@ def through_views(s: State, h: Tensor) -> Tensor:
 
 
 def through_data(s: State, h: Tensor) -> Tensor:
-    y = h * s.mean.clone()
-    s.mean.data.mul_(0.9).add_(h.detach().mean(0))
-    return y * s.mean.sin()
+    """Of a buffer that nobody assigns: what autograd has saved of a value is another behind its back, checkpoint or
+    not."""
+    y = h * s.table.mean(0)
+    s.table.data.mul_(0.9).add_(h.detach().mean(0))
+    return y * s.table.sin().sum(0)
 
 
 def reassigned(s: State, h: Tensor) -> Tensor:
@@ -366,6 +368,11 @@ def test_what_a_block_throws_away_is_not_held_while_it_is_watched(monkeypatch: p
 
     block_model(tunes)(torch.ones(3, W)).sum().backward()
     assert held[0] < 10
+
+
+def test_a_block_that_leaves_its_plan_and_writes_behind_autograds_back() -> None:
+    with pytest.raises(PolicyGraphError, match="APL395"):
+        check([["branch", "codebook"]], policylang.parse(POLICIES[0]), ORDERS["((0, 1),)"], False)
 
 
 @pytest.mark.slow

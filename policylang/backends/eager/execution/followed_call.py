@@ -186,6 +186,12 @@ class FollowedCall:
         """Which of the tensors that an operator has read, and that are noted, it reads again."""
         return self.instructions.outside.get(at, ()) if self.is_planned(at) else self.noted[at]
 
+    def written_by_blocks(self, address: int | None) -> bool:
+        """Whether a block has written to memory since, even where autograd does not count it (``.data``). What was let
+        go is filled again before it is read."""
+        filled = (each for at in self.let_go for each in self.passed[at])
+        return written_since(address, self.began) and address not in addresses(filled)
+
     def is_planned(self, at: int) -> bool:
         return self.drifted_at is None or at < self.drifted_at
 

@@ -226,7 +226,7 @@ class RecomputeMode(BlockMode):
         for number in self._call.read_again(at):
             then, (address, written) = noted[number].tensor, noted[number].memory
             same = (tensors[number] is then or _same_value(tensors[number], then)) and storage_address(then) == address
-            if not same or version(then) != written:
+            if not same or version(then) != written or self._call.written_by_blocks(address):
                 self._call.changed(at, number, same)
 
     def _check_kept(self) -> None:
