@@ -13,8 +13,9 @@ FOLLOWERS = WAITS | {GETITEM}
 VIEW, PERMUTE = "aten.view.default", "aten.permute.default"
 CLONE, SLICE, CAT = "aten.clone.default", "aten.slice.Tensor", "aten.cat.default"
 
-DETACH = "aten.detach.default"
-AUTOGRAD_COPIES = frozenset({DETACH, "aten.alias.default", CLONE})
+DETACHES = frozenset({"aten.detach.default", "aten.alias.default"})
+"""What a trace has where autograd detaches what it saves: ``alias`` from torch 2.14 on."""
+AUTOGRAD_COPIES = DETACHES | {CLONE}
 """What autograd keeps instead of a value: a ``detach`` of a result, a ``clone`` of what is then written to."""
 VIEWS_UNSAID = frozenset(
     {"aten._unsafe_view.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"}

@@ -20,7 +20,7 @@ from policylang.language.syntax import (
     Scope,
 )
 from policylang.language.walk import with_lets
-from policylang.operators.names import DETACH
+from policylang.operators.names import DETACHES
 from policylang.planning.checkpoints import handed_on
 
 PATH_CANNOT, WHOLE_GRAPH = "APL306", "APL391"
@@ -61,7 +61,7 @@ def around_blocks(facts: Facts, blocks: BlockTable) -> AroundBlocks:
     block_of, owners = blocks.block_of, facts.owners
     outside = frozenset(row for row in facts.forward if block_of[row] == OUTSIDE)
     returned = {owners[row] for row in facts.forward if block_of[row] != OUTSIDE and handed_on(facts, row, block_of)}
-    detached = [row for row in facts.forward if facts.targets[row] == DETACH and facts.inputs[row]]
+    detached = [row for row in facts.forward if facts.targets[row] in DETACHES and facts.inputs[row]]
     return AroundBlocks(outside, frozenset(returned), {row: facts.inputs[row][0] for row in detached})
 
 

@@ -17,7 +17,7 @@ from attrs import field, frozen
 from policylang.graph.blocks import OUTSIDE, BlockTable
 from policylang.graph.facts import Facts, Flag, forward_users
 from policylang.graph.storage import storage_roots
-from policylang.operators.names import DETACH
+from policylang.operators.names import DETACHES
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.routing import routing_owners
 from policylang.planning.decisions.safety import why_unsafe
@@ -86,7 +86,7 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
     for row in facts.forward:
         if owners[row] != row or flags[row] & (Flag.SYMBOLIC | Flag.SEED):
             continue
-        if capabilities.block_by_block and facts.targets[row] == DETACH and facts.inputs[row]:
+        if capabilities.block_by_block and facts.targets[row] in DETACHES and facts.inputs[row]:
             of[row] = of[facts.inputs[row][0]]  # it is decided as what it reads is
             continue
         block, path = block_of[row], facts.modules[row]
