@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import define, field, frozen
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from policylang.torch_compat.eager import (
 )
 from policylang.torch_compat.subclasses import take_apart
 from policylang.tracing.step_state import read_state
+
+_T = TypeVar("_T")
 
 OUTSIDE = -1
 
@@ -204,14 +206,19 @@ def without_history(value: Any) -> Any:
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Of an operator's arguments or results, in order."""
-    if isinstance(value, Tensor):
+    return leaves_in(value, Tensor)
+
+
+def leaves_in(value: Any, kind: type[_T]) -> Iterator[_T]:
+    """Those of a kind in an operator's arguments or results, in order."""
+    if isinstance(value, kind):
         yield value
     elif isinstance(value, tuple | list):
         for part in value:
-            yield from tensors_in(part)
+            yield from leaves_in(part, kind)
     elif isinstance(value, Mapping):
         for part in value.values():
-            yield from tensors_in(part)
+            yield from leaves_in(part, kind)
 
 
 def _place(tensor: Tensor) -> Geometry | None:

@@ -7,12 +7,12 @@ then, no reader read, and no backward asks for, is not in the graph that is plan
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from policylang.backends.eager.observation.origins import HeldResult, TensorOrigin, tensors_in
+from policylang.backends.eager.observation.origins import HeldResult, TensorOrigin, leaves_in, tensors_in
 from policylang.torch_compat.eager import storage_address, storage_users
 from policylang.torch_compat.subclasses import take_apart
 
@@ -41,7 +41,7 @@ def thrown_away(
                 live[call] = True
     for call in range(len(reads) - 1, -1, -1):
         if live[call]:
-            for origin in _origins(reads[call]):
+            for origin in leaves_in(reads[call], TensorOrigin):
                 if origin.call >= 0:
                     live[origin.call] = True
     return [at for at, own in parts.items() if own and not any(live[call] for call in range(*spans[at]))]
@@ -50,13 +50,3 @@ def thrown_away(
 def _is_held_elsewhere(part: Tensor, ours: Mapping[int | None, int]) -> bool:
     at = storage_address(part)
     return at is None or storage_users(part) > ours[at]
-
-
-def _origins(value: Any) -> Iterator[TensorOrigin]:
-    if isinstance(value, TensorOrigin):
-        yield value
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _origins(part)
-    elif isinstance(value, dict):
-        yield from _origins(list(value.values()))
