@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import threading
 from collections.abc import Callable, Iterator
 
@@ -20,8 +22,7 @@ from tests.support.rank_cases import Net, Plain, batch
 WORLD = 2
 Rank = Callable[[int], str]
 POLICIES = ("save", "recompute")
-SEEDED = threading.Lock()
-"""All threads draw from one generator."""
+BUILT = threading.Lock()
 
 
 @pytest.fixture
@@ -57,9 +58,15 @@ def world() -> Iterator[Callable[[Rank], list[str]]]:
         multi_threaded_pg.ProcessLocalGroup.reset()
 
 
+@functools.cache
+def start() -> nn.Module:
+    """Built once: all threads draw from one generator, which training seeds."""
+    return Plain()
+
+
 def sharded(policy: str = "") -> nn.Module:
-    with SEEDED:
-        model = Plain()
+    with BUILT:
+        model = copy.deepcopy(start())
     if policy:
         policylang.checkpoint_model(model, policylang.parse(policy))
     for layer in model.layers:
