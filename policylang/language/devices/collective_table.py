@@ -19,7 +19,7 @@ from pathlib import Path
 from policylang.language.codes import diagnose
 from policylang.language.devices.collectives import collective_kind
 from policylang.language.devices.profile import CollectiveTimes
-from policylang.language.devices.text_file import read_text
+from policylang.language.devices.toml_text import read_text
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Source, Span
 
