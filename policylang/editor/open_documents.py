@@ -32,7 +32,7 @@ from policylang.editor.worker import Worker
 from policylang.editor.workspace import EditorSettings, Workspace, path_of, stamp_of
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
-from policylang.language.devices.lookup import find_device
+from policylang.language.devices.reading import find_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import read_source
 from policylang.language.interruption.wanted import Cancelled

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from lsprotocol import types
 from pygls.exceptions import JsonRpcContentModified, JsonRpcInvalidParams
 
-from policylang.editor.client import PolicyServer
 from policylang.editor import navigation
+from policylang.editor.client import PolicyServer
 from policylang.editor.features import actions as acting
 from policylang.editor.features import completion, hints, hover, layout, outline
 from policylang.editor.features import on_request as asked

@@ -9,9 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.language.devices.collective_table import table_rows
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.devices.reading import parse_device, read_device
+from policylang.language.devices.reading import parse_device, read_device, table_rows
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.dtypes import DTYPES
 from policylang.language.source import Source

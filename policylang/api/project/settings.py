@@ -14,7 +14,7 @@ from typing import Any
 from attrs import field, frozen
 
 from policylang.language.codes import diagnose
-from policylang.language.devices.lookup import find_device
+from policylang.language.devices.reading import find_device
 from policylang.language.devices.toml_text import Place, place_of, tables_of
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import shortened

@@ -1,4 +1,4 @@
-"""Device profiles as TOML, bundled or the user's own, read with everything that is wrong with them."""
+"""Device profiles as TOML, bundled or the user's own, and the tables of measured collectives that they name."""
 
 from __future__ import annotations
 
@@ -6,23 +6,182 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from attrs import evolve
 
 from policylang.language.codes import diagnose
-from policylang.language.devices.collective_table import read_table
-from policylang.language.devices.lookup import SUFFIX, find_device
-from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate
+from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate, collective_kind
 from policylang.language.devices.toml_text import Place, place_of, read_text, tables_of
 from policylang.language.diagnostics import Diagnostic, Related
 from policylang.language.dtypes import ALIASES, DTYPES
 from policylang.language.figures import shortened
 from policylang.language.manifest.names import manifest
 from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.source import Source
+from policylang.language.resources import devices_folder
+from policylang.language.source import Source, Span
 from policylang.language.units import UNITS
+
+SUFFIX = ".toml"
+_LONGEST = 200
+
+
+def bundled_devices() -> tuple[str, ...]:
+    """The names of the profiles that come along."""
+    try:
+        return tuple(sorted(entry.stem for entry in devices_folder().iterdir() if entry.suffix == SUFFIX))
+    except OSError:
+        return ()
+
+
+def find_device(name: str, base: Path) -> tuple[Path, str] | Diagnostic:
+    """The file of a profile, and its name for reports.
+
+    A bare word is one of the library's, in full or as far as a dash; what has a slash or ends in ``.toml`` is a file.
+    So neither ever stands for the other, whatever lies in the current folder. A bare word that the library does not
+    have may be the name of a file.
+    """
+    if not name:
+        return diagnose("APL152", "the name of a device profile is empty", help=_library())
+    if os.path.basename(name) == name and not name.endswith(SUFFIX):
+        word = name.lower()
+        fitting = _fitting(word)
+        if word in fitting or len(fitting) == 1:
+            found = word if word in fitting else fitting[0]
+            return devices_folder() / f"{found}{SUFFIX}", f"<{found}>"
+        if fitting:
+            quoted = " and ".join(f"`{each}`" for each in fitting)
+            return diagnose("APL152", f"`{name}` is the beginning of several device profiles: {quoted}")
+    path = base / name
+    try:
+        missing = not os.path.exists(path)
+    except ValueError:
+        missing = True
+    return _unknown(name) if missing else (path, name)
+
+
+def meant_devices(name: str) -> tuple[str, ...]:
+    """The profiles that come along that a name may have been meant for: those that it begins, else those like it."""
+    stem = os.path.basename(name).removesuffix(SUFFIX).lower()
+    return _fitting(stem) or _nearest(stem) if stem else ()
+
+
+def _fitting(word: str) -> tuple[str, ...]:
+    return tuple(each for each in bundled_devices() if each == word or each.startswith(f"{word}-"))
+
+
+def _unknown(name: str) -> Diagnostic:
+    shown = shortened(name.partition("\n")[0], _LONGEST)
+    stem = os.path.basename(name).removesuffix(SUFFIX).lower()
+    if stem in bundled_devices():
+        help = f"the bundled profile of that name is written `{stem}`"
+        return diagnose("APL152", f"there is no device profile `{shown}`", help=help)
+    near = did_you_mean(_nearest(stem))
+    help = f"{near} {_library()}" if near else _library()
+    return diagnose("APL152", f"there is no device profile `{shown}`", help=help)
+
+
+def _nearest(word: str) -> tuple[str, ...]:
+    """By the whole name, or by the beginnings that also stand for it: ``h10`` is near to ``h100``."""
+    beginnings: dict[str, str] = {}
+    for name in bundled_devices():
+        parts = name.split("-")
+        for length in range(1, len(parts) + 1):
+            beginnings.setdefault("-".join(parts[:length]), name)
+    return tuple(dict.fromkeys(beginnings[each] for each in nearest(word, beginnings)))[:2]
+
+
+def _library() -> str:
+    return f"bundled are {', '.join(bundled_devices())}; a file is given by its path"
+
+
+_COLUMN = re.compile(r"(?P<size>\d{1,12}(?:\.\d{1,9})?)\s*(?P<unit>[KMGT]?)i?B\s*\((?P<time>ns|us|µs|ms|s)\)")
+_WORD = re.compile(r"\S+")
+_RULE = re.compile(r"[\s|:+=-]+")
+_BYTES_OF_UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_LONGEST_COLLECTIVE = 1e6
+
+Row = tuple[str, CollectiveTimes]
+"""The name of a group, and what was measured there."""
+
+
+def read_table(path: Path, name: str) -> tuple[Row, ...] | Diagnostic:
+    """The rows of a table in the order of the file."""
+    source = read_text(path, name, "a table of collective times")
+    return source if isinstance(source, Diagnostic) else table_rows(source)
+
+
+def table_rows(source: Source) -> tuple[Row, ...] | Diagnostic:
+    """The rows that a text holds, or the first thing that is wrong with it. The form is AutoParallel's::
+
+        Group    Group Size  Collective                1MB (ms)    2MB (ms)
+        -------  ----------  ----------------------  ----------  ----------
+        0                64  all_gather_into_tensor        0.25        0.45
+
+    A size is that of the tensor that one rank puts in; ``MB`` is 1024² bytes there.
+    """
+    columns: list[tuple[float, float]] = []  # bytes, and the seconds of one unit
+    rows: dict[tuple[str, int, str], CollectiveTimes] = {}
+    start = 0
+    for line in source.text.splitlines(keepends=True):
+        span = Span(source, start, start + len(line.rstrip()))
+        start += len(line)
+        if _RULE.fullmatch(line) or line.lstrip().startswith("#"):
+            continue
+        if not columns:
+            columns = [
+                (float(at["size"]) * _BYTES_OF_UNIT[at["unit"]], _SECONDS[at["time"]]) for at in _COLUMN.finditer(line)
+            ]
+            if not columns:
+                if "Collective" not in line:  # no table at all, and perhaps nobody's to be shown
+                    span = Span(Source(source.name, ""), 0, 0)
+                example = "for example `Group  Group Size  Collective  1MB (ms)`"
+                return _wrong("the first line names no sizes", span, example)
+            sizes = [size for size, _ in columns]
+            if sizes[0] <= 0 or any(low >= high for low, high in pairwise(sizes)):
+                return _wrong("the sizes do not rise from column to column", span)
+            continue
+        row = _row(source, span, columns)
+        if isinstance(row, Diagnostic):
+            return row
+        group, times = row
+        key = (group, times.ranks, times.collective)
+        if key in rows:
+            return _wrong(f"`{times.collective}` of group `{group}` stands twice", span)
+        rows[key] = times
+    if not rows:
+        return _wrong("the table has no rows", Span(source, 0, 0))
+    return tuple((group, times) for (group, _, _), times in rows.items())
+
+
+def _row(source: Source, span: Span, columns: list[tuple[float, float]]) -> Row | Diagnostic:
+    words = [Span(source, span.start + at.start(), span.start + at.end()) for at in _WORD.finditer(span.text)]
+    if len(words) != 3 + len(columns):
+        found = f"{len(words)} words, and {3 + len(columns)} are wanted"
+        return _wrong(f"the row has {found}", span, "a group, its size, a collective and a time for each size")
+    group, size, collective, *figures = words
+    if not re.fullmatch(r"[0-9]{1,9}", size.text) or int(size.text) < 1:
+        return _wrong(f"`{size.text}` is not the size of a group", size)
+    if collective_kind(collective.text) is None:
+        return _wrong(f"`{collective.text}` is no collective", collective)
+    points = []
+    for (much, unit), figure in zip(columns, figures, strict=True):
+        try:
+            seconds = float(figure.text) * unit
+        except ValueError:
+            return _wrong(f"`{figure.text}` is not a number", figure)
+        if not (isfinite(seconds) and 0 < seconds <= _LONGEST_COLLECTIVE):
+            return _wrong(f"`{figure.text}` is not the time of a collective", figure)
+        points.append((much, seconds))
+    return group.text, CollectiveTimes(collective.text, int(size.text), tuple(points))
+
+
+def _wrong(message: str, span: Span, help: str | None = None) -> Diagnostic:
+    return diagnose("APL158", message, span, help=help)
+
 
 _TABLES = ("name", "compute", "memory", "operators", "host", "network")
 _NETWORK = ("ranks", "bandwidth", "latency", "times", "group")

@@ -10,7 +10,7 @@ from policylang.editor.explaining.names import of_name
 from policylang.editor.explaining.word_senses import meaning_at
 from policylang.editor.features.offers.file_offers import comment_of
 from policylang.editor.state import State
-from policylang.language.devices.lookup import SUFFIX as DEVICE_SUFFIX
+from policylang.language.devices.reading import SUFFIX as DEVICE_SUFFIX
 from policylang.language.files import SUFFIX
 from policylang.language.meanings.dictionary import Meaning, Sense, meaning
 from policylang.language.parsing.cursor import Cursor
