@@ -50,8 +50,6 @@ _PUBLIC = {
 __all__ = sorted([*_PUBLIC, "report"])
 
 
-_NOTEBOOK = "policylang.integrations.notebook"
-
 # Importing a package binds its name in this one. That happens here, once, so that the function keeps the name.
 import_module("policylang.report")
 
@@ -69,16 +67,6 @@ def report(subject: Any) -> Report:
     from policylang.api.traced_step import TracedStep
 
     return report_on(subject.gm if isinstance(subject, TracedStep) else subject)
-
-
-def load_ipython_extension(shell: Any) -> None:
-    """What ``%load_ext policylang`` calls: registers ``%%policy`` and ``%policy``."""
-    import_module(_NOTEBOOK).register(shell)
-
-
-def unload_ipython_extension(shell: Any) -> None:
-    """What ``%unload_ext policylang`` calls."""
-    import_module(_NOTEBOOK).unregister(shell)
 
 
 def __getattr__(name: str) -> Any:

@@ -13,8 +13,7 @@ from policylang.errors import PolicyError
 from policylang.language.codes import diagnose
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.files import write_whole
-from policylang.profiling.profile_text import FIRST_COLUMNS, FIRST_LINE
-from policylang.profiling.profiler import Profiling, profiled
+from policylang.profiling.profiler import FIRST_COLUMNS, FIRST_LINE, Profiling, profiled
 
 NO_DEVICE, NO_FILE, NO_FIGURES = "APL616", "APL617", "APL618"
 LEAST_SECONDS, MOST_SECONDS = 1.0, 24 * 3600.0

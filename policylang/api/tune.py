@@ -14,9 +14,8 @@ from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, P
 from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.files.any_form import read_any
 from policylang.language.codes import diagnose
-from policylang.language.devices.lookup import find_device
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.devices.reading import read_device
+from policylang.language.devices.reading import find_device, read_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import figure
 from policylang.language.resources import devices_folder

@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> Exit:
 def _check(options: argparse.Namespace) -> None:
     """Raise ``UsageError`` for what cannot be right whatever the graph is, before the work."""
     if options.device is None:
-        from policylang.language.devices.lookup import bundled_devices
+        from policylang.language.devices.reading import bundled_devices
 
         known = ", ".join(bundled_devices())
         raise UsageError("times need a device", f"name one with `--device`: {known}, or the path of a file")

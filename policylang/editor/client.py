@@ -17,7 +17,6 @@ from pygls.protocol import LanguageServerProtocol
 
 from policylang.editor.explaining.shown_files import ShownFiles, plain
 from policylang.editor.features.published import Shown, published
-from policylang.editor.garbage import collect_when_quiet, forget_frames
 from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.state import State
 from policylang.editor.workspace import SECTION, path_of, section_of
@@ -33,7 +32,7 @@ _MOST_CHOICES = 8
 """Names that a message offers; a client with a list of its own asks for all of them."""
 _KEPT_HERE = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, types.TEXT_DOCUMENT_DID_CLOSE)
 """Texts are held once: pygls would hold them too, and fail on a change to a document that was closed."""
-_EXPECTED = (JsonRpcContentModified, JsonRpcInvalidParams, JsonRpcRequestCancelled)
+_EXPECTED = (JsonRpcContentModified, JsonRpcInvalidParams, JsonRpcRequestCancelled, BrokenPipeError)
 
 _VERSIONED = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE)
 
@@ -90,8 +89,6 @@ class PolicyServer(LanguageServer):
         """What it shows beside them: Markdown, plain text, or neither by that name."""
         self.ended = False
         """Whether the client said that it would go."""
-        self.begun_by: Callable[[int | None], None] = lambda process: None
-        """Told the process of the client, where it says one."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._files = ShownFiles()
 
@@ -99,7 +96,6 @@ class PolicyServer(LanguageServer):
 
     def begin(self, params: types.InitializeParams) -> None:
         """Take what a client says of itself. Whatever it leaves out is fine."""
-        self.begun_by(params.process_id)
         documents, workspace = self.documents, self.documents.workspace
         root = params.root_uri or (f"file://{params.root_path}" if params.root_path else None)
         folders = params.workspace_folders or ([types.WorkspaceFolder(root, "")] if root else [])
@@ -132,7 +128,6 @@ class PolicyServer(LanguageServer):
             options = types.DidChangeWatchedFilesRegistrationOptions([types.FileSystemWatcher(it) for it in _WATCHED])
             registrations.append(_registration(types.WORKSPACE_DID_CHANGE_WATCHED_FILES, options))
         self._start(self._poll())
-        self._start(collect_when_quiet(lambda: self.documents.changes, lambda: self.documents.quiet))
         if registrations:
             self.client_register_capability(types.RegistrationParams(registrations))
         await self.ask_for_settings()
@@ -285,8 +280,7 @@ class PolicyServer(LanguageServer):
 
     def report_server_error(self, error: Exception, source: object) -> None:
         """Of a request that failed its answer says why; the client's log and the standard error say it too."""
-        forget_frames(error)
-        if isinstance(error, _EXPECTED) or getattr(error, "code", None) == types.LSPErrorCodes.RequestFailed.value:
+        if isinstance(error, _EXPECTED):
             return
         data = error.data if isinstance(error, JsonRpcException) else None
         if isinstance(data, dict) and "traceback" in data:

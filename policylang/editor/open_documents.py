@@ -1,8 +1,8 @@
-"""The open documents and what is known of each: read at once as text, and on the snapshot in a thread beside.
+"""The open documents and what is known of each: read at once as text, and on the snapshot in a thread.
 
 A change makes what is under way for its document unwanted, and planning ends soon after
 (:mod:`policylang.language.interruption.wanted`). What takes long happens in one thread beside (``worker.py``): reading
-a graph or a long text, planning, figures. All the rest happens on the event loop's thread.
+a graph, planning, figures. All the rest happens on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TypeVar
 from attrs import define, evolve, field
 from lsprotocol import types
 
-from policylang.editor.garbage import keep_what_is_there
 from policylang.editor.snapshots import ReadGraph, Snapshots
 from policylang.editor.state import (
     Document,
@@ -33,15 +32,13 @@ from policylang.editor.worker import Worker
 from policylang.editor.workspace import EditorSettings, Workspace, path_of, stamp_of
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
-from policylang.language.devices.lookup import find_device
+from policylang.language.devices.reading import find_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import read_source
 from policylang.language.interruption.wanted import Cancelled
 from policylang.language.source import Source
 from policylang.language.syntax import Device
 
-LONG = 1 << 15
-"""Characters of a text that is read in the worker: a tenth of a second."""
 FAILED = "APL641"
 _BYTE_ORDER_MARK = "\ufeff"
 
@@ -62,7 +59,7 @@ class OpenDocument:
     current: bool = True
     """Whether that is what its file held, or the file is still to be read."""
     state: State | None = None
-    """None while a long text is read."""
+    """None only while the text is read."""
     task: asyncio.Task[None] | None = None
     """What publishes: it reads the graph, and plans."""
     weighing: asyncio.Task[None] | None = None
@@ -90,8 +87,6 @@ class OpenDocuments:
     loading: Callable[[str], Callable[[], None]] = lambda name: lambda: None
     failed: Callable[[Exception], None] = lambda error: None
     encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16
-    changes: int = 0
-    """How many texts were read so far."""
     _open: dict[str, OpenDocument] = field(factory=dict)
     _snapshots: Snapshots = field(factory=Snapshots)
     _worker: Worker = field(factory=Worker)
@@ -131,19 +126,9 @@ class OpenDocuments:
         return self._open[uri].document.source.text if uri in self._open else None
 
     def state(self, uri: str) -> State | None:
-        """Of the text as it is now, with a plan where that is ready. None for a document that is not open, and for a
-        long text that is still being read."""
+        """Of the text as it is now, with a plan where that is ready. None for a document that is not open."""
         opened = self._open.get(uri)
         return None if opened is None else opened.state
-
-    async def read(self, uri: str) -> State | None:
-        """The same, once the text is read."""
-        while (opened := self._open.get(uri)) is not None and opened.state is None and opened.task is not None:
-            task = opened.task
-            await asyncio.wait([task], timeout=0.05)
-            if opened.state is None and task.done() and self._open.get(uri) is opened:
-                break
-        return self.state(uri)
 
     async def settled(self, uri: str) -> State | None:
         """With the plan of the text as it is now, its selections and its breakdown; of a later text where there was a
@@ -151,11 +136,6 @@ class OpenDocuments:
         while (opened := self._open.get(uri)) is not None and opened.task is not None and opened.pending:
             await asyncio.wait([opened.task])
         return self.state(uri)
-
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing is under way."""
-        return not any(opened.pending for opened in self._open.values())
 
     def states(self) -> list[State]:
         """Of all open documents."""
@@ -170,31 +150,30 @@ class OpenDocuments:
 
     def _begin(self, document: Document) -> None:
         self._stop(document.uri)
-        self.changes += 1
         settings = self.workspace.settings_of(document.path)
         opened = OpenDocument(document, settings, self._snapshots.known(settings.graph))
         self._open[document.uri] = opened
         opened.current = self._snapshots.is_read(settings.graph)
-        if len(document.source.text) <= LONG:
-            try:
-                with self._worker.waiting():
-                    self._take(opened, self._text(opened))
-            except Exception as error:
-                self._say_failure(opened, error)
-                return
-            if opened.current and (opened.state is None or not opened.state.can_plan):
-                return
-        opened.task = asyncio.ensure_future(self._go_on(opened))
+        try:
+            state = self._read(opened)
+        except Exception as error:
+            self._say_failure(opened, error)
+            return
+        if state.can_plan or not opened.current:
+            opened.task = asyncio.ensure_future(self._go_on(opened))
 
-    def _take(self, opened: OpenDocument, text: TextState) -> None:
+    def _read(self, opened: OpenDocument) -> State:
         """Publish what a text says. Before its graph is read, without what the graph may tell otherwise."""
         graph, settings = opened.graph, opened.settings
         problems = (*settings.problems, *(graph.problems if opened.current else ()))
+        with self._worker.waiting():
+            text = self._text(opened)
         if not opened.current:
             text = unsettled(text)
-        opened.state = State(opened.document, text, None, graph.facts, problems, settings.plans)
+        opened.state = state = State(opened.document, text, None, graph.facts, problems, settings.plans)
         self._note_devices(opened, text)
-        self.publish(opened.state)
+        self.publish(state)
+        return state
 
     async def _go_on(self, opened: OpenDocument) -> None:
         """What takes long: in steps, each of which ends where nobody wants its result any more."""
@@ -207,14 +186,11 @@ class OpenDocuments:
             self._say_failure(opened, error)
 
     async def _to_the_end(self, opened: OpenDocument) -> None:
-        name = opened.settings.graph
+        name, state = opened.settings.graph, opened.state
         if not opened.current and name is not None:
             opened.graph = await self._load(opened, name)
             opened.current = True
-            self._take(opened, await self._work(opened, lambda: self._long_text(opened)))
-        elif opened.state is None:
-            self._take(opened, await self._work(opened, lambda: self._long_text(opened)))
-        state = opened.state
+            state = self._read(opened)
         if state is not None and state.facts is not None and state.can_plan:
             await self._plan(opened, state, state.facts)
 
@@ -248,15 +224,8 @@ class OpenDocuments:
 
     async def _load(self, opened: OpenDocument, name: str) -> ReadGraph:
         done = self.loading(name)
-
-        def read() -> ReadGraph:
-            before = self._snapshots.known(name)
-            found = self._snapshots.read(name)
-            keep_what_is_there(anew=before.facts is not None)
-            return found
-
         try:
-            return await self._work(opened, read)
+            return await self._work(opened, lambda: self._snapshots.read(name))
         finally:
             done()
 
@@ -270,8 +239,7 @@ class OpenDocuments:
         opened = self._open.pop(uri, None)
         if opened is None:
             return
-        tasks, opened.task, opened.weighing = (opened.task, opened.weighing), None, None
-        for task in tasks:  # what is raised in one leads to the document, which must not lead to it
+        for task in (opened.task, opened.weighing):
             if task is not None:
                 task.cancel()
 
@@ -303,21 +271,13 @@ class OpenDocuments:
         )
 
     def _text(self, opened: OpenDocument) -> TextState:
-        document, reads = opened.document, opened.reads  # the expansion keeps the reader: it must not lead back here
-
         def read(path: Path, name: str) -> Source | Diagnostic:
             """An included file: the text of the document where it is open."""
-            reads[path] = self._stamp(path)
+            opened.reads[path] = self._stamp(path)
             other = self._at(path)
             return read_source(path, name) if other is None else Source(name, other.document.source.text)
 
-        return read_text(document, opened.graph.facts, read)
-
-    def _long_text(self, opened: OpenDocument) -> TextState:
-        """With all that features read of a text, which is not to be worked out on the event loop."""
-        found = self._text(opened)
-        _ = found.file, opened.document.positions.position(0)
-        return found
+        return read_text(opened.document, opened.graph.facts, read)
 
     def _stamp(self, path: Path) -> object:
         other = self._at(path)

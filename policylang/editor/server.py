@@ -7,28 +7,32 @@ where the text changes in between, the client is told so and asks again.
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from lsprotocol import types
-from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcInvalidParams
+from pygls.exceptions import JsonRpcContentModified, JsonRpcInvalidParams
 
+from policylang.editor import navigation
 from policylang.editor.client import PolicyServer
-from policylang.editor.connection import serve_stdio
 from policylang.editor.features import actions as acting
-from policylang.editor.features import completion, hints, hover
+from policylang.editor.features import completion, hints, hover, layout, outline
 from policylang.editor.features import on_request as asked
+from policylang.editor.features.actions import edit_of
 from policylang.editor.features.rule_nodes import NODES_OF_RULE, nodes_of_rule
-from policylang.editor.navigation import register_navigation
+from policylang.editor.names import PolicyFiles, PolicyFolder
 from policylang.editor.positions import changed_text
 from policylang.editor.state import State
 from policylang.editor.workspace import SETTINGS, path_of
 from policylang.language.interruption.wanted import Cancelled
 
 _CHANGED = "the text changed while this was worked out"
-_REFUSED = types.LSPErrorCodes.RequestFailed.value
-_LONGEST = 1 << 17
-"""Characters of a text that is answered for on the event loop: half a second for its outline."""
+_SWITCH = 0.0005
+"""Seconds after which a thread that plans lets the one that answers run; Python's own are ten times that."""
 T = TypeVar("T")
 
 
@@ -37,22 +41,21 @@ def server() -> PolicyServer:
     made = PolicyServer()
     documents = made.documents
 
-    def still(uri: str, asked: State | None, found: State | None) -> State:
-        """What was found, if it is of the text that was asked about."""
+    def now(uri: str) -> State:
+        """The state of an open document, with a plan where that is ready."""
+        found = documents.state(uri)
         if found is None:
             raise JsonRpcInvalidParams(f"{uri} is not open")
-        if asked is not None and asked.document is not found.document:
-            raise JsonRpcContentModified(_CHANGED)
         return found
 
-    async def now(uri: str) -> State:
-        state = still(uri, documents.state(uri), await documents.read(uri))
-        if len(state.document.source.text) > _LONGEST:
-            raise JsonRpcException(f"a text of more than {_LONGEST // 1024} KiB has diagnostics only", _REFUSED)
-        return state
-
     async def settled(uri: str) -> State:
-        return still(uri, await documents.read(uri), await documents.settled(uri))
+        """The same with the plan of the text as it is now."""
+        asked = now(uri)
+        await documents.settled(uri)
+        found = now(uri)
+        if asked.document is not found.document:
+            raise JsonRpcContentModified(_CHANGED)
+        return found
 
     async def in_worker(work: Callable[[], T], state: State) -> T:
         try:
@@ -122,8 +125,8 @@ def server() -> PolicyServer:
         types.TEXT_DOCUMENT_COMPLETION,
         types.CompletionOptions(trigger_characters=completion.TRIGGERS, resolve_provider=True),
     )
-    async def completed(params: types.CompletionParams) -> types.CompletionList:
-        state = await now(params.text_document.uri)
+    def completed(params: types.CompletionParams) -> types.CompletionList:
+        state = now(params.text_document.uri)
         trigger = None if params.context is None else params.context.trigger_character
         return completion.completion(
             state, state.document.positions.offset(params.position), snippets=made.snippets, trigger=trigger
@@ -182,13 +185,97 @@ def server() -> PolicyServer:
         device = None if settings.device is None else settings.device.name
         return {"graph": settings.graph, "path": settings.path, "device": device}
 
-    register_navigation(made, now)
+    _register_navigation(made, now)
     return made
 
 
+def _register_navigation(server: PolicyServer, now: Callable[[str], State]) -> None:
+    """The requests about names and form."""
+    files, documents = PolicyFolder(), server.documents
+
+    def around() -> PolicyFiles:
+        return files.files(documents.workspace.folders.values(), [state.document for state in documents.states()])
+
+    def at(document: types.TextDocumentIdentifier, position: types.Position) -> tuple[State, int]:
+        state = now(document.uri)
+        return state, state.document.positions.offset(position)
+
+    @server.feature(types.TEXT_DOCUMENT_DEFINITION)
+    def defined(params: types.DefinitionParams) -> list[types.LocationLink] | list[types.Location]:
+        found = navigation.definition(*at(params.text_document, params.position), around)
+        client = server.client_capabilities.text_document
+        if client is not None and client.definition is not None and client.definition.link_support:
+            return found
+        return [types.Location(each.target_uri, each.target_selection_range) for each in found]
+
+    @server.feature(types.TEXT_DOCUMENT_REFERENCES)
+    def referred(params: types.ReferenceParams) -> list[types.Location]:
+        state, offset = at(params.text_document, params.position)
+        return navigation.references(state, around(), offset, declaration=params.context.include_declaration)
+
+    @server.feature(types.TEXT_DOCUMENT_DOCUMENT_HIGHLIGHT)
+    def highlighted(params: types.DocumentHighlightParams) -> list[types.DocumentHighlight]:
+        return navigation.highlights(*at(params.text_document, params.position))
+
+    @server.feature(types.TEXT_DOCUMENT_PREPARE_RENAME)
+    def renameable(params: types.PrepareRenameParams) -> types.Range | None:
+        state, offset = at(params.text_document, params.position)
+        try:
+            return navigation.renameable(state, around(), offset)
+        except navigation.RenameRefused as refused:
+            raise JsonRpcInvalidParams(str(refused)) from None
+
+    @server.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
+    def renamed(params: types.RenameParams) -> types.WorkspaceEdit:
+        state, offset = at(params.text_document, params.position)
+        try:
+            found = navigation.renamed(state, around(), offset, params.new_name)
+        except navigation.RenameRefused as refused:
+            raise JsonRpcInvalidParams(str(refused)) from None
+        return edit_of(state.document, {state.document.uri: found}, server.versioned)
+
+    @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
+    def outlined(params: types.DocumentSymbolParams) -> list[types.DocumentSymbol] | list[types.SymbolInformation]:
+        state = now(params.text_document.uri)
+        found = outline.symbols(state)
+        client = server.client_capabilities.text_document
+        symbol = None if client is None else client.document_symbol
+        tree = symbol is not None and symbol.hierarchical_document_symbol_support
+        return found if tree else outline.flat(state, found)
+
+    @server.feature(types.WORKSPACE_SYMBOL)
+    def looked_for(params: types.WorkspaceSymbolParams) -> list[types.SymbolInformation]:
+        return outline.workspace_symbols(around(), params.query, documents.encoding)
+
+    @server.feature(types.TEXT_DOCUMENT_FORMATTING)
+    def formatted(params: types.DocumentFormattingParams) -> list[types.TextEdit] | None:
+        return layout.formatted(now(params.text_document.uri))
+
+    @server.feature(types.TEXT_DOCUMENT_RANGE_FORMATTING)
+    def formatted_between(params: types.DocumentRangeFormattingParams) -> list[types.TextEdit]:
+        state = now(params.text_document.uri)
+        return layout.formatted_between(state, *_offsets(state, params.range))
+
+
 def serve() -> int:
-    """Serve one client over standard input and output until it ends the connection; returns the exit code."""
-    return serve_stdio(server())
+    """Serve one client over standard input and output until it ends the connection; returns the exit code.
+
+    Whatever prints meanwhile, torch's warnings and libraries written in C among it, prints to the standard error.
+    """
+    sys.setswitchinterval(_SWITCH)
+    logging.getLogger("pygls").setLevel(logging.CRITICAL)  # the server itself tells what goes wrong
+    sys.stdout.flush()
+    taken, given = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    made = server()
+    made.start_io(taken, given)
+    made.documents.close()
+    with suppress(OSError):
+        given.close()
+    return 0 if made.ended else 1
 
 
 def _offsets(state: State, range: types.Range) -> tuple[int, int]:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from threading import Event
 from typing import Any, TypeVar
 
-from policylang.editor.garbage import collect_much
 from policylang.language.interruption.wanted import Cancelled, cancellable, stop_unless_wanted
 
 _IDLE = 0.1
@@ -34,10 +33,7 @@ class Worker:
         job = self._submitted(work, wanted)
         self._asked.add(job)
         job.add_done_callback(self._asked.discard)
-        try:
-            return await asyncio.wrap_future(job)
-        finally:
-            del job  # an error in it leads to this frame, and would keep what was worked on
+        return await asyncio.wrap_future(job)
 
     async def do_when_idle(self, work: Callable[[], T], wanted: Callable[[], bool]) -> T:
         """The same of what gives way to everything that somebody waits for, and is begun again afterwards."""
@@ -69,7 +65,6 @@ class Worker:
             return wanted()
 
         def run() -> T:
-            collect_much()
             with cancellable(goes_on):
                 stop_unless_wanted()
                 found = work()

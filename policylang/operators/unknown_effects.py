@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from policylang.language.devices.collectives import CollectiveKind, collective_kind
+from policylang.language.devices.profile import CollectiveKind, collective_kind
 from policylang.operators.matrix_work import HARMLESS, KNOWN
 from policylang.operators.names import WAITS, Category
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from policylang.language.codes import diagnose
-from policylang.language.devices.lookup import bundled_devices
+from policylang.language.devices.reading import bundled_devices
 from policylang.language.diagnostics import Diagnostic, put_before
 from policylang.language.figures import counted, first_lines
 from policylang.language.formatting.unparse_predicates import format_predicate

@@ -1,16 +1,16 @@
-"""What is measured, one trial each, in rounds.
-
-What disturbs a shared machine for a while then disturbs one round of all trials, and the median of the rounds is what
-the machine does undisturbed.
-"""
+"""Trials, the tensors that they run on, the clock that times them, and their rounds."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
+from math import prod
 from typing import Protocol
 
+import torch
 from attrs import define, field, frozen
+from torch import Tensor
 
 Run = Callable[[], object]
 MOST_ROUNDS = 7
@@ -122,3 +122,74 @@ def _ends_before(trial: Trial, seconds: dict[Trial, list[float]], ended: set[str
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+
+
+@define(eq=False)
+class Operands:
+    """Tensors on a device, for one trial at a time: those of one call do not share memory, those of two do."""
+
+    device: torch.device
+    _buffers: dict[torch.dtype, Tensor] = field(factory=dict, repr=False)
+
+    def of(self, dtype: torch.dtype, *shapes: Sequence[int]) -> list[Tensor]:
+        sizes = [prod(shape) for shape in shapes]
+        buffer = self._buffers.get(dtype)
+        if buffer is None or buffer.numel() < sum(sizes):
+            self._buffers.pop(dtype, None)  # the memory of both may not be there
+            generator = torch.Generator(self.device).manual_seed(0)
+            drawn = torch.randn(sum(sizes), generator=generator, device=self.device)
+            buffer = self._buffers[dtype] = drawn.to(dtype)
+        parts = buffer[: sum(sizes)].split(sizes)
+        return [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+SAMPLE, SAMPLES = 1.5e-3, 3
+"""Seconds that the runs of one sample take together, long beside what a clock costs; and of how many the least counts,
+since whatever else a machine does only adds."""
+MOST_RUNS = 4000
+
+
+@define
+class DeviceClock:
+    """Times trials on a device, each after a run that is not counted.
+
+    On a CPU with one thread it is the thread's own processor time, which others that use the machine leave alone; with
+    several it is time at the wall. On a GPU two events on the stream, around runs that follow each other.
+    """
+
+    device: torch.device
+    _runs: dict[str, int] = field(factory=dict, repr=False)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def seconds(self, trial: Trial) -> float:
+        run = trial.prepare()
+        sample = self._on_stream if self.device.type == "cuda" else _of_processor
+        name = f"{trial.name} {trial.work}"
+        run()  # compiles, chooses kernels, fills caches
+        if name not in self._runs:
+            once = min(sample(run, 1) for _ in range(SAMPLES))
+            self._runs[name] = max(1, min(MOST_RUNS, round(SAMPLE / max(once, 1e-7))))
+            if self._runs[name] == 1:
+                return once
+        return min(sample(run, self._runs[name]) for _ in range(SAMPLES))
+
+    def _on_stream(self, run: Run, runs: int) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(self.device)
+        start.record()
+        for _ in range(runs):
+            run()
+        end.record()
+        torch.cuda.synchronize(self.device)
+        milliseconds: float = start.elapsed_time(end)
+        return milliseconds / 1e3 / runs
+
+
+def _of_processor(run: Run, runs: int) -> float:
+    clock: Callable[[], float] = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
+    for _ in range(runs):
+        run()
+    return (clock() - start) / runs

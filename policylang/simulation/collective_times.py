@@ -12,8 +12,7 @@ from typing import Any
 from attrs import define, field
 
 from policylang.graph.facts import Facts, Group, Ref
-from policylang.language.devices.collectives import CollectiveKind, collective_kind
-from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network
+from policylang.language.devices.profile import CollectiveKind, CollectiveTimes, DeviceProfile, Network, collective_kind
 
 _RESULT_FIRST = frozenset(
     f"c10d.{name}.default"

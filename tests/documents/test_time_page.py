@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 from policylang.language.devices import reading
-from policylang.language.devices.lookup import bundled_devices
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.devices.reading import read_device
+from policylang.language.devices.reading import bundled_devices, read_device
 
 PAGE = (Path(__file__).parents[2] / "docs" / "time.md").read_text(encoding="utf-8")
 

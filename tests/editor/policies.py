@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attrs import frozen
 from lsprotocol import types
 
-from policylang.editor.names.policy_files import PolicyFiles, PolicyFolder
+from policylang.editor.names import PolicyFiles, PolicyFolder
 from policylang.editor.positions import Positions
 from policylang.editor.state import Document, State, read_text
 from policylang.language.diagnostics import Diagnostic
@@ -51,23 +51,6 @@ class PoliciesAtHand:
         found = text[positions.offset(range.start) : positions.offset(range.end)]
         return f"{name}:{range.start.line + 1}:{found}"
 
-    def after(self, edit: types.WorkspaceEdit) -> dict[str, str]:
-        """The texts of the files that an edit changes, as it leaves them."""
-        changes = dict(edit.changes or {})
-        for each in edit.document_changes or ():
-            assert isinstance(each, types.TextDocumentEdit)
-            changes[each.text_document.uri] = list(each.edits)  # type: ignore[arg-type]
-        made = {}
-        for uri, edits in changes.items():
-            name = os.path.relpath(uri.removeprefix("file://"), self.folder)
-            text = self.text(name)
-            positions = Positions(text)
-            for each in sorted(edits, key=lambda it: positions.offset(it.range.start), reverse=True):
-                start, end = positions.offset(each.range.start), positions.offset(each.range.end)
-                text = text[:start] + each.new_text + text[end:]
-            made[name] = text
-        return made
-
     def _document(self, name: str) -> Document:
         path = self.folder / name
         return Document(path.as_uri(), 1, Source(name, self.text(name)), path)
@@ -77,3 +60,12 @@ class PoliciesAtHand:
             if os.path.realpath(self.folder / each) == os.path.realpath(path):
                 return Source(name, text)
         return read_source(path, name)
+
+
+def with_edits(text: str, edits: Sequence[types.TextEdit]) -> str:
+    """A text after edits of it."""
+    positions = Positions(text)
+    places = [(positions.offset(each.range.start), positions.offset(each.range.end), each.new_text) for each in edits]
+    for start, end, new in sorted(places, reverse=True):
+        text = text[:start] + new + text[end:]
+    return text

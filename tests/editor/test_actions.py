@@ -18,10 +18,10 @@ from pytest_lsp import ClientServerConfig, make_test_lsp_client
 
 from policylang.editor.features import on_request as asked
 from policylang.editor.features.actions import FIX_ALL, actions
-from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language.resolution.operator_names import OperatorTable
 from tests.editor.conftest import GRAPHS, SERVER
+from tests.editor.policies import with_edits
 
 GRAPH = "llama3_8b.graph"
 QUICK = [types.CodeActionKind.QuickFix]
@@ -31,14 +31,6 @@ QUICK = [types.CodeActionKind.QuickFix]
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch that another test has loaded has more names to suggest."""
     monkeypatch.setattr("policylang.editor.state.operators_at_hand", lambda met: OperatorTable.bundled())
-
-
-def with_edits(text: str, edits: list[types.TextEdit]) -> str:
-    positions = Positions(text)
-    places = [(positions.offset(each.range.start), positions.offset(each.range.end), each.new_text) for each in edits]
-    for start, end, new in sorted(places, reverse=True):
-        text = text[:start] + new + text[end:]
-    return text
 
 
 def after(state: State, action: types.CodeAction) -> str:

@@ -8,16 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lsprotocol import types
 
-from policylang.editor.features.definition import definition
-from policylang.editor.features.folding import folding, selection
 from policylang.editor.features.layout import formatted, formatted_between
-from policylang.editor.features.links import document_links, moved_files
 from policylang.editor.features.outline import symbols
-from policylang.editor.features.references import highlights, references
-from policylang.editor.features.renaming import RenameRefused, renameable, renamed
-from policylang.editor.names.policy_files import PolicyFolder
+from policylang.editor.names import PolicyFolder
+from policylang.editor.navigation import RenameRefused, definition, highlights, references, renameable, renamed
 from policylang.editor.state import Document, State, read_text
 from policylang.language.files import read_source
 from policylang.language.source import Source
@@ -54,17 +49,11 @@ def check_answers(made: pytest.TempPathFactory, text: str, offset: int) -> None:
     with suppress(RenameRefused):
         renameable(state, around, offset)
         renamed(state, around, offset, "fresh")
-    ranges = [each.range for each in (*symbols(state), *highlights(state, offset), *document_links(state))]
+    ranges = [each.range for each in (*symbols(state), *highlights(state, offset))]
     ranges += [each.range for each in (*(formatted(state) or ()), *formatted_between(state, offset, offset + 5))]
-    grown: types.SelectionRange | None = selection(state, offset)
-    while grown is not None:
-        ranges.append(grown.range)
-        grown = grown.parent
     for each in ranges:
         assert (each.start.line, each.start.character) <= (each.end.line, each.end.character)
         assert (each.end.line, each.end.character) <= (end.line, end.character)
-    assert all(each.end_line <= end.line for each in folding(state))
-    moved_files(around, [(folder, folder.parent / "elsewhere")], types.PositionEncodingKind.Utf16, versions=True)
 
 
 @given(broken_policies(), st.floats(0, 1))

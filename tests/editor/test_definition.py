@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 from lsprotocol import types
 
-from policylang.editor.features.definition import definition
-from policylang.editor.features.links import document_links, moved_files
-from policylang.editor.features.references import highlights, references
-from policylang.editor.names import policy_files
-from policylang.editor.names.policy_files import PolicyFolder
+from policylang.editor import names
+from policylang.editor.names import PolicyFolder
+from policylang.editor.navigation import definition, highlights, references
 from policylang.editor.state import Document, State, read_text
 from policylang.language.files import read_source
 from policylang.language.source import Source
@@ -37,9 +35,9 @@ def at(editor: PoliciesAtHand, name: str, word: str, nth: int = 0) -> tuple[Stat
     return state, offset
 
 
-def defined(editor: PoliciesAtHand, name: str, word: str, nth: int = 0, *, around: bool = False) -> list[str]:
+def defined(editor: PoliciesAtHand, name: str, word: str, nth: int = 0) -> list[str]:
     state, offset = at(editor, name, word, nth)
-    found = definition(state, offset, (lambda: editor.around(name)) if around else None)
+    found = definition(state, offset, lambda: editor.around(name))
     return [editor.shown(each.target_uri, each.target_selection_range) for each in found]
 
 
@@ -59,7 +57,7 @@ def test_a_name_leads_to_its_let_in_a_file_that_is_included_by_an_included_one(t
     assert defined(editor, "main.apl", "𝛼𝛽") == ["lib/names.apl:3:𝛼𝛽"]
     assert defined(editor, "main.apl", "big in") == ["lib/names.apl:2:big"]
     state, offset = at(editor, "main.apl", "𝛼𝛽")
-    (link,) = definition(state, offset + 2)
+    (link,) = definition(state, offset + 2, lambda: editor.around("main.apl"))
     assert link.origin_selection_range == types.Range(types.Position(2, 5), types.Position(2, 9))
     assert link.target_range == types.Range(types.Position(2, 0), types.Position(2, 21))
 
@@ -99,9 +97,9 @@ def test_a_bundled_file_that_is_open_works_as_any(name: str) -> None:
     document = Document(path.as_uri(), 1, Source(str(path), path.read_text()), path)
     state = State(document, read_text(document, None, read_source))
     word = {"prelude": "all_gather, reduce_scatter", "llama3_sac": "residual per"}[name]
-    (link,) = definition(state, document.source.text.index(word))
-    assert link.target_uri == document.uri
     around = PolicyFolder().files([], [document])
+    (link,) = definition(state, document.source.text.index(word), lambda: around)
+    assert link.target_uri == document.uri
     assert len(references(state, around, document.source.text.index(word), declaration=True)) >= 2
 
 
@@ -121,8 +119,7 @@ def test_mistakes_leave_the_definition_where_it_is(tmp_path: Path) -> None:
 
 def test_a_name_of_the_file_that_includes_this_one_is_found_there(tmp_path: Path) -> None:
     editor = PoliciesAtHand.on(tmp_path, {"rules.apl": "save big\n", "main.apl": 'let big = mm\ninclude "rules.apl"\n'})
-    assert defined(editor, "rules.apl", "big") == []
-    assert defined(editor, "rules.apl", "big", around=True) == ["main.apl:1:big"]
+    assert defined(editor, "rules.apl", "big") == ["main.apl:1:big"]
 
 
 def test_files_are_definitions_too(tmp_path: Path) -> None:
@@ -140,9 +137,9 @@ def test_files_are_definitions_too(tmp_path: Path) -> None:
 def test_a_text_in_no_file_knows_its_own_names() -> None:
     document = Document("untitled:1", 1, Source("untitled:1", "let big = mm\r\nsave big\r\n"))
     state = State(document, read_text(document, None, read_source))
-    (link,) = definition(state, document.source.text.rindex("big") + 3)
-    assert link.target_uri == "untitled:1"
     around = PolicyFolder().files([], [document])
+    (link,) = definition(state, document.source.text.rindex("big") + 3, lambda: around)
+    assert link.target_uri == "untitled:1"
     assert len(references(state, around, 5, declaration=True)) == 2
 
 
@@ -173,7 +170,7 @@ def test_includes_in_a_circle_end(tmp_path: Path) -> None:
         tmp_path, {"a.apl": 'include "b.apl"\nlet big = mm\n', "b.apl": 'include "a.apl"\nsave big\n'}
     )
     assert used(editor, "b.apl", "big") == ["b.apl:2:big", "a.apl:2:big"]
-    assert defined(editor, "b.apl", "big", around=True) == ["a.apl:2:big"]
+    assert defined(editor, "b.apl", "big") == ["a.apl:2:big"]
 
 
 def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
@@ -188,12 +185,10 @@ def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     assert len(after) == len(before) + 1
 
 
-def test_a_workspace_of_more_files_than_are_looked_at_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_workspace_the_first_files_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     editor = PoliciesAtHand.on(tmp_path, FILES)
-    assert editor.around().complete
-    monkeypatch.setattr(policy_files, "MOST_FILES", 2)
+    monkeypatch.setattr(names, "MOST_FILES", 2)
     found = editor.around("main.apl")
-    assert not found.complete
     assert [Path(root).name for root in found.roots] == ["main.apl", "apart.apl"]
 
 
@@ -203,43 +198,3 @@ def test_highlights_are_the_places_in_the_document(tmp_path: Path) -> None:
     write, read = types.DocumentHighlightKind.Write, types.DocumentHighlightKind.Read
     assert [(each.range.start.line, each.kind) for each in found] == [(1, write), (2, read)]
     assert highlights(*at(editor, "main.apl", "recompute")) == []
-
-
-# --- files ---
-
-
-def test_links_lead_to_files_and_say_what_they_are(tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text("")
-    text = 'include "lib.apl"; include <fsdp>\ndevice "cluster.toml"\ninclude "none.apl"\n'
-    editor = PoliciesAtHand.on(tmp_path, {"a.apl": text, "lib.apl": ""})
-    found = document_links(editor.state("a.apl"))
-    shown = [editor.shown((tmp_path / "a.apl").as_uri(), each.range) for each in found]
-    assert shown == ["a.apl:1:lib.apl", "a.apl:1:fsdp", "a.apl:2:cluster.toml"]
-    assert [(each.target or "").rpartition("/")[2] for each in found] == ["lib.apl", "fsdp.apl", "cluster.toml"]
-    assert found[0].tooltip == str(tmp_path / "lib.apl")
-    assert found[1].tooltip == "bundled: FSDP's reshard-after-forward under its short name: `include <fsdp>`."
-
-
-def test_lines_follow_the_files_that_they_name(tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text("")
-    files = {
-        "main.apl": 'include "lib/names.apl"\ninclude <fsdp>\ndevice "cluster.toml"\n',
-        "lib/all.apl": 'include "names.apl"\ninclude "../gone.apl"\n',
-        "lib/names.apl": "let big = mm\n",
-    }
-    editor = PoliciesAtHand.on(tmp_path, files)
-
-    def after(*moves: tuple[str, str]) -> dict[str, str]:
-        paths = [(tmp_path / old, tmp_path / new) for old, new in moves]
-        edit = moved_files(editor.around(), paths, types.PositionEncodingKind.Utf16, versions=True)
-        return {} if edit is None else editor.after(edit)
-
-    assert after(("lib/names.apl", "lib/other.apl")) == {
-        "main.apl": files["main.apl"].replace("names", "other"),
-        "lib/all.apl": files["lib/all.apl"].replace("names", "other"),
-    }
-    assert after(("lib", "kept/lib")) == {"main.apl": files["main.apl"].replace("lib/", "kept/lib/")}
-    assert after(("main.apl", "lib/main.apl")) == {
-        "main.apl": files["main.apl"].replace("lib/", "").replace("cluster", "../cluster")
-    }
-    assert after(("apart.apl", "more.apl")) == {}

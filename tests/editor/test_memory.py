@@ -1,4 +1,4 @@
-"""What is replaced is freed at once, without the collector of cycles: old states, their plans, and old snapshots."""
+"""What is replaced is freed: old states, their plans, and old snapshots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
 
 
-from policylang.editor import garbage, open_documents
+from policylang.editor import open_documents
 from policylang.editor.explaining import on_snapshot
 from policylang.editor.features.completion import completion
 from policylang.editor.open_documents import OpenDocuments
@@ -28,14 +28,6 @@ from tests.editor.weighed import weighed
 
 POLICY = "let heavy = mm, attention where bytes > 1 MiB\nrecompute everything\nsave heavy\noptional save add\n"
 WORDS = ("save", "optional recompute", "wrong")
-
-
-@pytest.fixture(autouse=True)
-def _without_the_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.fixture
@@ -53,6 +45,7 @@ def planned(monkeypatch) -> list[weakref.ref[GraphState]]:
 
 
 def _alive(found: list[weakref.ref[Any]]) -> int:
+    gc.collect()
     return sum(each() is not None for each in found)
 
 
@@ -147,40 +140,11 @@ def test_a_snapshot_that_another_one_replaces_is_freed(tmp_path) -> None:
             found.append(weakref.ref(state.facts))
             del state
         await asyncio.sleep(0.05)
+        gc.collect()
         assert [each() is not None for each in found] == [False, False, True]
         documents.close()
 
     asyncio.run(test())
-
-
-def test_what_was_set_aside_is_looked_at_when_a_graph_is_replaced() -> None:
-    class Cycle:
-        def __init__(self) -> None:
-            self.itself = self
-
-    frozen = gc.get_freeze_count()
-    one = Cycle()
-    garbage.keep_what_is_there()
-    gone = weakref.ref(one)
-    del one
-    gc.collect()
-    assert gone() is not None, "it is out of the collector's sight"
-    garbage.keep_what_is_there(anew=True)
-    assert gone() is None
-    if not frozen:
-        gc.unfreeze()
-
-
-def test_very_much_is_collected_before_the_next_piece_of_work(monkeypatch) -> None:
-    collected: list[int] = []
-    monkeypatch.setattr(gc, "collect", lambda: collected.append(1))
-    garbage.collect_much()
-    assert not collected
-    monkeypatch.setattr(garbage, "_MUCH", 0)
-    kept: list[list[int]] = [[] for _ in range(1000)]
-    garbage.collect_much()
-    assert collected == [1]
-    assert kept
 
 
 class _Nowhere:

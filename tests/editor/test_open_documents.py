@@ -15,7 +15,7 @@ pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
 
 import policylang
 from policylang.editor import open_documents
-from policylang.editor.open_documents import LONG, OpenDocuments
+from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.state import State, before_the_order, read_graph
 from policylang.language.interruption.wanted import stop_unless_wanted
 from tests.editor.conftest import GRAPHS
@@ -233,20 +233,6 @@ def test_a_change_of_the_project_or_of_a_device_profile_counts(tmp_path, graph) 
         (tmp_path / "pyproject.toml").write_text("[tool.policylang\n")
         it.documents.look_again()
         assert (await it.codes(uri))[:1] == ["APL645"]
-
-    session(tmp_path, test)
-
-
-def test_a_long_text_is_read_beside_and_given_up_for_the_next(tmp_path) -> None:
-    async def test(it: Session) -> None:
-        uri = it.put("save mm\n" * (LONG // 2))
-        assert it.documents.state(uri) is None
-        it.put("save nope_nope\n" + "# long\n" * LONG)
-        state = await it.documents.read(uri)
-        assert state is not None
-        assert state.document.version == 2
-        assert [each.code for each in state.diagnostics] == ["APL101"]
-        assert len(it.published) == 1
 
     session(tmp_path, test)
 

@@ -1,4 +1,4 @@
-"""Symbols, folding and growing selections."""
+"""Symbols of a document and of a workspace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from lsprotocol import types
 
-from policylang.editor.features.folding import folding, selection
 from policylang.editor.features.outline import flat, symbols, workspace_symbols
 from policylang.editor.state import State
 from policylang.language.resources import policies_folder
@@ -99,10 +98,6 @@ def test_the_ranges_of_every_policy_lie_in_one_another(path: Path, state_of) -> 
         _check_nesting(symbols(state), 0, len(each), state)
         said = [line.strip() for line in shown(symbols(state))]
         assert len(said) >= len(state.text.file.statements)
-        folds = [(fold.start_line, fold.end_line) for fold in folding(state)]
-        assert folds == sorted(set(folds))
-        assert all(first < last < each.count("\n") + 1 for first, last in folds)
-        assert not [(a, b) for a in folds for b in folds if a[0] < b[0] <= a[1] < b[1]]
 
 
 def _check_nesting(found: Sequence[types.DocumentSymbol], start: int, end: int, state: State) -> None:
@@ -115,58 +110,9 @@ def _check_nesting(found: Sequence[types.DocumentSymbol], start: int, end: int, 
         start = b
 
 
-def test_what_folds(state_of) -> None:
-    found = [(fold.start_line + 1, fold.end_line + 1, fold.kind) for fold in folding(state_of(TEXT))]
-    region, imports = types.FoldingRangeKind.Region, types.FoldingRangeKind.Imports
-    assert found == [
-        (1, 4, region),
-        (6, 7, imports),
-        (9, 19, region),
-        (11, 15, region),
-        (12, 14, None),
-        (21, 26, region),
-    ]
-    alone = "# one\n# two\n\nsave mm\n"
-    assert [fold.kind for fold in folding(state_of(alone))] == [types.FoldingRangeKind.Comment]
-
-
-def grown(state: State, offset: int) -> list[str]:
-    found, each = [], selection(state, offset)
-    text, positions = state.document.source.text, state.document.positions
-    while each is not None:
-        found.append(text[positions.offset(each.range.start) : positions.offset(each.range.end)])
-        each = each.parent
-    return found
-
-
-def test_a_selection_grows_by_the_tree(state_of) -> None:
-    text = "# 𝛼\nlet 𝛼𝛽 = mm\nsave (first 2 𝛼𝛽 in layers.0, bmm where bytes > 3 MiB and is view) in block\n"
-    state = state_of(text)
-    statement = text.splitlines()[2]
-    inner = statement[statement.index("first") : statement.index(") in")]
-    assert grown(state, text.index("𝛼𝛽 in")) == [
-        "𝛼𝛽",
-        "𝛼𝛽 in layers.0",
-        "first 2 𝛼𝛽 in layers.0",
-        inner,
-        f"({inner})",
-        f"({inner}) in block",
-        statement,
-        text[text.index("let") : -1],
-        text[:-1],
-        text,
-    ]
-    assert grown(state, text.index("is view"))[:3] == ["is", "is view", "bytes > 3 MiB and is view"]
-    assert grown(state, 0) == ["# 𝛼", text[:-1], text]
-
-
 @pytest.mark.parametrize("text", ["", "\n", "sav (mm", "# c", "\r\n\r\n"])
 def test_texts_without_a_statement(text: str, state_of) -> None:
-    state = state_of(text)
-    assert symbols(state) == []
-    assert folding(state) == []
-    for offset in range(len(text) + 1):
-        assert grown(state, offset)[-1] == text
+    assert symbols(state_of(text)) == []
 
 
 def test_the_names_of_a_workspace(tmp_path: Path) -> None:

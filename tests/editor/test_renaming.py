@@ -9,13 +9,13 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.editor.features.renaming import RenameRefused, renameable, renamed
-from policylang.editor.names.occurrences import occurrences
+from policylang.editor import names as occurrences
+from policylang.editor.navigation import RenameRefused, renameable, renamed
 from policylang.language.resolution.loader import load_policy
 from policylang.language.source import Source
 from policylang.language.syntax import Policy, Reference, Selector
 from policylang.language.walk import rebuild
-from tests.editor.policies import PoliciesAtHand
+from tests.editor.policies import PoliciesAtHand, with_edits
 from tests.editor.test_definition import FILES, at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,11 +28,14 @@ NO_NAME = "is no name: one is made of letters, digits and `_`, and starts with n
 NAMES = ("big", "small", "matmul", "mm", "device", "up", "half", "all_gather", "𝛼", "later")
 
 
-def rename(
-    editor: PoliciesAtHand, name: str, word: str, new: str, nth: int = 0, *, versions: bool = True
-) -> dict[str, str]:
-    state, offset = at(editor, name, word, nth)
-    return editor.after(renamed(state, editor.around(name), offset, new, versions=versions))
+def rename(editor: PoliciesAtHand, name: str, word: str, new: str, nth: int = 0) -> str:
+    return rename_at(editor, name, at(editor, name, word, nth)[1], new)
+
+
+def rename_at(editor: PoliciesAtHand, name: str, offset: int, new: str) -> str:
+    """The text with another name in it."""
+    state = editor.state(name)
+    return with_edits(state.document.source.text, renamed(state, editor.around(name), offset, new))
 
 
 def refused(editor: PoliciesAtHand, name: str, word: str, new: str, nth: int = 0) -> str:
@@ -41,38 +44,37 @@ def refused(editor: PoliciesAtHand, name: str, word: str, new: str, nth: int = 0
     return str(caught.value)
 
 
-def test_every_file_that_means_it_changes_and_no_string_or_comment(tmp_path: Path) -> None:
-    editor = PoliciesAtHand.on(tmp_path, FILES)
-    expected = {
-        "main.apl": FILES["main.apl"].replace("𝛼𝛽, big ", "𝛼𝛽, 𝛾large ").replace("recompute big", "recompute 𝛾large"),
-        "lib/names.apl": FILES["lib/names.apl"].replace("big", "𝛾large"),
-        "other.apl": FILES["other.apl"].replace("big", "𝛾large"),
-    }
-    for name, nth in (("main.apl", 0), ("lib/names.apl", 1), ("other.apl", 0)):
-        for versions in (True, False):
-            assert rename(editor, name, "big", "𝛾large", nth, versions=versions) == expected
-    assert rename(editor, "apart.apl", "big", "large") == {
-        "apart.apl": "let large = bmm\nsave large\nsave matmul, mm\n"
-    }
+def test_every_use_changes_and_no_string_or_comment(tmp_path: Path) -> None:
+    text = 'let big = mm or bmm\nsave first 2 big per block  # big\nrecompute big in "big"\n'
+    editor = PoliciesAtHand.on(tmp_path, {**FILES, "mine.apl": text})
+    for nth in (0, 1):
+        assert rename(editor, "mine.apl", "big", "𝛾large", nth) == (
+            'let 𝛾large = mm or bmm\nsave first 2 𝛾large per block  # big\nrecompute 𝛾large in "big"\n'
+        )
+    assert rename(editor, "apart.apl", "big", "large") == "let large = bmm\nsave large\nsave matmul, mm\n"
 
 
-def test_edits_of_open_files_name_their_version(tmp_path: Path) -> None:
-    editor = PoliciesAtHand.on(tmp_path, FILES, {"lib/names.apl": "let big = addmm # in the editor\n"})
-    state, offset = at(editor, "main.apl", "big")
-    edit = renamed(state, editor.around("main.apl"), offset, "large")
-    versions = {each.text_document.uri.rpartition("/")[2]: each.text_document.version for each in edit.document_changes}
-    assert versions == {"main.apl": 1, "names.apl": 1, "other.apl": None}
-    assert editor.after(edit)["lib/names.apl"] == "let large = addmm # in the editor\n"
+def test_a_name_that_another_file_uses_or_defines_stays(tmp_path: Path) -> None:
+    """A use that two policies define differently is a use of both."""
+    files = {
+        "one.apl": 'let big = mm\ninclude "rules.apl"\n',
+        "two.apl": 'let big = bmm\ninclude "rules.apl"\n',
+        "rules.apl": "save big\n",
+    }
+    editor = PoliciesAtHand.on(tmp_path, files)
+    for name, other in (("one.apl", "rules.apl:1"), ("two.apl", "rules.apl:1"), ("rules.apl", "one.apl:1")):
+        said = f"`big` is used in {other} too, and one file is renamed: change each use by hand"
+        assert refused(editor, name, "big", "x") == said
 
 
 def test_the_name_that_can_be_changed_is_shown(tmp_path: Path) -> None:
     editor = PoliciesAtHand.on(tmp_path, FILES)
-    state, offset = at(editor, "main.apl", "big")
-    found = renameable(state, editor.around("main.apl"), offset + 3)
+    state, offset = at(editor, "apart.apl", "big", 1)
+    found = renameable(state, editor.around("apart.apl"), offset + 3)
     assert found is not None
-    assert editor.shown(state.document.uri, found) == "main.apl:3:big"
-    assert renameable(state, editor.around("main.apl"), state.document.source.text.index("# big") + 3) is None
-    assert rename(editor, "main.apl", "big", "big") == {}
+    assert editor.shown(state.document.uri, found) == "apart.apl:2:big"
+    assert renameable(state, editor.around("apart.apl"), len(state.document.source.text)) is None
+    assert rename(editor, "apart.apl", "big", "big") == FILES["apart.apl"]
 
 
 @pytest.mark.parametrize(
@@ -82,65 +84,46 @@ def test_the_name_that_can_be_changed_is_shown(tmp_path: Path) -> None:
         ("main.apl", "mm\n", "x", "`mm` is not a name that a `let` defines"),
         ("main.apl", "save", "x", "`save` is a word of the language"),
         ("main.apl", "# big", "x", "nothing here has a name that can be changed"),
-        ("main.apl", "big", "where", "`where` is a word of the language, which cannot be a name"),
-        ("main.apl", "big", "two words", f"`two words` {NO_NAME}"),
-        ("main.apl", "big", "2nd", f"`2nd` {NO_NAME}"),
-        ("main.apl", "big", "x = mm\nlet y", f"`x = mm\nlet y` {NO_NAME}"),
-        ("main.apl", "big", "", f"`` {NO_NAME}"),
-        ("main.apl", "big", "𝛼𝛽", "`𝛼𝛽` is defined already, in lib/names.apl:3"),
-        ("main.apl", "big", "matmul", "`matmul` is a group that main.apl:5 uses, and would mean something else there"),
-        ("main.apl", "big", "bmm", "`bmm` is a word that lib/names.apl:3 uses, and would mean something else "
-         "there"),
+        ("own.apl", "mine", "where", "`where` is a word of the language, which cannot be a name"),
+        ("own.apl", "mine", "two words", f"`two words` {NO_NAME}"),
+        ("own.apl", "mine", "2nd", f"`2nd` {NO_NAME}"),
+        ("own.apl", "mine", "x = mm\nlet y", f"`x = mm\nlet y` {NO_NAME}"),
+        ("own.apl", "mine", "", f"`` {NO_NAME}"),
+        ("own.apl", "mine", "small", "`small` is defined already, in own.apl:2"),
+        ("own.apl", "mine", "matmul", "`matmul` is a group that main.apl:5 uses, and would mean something else there"),
+        ("own.apl", "mine", "bmm", "`bmm` is a word that own.apl:2 uses, and would mean something else there"),
+        ("own.apl", "𝛼𝛽", "x", "`𝛼𝛽` is used in main.apl:3 too, and one file is renamed: change each use by hand"),
         ("uses.apl", "residual", "x", "`residual` is a name of the bundled policy <llama3_sac>, which stays as it is"),
-        ("bare.apl", "topk", "x", "`topk` is a known operator where lib/rules.apl is loaded by itself, without "
-         "this `let`"),
-        ("own.apl", "mine", "norm", "`norm` is a known group where lib/more.apl is loaded by itself, without this "
-         "`let`"),
     ],
 )  # fmt: skip
 def test_it_is_said_why_a_name_stays(tmp_path: Path, name: str, word: str, new: str, reason: str) -> None:
-    more = {
-        "uses.apl": "include <llama3_sac>\nsave residual\n",
-        "bare.apl": 'let topk = mm\ninclude "lib/rules.apl"\n',
-        "lib/rules.apl": "save topk\n",
-        "own.apl": 'let mine = mm\ninclude "lib/more.apl"\n',
-        "lib/more.apl": "save mine\n",
-    }
-    editor = PoliciesAtHand.on(tmp_path, {**FILES, **more})
+    own = 'let mine = mm\nlet small = mine or bmm\nsave small\nsave 𝛼𝛽\ninclude "main.apl"\n'
+    files = {**FILES, "own.apl": own, "uses.apl": "include <llama3_sac>\nsave residual\n"}
+    editor = PoliciesAtHand.on(tmp_path, files)
     assert refused(editor, name, word, new) == reason
 
 
 def test_a_name_that_hides_what_nothing_uses_is_the_users_own_choice(tmp_path: Path) -> None:
     editor = PoliciesAtHand.on(tmp_path, {"a.apl": "let big = mm\nsave big\n"})
-    assert rename(editor, "a.apl", "big", "norm") == {"a.apl": "let norm = mm\nsave norm\n"}
+    assert rename(editor, "a.apl", "big", "norm") == "let norm = mm\nsave norm\n"
 
 
 def test_names_that_are_words_beside_others_are_refused_there(tmp_path: Path) -> None:
     editor = PoliciesAtHand.on(
         tmp_path, {"a.apl": "let big = mm\nbig -> save\nsave first 2 big\noffload big up to 3 GiB per rank\n"}
     )
-    assert rename(editor, "a.apl", "big", "device")["a.apl"].startswith("let device = mm\ndevice -> save\n")
+    assert rename(editor, "a.apl", "big", "device").startswith("let device = mm\ndevice -> save\n")
     editor = PoliciesAtHand.on(tmp_path, {"a.apl": "let big = mm\n((big)) to -> save\noverlap big\nbig\n"})
-    assert rename(editor, "a.apl", "big", "overlap")["a.apl"].endswith("overlap overlap\noverlap\n")
+    assert rename(editor, "a.apl", "big", "overlap").endswith("overlap overlap\noverlap\n")
     editor = PoliciesAtHand.on(
         tmp_path, {"a.apl": "let big = mm\nbig per block -> save\nsave first big\nfirst 2 big -> save\n"}
     )
-    assert "first 2 up ->" in rename(editor, "a.apl", "big", "up")["a.apl"]
+    assert "first 2 up ->" in rename(editor, "a.apl", "big", "up")
 
 
 def test_what_cannot_be_read_takes_part(tmp_path: Path) -> None:
     editor = PoliciesAtHand.on(tmp_path, {"a.apl": "let big = mm\nsav (big or\nsave big\nsave mm in big\n"})
-    assert rename(editor, "a.apl", "big", "x") == {"a.apl": "let x = mm\nsav (x or\nsave x\nsave mm in big\n"}
-
-
-def test_a_use_that_two_policies_define_differently_takes_both_along(tmp_path: Path) -> None:
-    files = {
-        "one.apl": 'let big = mm\ninclude "rules.apl"\n',
-        "two.apl": 'let big = bmm\ninclude "rules.apl"\n',
-        "rules.apl": "save big\n",
-    }
-    editor = PoliciesAtHand.on(tmp_path, files)
-    assert rename(editor, "one.apl", "big", "x") == {name: text.replace("big", "x") for name, text in files.items()}
+    assert rename(editor, "a.apl", "big", "x") == "let x = mm\nsav (x or\nsave x\nsave mm in big\n"
 
 
 OPERATORS = ("mm", "bmm", "matmul", "all_gather", "topk")
@@ -182,18 +165,12 @@ def texts(draw: st.DrawFn, known: list[str], free: list[str]) -> str:
 
 @st.composite
 def folders(draw: st.DrawFn) -> dict[str, str]:
-    """Two policies with a file in common, which may use what one of them defines before."""
+    """A policy, and a file that it may include and that may use what is defined before."""
     free = draw(st.permutations(NAMES))
-    before: list[str] = []
-    first = draw(texts(before, free)) if draw(st.booleans()) else ""
-    shared = list(before) if draw(st.booleans()) else []
-    in_common = draw(texts(shared, free))
-    main = first + 'include "lib.apl"\n' + draw(texts([*before, *shared], list(free)))
-    return {
-        "main.apl": main,
-        "lib.apl": in_common,
-        "other.apl": 'include "lib.apl"\n' + draw(texts(list(shared), list(free))),
-    }
+    known: list[str] = []
+    first = draw(texts(known, free)) if draw(st.booleans()) else ""
+    included = draw(texts(list(known) if draw(st.booleans()) else [], free))
+    return {"main.apl": first + 'include "lib.apl"\n' + draw(texts(known, free)), "lib.apl": included}
 
 
 def meaning(policy: Policy | None, old: str = "", new: str = "") -> object:
@@ -220,19 +197,15 @@ def check_that_policies_mean_what_they_did(folder: Path, files: dict[str, str], 
         return
     chosen = data.draw(st.sampled_from(said))
     old, new = chosen.name, data.draw(st.sampled_from([*NAMES, "fresh"]))
-    before = {name: load_policy(folder / name) for name in files}
+    before = load_policy(folder / "main.apl")
     try:
-        edit = renamed(editor.state("main.apl"), editor.around("main.apl"), chosen.span.start, new)
+        made = rename_at(editor, "main.apl", chosen.span.start, new)
     except RenameRefused:
         return
-    made = editor.after(edit)
-    for name, text in made.items():
-        (folder / name).write_text(text)
-    for name, loaded in before.items():
-        again = load_policy(folder / name)
-        held = {name, "lib.apl"} if "lib.apl" in files[name] else {name}
-        assert [each.code for each in again.errors] == [each.code for each in loaded.errors]
-        assert meaning(again.policy) == meaning(loaded.policy, *((old, new) if held & made.keys() else ()))
+    (folder / "main.apl").write_text(made)
+    again = load_policy(folder / "main.apl")
+    assert [each.code for each in again.errors] == [each.code for each in before.errors]
+    assert meaning(again.policy) == meaning(before.policy, old, new)
 
 
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)
@@ -241,8 +214,8 @@ def test_real_policies_mean_what_they_did(tmp_path: Path, path: Path) -> None:
     text = path.read_text(encoding="utf-8").replace("\n", "\r\n")
     for each in dict.fromkeys(it.name for it in occurrences(Source("", text)).names if it.defines):
         editor = PoliciesAtHand.on(tmp_path, {path.name: text})
-        state, offset = at(editor, path.name, f"let {each}")
-        made = editor.after(renamed(state, editor.around(path.name), offset + len("let "), "𝛼_"))[path.name]
+        offset = text.index(f"let {each}") + len("let ")
+        made = rename_at(editor, path.name, offset, "𝛼_")
         (tmp_path / path.name).write_bytes(made.encode())
         assert meaning(load_policy(tmp_path / path.name).policy) == meaning(before.policy, each, "𝛼_")
         assert made.count("\r\n") == text.count("\n")

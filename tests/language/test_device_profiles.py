@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from policylang.language.devices.lookup import bundled_devices
 from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate
-from policylang.language.devices.reading import read_device
+from policylang.language.devices.reading import bundled_devices, read_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.resources import devices_folder
 from policylang.report.diagnostics import render_text
@@ -354,7 +353,7 @@ def test_a_path_is_never_a_name(tmp_path: Path) -> None:
 
 
 def test_an_ambiguous_beginning_names_what_it_could_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import policylang.language.devices.lookup as lookup
+    import policylang.language.devices.reading as lookup
 
     monkeypatch.setattr(lookup, "bundled_devices", lambda: ("h100-pcie", "h100-sxm"))
     found = read_device("h100", tmp_path)

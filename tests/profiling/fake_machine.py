@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from policylang.profiling.functions import BEFORE
-from policylang.profiling.fused import FUSED, UNFUSED
-from policylang.profiling.shares import ATTENTION, CONVOLUTION
-from policylang.profiling.streams import OVERHEAD, STREAM
+from policylang.profiling.families import ATTENTION, BEFORE, CONVOLUTION, FUSED, OVERHEAD, STREAM, UNFUSED
 from policylang.profiling.trials import Trial
 
 OVERHEAD_SECONDS = 2e-6

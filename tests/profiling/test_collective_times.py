@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from policylang.language.devices.collective_table import read_table
 from policylang.language.devices.profile import CollectiveTimes, Network
+from policylang.language.devices.reading import read_table
 from policylang.profiling.collectives import MIB, MeasuredGroup, in_a_table, ring
-from policylang.profiling.profile_text import table_text
+from policylang.profiling.profiler import table_text
 
 BANDWIDTH, LATENCY = 10e9, 30e-6
 

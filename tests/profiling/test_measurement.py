@@ -12,8 +12,7 @@ from policylang.api import profile_device as api
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.profiling import profiler
-from policylang.profiling.profile_text import number
-from policylang.profiling.profiler import Profiled, Profiling, profiled
+from policylang.profiling.profiler import Profiled, Profiling, number, profiled
 from policylang.profiling.trials import MOST_ROUNDS, Trial, measure
 from tests.profiling.fake_machine import OVERHEAD_SECONDS, FakeMachine
 

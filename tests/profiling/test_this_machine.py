@@ -12,14 +12,8 @@ import torch
 
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
-from policylang.profiling.clock import DeviceClock
-from policylang.profiling.functions import functions
-from policylang.profiling.fused import fused
-from policylang.profiling.operands import Operands
-from policylang.profiling.products import products
-from policylang.profiling.shares import shares
-from policylang.profiling.streams import STREAM, host_copies, streams
-from policylang.profiling.trials import Trial, measure
+from policylang.profiling.families import STREAM, functions, fused, host_copies, products, shares, streams
+from policylang.profiling.trials import DeviceClock, Operands, Trial, measure
 
 CPU = torch.device("cpu")
 

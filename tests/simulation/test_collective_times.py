@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Group, Ref
-from policylang.language.devices.collectives import CollectiveKind, collective_kind
-from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate
+from policylang.language.devices.profile import (
+    CollectiveKind,
+    CollectiveTimes,
+    DeviceProfile,
+    Network,
+    Rate,
+    collective_kind,
+)
 from policylang.simulation.collective_times import collective_seconds
 from tests.support.textgraph import GraphBuilder
 

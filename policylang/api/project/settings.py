@@ -7,7 +7,6 @@ functions do not.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 from attrs import field, frozen
 
 from policylang.language.codes import diagnose
-from policylang.language.devices.lookup import find_device
-from policylang.language.devices.positions import Position, misread, place_of, positions
+from policylang.language.devices.reading import find_device
+from policylang.language.devices.toml_text import Place, place_of, tables_of
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import shortened
 from policylang.language.files import reason_of
@@ -101,15 +100,9 @@ def _of_file(file: Path, name: str) -> tuple[ProjectSettings, tuple[Diagnostic, 
         source = Source(name, content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         return ProjectSettings(file=file), (_no_text(content, name, error),)
-    try:
-        table: Any = tomllib.loads(source.text)
-    except RecursionError:
-        problem = diagnose(UNREADABLE, "the file nests lists or tables too deep", Span(source, 0, 0))
-        return ProjectSettings(file=file), (problem,)
-    except ValueError as error:  # tomllib's own error is one, and so is a number of more digits than Python reads
-        message, span = misread(str(error), source)
-        problem = diagnose(UNREADABLE, f"the file is not TOML: {message}", span)
-        return ProjectSettings(file=file), (problem,)
+    table: Any = tables_of(source, UNREADABLE)
+    if isinstance(table, Diagnostic):
+        return ProjectSettings(file=file), (table,)
     for key in _TABLE:
         table = table.get(key) if isinstance(table, dict) else None
     return None if table is None else _SettingsReader(file, source).settings(table)
@@ -125,7 +118,6 @@ def _no_text(content: bytes, name: str, error: UnicodeDecodeError) -> Diagnostic
 class _SettingsReader:
     def __init__(self, file: Path, source: Source) -> None:
         self.file, self.source = file, source
-        self.known: Mapping[tuple[str | int, ...], Position] = positions(source)
         self.found: list[Diagnostic] = []
 
     def settings(self, table: Any) -> tuple[ProjectSettings, tuple[Diagnostic, ...]]:
@@ -173,9 +165,8 @@ class _SettingsReader:
     def _in_folder(self, path: str) -> Path:
         return Path(os.path.normpath(self.file.parent / path))
 
-    def _place(self, *path: str) -> Position:
-        nowhere = Span(self.source, 0, 0)
-        return place_of((*_TABLE, *path), self.known) or Position(nowhere, nowhere)
+    def _place(self, key: str | None = None) -> Place:
+        return place_of(self.source, _TABLE, key)
 
     def _wrong(self, code: str, message: str, span: Span, help: str | None = None) -> None:
         self.found.append(diagnose(code, message, span, help=help))

@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 _PACKAGE = "policylang"
 _ROOTS = ("api", "backends", "integrations")
 """Every module in these begins a compile or is called by one, but for those in :data:`_BEFORE`."""
-_BEFORE = frozenset(("api/tune.py", "api/profile_device.py", "integrations/notebook.py"))
+_BEFORE = frozenset(("api/tune.py", "api/profile_device.py"))
 """What these give is a file, or a policy that was read, and what is decided by either is in the policy."""
 _SUFFIX = ".py"
 _IMPORT = re.compile(

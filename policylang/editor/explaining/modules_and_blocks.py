@@ -19,7 +19,7 @@ from policylang.planning.selection.ordinals import chosen_blocks
 _MOST_MODULES = 8
 
 
-def of_modules(state: State, glob: str) -> Article:
+def modules_article(state: State, glob: str) -> Article:
     """The modules that a glob matches, the first ones by name, and how many forward nodes lie in them."""
     selections = selections_of(state)
     if selections is None or path_glob_problem(glob) is not None:
@@ -47,7 +47,7 @@ def modules_of(facts: Facts, glob: str) -> Counter[str]:
     return found
 
 
-def of_blocks(state: State, which: BlockSet, *, outside: bool) -> Article:
+def blocks_article(state: State, which: BlockSet, *, outside: bool) -> Article:
     """Which blocks of the snapshot a place means."""
     selections = selections_of(state)
     if selections is None:
@@ -66,9 +66,9 @@ def of_blocks(state: State, which: BlockSet, *, outside: bool) -> Article:
     return Article().say(f"{said}. {of_them}.")
 
 
-def of_all_blocks(state: State) -> Article:
+def all_blocks_article(state: State) -> Article:
     """The blocks that the model has under the policy."""
-    return of_blocks(state, BlockSet("any"), outside=False)
+    return blocks_article(state, BlockSet("any"), outside=False)
 
 
 def _named(blocks: BlockTable, chosen: list[int]) -> str:

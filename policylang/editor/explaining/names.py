@@ -37,7 +37,7 @@ _TAGS = {"view": Flag.VIEW, "random": Flag.RANDOM, "compute": Flag.COMPUTE}
 """What the manifest says of an operator, as the graph says it of a node."""
 
 
-def of_name(state: State, part: Word | Operator | Reference) -> Article:
+def name_article(state: State, part: Word | Operator | Reference) -> Article:
     """Of a word that selects."""
     if isinstance(part, Word):
         return _of_word(state, part)
@@ -49,10 +49,10 @@ def of_name(state: State, part: Word | Operator | Reference) -> Article:
         return Article()
     if let.span.source.name == prelude.NAME:
         return _group(state, let, part)
-    return of_let(state, let, part)
+    return let_article(state, let, part)
 
 
-def of_let(state: State, let: Let, selector: Selector) -> Article:
+def let_article(state: State, let: Let, selector: Selector) -> Article:
     """A name of the policy's own: what it stands for, what its author says of it, and how many nodes that are."""
     article = Article().policy(let.span.text)
     own = let.span.source == state.document.source
@@ -75,7 +75,7 @@ def _of_word(state: State, word: Word) -> Article:
     for placed in reversed(state.text.expansion.statements):
         let = placed.statement
         if isinstance(let, Let) and let.name == word.text:
-            return of_let(state, let, word)
+            return let_article(state, let, word)
     group = prelude.group(word.text)
     if group is not None:
         return _group(state, group, group.selector)

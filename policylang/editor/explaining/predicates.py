@@ -20,7 +20,7 @@ _BASE: dict[Dimension, str] = {
 }
 
 
-def of_test(state: State, test: Test, where: Where) -> Article:
+def test_article(state: State, test: Test, where: Where) -> Article:
     """How many of the nodes before ``where`` pass the test by itself."""
     selections = selections_of(state)
     rows = None if selections is None else rows_of(selections, where.selector)
@@ -40,7 +40,7 @@ def of_test(state: State, test: Test, where: Where) -> Article:
     return article
 
 
-def of_part(state: State, part: Selector) -> Article:
+def selector_article(state: State, part: Selector) -> Article:
     """How many nodes a part of a selector denotes."""
     selections = selections_of(state)
     rows = None if selections is None else rows_of(selections, part)
@@ -49,7 +49,7 @@ def of_part(state: State, part: Selector) -> Article:
     return Article().say(f"{code(part.span.one_line)}: {counted(len(rows), 'forward node')} here.")
 
 
-def of_unit(unit: str, number: str) -> Article:
+def unit_article(unit: str, number: str) -> Article:
     """``1 GiB = 1,073,741,824 bytes``, and the figure that is written with it."""
     scale, dimension = UNITS[unit]
     base = _BASE[dimension]

@@ -31,7 +31,7 @@ def worth_of(graph: GraphState, index: int) -> Worth | None:
     return next((each for each in graph.worth if each.rule == index), None) if graph.knows("worth") else None
 
 
-def in_words(rule: Rule) -> Article:
+def rule_meaning(rule: Rule) -> Article:
     """What a rule means, without a graph."""
     article = Article()
     said = meaning(rule.action.word, "action")
@@ -45,13 +45,13 @@ def in_words(rule: Rule) -> Article:
     return article
 
 
-def on_graph(graph: GraphState, index: int) -> Article:
+def rule_article(graph: GraphState, index: int) -> Article:
     """What it decides on the snapshot."""
     plan, outcome = graph.plan, graph.plan.rules[index]
-    return figures(graph, index).say(_nodes(plan, outcome)).items(_parts(graph, outcome))
+    return rule_figures(graph, index).say(_nodes(plan, outcome)).items(_parts(graph, outcome))
 
 
-def figures(graph: GraphState, index: int) -> Article:
+def rule_figures(graph: GraphState, index: int) -> Article:
     """The same without the names of nodes and the parts of the selector."""
     plan, outcome = graph.plan, graph.plan.rules[index]
     article = Article().say(f"It {counts_text(outcome)}.", *_amounts(graph, index))
@@ -142,7 +142,7 @@ def _parts(graph: GraphState, outcome: RuleOutcome) -> list[str]:
     return part_lines(found) if len(found) > 1 or not outcome.matched else []
 
 
-def short(graph: GraphState, index: int) -> str:
+def rule_hint(graph: GraphState, index: int) -> str:
     """``24 values · −1.9 GiB · +8.2 TFLOP``; without what it is worth until that is worked out."""
     outcome, worth = graph.plan.rules[index], worth_of(graph, index)
     kept = outcome.kept_by_user

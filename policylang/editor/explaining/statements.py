@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from policylang.audit.summary.assemble import rewrite_reports
-from policylang.editor.explaining import rules
 from policylang.editor.explaining.amounts import in_short, signed, totals, values
 from policylang.editor.explaining.article import Article, code, with_code
+from policylang.editor.explaining.rules import rule_article, rule_hint, rule_index, rule_meaning
 from policylang.editor.state import GraphState, State
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
@@ -31,14 +31,14 @@ SCHEDULING = (syntax.Bucket, syntax.Prefetch, syntax.Delay, syntax.Overlap, synt
 EXPECTATIONS = (syntax.ExpectTotal, syntax.ExpectCount, syntax.ExpectFate)
 
 
-def article_of(state: State, statement: Statement) -> Article:
+def statement_article(state: State, statement: Statement) -> Article:
     """Without the meaning of its words."""
     graph = state.graph
     if isinstance(statement, syntax.Rule):
-        index = None if graph is None else rules.rule_index(graph, statement)
+        index = None if graph is None else rule_index(graph, statement)
         if graph is None or index is None:
-            return rules.in_words(statement)
-        return rules.on_graph(graph, index)
+            return rule_meaning(statement)
+        return rule_article(graph, index)
     if isinstance(statement, syntax.Include):
         return _include(state, statement)
     if isinstance(statement, syntax.Requires):
@@ -48,7 +48,7 @@ def article_of(state: State, statement: Statement) -> Article:
     if graph is None:
         return Article()
     if isinstance(statement, syntax.PolicyName):
-        return policy(graph)
+        return policy_article(graph)
     if isinstance(statement, syntax.Undecided):
         return _undecided(graph)
     if isinstance(statement, SCHEDULING):
@@ -65,7 +65,7 @@ def article_of(state: State, statement: Statement) -> Article:
 # --- the policy ---
 
 
-def policy(graph: GraphState) -> Article:
+def policy_article(graph: GraphState) -> Article:
     """The totals of ``policylang plan``."""
     plan = graph.plan
     forward = sum(decision is not None for decision in plan.decisions)
@@ -103,7 +103,7 @@ def policy(graph: GraphState) -> Article:
     return article
 
 
-def policy_short(graph: GraphState) -> str:
+def policy_hint(graph: GraphState) -> str:
     return totals(graph.breakdown) if graph.knows("breakdown") else ""
 
 
@@ -121,25 +121,25 @@ def _include(state: State, include: syntax.Include) -> Article:
     graph = state.graph
     if graph is not None:
         policy = graph.plan.policy
-        mine = [f"{code(policy.rules[at].text)}: {rules.short(graph, at)}" for at in rules_of(graph, include)]
+        mine = [f"{code(policy.rules[at].text)}: {rule_hint(graph, at)}" for at in rules_of(graph, include)]
         for each in policy.statements[len(policy.rules) :]:
-            if policy.included_by(each.span) == include.span and (said := short(graph, each)):
+            if policy.included_by(each.span) == include.span and (said := statement_hint(graph, each)):
                 mine.append(f"{code(each.span.one_line)}: {with_code(said)}")
         article.items(first_lines(mine, _MOST_LINES))
     return article
 
 
-def short(graph: GraphState, statement: Statement) -> str:
+def statement_hint(graph: GraphState, statement: Statement) -> str:
     """What a rewrite, a scheduling line or an expectation comes to, in a few words; empty of what comes to nothing, and
     until it is known."""
     if isinstance(statement, SCHEDULING):
         line = line_of(graph, statement)
-        return "" if line is None else line_short(*line)
+        return "" if line is None else line_hint(*line)
     if isinstance(statement, syntax.Fuse | syntax.Collapse):
-        return rewrite_short(graph, statement)
+        return rewrite_hint(graph, statement)
     if isinstance(statement, EXPECTATIONS):
         outcome = outcome_of(graph, statement)
-        return "" if outcome is None else expectation_short(statement, outcome)
+        return "" if outcome is None else expectation_hint(statement, outcome)
     return ""
 
 
@@ -149,7 +149,7 @@ def rules_of(graph: GraphState, include: syntax.Include) -> list[int]:
     return [at for at, rule in enumerate(policy.rules) if policy.included_by(rule.span) == include.span]
 
 
-def include_short(state: State, include: syntax.Include) -> str:
+def include_hint(state: State, include: syntax.Include) -> str:
     """``2 rules · 291 values``; of a file without rules what else it has."""
     graph = state.graph
     mine = [] if graph is None else rules_of(graph, include)
@@ -224,7 +224,7 @@ def _rewrite(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> Art
     return Article().say(f"{what[0].upper()}{what[1:]}.").items(line.strip() for line in rest)
 
 
-def rewrite_short(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> str:
+def rewrite_hint(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> str:
     """``96 rewritten · 96 collectives fewer``."""
     at = graph.index.rewrites.get(beginning_of(statement.span))
     if at is None:
@@ -273,7 +273,7 @@ def exposed_of(found: Communication, line: LineInOrder) -> str:
     return f"Exposed: {with_it} with it, {without} without."
 
 
-def line_short(found: Communication, line: LineInOrder) -> str:
+def line_hint(found: Communication, line: LineInOrder) -> str:
     """``291 collectives · 289 moved into 64 · exposed −1.2 ms``."""
     lanes = found.planned.lanes
     into = f" into {sum(len(each.names) for each in line.buckets):,}" if line.buckets else ""
@@ -320,7 +320,7 @@ def margin_text(statement: Statement, outcome: ExpectationOutcome) -> str:
     return figure(abs(outcome.margin), dimension)
 
 
-def expectation_short(statement: Statement, outcome: ExpectationOutcome) -> str:
+def expectation_hint(statement: Statement, outcome: ExpectationOutcome) -> str:
     """``held, 219.5 MiB in block 3 · 5 MiB to spare``."""
     margin = margin_text(statement, outcome) if isinstance(statement, syntax.ExpectTotal) else ""
     if margin:

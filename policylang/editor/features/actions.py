@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lsprotocol import types
 
 from policylang.editor.features.on_request import EXPLAIN_CODE, EXPLAIN_NODE, EXPLAIN_RULE, SHOW_PLAN
 from policylang.editor.features.published import Shown, place_in_document, published
 from policylang.editor.locations import positions_of, uri_of
-from policylang.editor.refactorings.inlined_let import inlined_let
-from policylang.editor.refactorings.named_selector import named_selector
-from policylang.editor.state import State
+from policylang.editor.state import Document, State
 from policylang.language.diagnostics import Diagnostic, Mend, TextChange
 from policylang.language.source import Source
 
 FIX_ALL = "source.fixAll.policylang"
-KINDS = (
-    types.CodeActionKind.QuickFix,
-    types.CodeActionKind.RefactorExtract,
-    types.CodeActionKind.RefactorInline,
-    FIX_ALL,
-    types.CodeActionKind.Empty,
-)
+KINDS = (types.CodeActionKind.QuickFix, FIX_ALL, types.CodeActionKind.Empty)
 _OPTIONAL = "write `optional` before it"
 _Told = tuple[Diagnostic, types.Diagnostic]
 
@@ -46,10 +38,6 @@ def actions(
     if _asked_for(types.CodeActionKind.QuickFix, only):
         found += _mends(state, here, versioned)
         found += _all_optional(state, here, everywhere, versioned)
-    if _asked_for(types.CodeActionKind.RefactorExtract, only):
-        found += _reworded(state, named_selector(state, start, end), types.CodeActionKind.RefactorExtract, versioned)
-    if _asked_for(types.CodeActionKind.RefactorInline, only):
-        found += _reworded(state, inlined_let(state, start), types.CodeActionKind.RefactorInline, versioned)
     if _asked_for(FIX_ALL, only):
         found += _fix_all(state, everywhere, versioned, least=2 if only is None else 1)
     if _asked_for(types.CodeActionKind.Empty, only):
@@ -120,13 +108,6 @@ def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool, *, leas
         yield types.CodeAction(f"mend {many} that can be mended in one way", FIX_ALL, mended, edit=edit)
 
 
-def _reworded(
-    state: State, mend: Mend | None, kind: types.CodeActionKind, versioned: bool
-) -> Iterator[types.CodeAction]:
-    if mend is not None and (edit := _edit(state, mend.changes, versioned)) is not None:
-        yield types.CodeAction(mend.title, kind, edit=edit)
-
-
 def _overlap(one: TextChange, other: TextChange) -> bool:
     return one.span.start <= other.span.end and other.span.start <= one.span.end
 
@@ -139,18 +120,20 @@ def _edit(state: State, changes: Sequence[TextChange], versioned: bool) -> types
         by_source.setdefault(change.span.source, []).append(types.TextEdit(where, change.text))
     edits = [(uri_of(state, source), made) for source, made in by_source.items()]
     known = {uri: made for uri, made in edits if uri is not None}
-    if len(known) < len(edits):
-        return None
+    return None if len(known) < len(edits) else edit_of(state.document, known, versioned)
+
+
+def edit_of(document: Document, edits: Mapping[str, Sequence[types.TextEdit]], versioned: bool) -> types.WorkspaceEdit:
+    """Edits by the addresses of their files, those of the document for its version where the client takes versions."""
     if not versioned:
-        return types.WorkspaceEdit(changes=known)
-    document = state.document
+        return types.WorkspaceEdit(changes=edits)
     return types.WorkspaceEdit(
         document_changes=[
             types.TextDocumentEdit(
                 types.OptionalVersionedTextDocumentIdentifier(uri, document.version if uri == document.uri else None),
                 list(made),
             )
-            for uri, made in known.items()
+            for uri, made in edits.items()
         ]
     )
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from lsprotocol import types
 
-from policylang.editor.explaining import rules, statements
 from policylang.editor.explaining.amounts import values
 from policylang.editor.explaining.article import Article
 from policylang.editor.explaining.on_snapshot import selections_of
 from policylang.editor.explaining.pointed import own_statements
+from policylang.editor.explaining.rules import rule_figures, rule_hint, rule_index
+from policylang.editor.explaining.statements import (
+    include_hint,
+    picked,
+    policy_article,
+    policy_hint,
+    statement_article,
+    statement_hint,
+    undecided,
+)
 from policylang.editor.state import GraphState, State
 from policylang.language import syntax
 from policylang.language.figures import counted
@@ -24,11 +33,11 @@ def hints(state: State, start: int, end: int, *, markdown: bool = True) -> list[
     found: list[types.InlayHint] = []
     for statement in statements_of(state):
         at = statement.span.end
-        if start <= at <= end and (label := short(state, graph, statement)):
+        if start <= at <= end and (label := hint_text(state, graph, statement)):
             found.append(_hint(state, at, label, _tooltip(state, graph, statement), markdown=markdown))
-    totals, first = statements.policy_short(graph), _titled(state)
+    totals, first = policy_hint(graph), _titled(state)
     if totals and first is not None and start <= first.span.end <= end:
-        found.append(_hint(state, first.span.end, totals, statements.policy(graph), markdown=markdown))
+        found.append(_hint(state, first.span.end, totals, policy_article(graph), markdown=markdown))
     return sorted(found, key=lambda each: (each.position.line, each.position.character))
 
 
@@ -39,24 +48,24 @@ def statements_of(state: State) -> list[Statement]:
     return [planned.get(each.span.start, each) for each in state.text.file.statements]
 
 
-def short(state: State, graph: GraphState, statement: Statement) -> str:
+def hint_text(state: State, graph: GraphState, statement: Statement) -> str:
     """What stands behind a statement; empty where nothing does."""
     if isinstance(statement, syntax.Rule):
-        index = rules.rule_index(graph, statement)
-        return "" if index is None else rules.short(graph, index)
+        index = rule_index(graph, statement)
+        return "" if index is None else rule_hint(graph, index)
     if isinstance(statement, syntax.Let):
         return _named(state, graph, statement)
     if isinstance(statement, syntax.Blocks):
         return counted(len(graph.plan.block_names), "block")
     if isinstance(statement, syntax.Undecided):
-        return values(statements.undecided(graph))
+        return values(undecided(graph))
     if isinstance(statement, syntax.Include):
-        return statements.include_short(state, statement)
-    return statements.short(graph, statement)
+        return include_hint(state, statement)
+    return statement_hint(graph, statement)
 
 
 def _named(state: State, graph: GraphState, let: syntax.Let) -> str:
-    count = statements.picked(graph, let)
+    count = picked(graph, let)
     if count is not None:
         return counted(count, "collective")
     selections = selections_of(state)
@@ -71,11 +80,11 @@ def _titled(state: State) -> Statement | None:
 
 def _tooltip(state: State, graph: GraphState, statement: Statement) -> Article:
     """Without names of nodes, which the hover has."""
-    if isinstance(statement, syntax.Rule) and (index := rules.rule_index(graph, statement)) is not None:
-        return rules.figures(graph, index)
-    if isinstance(statement, syntax.Let) and statements.picked(graph, statement) is None:
+    if isinstance(statement, syntax.Rule) and (index := rule_index(graph, statement)) is not None:
+        return rule_figures(graph, index)
+    if isinstance(statement, syntax.Let) and picked(graph, statement) is None:
         return Article().say("So many nodes of the forward have this name here.")
-    return statements.article_of(state, statement)
+    return statement_article(state, statement)
 
 
 def _hint(state: State, at: int, label: str, tooltip: Article, *, markdown: bool) -> types.InlayHint:

@@ -6,10 +6,12 @@ import re
 
 from lsprotocol import types
 
-from policylang.editor.explaining import modules_and_blocks, names, predicates
 from policylang.editor.explaining.article import Article, code, with_code
+from policylang.editor.explaining.modules_and_blocks import all_blocks_article, blocks_article, modules_article
+from policylang.editor.explaining.names import let_article, name_article
 from policylang.editor.explaining.pointed import Pointed, pointed_at
-from policylang.editor.explaining.statements import article_of
+from policylang.editor.explaining.predicates import selector_article, test_article, unit_article
+from policylang.editor.explaining.statements import statement_article
 from policylang.editor.explaining.word_senses import meaning_at, unit_at
 from policylang.editor.state import State
 from policylang.language import syntax
@@ -44,7 +46,7 @@ def explained(state: State, pointed: Pointed) -> tuple[Article, int, int]:
     said = meaning_at(pointed.words, pointed.at)
     inner = pointed.parts[-1] if pointed.parts else None
     if isinstance(inner, _NAMES) and inner.span.start <= word.span.start and word.span.end <= inner.span.end:
-        return _ranged(names.of_name(state, inner), inner.span)
+        return _ranged(name_article(state, inner), inner.span)
     if unit_at(pointed.words, pointed.at) is not None:
         return _unit(pointed, pointed.at)
     test = next((part for part in reversed(pointed.parts) if isinstance(part, _TESTS)), None)
@@ -53,12 +55,12 @@ def explained(state: State, pointed: Pointed) -> tuple[Article, int, int]:
     if said is not None and said.sense in _OF_THE_STATEMENT:
         article, start, end = _whole(state, pointed)
         if said.sense == "statement" and said.words == ("blocks",):
-            article.follow(modules_and_blocks.of_all_blocks(state))
+            article.follow(all_blocks_article(state))
         return article.follow(_meaning(said, article)), start, end
     article = Article().follow(_place(state, pointed))
     if said is not None:
         if isinstance(inner, _SELECTORS) and not article.blocks and said.sense != "sign":
-            article.follow(predicates.of_part(state, inner))
+            article.follow(selector_article(state, inner))
         return _ranged(_titled(said, str(word)).follow(article), word.span)
     if article.blocks:
         return _ranged(article, word.span)
@@ -80,9 +82,9 @@ def _whole(state: State, pointed: Pointed) -> tuple[Article, int, int]:
     statement, article = pointed.statement, Article()
     text = state.document.source.text[pointed.start : pointed.end]
     if isinstance(statement, syntax.Let):
-        article = names.of_let(state, statement, statement.selector)
+        article = let_article(state, statement, statement.selector)
     elif statement is not None:
-        found = article_of(state, statement)
+        found = statement_article(state, statement)
         article.policy(text).follow(found)
         if not found.blocks and (opening := _opening(pointed)) is not None:
             article.say(with_code(opening.text))
@@ -123,7 +125,7 @@ def _unit(pointed: Pointed, at: int) -> tuple[Article, int, int]:
     has_number = first >= 0 and words[first].type in ("INT", "NUMBER")
     number = _NUMBER.match(words[first]) if has_number else None
     last = at if words[at].type not in ("INT", "NUMBER") or str(words[at]).endswith(unit) else at + 1
-    article = predicates.of_unit(unit, number.group().replace("_", "") if number is not None else "")
+    article = unit_article(unit, number.group().replace("_", "") if number is not None else "")
     start = words[first if has_number else at].span.start
     return article, start, words[last].span.end
 
@@ -135,7 +137,7 @@ def _test(state: State, pointed: Pointed, test: syntax.Test, said: Meaning | Non
         first = next(at for at, word in enumerate(pointed.words) if word.span.start >= test.span.start)
         said = meaning_at(pointed.words, first)
     article = Article() if said is None else _titled(said, said.words[0])
-    return _ranged(article.follow(predicates.of_test(state, test, where)), test.span)
+    return _ranged(article.follow(test_article(state, test, where)), test.span)
 
 
 def _place(state: State, pointed: Pointed) -> Article:
@@ -144,12 +146,12 @@ def _place(state: State, pointed: Pointed) -> Article:
     assert word is not None
     assert pointed.at is not None
     if isinstance(statement, syntax.Blocks):
-        return modules_and_blocks.of_modules(state, statement.glob).follow(modules_and_blocks.of_all_blocks(state))
+        return modules_article(state, statement.glob).follow(all_blocks_article(state))
     inner = next((part for part in reversed(pointed.parts) if isinstance(part, syntax.InModule | syntax.InBlock)), None)
     if inner is None or inner is not next(
         (part for part in reversed(pointed.parts) if isinstance(part, _SELECTORS)), None
     ):
         return Article()
     if isinstance(inner, syntax.InModule):
-        return modules_and_blocks.of_modules(state, inner.glob)
-    return modules_and_blocks.of_blocks(state, inner.which, outside=inner.outside)
+        return modules_article(state, inner.glob)
+    return blocks_article(state, inner.which, outside=inner.outside)

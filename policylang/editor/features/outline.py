@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from attrs import define, field, frozen
 from lsprotocol import types
 
-from policylang.editor.names.policy_files import PolicyFiles
+from policylang.editor.names import PolicyFiles
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language import syntax
@@ -172,7 +172,7 @@ def workspace_symbols(
     for root in around.roots:
         text = around.texts[root]
         positions = Positions(text.source.text, encoding)
-        for each in text.said.names if "let" in text.source.text else ():
+        for each in text.occurrences.names if "let" in text.source.text else ():
             if each.defines and _fits(query, each.name):
                 where = types.Location(text.uri, positions.range(each.span))
                 file = os.path.basename(text.source.name)

@@ -13,9 +13,8 @@ from attrs import define, evolve, field
 
 from policylang.language import syntax
 from policylang.language.codes import diagnose, is_error
-from policylang.language.devices.lookup import meant_devices
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.devices.reading import read_device
+from policylang.language.devices.reading import meant_devices, read_device
 from policylang.language.diagnostics import Diagnostic, Mend, Related, moved, removed, written
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.resolution.doubtful import doubtful_selectors

@@ -14,7 +14,7 @@ from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.language.devices.collectives import collective_kind
+from policylang.language.devices.profile import collective_kind
 from policylang.language.syntax import Bucket, Overlap, Policy
 from policylang.operators.names import WAITS
 from policylang.planning.graph_edit import Edits, Proof

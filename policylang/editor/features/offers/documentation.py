@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from policylang.editor.explaining.article import Article, with_code
-from policylang.editor.explaining.names import of_name
+from policylang.editor.explaining.names import name_article
 from policylang.editor.explaining.word_senses import meaning_at
 from policylang.editor.features.offers.file_offers import comment_of
 from policylang.editor.state import State
-from policylang.language.devices.lookup import SUFFIX as DEVICE_SUFFIX
+from policylang.language.devices.reading import SUFFIX as DEVICE_SUFFIX
 from policylang.language.files import SUFFIX
 from policylang.language.meanings.dictionary import Meaning, Sense, meaning
 from policylang.language.parsing.cursor import Cursor
@@ -39,7 +39,7 @@ def documentation(state: State, cursors: Sequence[Cursor], text: str, about: str
     if kind == "device":
         return _comment(devices_folder() / f"{name}{DEVICE_SUFFIX}")
     if kind in _NAMES:
-        return of_name(state, Word(name))
+        return name_article(state, Word(name))
     sense = _SENSES.get(kind)
     found = None if sense is None else meaning(name, sense)
     found = found or next(filter(None, (_in_its_place(each, text) for each in cursors)), None)

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 
 from policylang.editor.features.offers.items import Kind, WordOffer
-from policylang.language.devices.lookup import SUFFIX as DEVICE_SUFFIX
-from policylang.language.devices.lookup import bundled_devices
+from policylang.language.devices.reading import SUFFIX as DEVICE_SUFFIX
+from policylang.language.devices.reading import bundled_devices
 from policylang.language.files import SUFFIX, bundled_names
 from policylang.language.parsing.cursor import Cursor
 from policylang.language.resolution.includes import PRELUDE

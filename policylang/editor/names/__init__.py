@@ -1,1 +1,0 @@
-"""Where policies say names: in one text, and in all the files around it."""
