@@ -24,14 +24,17 @@ from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import counted, joined
+from policylang.language.figures import counted, file_name, joined
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.resolution.loader import load_policy, load_source
 from policylang.language.source import Source
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import PLANNED
+from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.plan import Plan
-from policylang.report.checked_cell import cell_html, cell_text
+from policylang.report.diagnostics import render_text
+from policylang.report.plan.as_text import plan_text
+from policylang.report.width import table
 
 NO_GRAPH = "APL648"
 _NAMES = ("policy",)
@@ -52,13 +55,21 @@ class CheckedCell:
     """``checked on llama3_8b.graph, from pyproject.toml: 1 error``."""
 
     def __str__(self) -> str:
-        return cell_text(self.diagnostics, self.plans, self.summary)
+        return "\n\n".join(filter(None, (render_text(self.diagnostics), *map(_shown, self.plans), self.summary)))
 
     def __repr__(self) -> str:
         return str(self)
 
-    def _repr_html_(self) -> str:
-        return cell_html(self.diagnostics, self.plans, self.summary)
+
+def _shown(plan: Plan) -> str:
+    """What each rule matches and decides, and the totals without their heading."""
+    rows = [("line", "rule", "matched", "decided")]
+    rows += [
+        (file_name(each.rule.source), each.rule.text, f"{len(each.matched):,}", f"{len(each.decided):,}")
+        for each in plan.rules
+    ]
+    totals = plan_text(breakdown(plan), (), summary=True).partition("\n\n")[2]
+    return "\n\n".join((str(plan), table(rows, right=range(2, 4)), totals))
 
 
 def register(shell: Any) -> None:

@@ -13,6 +13,7 @@ from policylang.audit.summary.report import (
     ValuesReport,
 )
 from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
+from policylang.planning.plan import Plan
 from policylang.report.alike import expectation_lines, graph_rows
 from policylang.report.device_times import seconds_text
 from policylang.report.order.report_lines import order_lines
@@ -53,7 +54,7 @@ def _rule_table(report: Report) -> str:
         kept = bytes_text(report.undecided_saved_bytes)
         count = f"{report.undecided:,}"
         rows.append(("", f"undecided -> {report.undecided_fate}", count, count, kept, ""))
-    if timed(report):
+    if _timed(report):
         times = ["time", *(seconds_text(rule.recomputed_seconds) for rule in report.rules), ""]
         rows = [(*row, words) for row, words in zip(rows, times, strict=False)]
     if report.offloaded:
@@ -164,7 +165,17 @@ def _share(report: Report) -> str:
     return f", {report.recomputed.flops / report.forward_flops:.0%} of the forward"
 
 
-def timed(report: Report) -> bool:
+def plan_line(plan: Plan) -> str:
+    """``policy llama3_sac on a joint graph of 1,204 nodes: 675 forward values, 8 blocks``."""
+    values = sum(decision is not None for decision in plan.decisions)
+    nodes = counted(len(plan.facts), "node")
+    found = [counted(values, "forward value"), counted(len(plan.block_names), "block")]
+    if plan.diagnostics:
+        found.append(counted(len(plan.diagnostics), "diagnostic"))
+    return f"policy {plan.policy.name} on a {plan.facts.kind.value} graph of {nodes}: {', '.join(found)}"
+
+
+def _timed(report: Report) -> bool:
     """Whether there is a time to print of what is recomputed."""
     return report.recomputed is not None and report.recomputed.seconds is not None
 

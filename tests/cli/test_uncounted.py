@@ -124,8 +124,6 @@ def test_a_plan_names_what_it_does_not_count(folder: Path, monkeypatch: Any, cap
     page = (folder / "page.html").read_text()
     assert "without FLOPs" in page
     assert f"{FUSED} ×2 (no FLOP formula, so counted as 0); 2 calls recomputed" in page
-    said(capsys, "diff", "mine.apl", "saving.apl", "--graph", "model.graph", "--html", "changes.html")
-    assert f"before {FUSED} ×2 (no FLOP formula, so counted as 0)" in (folder / "changes.html").read_text()
 
 
 def test_what_is_in_a_graph_says_it_node_by_node(folder: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -71,6 +71,17 @@ def add_form(parser: argparse.ArgumentParser, *more: str, help: str | None = Non
     add_width(parser)
 
 
+class _Gone(argparse.Action):
+    """An option that is no more: it says what there is instead."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error(f"there is no page of this any more\nhelp: {self.const}")
+
+
+def add_gone_page(parser: argparse.ArgumentParser, instead: str) -> None:
+    parser.add_argument("--html", action=_Gone, const=instead, help=argparse.SUPPRESS)
+
+
 def add_width(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--width",

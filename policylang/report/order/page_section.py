@@ -1,9 +1,6 @@
-"""The part of a plan's page about its order: the step over time, what each line did, the exposed collectives."""
+"""The part of a plan's page about its order: totals, what each line did, the exposed collectives."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 from policylang.planning.inspection.communication import Communication
 from policylang.report.device_times import seconds_text
@@ -16,61 +13,19 @@ from policylang.report.order.as_text import (
     line_rows,
     total_rows,
 )
-from policylang.report.order.lane_chart import LaneScale, lane_chart, lane_columns
-from policylang.report.order.lane_data import DrawnStep, drawn_steps
 from policylang.report.order.report_lines import barriers_text
 
 
-def order_section(found: Communication | None, block_names: Sequence[str]) -> tuple[Markup, dict[str, Any] | None]:
-    """The section, and what its script needs; nothing of a plan that has no order to speak of."""
+def order_section(found: Communication | None) -> Markup:
+    """Nothing of a plan without collectives that it orders or times."""
     if found is None:
-        return Markup(""), None
-    steps = drawn_steps(found, block_names)
-    scale = LaneScale.of(steps)
-    section = element(
+        return Markup("")
+    return element(
         "section",
         element("h2", "Compute and communication", id="order-title"),
-        *_pictures(steps, scale),
         *(each for each in (_totals(found), _lines(found), _exposed(found)) if each),
         aria_labelledby="order-title",
     )
-    return section, lane_columns(steps, scale) if steps else None
-
-
-def _pictures(steps: Sequence[DrawnStep], scale: LaneScale) -> list[Markup]:
-    if not steps:
-        return []
-    hint = element(
-        "p",
-        "The step over time. A lane for what computes and one for each process group; what is marked on all of them is "
-        "time in which nothing computes, and the collectives it waits for are marked where they are awaited. ",
-        element("span", "Point at a bar, or walk along a lane with the arrow keys.", class_="scripted"),
-        class_="hint",
-    )
-    legend = element(
-        "div",
-        *(
-            element("span", element("i", class_=f"key {kind}"), words)
-            for kind, words in (
-                ("compute", "computes"),
-                ("sent", "is sent beside it"),
-                ("exposed", "is waited for"),
-                ("wait", "nothing computes"),
-            )
-        ),
-        element("span", class_="told", role="status"),
-        class_="legend",
-    )
-    choices = [part for at, step in enumerate(steps) for part in _choice(at, step)] if len(steps) > 1 else []
-    views = [element("div", lane_chart(step, scale, at), class_=f"view view-{at}") for at, step in enumerate(steps)]
-    return [hint, element("div", *choices, *views, id="order", role="group", aria_label="the step over time"), legend]
-
-
-def _choice(at: int, step: DrawnStep) -> tuple[Markup, Markup]:
-    """A radio button before the pictures: it shows one and hides the others, without a script."""
-    name = f"order-{at}"
-    button = Markup(f'<input type="radio" name="order" id="{name}" value="{at}"{" checked" if not at else ""}>')
-    return button, element("label", step.name, for_=name)
 
 
 def _totals(found: Communication) -> Markup:

@@ -26,32 +26,27 @@ from policylang.report.plan.sections import at_peak_section, blocks_section, mem
 
 _PIECES = Path(__file__).parent / "page"
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
-_SCRIPTS = ("figures.js", "memory.js", "lanes.js", "policy.js", "nodes.js", "page.js")
+_SCRIPTS = ("figures.js", "memory.js", "policy.js", "nodes.js", "page.js")
 
 
 def plan_page(found: Breakdown, worth: Sequence[Worth], graph: str) -> str:
     """The whole page. ``graph`` is what it calls the graph."""
     data = page_data(found, worth, graph)
-    order, data["order"] = order_section(*_communication(found))
     values = {
         "title": escape(f"{found.plan.policy.name} on {graph}"),
         "subtitle": escape(subtitle(found.plan)),
         "tiles": tiles(found),
         "memory": memory_section(data["memory"], [found.under.peak, found.without.peak]),
-        "order": order,
+        "order": order_section(_communication(found)),
         "at_peak": at_peak_section(values_at_peak(found)),
         "blocks": blocks_section(found),
     }
     return filled("page.html", values, data, _SCRIPTS)
 
 
-def _communication(found: Breakdown) -> tuple[Communication | None, Sequence[str]]:
-    """What the scheduling lines come to, and the names of its blocks; of a policy without any, what the collectives of
-    the graph come to as they are, where there is a device."""
-    plan = found.plan
-    if plan.order is not None:
-        return found.communication, plan.order.block_names
-    return as_decided(plan), plan.block_names
+def _communication(found: Breakdown) -> Communication | None:
+    """The collectives under the scheduling lines; without any, those of the graph as it is, where there is a device."""
+    return as_decided(found.plan) if found.plan.order is None else found.communication
 
 
 def subtitle(plan: Plan) -> str:

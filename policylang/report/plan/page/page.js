@@ -23,7 +23,6 @@ function letGo() {
 }
 
 showMemory();
-showLanes();
 showPolicy(chooseRule);
 showNodes(chooseNode, letGo);
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") letGo(); });
