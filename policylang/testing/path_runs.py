@@ -1,21 +1,33 @@
-"""Takes one step of a model on each path, from the same weights and the same random numbers."""
+"""Takes one step of a model on each path, from the same weights and random numbers: behind ``policylang agree``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor, fx, nn
 
 import policylang
+from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.path import path_named
 from policylang.errors import PolicyError
 from policylang.language.codes import is_error
 from policylang.language.syntax import Policy
-from policylang.testing.path_comparison.results import Numbers, PathRefusal, PathRun
+from policylang.planning.capabilities import COMPARED
+from policylang.testing.agreement import (
+    Agreement,
+    Equality,
+    Numbers,
+    NumbersComparison,
+    PathRefusal,
+    PathResult,
+    PathRun,
+    compare_decisions,
+)
 
 LossFn = Callable[..., Tensor]
 
@@ -169,3 +181,126 @@ STEPS = {
     "flat": PathStep(_flat),
 }
 """Of each path that is registered as compared."""
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def compare_numbers(plain: Numbers, found: Numbers) -> NumbersComparison:
+    """What a path computed, compared with the plain model."""
+    return NumbersComparison(
+        _equality({"the loss": plain.loss}, {"the loss": found.loss}),
+        _equality(plain.gradients, found.gradients),
+        _equality(plain.buffers, found.buffers),
+    )
+
+
+def _equality(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Equality:
+    differing: list[str] = []
+    largest, close = 0.0, True
+    names = list(dict.fromkeys((*left, *right)))
+    for name in names:
+        one, other = left.get(name), right.get(name)
+        if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
+            differing.append(name)
+            largest, close = math.inf, False
+        elif not _same_bits(one, other):
+            differing.append(name)
+            largest = max(largest, _distance(one, other))
+            close = close and _is_close(one, other)
+    return Equality(len(names), tuple(differing), largest, close)
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """NaN is equal to itself here, and zero is not minus zero."""
+    if not one.numel():
+        return True
+    bits = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
+    return bool(torch.equal(*bits))
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    found = (one.detach().to(wide) - other.detach().to(wide)).abs().max().item()
+    return math.inf if math.isnan(found) else found
+
+
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    try:
+        torch.testing.assert_close(one.detach(), other.detach())
+    except AssertionError:
+        return False
+    return True
+
+
+# --- all paths -------------------------------------------------------------------------------------------------------
+
+
+def agree(
+    model_factory: Callable[[], nn.Module],
+    loss_fn: LossFn,
+    batch: Any,
+    policy: PolicyLike,
+    *,
+    paths: Sequence[str] | None = None,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> Agreement:
+    """Take one step of a model on every path under a policy, and compare what each decides, keeps and computes.
+
+    ``model_factory()`` makes the model; it is called once a run, and each model gets the weights of the first.
+    ``loss_fn(model, *batch)`` returns the loss, a scalar. ``paths`` are some of ``eager``
+    (``policylang.checkpoint_model``), ``joint`` (``torch.compile`` without Inductor) and ``flat``
+    (``policylang.trace_step``), by default all. Every run starts from ``seed`` and uses one thread, and what was
+    compiled before is forgotten. ``progress`` is called with the name of each run before it begins.
+
+    What counts as agreement is said in ``docs/agree.md``.
+
+    Raises ``PolicyError`` for a policy that cannot be read, ``ValueError`` for a path there is not or a factory that
+    does not make the same model anew each time, and what the plain model raises. A path that fails is a row of the
+    result.
+    """
+    loaded = policy_of(policy)
+    return compare_paths(Setup(model_factory, loss_fn, batch_of(batch), seed), loaded, paths, progress)
+
+
+def compare_paths(
+    setup: Setup, policy: Policy, paths: Sequence[str] | None, progress: Callable[[str], None]
+) -> Agreement:
+    """:func:`agree` on a model that can be made again; under its guard runs what is the caller's own."""
+    wanted = COMPARED if paths is None else tuple(dict.fromkeys(paths))
+    unknown = [path for path in wanted if path not in COMPARED]
+    if unknown:
+        raise ValueError(f"there is no path `{unknown[0]}`: there are {', '.join(COMPARED)}")
+    with undisturbed():
+        progress("the plain model")
+        plain = run_plain(setup)
+        results = tuple(_result(path, setup, policy, plain, progress) for path in wanted)
+    ran = {result.path: result.ran for result in results if result.ran is not None}
+    return Agreement(
+        policy=policy.name,
+        loss=plain.loss.item(),
+        gradients=len(plain.gradients),
+        results=results,
+        decisions=compare_decisions(ran),
+        torch_version=torch.__version__,
+    )
+
+
+def _result(path: str, setup: Setup, policy: Policy, plain: Numbers, progress: Callable[[str], None]) -> PathResult:
+    progress(f"the {path} path")
+    stepped = run(setup, path, policy)
+    if not isinstance(stepped, PathRun):
+        return PathResult(path, refused=stepped)
+    return PathResult(path, ran=stepped, numbers=_compared(path, setup, plain, stepped.numbers, progress))
+
+
+def _compared(
+    path: str, setup: Setup, plain: Numbers, found: Numbers, progress: Callable[[str], None]
+) -> NumbersComparison:
+    """A path may add gradients up in another order than autograd: then the policy must not change a bit of that."""
+    comparison = compare_numbers(plain, found)
+    if comparison.bitwise or STEPS[path].is_plain:
+        return comparison
+    progress(f"the {path} path without the policy")
+    return evolve(comparison, as_without_policy=compare_numbers(run_alone(setup, path), found).bitwise)
