@@ -39,6 +39,7 @@ from policylang.commands.shared.inputs import (
     add_import,
     add_path,
     check_policies,
+    print_findings,
     read_profile,
 )
 from policylang.commands.shared.output import say
@@ -48,9 +49,9 @@ from policylang.commands.shared.written_files import write_output
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from policylang.language.diagnostics import Diagnostic
     from policylang.planning.inspection.breakdown import Breakdown
     from policylang.planning.inspection.marginal_cost import Worth
+    from policylang.report.diagnostics import CheckResult
 
 NAME = "plan"
 SUMMARY = "show what a policy saves and recomputes on a graph"
@@ -91,7 +92,7 @@ def run(options: argparse.Namespace) -> Exit:
     result = check_policies([options.policy], graph=options.graph, path=options.path, device=device)
     result = evolve(result, diagnostics=taken.placed(result.diagnostics))
     if len(result.plans) != 1:
-        return _refused(result.diagnostics, options.output_format, unreadable=result.unreadable)
+        return _refused(result, options.output_format)
     (made,) = result.plans
     found = breakdown(made)
     whole = options.html or not options.summary
@@ -111,13 +112,13 @@ def run(options: argparse.Namespace) -> Exit:
     return Exit.DIAGNOSTICS if any(map(is_error, result.diagnostics)) else Exit.CLEAN
 
 
-def _refused(diagnostics: Sequence[Diagnostic], output_format: str, *, unreadable: bool) -> Exit:
+def _refused(result: CheckResult, form: str) -> Exit:
     from policylang.language.codes import diagnose
-    from policylang.report.diagnostics import RENDERERS
 
-    found = diagnostics or (diagnose("APL104", "a plan is made of one policy", help="name one .apl file"),)
-    say(RENDERERS[output_format](found), output_format)
-    return Exit.USAGE if unreadable or not diagnostics else Exit.DIAGNOSTICS
+    if not result.diagnostics:
+        problem = diagnose("APL104", "a plan is made of one policy", help="name one .apl file")
+        result = evolve(result, diagnostics=(problem,))
+    return print_findings(result, form, failed=True)
 
 
 def _worth(found: Breakdown, path: str | None) -> tuple[Worth, ...]:

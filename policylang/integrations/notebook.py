@@ -15,7 +15,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.display import display
 
-from policylang.api.check import CheckResult, check
+from policylang.api.check import check
 from policylang.api.devices import DeviceLike, on_device
 from policylang.api.load import operators_at_hand
 from policylang.api.planned_graphs import GraphLike, PathName
@@ -32,7 +32,7 @@ from policylang.language.syntax import Policy
 from policylang.planning.capabilities import PLANNED
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.plan import Plan
-from policylang.report.diagnostics import render_text
+from policylang.report.diagnostics import CheckResult, render_text
 from policylang.report.plan.as_text import plan_text
 from policylang.report.width import table
 

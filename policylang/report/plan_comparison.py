@@ -12,7 +12,7 @@ from policylang.planning.inspection.compare import Change, Decider, Figures, Pla
 from policylang.planning.inspection.order_changes import OrderChanges
 from policylang.planning.inspection.time_prices import same_time
 from policylang.report.device_times import device_text
-from policylang.report.expectations import compared_rows, compared_table
+from policylang.report.diagnostics import compared_rows, compared_table
 from policylang.report.markdown import code, words
 from policylang.report.width import table
 

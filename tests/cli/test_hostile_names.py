@@ -28,7 +28,7 @@ expect saved <= 1 B
 """
 GRAPH = ("--graph", "hostile.graph")
 TUNE = ("tune", *GRAPH, "--device", "h100-sxm")
-FINDINGS = ("text", "concise", "json", "github", "sarif")
+FINDINGS = ("text", "concise", "json", "github", "sarif", "junit")
 RUNS = {
     **{f"check {form}": ("check", "mine.apl", *GRAPH, "--output-format", form) for form in FINDINGS},
     **{f"test {form}": ("test", "a.md", "--output-format", form) for form in FINDINGS},

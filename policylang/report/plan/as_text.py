@@ -19,7 +19,7 @@ from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import RuleOutcome
 from policylang.report.device_times import exposed_text, plan_times_text, recomputed_text, seconds_text
-from policylang.report.expectations import expectation_table
+from policylang.report.diagnostics import expectation_table
 from policylang.report.order.as_text import order_details, order_totals
 from policylang.report.plan.at_peak import at_peak_text
 from policylang.report.report_text import bytes_text
