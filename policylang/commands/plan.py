@@ -82,8 +82,8 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.planning.inspection.breakdown import breakdown
     from policylang.planning.inspection.line_worth import worth_of_edits
     from policylang.report.diagnostics import render_text
-    from policylang.report.plan.as_json import plan_json
-    from policylang.report.plan.as_text import plan_text
+    from policylang.report.plan_json import plan_json
+    from policylang.report.plan_text import plan_text
 
     taken = take_settings(options, "graph", "path", "device")
     need_graph(options)
@@ -153,13 +153,13 @@ def _weighed(found: Breakdown, path: str | None) -> Breakdown:
 
 
 def _write_page(found: Breakdown, worth: Sequence[Worth], graph: str, out: str) -> None:
-    from policylang.report.plan.html import plan_page
+    from policylang.report.plan_page import plan_page
 
     write_output(plan_page(found, worth, Path(graph).name), out)
 
 
 def _write_trace(found: Breakdown, out: str) -> None:
-    from policylang.report.chrome_trace import chrome_trace
+    from policylang.report.plan_json import chrome_trace
 
     if found.plan.shown_times is None:
         raise UsageError("a trace has times, and no device is given", "name one with `--device`, such as h100-sxm")

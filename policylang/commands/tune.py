@@ -184,9 +184,7 @@ def _print_refused(diagnostic: Diagnostic, form: str) -> None:
 
 def _print(found: TunedPolicy, options: argparse.Namespace, *, chosen: bool) -> None:
     """The policy, or what stands in its place, on the standard output; the rest beside it."""
-    from policylang.report.tuning.account import account_text
-    from policylang.report.tuning.as_json import tuned_json
-    from policylang.report.tuning.rows import trade_off_text
+    from policylang.report.trade_off import account_text, trade_off_text, tuned_json
 
     if found.notes and options.output_format != "json":
         refuse(found.notes)

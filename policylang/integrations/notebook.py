@@ -33,8 +33,8 @@ from policylang.planning.capabilities import PLANNED
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.plan import Plan
 from policylang.report.diagnostics import CheckResult, render_text
-from policylang.report.plan.as_text import plan_text
-from policylang.report.width import table
+from policylang.report.layout import table
+from policylang.report.plan_text import plan_text
 
 NO_GRAPH = "APL648"
 _NAMES = ("policy",)

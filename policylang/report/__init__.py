@@ -19,7 +19,7 @@ as_text.register(Report, report_text)
 def _page(plan: Plan) -> str:
     """The margins of its rules are left out: they take a plan each."""
     from policylang.planning.inspection.breakdown import breakdown
-    from policylang.report.plan.html import plan_page
+    from policylang.report.plan_page import plan_page
 
     return plan_page(breakdown(plan), (), f"a {plan.facts.kind.value} graph")
 

@@ -15,7 +15,7 @@ from policylang.audit.summary.report import Report
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted, figure, joined, listed, uncounted_text
-from policylang.report.width import table
+from policylang.report.layout import table
 
 VERSION = 1
 """Of the plain data."""

@@ -15,8 +15,7 @@ from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.marginal_cost import worth_of_rules
 from policylang.planning.planner import plan
-from policylang.report.plan.chart import Curve, MemoryAxis, memory_chart
-from policylang.report.plan.html import plan_page
+from policylang.report.plan_page import Curve, MemoryAxis, memory_chart, plan_page
 from tests.support.browser import KEYS, MISSING, browser
 from tests.support.textgraph import facts_of
 
@@ -97,10 +96,10 @@ def test_nothing_is_loaded_from_anywhere():
 
 
 def test_the_figures_of_the_page_are_those_of_the_breakdown():
-    data = data_of(page())
-    assert data["under"]["amounts"]["saved_bytes"] == 4 * 400  # the first product of each layer
-    for curve, side in zip(data["memory"]["curves"], ("under", "without"), strict=True):
-        assert max(curve["moments"]) == max(data[side]["peak"]["forward"], data[side]["peak"]["backward"])
+    found = breakdown(plan(parsed(POLICY), facts_of(graph(4)), JOINT))
+    assert found.under.amounts.saved_bytes == 4 * 400  # the first product of each layer
+    for curve, side in zip(data_of(page())["memory"]["curves"], (found.under, found.without), strict=True):
+        assert max(curve["moments"]) == side.peak.bytes
 
 
 def without_scripts(text: str) -> str:

@@ -25,9 +25,8 @@ from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.planning.schedule.builder import build_schedule
-from policylang.report.chrome_trace import chrome_trace, step_events
-from policylang.report.plan.as_json import plan_json
-from policylang.report.plan.html import plan_page
+from policylang.report.plan_json import chrome_trace, plan_json, step_events
+from policylang.report.plan_page import plan_page
 from policylang.simulation.node_times import node_times
 from policylang.simulation.step_time import step_time
 from tests.report.test_html import SLOW as PRODUCTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from policylang.report.tuning.rows import distinctions
+from policylang.report.trade_off import distinctions
 from policylang.tuning.outcome.written import neighbour_words
 from policylang.tuning.trade_off import Besides, Budget, Candidate, Tuned
 

@@ -13,9 +13,8 @@ from attrs import frozen
 from policylang.language.figures import counted, figure, file_name, folded_names, listed, shortened
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder, StepInOrder
 from policylang.planning.inspection.time_prices import same_time
-from policylang.report.device_times import seconds_text
-from policylang.report.order.report_lines import barriers_text
-from policylang.report.width import table
+from policylang.report.layout import seconds_text, table
+from policylang.report.report_text import barriers_text
 from policylang.simulation.collective_runs import ExposedBy
 
 BOUNDED_BY = {

@@ -1,17 +1,22 @@
-"""How wide text may be: tables give up what does not fit of their longest cells, sentences go on in the next line.
-
-Nothing is shortened unless somebody says how wide the text may be, as the command line does for a terminal.
-"""
+"""Text laid out: how wide it may be, tables, Markdown, and the times of a device in words."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from textwrap import TextWrapper
+from typing import TYPE_CHECKING
 
-from policylang.language.figures import joined, shortened
+from policylang.language.figures import figure, joined, priced_by_bytes_text, shortened
+from policylang.language.shown import one_line, printable
+
+if TYPE_CHECKING:
+    from policylang.planning.plan import Plan
+    from policylang.simulation.node_times import NodeTimes
+    from policylang.simulation.step_time import StepTime
+
 
 _COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)
 """0 where somebody asked for as many as it takes; None where nobody said anything."""
@@ -125,3 +130,70 @@ def _fit_line(line: str, most: int) -> str:
     wrapper = TextWrapper(most, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
     wrapper.initial_indent = line[:start]
     return wrapper.fill(line[start:])
+
+
+_MEANS_SOMETHING = re.compile(r"[^\w\s.,:;()/×→…%+\-=']|//|www\.")
+
+
+def code(text: str) -> str:
+    """Within a line, between more backticks than it has in a row itself."""
+    text = one_line(text)
+    fence = "`" * (_longest(text) + 1)
+    padding = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{padding}{text}{padding}{fence}" if text else ""
+
+
+def words(text: str) -> str:
+    """As it is, or as code where it has a sign that could mean something: nobody is mentioned in code."""
+    return code(text) if _MEANS_SOMETHING.search(text) else text
+
+
+def fenced(text: str, language: str) -> str:
+    """A block of code."""
+    fence = "`" * max(3, _longest(text) + 1)
+    return f"{fence}{language}\n{printable(text)}\n{fence}"
+
+
+def _longest(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
+
+
+def device_text(device: str, uncounted: Mapping[str, int], what: str = "times") -> str:
+    """``times: h100-sxm; mylib.scan.default ×8 (no FLOP formula, so priced by bytes)``."""
+    return f"{what}: {device}" + (f"; {priced_by_bytes_text(uncounted)}" if uncounted else "")
+
+
+def times_text(times: NodeTimes | None) -> str:
+    """The same of the times of a graph; empty without a device."""
+    return "" if times is None else device_text(times.device.name, times.uncounted)
+
+
+def plan_times_text(plan: Plan) -> str:
+    """The same of a plan; where its device has no figure for something, that there are no times, and why."""
+    return times_text(plan.shown_times) if plan.untold is None else f"no times: {plan.untold.message}"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Empty for nothing that could be printed, and without a device."""
+    text = figure(seconds or 0.0, "seconds")
+    return "" if text.startswith("0 ") else text
+
+
+def recomputed_text(time: StepTime) -> str:
+    """``55.2 ms (20.1%)``: the share is one of the forward's time."""
+    if not time.recomputed:
+        return "-"
+    share = f" ({figure(time.recomputed / time.forward, 'fraction')})" if time.forward else ""
+    return figure(time.recomputed, "seconds") + share
+
+
+def price_text(seconds: float | None) -> str:
+    """``1.9 ms a GiB``; empty where there is no price."""
+    return "" if seconds is None else f"{figure(seconds, 'seconds')} a GiB"
+
+
+def exposed_text(time: StepTime) -> str:
+    """``12.1 ms (3%)``: the share is one of the step."""
+    if not time.exposed:
+        return "-"
+    return f"{figure(time.exposed, 'seconds')} ({figure(time.exposed / time.step, 'fraction')})"

@@ -6,8 +6,6 @@ from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from attrs import asdict
-
 from policylang.audit.summary.assemble import word
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.source import Source, Span
@@ -17,8 +15,8 @@ from policylang.planning.inspection.communication import bucket_statements
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import Why
-from policylang.report.order.as_text import said_of
-from policylang.report.plan.as_json import worth_data
+from policylang.report.order_text import said_of
+from policylang.report.plan_json import worth_data
 from policylang.simulation.memory import Timeline
 
 
@@ -28,35 +26,14 @@ def page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str,
     rows = [row for row in plan.facts.forward if plan.decisions[row] is not None]
     sources = _sources(plan.policy)
     return {
-        "policy": plan.policy.name,
         "graph": graph,
-        "kind": plan.facts.kind.value,
-        "torch": plan.facts.torch_version,
-        "digest": plan.digest,
-        "total_nodes": len(plan.facts),
         "device": None if plan.shown_times is None else plan.shown_times.device.name,
-        "forward_flops": found.forward_flops,
-        "forward_seconds": found.forward_seconds,
-        "undecided": plan.undecided,
-        "under": _scenario(found.under),
-        "without": _scenario(found.without),
-        "memory": memory_data(sides_of(found)),
+        "memory": _memory_data(found),
         "sources": [{"name": source.name, "lines": _lines(source)} for source in sources],
         "rules": _rules(plan, worth, sources, rows),
         "notes": _notes(found, sources),
-        "expectations": [asdict(outcome) for outcome in plan.expectations],
         "nodes": _nodes(found, rows),
     }
-
-
-def sides_of(found: Breakdown) -> list[tuple[str, Plan, Scenario]]:
-    """The two curves of a plan's page."""
-    return [("peak under the policy", found.plan, found.under), ("nothing recomputed", found.plan, found.without)]
-
-
-def _scenario(scenario: Scenario) -> dict[str, Any]:
-    time = None if scenario.time is None else asdict(scenario.time)
-    return {"amounts": asdict(scenario.amounts), "time": time, "peak": asdict(scenario.peak)}
 
 
 def _lines(source: Source) -> list[str]:
@@ -82,7 +59,6 @@ def _rules(plan: Plan, worth: Sequence[Worth], sources: Sequence[Source], rows: 
         rules.append(
             {
                 "text": outcome.rule.text,
-                "action": word(outcome.rule.action),
                 "source": outcome.rule.source,
                 "file": of_file.get(span.source, -1),
                 "line": span.line,
@@ -127,7 +103,6 @@ def _nodes(found: Breakdown, rows: Sequence[int]) -> dict[str, Any]:
         "flops": [facts.flops[row] for row in rows],
         "seconds": [] if plan.shown_times is None else [plan.shown_times.seconds[row] for row in rows],
         "uncounted": coded(facts.uncounted[row] if facts.uncounted else "" for row in rows),
-        "block": [plan.block_of[row] if plan.block_names else -1 for row in rows],
         "owner": [place.get(facts.owners[row], at) for at, row in enumerate(rows)],
         "fate": coded(found.fates[row] or "" for row in rows),
         "action": coded(word(decision.action) for decision in decisions),
@@ -144,13 +119,14 @@ def coded(values: Iterable[Hashable]) -> dict[str, Any]:
     return {"values": list(known), "codes": codes}
 
 
-def memory_data(sides: Sequence[tuple[str, Plan, Scenario]]) -> dict[str, Any]:
-    """Timelines over one axis: the operators in the order in which they run for the first time.
+def _memory_data(found: Breakdown) -> dict[str, Any]:
+    """Two timelines over one axis: the operators in the order in which they run for the first time.
 
-    Where values are computed again before an operator runs, its moment shows the most that was alive on the way. Of
-    plans that rewrite, nodes that only one of them has stand where they do in its order.
+    Where values are recomputed before an operator runs, its moment shows the most that was alive on the way. Nodes that
+    only one of the two has, as buckets, stand where they do in its order.
     """
-    orders = [_first_runs(plan, scenario) for _, plan, scenario in sides]
+    sides = (("peak under the policy", found.under), ("nothing recomputed", found.without))
+    orders = [_first_runs(found.plan, scenario) for _, scenario in sides]
     axis = _merged([[name for name, _, _ in order] for order in orders])
     halves: dict[str, int] = {}
     blocks: dict[str, str] = {}
@@ -163,9 +139,9 @@ def memory_data(sides: Sequence[tuple[str, Plan, Scenario]]) -> dict[str, Any]:
         "names": axis,
         "backward": [halves[name] for name in axis],
         "block": coded(blocks[name] for name in axis),
-        "resident": max(scenario.timeline.resident for _, _, scenario in sides),
+        "resident": max(scenario.timeline.resident for _, scenario in sides),
         "curves": [
-            {"name": name, "moments": _curve(scenario.timeline, scenario.facts, place)} for name, _, scenario in sides
+            {"name": name, "moments": _curve(scenario.timeline, scenario.facts, place)} for name, scenario in sides
         ],
     }
 
