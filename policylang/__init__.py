@@ -24,7 +24,7 @@ _PUBLIC = {
     "pass_": "policylang.api.compile",
     "profile_device": "policylang.api.profile_device",
     "recompilable": "policylang.backends.joint.recompilable_forward",
-    "CheckResult": "policylang.api.check",
+    "CheckResult": "policylang.report.diagnostics",
     "DeviceProfile": "policylang.language.devices.profile",
     "Diagnostic": "policylang.language.diagnostics",
     "Facts": "policylang.graph.facts",

@@ -45,23 +45,8 @@ def main() -> int:
                 print(f"{page.relative_to(ROOT)}: {shown.name}", flush=True)
                 if not options.check:
                     page.write_text(rewritten(page.read_text(encoding="utf-8"), shown, found), encoding="utf-8")
-    from tests.documents.outputs import order, tuning
-
-    for name, drawn in (("tuning.md", tuning), ("order.md", order)):
-        if not options.pages or any(page.name == name for page in options.pages):
-            changed += _draw(drawn.PICTURE, drawn.picture(), options.check)
     print(f"{changed} outputs {'differ' if options.check else 'written'}")
     return int(options.check and changed > 0)
-
-
-def _draw(picture: Path, drawn: str, only_check: bool) -> int:
-    """The picture of a page; 1 where it changes."""
-    if picture.is_file() and picture.read_text(encoding="utf-8") == drawn:
-        return 0
-    print(picture.relative_to(ROOT), flush=True)
-    if not only_check:
-        picture.write_text(drawn, encoding="utf-8")
-    return 1
 
 
 def trace_graphs(folder: Path) -> None:

@@ -9,70 +9,20 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from attrs import field, frozen
-
 from policylang.api.devices import DeviceLike, device_of
 from policylang.api.load import PolicyLike, operators_at_hand, operators_in
-from policylang.language.codes import is_error
-from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import policy_files
 from policylang.language.resolution.doubtful import SELDOM_IN_GRAPHS
 from policylang.language.resolution.loader import Loaded, load_policy, load_source
 from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.source import Source
 from policylang.language.syntax import Policy
+from policylang.report.diagnostics import CheckResult
 
 if TYPE_CHECKING:
     from policylang.api.planned_graphs import GraphLike, PathName
-    from policylang.planning.plan import ExpectationOutcome, Plan
-
-_CANNOT_BE_READ = {"APL103", "APL104", "APL152", "APL153", "APL355", "APL416", "APL515"}
-
-
-@frozen
-class CheckResult:
-    """The diagnostics of one or more policy files, file by file, each in the order of its text.
-
-    On snapshots: those of the snapshots first; of a file first what is wrong with its text, then, graph by graph, what
-    is wrong between it and the graph.
-    """
-
-    files: tuple[str, ...]
-    """The files that were checked, of a folder each one below it; a policy that was loaded already by its name."""
-    diagnostics: tuple[Diagnostic, ...]
-    """What is wrong, in the order that is said above."""
-    graphs: tuple[str, ...] = ()
-    """The snapshots that could be read."""
-    plans: tuple[Plan, ...] = field(default=(), repr=False)
-    """Of each file that can be read on each graph, file by file."""
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The device profiles that times were worked out from."""
-        return tuple(dict.fromkeys(plan.shown_times.device.name for plan in self.plans if plan.shown_times is not None))
-
-    @property
-    def expectations(self) -> tuple[tuple[str, ExpectationOutcome], ...]:
-        """Every expectation on every graph: the graph's name, and what came of it."""
-        names = [name for _ in range(len(self.plans) // max(len(self.graphs), 1)) for name in self.graphs]
-        return tuple(
-            (name, outcome) for name, plan in zip(names, self.plans, strict=True) for outcome in plan.expectations
-        )
-
-    @property
-    def errors(self) -> int:
-        """How many of the diagnostics are errors."""
-        return sum(map(is_error, self.diagnostics))
-
-    @property
-    def warnings(self) -> int:
-        """How many of them are warnings."""
-        return sum(diagnostic.severity is Severity.WARNING for diagnostic in self.diagnostics)
-
-    @property
-    def unreadable(self) -> bool:
-        """Whether one of the files itself could not be read; an include that is missing is an error of its file."""
-        return any(d.span is None and d.code in _CANNOT_BE_READ for d in self.diagnostics)
+    from policylang.planning.plan import Plan
 
 
 def check(
@@ -109,7 +59,8 @@ def check(
     if not given:
         operators = operators_at_hand()
         alone = [_loaded(each, operators) for each in sources]
-        return CheckResult(files, tuple(_once(found for each in alone for found in _of_any_graph(each, path))))
+        said = (found.found_in(file) for file, each in zip(files, alone, strict=True) for found in _found(each, path))
+        return CheckResult(files, tuple(_once(said)))
     from policylang.api.planned_graphs import (  # planning, which a check of the text can do without
         on_graph,
         read_graphs,
@@ -119,12 +70,13 @@ def check(
     operators = operators_at_hand(met=dict.fromkeys(name for facts in graphs.values() for name in operators_in(facts)))
     found = list(problems)  # a graph says itself what it holds
     plans: list[Plan] = []
-    for each in (_loaded(each, operators) for each in sources):
-        found.extend(said for said in each.diagnostics if not (graphs and said.code == SELDOM_IN_GRAPHS))
-        if each.policy is not None and graphs:
-            made, more = on_graph(each.policy, graphs, path, one_model=one_model, device=profile)
+    for file, loaded in ((_name(each), _loaded(each, operators)) for each in sources):
+        of_file = [said for said in loaded.diagnostics if not (graphs and said.code == SELDOM_IN_GRAPHS)]
+        if loaded.policy is not None and graphs:
+            made, more = on_graph(loaded.policy, graphs, path, one_model=one_model, device=profile)
             plans.extend(made)
-            found.extend(more)
+            of_file.extend(more)
+        found.extend(each.found_in(file) for each in of_file)
     return CheckResult(files, tuple(_once(found)), tuple(graphs), tuple(plans))
 
 
@@ -146,7 +98,7 @@ def _loaded(each: PolicyLike | Source, operators: OperatorTable) -> Loaded:
     return load_policy(each, operators=operators)
 
 
-def _of_any_graph(each: Loaded, path: PathName | None) -> Sequence[Diagnostic]:
+def _found(each: Loaded, path: PathName | None) -> Sequence[Diagnostic]:
     if path is None or each.policy is None:
         return each.diagnostics
     from policylang.api.planned_graphs import refused_of_any_graph  # planning, which a text alone can do without

@@ -48,7 +48,7 @@ def read_graphs(graphs: Sequence[GraphLike]) -> tuple[dict[str, Facts], tuple[Di
         try:
             found[os.fsdecode(graph)] = read_any(graph)
         except PolicyGraphError as error:
-            problems.extend(error.diagnostics)
+            problems.extend(each.found_in(os.fsdecode(graph)) for each in error.diagnostics)
     return found, tuple(problems)
 
 

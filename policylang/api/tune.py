@@ -21,7 +21,6 @@ from policylang.language.figures import figure
 from policylang.language.resources import devices_folder
 from policylang.planning.capabilities import PLANNED, Capabilities, capabilities_for
 from policylang.planning.liveness import saved_and_recomputed
-from policylang.report import tuning as _shown  # noqa: F401 - how a notebook shows what is found
 from policylang.simulation.missing_figures import lacking
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.tuning.evaluation import Evaluation

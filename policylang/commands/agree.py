@@ -32,7 +32,7 @@ from policylang.planning.capabilities import COMPARED
 
 if TYPE_CHECKING:
     from policylang.language.syntax import Policy
-    from policylang.testing.path_comparison.results import Agreement
+    from policylang.testing.agreement import Agreement
 
 NAME = "agree"
 SUMMARY = "run a model under a policy on every path, and compare"
@@ -75,8 +75,7 @@ def run(options: argparse.Namespace) -> Exit:
 def _agreement(policy: Policy, options: argparse.Namespace) -> Agreement:
     """Raises ``UsersCodeError`` for what the function or the plain model raises."""
     from policylang.commands.shared.users_code import users_code
-    from policylang.testing.path_comparison.agree import compare_paths
-    from policylang.testing.path_comparison.running import Setup, batch_of
+    from policylang.testing.path_runs import Setup, batch_of, compare_paths
 
     function = _function(options.model)
     with users_code():

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except SystemExit as stop:  # argparse has printed: usage errors are 2 already, --help and --version are 0
             code = int(stop.code or 0)
         else:
-            from policylang.report.width import fitted
+            from policylang.report.layout import fitted
 
             with fitted(text_width(getattr(options, "width", None))):
                 code = _ended(options)

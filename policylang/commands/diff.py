@@ -1,7 +1,5 @@
 """Compare two policies on a graph: the nodes whose decision changes, and what that costs and saves.
 
---html writes a page with both: memory over time, and the decisions that differ by line, module and block.
-
 Of policies that schedule, also the collectives that start or are awaited elsewhere, or travel with others.
 
 Exit code 0 says that the two decide alike, whatever their text is: "this refactor of the policy changes nothing". One
@@ -12,7 +10,7 @@ examples:
   policylang diff main.apl mine.apl --graph llama3_8b.graph
   git show main:mine.apl | policylang diff - mine.apl --graph llama3_8b.graph --output-format markdown
   policylang diff main.apl mine.apl --graph llama3_8b.graph --device h100-sxm
-  policylang diff llama3_sac mine.apl --graph llama3_8b.graph --path eager --html diff.html
+  policylang diff llama3_sac mine.apl --graph llama3_8b.graph --path eager
 
 exit codes: 0 nothing changes, 1 a decision or the order of collectives does, or a policy has errors, 2 a file that
 cannot be read
@@ -21,13 +19,13 @@ cannot be read
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit
 from policylang.commands.shared.inputs import (
     add_device,
     add_form,
+    add_gone_page,
     add_graph,
     add_import,
     add_path,
@@ -40,7 +38,6 @@ from policylang.commands.shared.inputs import (
 )
 from policylang.commands.shared.output import say, tell
 from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
-from policylang.commands.shared.written_files import write_output
 from policylang.language.figures import counted
 
 if TYPE_CHECKING:
@@ -63,7 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_project(parser)
     add_import(parser)
     add_form(parser, "markdown", "json", help="markdown is meant for a comment on a review (default: text)")
-    parser.add_argument("--html", metavar="OUT.html", help="write both policies as a page, one over the other")
+    add_gone_page(parser, "`policylang plan --html` writes a page of each policy")
 
 
 def run(options: argparse.Namespace) -> Exit:
@@ -83,8 +80,6 @@ def run(options: argparse.Namespace) -> Exit:
     found = compare(*plans)
     renderers = {"text": comparison_text, "markdown": comparison_markdown, "json": comparison_json}
     say(renderers[options.output_format](found), options.output_format)
-    if options.html:
-        _write_page(plans, options.graph, options.html)
     return Exit.CLEAN if found.same else Exit.DIAGNOSTICS
 
 
@@ -99,14 +94,6 @@ def _plans(policies: Sequence[Policy], facts: Facts, options: argparse.Namespace
             for made, policy in zip(plans, policies, strict=True)
         ]
     return plans
-
-
-def _write_page(plans: Sequence[Plan], graph: str, out: str) -> None:
-    from policylang.planning.inspection.breakdown import breakdown
-    from policylang.report.plan.comparison_page import comparison_page
-
-    old, new = map(breakdown, plans)
-    write_output(comparison_page(old, new, Path(graph).name), out)
 
 
 def _warn(name: str, errors: int) -> None:

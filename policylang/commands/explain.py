@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from policylang.language.meanings.dictionary import Meaning
     from policylang.language.source import Span
     from policylang.planning.plan import Plan
-    from policylang.report.asked_about import Explained
+    from policylang.report.explain import Explained
 
 
 _CODE_LIKE = re.compile(r"APL\d*$", re.IGNORECASE)
@@ -125,7 +125,7 @@ def _on_graph(options: argparse.Namespace) -> None:
 
 
 def _of_node(plan: Plan, asked: str) -> Sequence[Explained]:
-    from policylang.report.asked_about import NothingToExplain, explain_named
+    from policylang.report.explain import NothingToExplain, explain_named
 
     try:
         return explain_named(plan, asked)
@@ -136,7 +136,7 @@ def _of_node(plan: Plan, asked: str) -> Sequence[Explained]:
 def _of_line(plan: Plan, policy: str, text: str, path: str | None) -> Explained:
     """Of a rule, or of a line that schedules."""
     from policylang.planning.capabilities import capabilities_for
-    from policylang.report.asked_about import explain_statement, explained_statements
+    from policylang.report.explain import explain_statement, explained_statements
 
     rules, lines = explained_statements(plan)
     spans = [*lines, *rules]
@@ -185,7 +185,7 @@ def _codes_data() -> dict[str, Any]:
 
 
 def _subject_data(subject: str) -> dict[str, Any]:
-    from policylang.report.word_meanings import meanings_data
+    from policylang.report.explain import meanings_data
 
     word, found = _meanings(subject)
     return {"version": _VERSION, **meanings_data(word, found)} if found else _code_data(subject)
@@ -193,14 +193,14 @@ def _subject_data(subject: str) -> dict[str, Any]:
 
 def _subject(subject: str) -> str:
     """Of a word all that it means, else the long form of a code."""
-    from policylang.report.word_meanings import meanings_text
+    from policylang.report.explain import meanings_text
 
     return meanings_text(*_meanings(subject)) or _code(subject)
 
 
 def _meanings(subject: str) -> tuple[str, Sequence[Meaning]]:
     from policylang.language.meanings.dictionary import senses
-    from policylang.report.word_meanings import of_group
+    from policylang.report.explain import of_group
 
     word = " ".join(subject.split())
     return word, (*senses(word), *of_group(word))
@@ -215,7 +215,7 @@ def _code_data(code: str) -> dict[str, Any]:
 def _code(code: str) -> str:
     from textwrap import fill, indent
 
-    from policylang.report.width import columns
+    from policylang.report.layout import columns
 
     entry = _entry(code)
     examples = (("Wrong", entry.wrong), ("Right", entry.mended))

@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Exit:
     from policylang.api.library import bundled_policies
     from policylang.commands.shared.output import say
-    from policylang.report.width import table
+    from policylang.report.layout import table
 
     found = bundled_policies()
     if options.output_format == "json":

@@ -4,7 +4,8 @@ line said so, the memory over the step, and what each rule is worth.
 The graph is a snapshot (see `policylang snapshot`), a recorded graph or a graph as text; no model, no GPU and, unless
 --import is given, no torch are needed. --summary prints the totals and the expectations alone. --html writes one page
 that needs nothing else: memory over time, the blocks, every value beside the text of the policy. --device says times
-too: what recomputation takes on a device, and what the step takes.
+too: what recomputation takes on a device, and what the step takes; --trace then writes the step over time, for
+https://ui.perfetto.dev.
 
 Of a policy that says in which order collectives run (bucket, prefetch, delay, overlap, keep order), also what that
 comes to: what each line moves, and what of the communication stays exposed. The JSON has the full order.
@@ -13,7 +14,7 @@ examples:
 
   policylang plan llama3_sac --graph llama3_8b.graph --summary
   policylang plan mine.apl --graph llama3_8b.graph --html plan.html
-  policylang plan mine.apl --graph llama3_8b.graph --device h100-sxm
+  policylang plan mine.apl --graph llama3_8b.graph --device h100-sxm --trace step.json
   policylang plan mine.apl --graph llama3_8b.graph --path eager --output-format json
   echo 'save attention in block' | policylang plan - --graph llama3_8b.graph
 
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from policylang.commands.shared.exit import Exit
+from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import (
     add_device,
     add_form,
@@ -38,6 +39,7 @@ from policylang.commands.shared.inputs import (
     add_import,
     add_path,
     check_policies,
+    print_findings,
     read_profile,
 )
 from policylang.commands.shared.output import say
@@ -47,9 +49,9 @@ from policylang.commands.shared.written_files import write_output
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from policylang.language.diagnostics import Diagnostic
     from policylang.planning.inspection.breakdown import Breakdown
     from policylang.planning.inspection.marginal_cost import Worth
+    from policylang.report.diagnostics import CheckResult
 
 NAME = "plan"
 SUMMARY = "show what a policy saves and recomputes on a graph"
@@ -67,6 +69,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_form(parser, "json", help="how to print the plan (default: text)")
     parser.add_argument("--summary", action="store_true", help="print the totals and the expectations, and no more")
     parser.add_argument("--html", metavar="OUT.html", help="write the plan as a page as well")
+    parser.add_argument(
+        "--trace",
+        metavar="OUT.json",
+        help="write the step over time as well, as a Chrome trace: what computes, communicates and is alive",
+    )
 
 
 def run(options: argparse.Namespace) -> Exit:
@@ -75,8 +82,8 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.planning.inspection.breakdown import breakdown
     from policylang.planning.inspection.line_worth import worth_of_edits
     from policylang.report.diagnostics import render_text
-    from policylang.report.plan.as_json import plan_json
-    from policylang.report.plan.as_text import plan_text
+    from policylang.report.plan_json import plan_json
+    from policylang.report.plan_text import plan_text
 
     taken = take_settings(options, "graph", "path", "device")
     need_graph(options)
@@ -85,7 +92,7 @@ def run(options: argparse.Namespace) -> Exit:
     result = check_policies([options.policy], graph=options.graph, path=options.path, device=device)
     result = evolve(result, diagnostics=taken.placed(result.diagnostics))
     if len(result.plans) != 1:
-        return _refused(result.diagnostics, options.output_format, unreadable=result.unreadable)
+        return _refused(result, options.output_format)
     (made,) = result.plans
     found = breakdown(made)
     whole = options.html or not options.summary
@@ -100,16 +107,18 @@ def run(options: argparse.Namespace) -> Exit:
         say(plan_text(found, worth, edits, summary=options.summary))
     if options.html:
         _write_page(found, worth, options.graph, options.html)
+    if options.trace:
+        _write_trace(found, options.trace)
     return Exit.DIAGNOSTICS if any(map(is_error, result.diagnostics)) else Exit.CLEAN
 
 
-def _refused(diagnostics: Sequence[Diagnostic], output_format: str, *, unreadable: bool) -> Exit:
+def _refused(result: CheckResult, form: str) -> Exit:
     from policylang.language.codes import diagnose
-    from policylang.report.diagnostics import RENDERERS
 
-    found = diagnostics or (diagnose("APL104", "a plan is made of one policy", help="name one .apl file"),)
-    say(RENDERERS[output_format](found), output_format)
-    return Exit.USAGE if unreadable or not diagnostics else Exit.DIAGNOSTICS
+    if not result.diagnostics:
+        problem = diagnose("APL104", "a plan is made of one policy", help="name one .apl file")
+        result = evolve(result, diagnostics=(problem,))
+    return print_findings(result, form, failed=True)
 
 
 def _worth(found: Breakdown, path: str | None) -> tuple[Worth, ...]:
@@ -144,6 +153,16 @@ def _weighed(found: Breakdown, path: str | None) -> Breakdown:
 
 
 def _write_page(found: Breakdown, worth: Sequence[Worth], graph: str, out: str) -> None:
-    from policylang.report.plan.html import plan_page
+    from policylang.report.plan_page import plan_page
 
     write_output(plan_page(found, worth, Path(graph).name), out)
+
+
+def _write_trace(found: Breakdown, out: str) -> None:
+    from policylang.report.plan_json import chrome_trace
+
+    if found.plan.shown_times is None:
+        raise UsageError("a trace has times, and no device is given", "name one with `--device`, such as h100-sxm")
+    if found.plan.checkpoints is not None:
+        raise UsageError("a model in eager does not run in the order of its graph", "trace it for another `--path`")
+    write_output(chrome_trace(found), out)

@@ -8,7 +8,7 @@ second runs. What comes out is a policy as a person writes it, with a comment th
 on either side of it, and an expectation that holds it to the budget.
 
 Without -o the policy is printed, and what it comes to goes to the standard error. --table prints the whole trade-off, a
-row a policy; a budget is not needed for it. --html draws it.
+row a policy; a budget is not needed for it.
 
 examples:
 
@@ -16,7 +16,7 @@ examples:
   policylang tune --graph llama3_8b.graph --peak "70 GiB" --device h100-sxm --optimizer adamw --reserve 5%
   policylang tune --graph llama3_8b.graph --saved "6 GiB" --device a100-sxm-80gb
   policylang tune --graph llama3_8b.graph --recompute-time 5% --device cluster.toml
-  policylang tune --graph llama3_8b.graph --device h100-sxm --table --html trade_off.html
+  policylang tune --graph llama3_8b.graph --device h100-sxm --table
 
 exit codes: 0 tuned, 1 no policy meets the budget, or the graph or the profile does not do (no file is written then), 2
 a budget that is none, or a file that cannot be read or written
@@ -35,6 +35,7 @@ from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import (
     add_device,
     add_form,
+    add_gone_page,
     add_graph,
     add_import,
     add_path,
@@ -81,7 +82,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--offload", action="store_true", help="let values be copied to the host as well")
     parser.add_argument("--table", action="store_true", help="print the whole trade-off, a row a policy")
-    parser.add_argument("--html", metavar="OUT.html", help="draw the trade-off as a page")
+    add_gone_page(parser, "`--table` prints the trade-off, and `--output-format json` has all figures")
     add_path(parser)
     add_project(parser)
     add_import(parser)
@@ -106,8 +107,6 @@ def run(options: argparse.Namespace) -> Exit:
         return Exit.DIAGNOSTICS
     if options.output:
         write_output(found.text, options.output)
-    if options.html:
-        _write_page(found, facts, device, options)
     _print(found, options, chosen=budget is not None)
     return Exit.CLEAN
 
@@ -138,7 +137,7 @@ def _asked(
     for each in (budget, optimizer, reserve):
         if isinstance(each, Diagnostic):
             return each
-    if budget is None and not (options.table or options.html):
+    if budget is None and not options.table:
         return no_budget(device)
     assert not isinstance(budget, Diagnostic)
     assert not isinstance(optimizer, Diagnostic)
@@ -165,7 +164,7 @@ def _tuned(
             optimizer=options.optimizer or "",
             offload=options.offload,
             path=options.path,
-            table=options.table or options.html is not None,
+            table=options.table,
             progress=progress,
         )
     if isinstance(found, Diagnostic):
@@ -183,21 +182,9 @@ def _print_refused(diagnostic: Diagnostic, form: str) -> None:
         refuse((diagnostic,))
 
 
-def _write_page(found: TunedPolicy, facts: Facts, device: DeviceProfile, options: argparse.Namespace) -> None:
-    from policylang.planning.capabilities import capabilities_for
-    from policylang.report.tuning.page import trade_off_page
-    from policylang.tuning.outcome.bundled import bundled_candidates
-
-    with _progress() as progress:
-        known = bundled_candidates(facts, device, capabilities_for(facts.kind, options.path), progress)
-    write_output(trade_off_page(found, known), options.html)
-
-
 def _print(found: TunedPolicy, options: argparse.Namespace, *, chosen: bool) -> None:
     """The policy, or what stands in its place, on the standard output; the rest beside it."""
-    from policylang.report.tuning.account import account_text
-    from policylang.report.tuning.as_json import tuned_json
-    from policylang.report.tuning.rows import trade_off_text
+    from policylang.report.trade_off import account_text, trade_off_text, tuned_json
 
     if found.notes and options.output_format != "json":
         refuse(found.notes)

@@ -88,6 +88,17 @@ class Diagnostic:
     """In the file that was loaded, the include that brings the line of an included file."""
     mends: tuple[Mend, ...] = ()
     """What the help says to write, where it is known which text goes where; the likeliest first. Each by itself."""
+    about: str = ""
+    """The file or graph that it is about, where there is no span."""
+
+    @property
+    def file(self) -> str:
+        """The file that it is about, or the graph; empty only for what was found in neither."""
+        return self.about if self.span is None else self.span.source.name
+
+    def found_in(self, name: str) -> Diagnostic:
+        """The same with the file or graph that was read, where neither a span nor anybody else has said it."""
+        return self if self.span is not None or self.about else evolve(self, about=name)
 
     def moved_to(self, span: Span) -> Diagnostic:
         """The same about the same text in another place."""

@@ -23,12 +23,6 @@ def as_text(value: object) -> str:
 
 
 @singledispatch
-def as_html(value: object) -> str:
-    """A value as a cell of a notebook shows it. Raises ``TypeError`` where nothing renders it."""
-    raise TypeError(f"nothing renders a {type(value).__qualname__} as HTML")
-
-
-@singledispatch
 def as_page(value: object) -> str:
     """A value as an HTML page of its own. Raises ``TypeError`` where nothing renders it."""
     raise TypeError(f"nothing renders a {type(value).__qualname__} as a page")

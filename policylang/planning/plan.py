@@ -11,7 +11,7 @@ from attrs import field, frozen
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.shown import as_html, as_text
+from policylang.language.shown import as_text
 from policylang.language.syntax import Policy, Rule
 from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.graph_edit import Edits
@@ -84,9 +84,6 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<policylang.Plan: {self}>"
-
-    def _repr_html_(self) -> str:
-        return as_html(self)
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -13,8 +13,7 @@ from policylang.graph.facts import Facts
 from policylang.language.figures import UNCOUNTED_UNKNOWN, counted, figure, folded_names, shortened, uncounted_text
 from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
 from policylang.planning.inspection.overview import PHASES, GraphOverview, Totals, entries
-from policylang.report.device_times import exposed_text, seconds_text, times_text
-from policylang.report.width import table
+from policylang.report.layout import exposed_text, seconds_text, table, times_text
 from policylang.simulation.node_times import NodeTimes
 
 VERSION = 1

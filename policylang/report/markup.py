@@ -14,13 +14,13 @@ class Markup(str):
     __slots__ = ()
 
 
-def element(name: str, *children: str, **attributes: object) -> Markup:
+def element(tag: str, /, *children: str, **attributes: object) -> Markup:
     """``class_`` is ``class``, other underscores are hyphens; an attribute that is True has no value, one that is None
     or False is left out."""
     said = "".join(_attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
-    if name in _VOID:
-        return Markup(f"<{name}{said}/>")
-    return Markup(f"<{name}{said}>{joined(*children)}</{name}>")
+    if tag in _VOID:
+        return Markup(f"<{tag}{said}/>")
+    return Markup(f"<{tag}{said}>{joined(*children)}</{tag}>")
 
 
 def joined(*children: str) -> Markup:

@@ -11,10 +11,8 @@ from policylang.language.figures import Measured, counted, figure, joined, liste
 from policylang.planning.inspection.compare import Change, Decider, Figures, PlanComparison, folded
 from policylang.planning.inspection.order_changes import OrderChanges
 from policylang.planning.inspection.time_prices import same_time
-from policylang.report.device_times import device_text
-from policylang.report.expectations import compared_rows, compared_table
-from policylang.report.markdown import code, words
-from policylang.report.width import table
+from policylang.report.diagnostics import compared_rows, compared_table
+from policylang.report.layout import code, device_text, table, words
 
 _MOST_NAMES = 6
 _LONGEST_RULE = 72

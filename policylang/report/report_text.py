@@ -1,22 +1,190 @@
-"""A report as text: one line a rule, then totals, rewrites, expectations and the audit."""
+"""A report as text: one line a rule, then totals, rewrites, the order, expectations and the audit."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from policylang.audit.summary.order_account import OrderAccount, ScheduledLine
 from policylang.audit.summary.report import (
     NO_GRADIENTS,
     CodeOrderReport,
+    ExpectationReport,
     Report,
     RewriteReport,
     RuleReport,
     ValuesReport,
 )
-from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
-from policylang.report.alike import expectation_lines, graph_rows
-from policylang.report.device_times import seconds_text
-from policylang.report.order.report_lines import order_lines
-from policylang.report.width import table
+from policylang.language.figures import (
+    Measured,
+    counted,
+    figure,
+    file_name,
+    folded_names,
+    listed,
+    shortened,
+    uncounted_text,
+)
+from policylang.planning.plan import Plan
+from policylang.report.layout import seconds_text, table
+
+_IN_BLOCK = re.compile(r" in block \d+$")
+_WORST_FIRST = ("failed", "deferred", "held")
+
+
+def graph_rows(graphs: Sequence[Report]) -> list[tuple[str, ...]]:
+    """The rows of a table, head first: a row for all graphs in which the same happens, with the figures of one and the
+    sums of all."""
+    named = all(graph.label for graph in graphs)
+    first, blocks = ("block", []) if named else ("graph", ["blocks"])
+    together = _alike(graphs)
+    if len(together) == len(graphs):
+        head = (first, "forward values", *blocks, "saved", "recomputed", "")
+        return [
+            head,
+            *((_name(graph, at), *_graph_figures(graph, blocks), _cached(graph)) for at, graph in enumerate(graphs)),
+        ]
+    rows: list[tuple[str, ...]] = [
+        (first, "times", "forward values", *blocks, "saved", "recomputed", "all saved", "all recomputed", "")
+    ]
+    for numbers in together:
+        same = [graphs[number] for number in numbers]
+        label = folded_names([_name(graph, number) for graph, number in zip(same, numbers, strict=True)])
+        sums = (_sum([graph.saved for graph in same]), _sum([graph.recomputed for graph in same]))
+        rows.append((label, str(len(same)), *_graph_figures(same[0], blocks), *sums, _cached(same[0])))
+    return rows
+
+
+def _alike(graphs: Sequence[Report]) -> list[list[int]]:
+    """The numbers of the graphs that are alike in every decision and figure, in the order of the first of each."""
+    found: dict[object, list[int]] = {}
+    for number, graph in enumerate(graphs):
+        key = (
+            graph.policy,
+            (graph.forward_nodes, graph.blocks, graph.forward_flops, graph.undecided, graph.from_cache, graph.half),
+            graph.rules,
+            tuple(graph.decisions.items()),
+            tuple(_amounts(each) for each in (graph.saved, graph.recomputed, graph.offloaded)),
+            graph.audit is None or graph.audit.agrees,
+        )
+        found.setdefault(key, []).append(number)
+    return list(found.values())
+
+
+def _amounts(values: ValuesReport | None) -> object:
+    return None if values is None else (values.names, values.bytes, values.flops)
+
+
+def _name(graph: Report, number: int) -> str:
+    return graph.label or str(number)
+
+
+def _graph_figures(graph: Report, blocks: Sequence[str]) -> tuple[str, ...]:
+    amounts = (figure(values.bytes, "bytes") if values else "" for values in (graph.saved, graph.recomputed))
+    return f"{graph.forward_nodes:,}", *(f"{graph.blocks:,}" for _ in blocks), *amounts
+
+
+def _sum(values: Sequence[ValuesReport | None]) -> str:
+    there = [each.bytes for each in values if each is not None]
+    return figure(sum(there), "bytes") if there else ""
+
+
+def _cached(graph: Report) -> str:
+    return "from the compile cache" if graph.from_cache else ""
+
+
+def expectation_lines(report: Report) -> Iterator[str]:
+    """Each expectation once, in the order of the policy: what all graphs found, or the worst of it and where."""
+    graphs = report.graphs or (report,)
+    asked: dict[tuple[str, str], list[tuple[ExpectationReport, str]]] = {}
+    for number, graph in enumerate(graphs):
+        for each in graph.expectations:
+            asked.setdefault((each.source, each.text), []).append((each, _name(graph, number)))
+    for answers in asked.values():
+        yield _answer(answers, "block" if all(graph.label for graph in graphs) else "graph")
+
+
+def _answer(answers: Sequence[tuple[ExpectationReport, str]], noun: str) -> str:
+    worst = min(answers, key=lambda answer: (_WORST_FIRST.index(answer[0].status), _margin(answer[0])))[0]
+    text = f"{worst.text.removeprefix('expect ')}: {worst.status}, {worst.found}"
+    if len({(each.status, each.found) for each, _ in answers}) == 1:
+        return text
+    if len({(each.status, each.margin) for each, _ in answers}) == 1 and worst.margin is not None:
+        return f"{_IN_BLOCK.sub('', text)} in each of {counted(len(answers), noun)}"
+    same = [where for each, where in answers if each.status == worst.status]
+    if len(same) == len(answers):
+        return f"{text}, the worst of {counted(len(answers), noun)}"
+    places = folded_names(same)
+    return f"{text}; {worst.status} in {len(same)} of {counted(len(answers), noun)}: {places}"
+
+
+def _margin(expectation: ExpectationReport) -> float:
+    return float("inf") if expectation.margin is None else expectation.margin
+
+
+_MOST_NAMES = 2
+_MOST_ORDER_REASONS = 3
+
+
+def order_lines(report: Report) -> list[str]:
+    """Of the whole step what it comes to and each line; of the halves that it was cut into what they come to. What
+    several graphs have alike is said once."""
+    told = {rewrite.source for rewrite in report.rewrites}
+    found = Counter(line for account in report.orders for line in _lines(account, told))
+    return [f"{line}, in {counted(count, 'graph')} each" if count > 1 else line for line, count in found.items()]
+
+
+def _lines(account: OrderAccount, told: Collection[str]) -> Iterator[str]:
+    where = f"{account.half}: " if account.half else ""
+    yield where + totals_line(account)
+    if account.half:
+        return
+    for line in account.lines:
+        if line.source not in told:  # a bucket line is among the rewrites, with its proofs
+            yield f"{file_name(line.source)} {line.text}: {_order_what(line)}"
+            yield from _left(line.left)
+    if account.barriers:
+        yield barriers_text(account.barriers)
+
+
+def totals_line(account: OrderAccount) -> str:
+    """``exposed 365.6 ms -> 42.4 ms of 1.2 s, 291 -> 66 collectives, peak 32.2 GiB -> 32.9 GiB``."""
+    before, after = account.traced, account.planned
+    said = []
+    if after.exposed is not None and before.exposed is not None and after.step is not None:
+        least = f" (no order less than {figure(account.bound, 'seconds')})" if account.bound else ""
+        exposed = _change(before.exposed, after.exposed, "seconds")
+        said.append(f"exposed {exposed} of {figure(after.step, 'seconds')}{least}")
+    said.append(f"{_change(before.collectives, after.collectives, 'number')} collectives")
+    said.append(f"peak {_change(before.peak, after.peak, 'bytes')}")
+    said.append(f"at most {figure(after.in_flight, 'bytes')} in flight")
+    return ", ".join(said)
+
+
+def _change(before: float, after: float, dimension: Measured) -> str:
+    old, new = (figure(each, dimension) for each in (before, after))
+    return new if old == new else f"{old} -> {new}"
+
+
+def _order_what(line: ScheduledLine) -> str:
+    joined = f"joined into {line.buckets:,}" if line.buckets else "moved"
+    return f"{counted(line.matched, 'collective')}, {line.moved:,} {joined}"
+
+
+def _left(left: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    reasons = sorted(left.items(), key=lambda each: -len(each[1]))
+    for reason, names in reasons[:_MOST_ORDER_REASONS]:
+        yield f"  left: {listed(names, _MOST_NAMES)}: {reason}"
+    if rest := reasons[_MOST_ORDER_REASONS:]:
+        yield f"  left: {sum(len(names) for _, names in rest):,} more, for {len(rest)} other reasons"
+
+
+def barriers_text(barriers: Mapping[str, int]) -> str:
+    """Unknown operators, each once."""
+    calls = [f"{name} ×{count}" if count > 1 else name for name, count in barriers.items()]
+    return f"nothing is moved across operators that nobody knows: {', '.join(calls)}"
+
 
 _HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")
 _LABEL = 12
@@ -53,7 +221,7 @@ def _rule_table(report: Report) -> str:
         kept = bytes_text(report.undecided_saved_bytes)
         count = f"{report.undecided:,}"
         rows.append(("", f"undecided -> {report.undecided_fate}", count, count, kept, ""))
-    if timed(report):
+    if _timed(report):
         times = ["time", *(seconds_text(rule.recomputed_seconds) for rule in report.rules), ""]
         rows = [(*row, words) for row, words in zip(rows, times, strict=False)]
     if report.offloaded:
@@ -164,7 +332,17 @@ def _share(report: Report) -> str:
     return f", {report.recomputed.flops / report.forward_flops:.0%} of the forward"
 
 
-def timed(report: Report) -> bool:
+def plan_line(plan: Plan) -> str:
+    """``policy llama3_sac on a joint graph of 1,204 nodes: 675 forward values, 8 blocks``."""
+    values = sum(decision is not None for decision in plan.decisions)
+    nodes = counted(len(plan.facts), "node")
+    found = [counted(values, "forward value"), counted(len(plan.block_names), "block")]
+    if plan.diagnostics:
+        found.append(counted(len(plan.diagnostics), "diagnostic"))
+    return f"policy {plan.policy.name} on a {plan.facts.kind.value} graph of {nodes}: {', '.join(found)}"
+
+
+def _timed(report: Report) -> bool:
     """Whether there is a time to print of what is recomputed."""
     return report.recomputed is not None and report.recomputed.seconds is not None
 

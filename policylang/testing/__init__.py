@@ -11,12 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from policylang.testing.path_comparison.agree import agree
-    from policylang.testing.path_comparison.results import Agreement
+    from policylang.testing.agreement import Agreement
+    from policylang.testing.path_runs import agree
 
 _PUBLIC = {
-    "Agreement": "policylang.testing.path_comparison.results",
-    "agree": "policylang.testing.path_comparison.agree",
+    "Agreement": "policylang.testing.agreement",
+    "agree": "policylang.testing.path_runs",
 }
 
 __all__ = ["Agreement", "agree"]

@@ -55,7 +55,7 @@ def _rules(paths: Iterable[str]) -> Iterable[_Line | Diagnostic]:
         file, shown = find_policy(name)
         source = read_source(Path(file), shown)
         if isinstance(source, Diagnostic):
-            yield source
+            yield source.found_in(shown)
             continue
         parsed, problems = parse_file(source)
         yield from problems

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from attrs import define, evolve, field, frozen
 
-from policylang.api.check import CheckResult
 from policylang.graph.facts import Facts
 from policylang.language.codes import CODES, diagnose
 from policylang.language.diagnostics import Diagnostic
@@ -16,6 +15,7 @@ from policylang.language.files import SUFFIX as POLICIES
 from policylang.language.files import policy_files, read_source
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.source import Source
+from policylang.report.diagnostics import CheckResult
 from policylang.testing.cases import run_case
 from policylang.testing.coverage import Coverage
 from policylang.testing.fences import Fence, fences
@@ -54,17 +54,17 @@ def run_files(paths: Sequence[str], cover: Sequence[str] = ()) -> TestResult:
     policies = claims = 0
     for name in files:
         if os.path.isdir(name):
-            found.append(_no_tests_in(name))
+            found.append(_no_tests_in(name).found_in(name))
             continue
         source = read_source(Path(name), name)
         if isinstance(source, Diagnostic):
-            found.append(source)
+            found.append(source.found_in(name))
             continue
         run = _File(source, Graphs(Path(name).parent, snapshots=snapshots), coverage)
-        found.extend(run.run())
+        found.extend(each.found_in(name) for each in run.run())
         policies, claims = policies + run.policies, claims + run.claims
     rules, uncovered = coverage.of(cover)
-    return TestResult(len(files), policies, claims, CheckResult((), (*found, *uncovered)), rules)
+    return TestResult(len(files), policies, claims, CheckResult(tuple(files), (*found, *uncovered)), rules)
 
 
 def files_of(path: str) -> list[str]:

@@ -188,10 +188,13 @@ REPORTED = {f"planning/inspection/{name}.py" for name in ("__init__", "communica
 
 
 def test_what_does_not_act_is_not() -> None:
-    for room in ("commands", "testing", "report/plan", "planning/inspection", "tuning", "profiling"):
+    for room in ("commands", "testing", "planning/inspection", "tuning", "profiling"):
         assert [name for name in ALL if name.startswith(f"{room}/")]
         assert not [name for name in KEY - REPORTED if name.startswith(f"{room}/")]
-    others = {"__main__.py", "report/plan_comparison.py", "report/explanation.py"}
+    others = {
+        "__main__.py",
+        *(f"report/{name}.py" for name in ("explain", "plan_comparison", "plan_page", "plan_text")),
+    }
     assert others <= ALL
     assert not KEY & others
 

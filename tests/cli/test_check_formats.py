@@ -10,17 +10,19 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
 
+import policylang
 from policylang.commands.cli import main
 from policylang.graph.files.snapshot import write
 from policylang.language.resolution.operator_names import OperatorTable
 from tests.support.textgraph import facts_of
 
 GOLDEN = Path(__file__).parent / "golden"
-FORMATS = {"text": "txt", "concise": "txt", "json": "json", "github": "txt", "sarif": "json"}
+FORMATS = {"text": "txt", "concise": "txt", "json": "json", "github": "txt", "sarif": "json", "junit": "xml"}
 CASES = {
     "syntax": "policy p\nsave mm or\nrecompute every 2nd mm per blok\n",
     "name": "let big = mm\nlet big = bmm\nsave big, atention in block\n",
@@ -49,7 +51,7 @@ def printed(case: str, form: str, folder: Path) -> str:
     write(facts_of(GRAPH), folder / "small.graph")
     graph = ["--graph", "small.graph"] if case == "graph" else []
     out = StringIO()
-    version = mock.patch("policylang.report.diagnostics.sarif.installed_version", return_value="1.2.3")
+    version = mock.patch("policylang.report.diagnostics.installed_version", return_value="1.2.3")
     # a torch that is loaded has more names to suggest
     operators = mock.patch("policylang.api.check.operators_at_hand", OperatorTable.bundled)
     with chdir(folder), redirect_stdout(out), version, operators:
@@ -190,6 +192,38 @@ def test_a_clean_policy_is_an_empty_log(tmp_path: Path) -> None:
     log = json.loads(out.getvalue())
     jsonschema.validate(log, SARIF)
     assert log["runs"][0]["results"] == []
+
+
+def test_junit_has_a_case_for_each_file_and_passes_where_nothing_is_found(tmp_path: Path) -> None:
+    files = {"good.apl": "save mm\n", "bad.apl": "save (mm\n", "part.apl": "save <&mm\n"}
+    files["with.apl"] = 'include "part.apl"\nsave mm\n'
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    asked = ["good.apl", "bad.apl", "gone.apl", "with.apl", "llama3_sac"]
+    out = StringIO()
+    with chdir(tmp_path), redirect_stdout(out):
+        assert main(["check", *asked, "--output-format", "junit"]) == 2
+    suites = ElementTree.fromstring(out.getvalue())
+    cases = {each.get("name"): each for each in suites.iter("testcase")}
+    assert list(cases) == [*asked, "part.apl"]
+    failed = {name for name, each in cases.items() if each.find("failure") is not None}
+    assert failed == {"bad.apl", "gone.apl", "part.apl"}
+    assert (suites.get("tests"), suites.get("failures")) == ("6", "3")
+    found = cases["gone.apl"].find("failure")
+    assert found is not None
+    assert (found.get("type"), found.get("message")) == ("APL103", "there is no policy file `gone.apl`")
+    assert "error[APL103]" in (found.text or "")
+
+
+def test_every_finding_of_a_check_says_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.apl").write_text("save bmm\n")
+    (tmp_path / "broken.graph").write_bytes(b"no graph")
+    with chdir(tmp_path):
+        write(facts_of(GRAPH), "small.graph")
+        on_graph = policylang.check("mine.apl", "gone.apl", graph=["broken.graph", "small.graph"])
+        alone = policylang.check("mine.apl", "gone.apl", ".", path="eager")
+    assert {each.file for each in on_graph.diagnostics} == {"broken.graph", "mine.apl", "gone.apl"}
+    assert [each.file for each in alone.diagnostics] == ["gone.apl"]
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ expect saved <= 1 B
 """
 GRAPH = ("--graph", "hostile.graph")
 TUNE = ("tune", *GRAPH, "--device", "h100-sxm")
-FINDINGS = ("text", "concise", "json", "github", "sarif")
+FINDINGS = ("text", "concise", "json", "github", "sarif", "junit")
 RUNS = {
     **{f"check {form}": ("check", "mine.apl", *GRAPH, "--output-format", form) for form in FINDINGS},
     **{f"test {form}": ("test", "a.md", "--output-format", form) for form in FINDINGS},
@@ -37,16 +37,17 @@ RUNS = {
     "show nodes": ("show", "hostile.graph", "--operator", "*", "--module", "*", "--device", "h100-sxm"),
     "show nothing": ("show", "hostile.graph", "--operator", "madd", "--module", "layers.9.atention"),
     "plan text": ("plan", "llama3_sac", *GRAPH, "--html", "out.html"),
+    "plan trace": ("plan", "llama3_sac", *GRAPH, "--trace", "out.json", "--device", "h100-sxm"),
     "plan json": ("plan", "llama3_sac", *GRAPH, "--output-format", "json", "--device", "h100-sxm"),
     "plan mine": ("plan", "mine.apl", *GRAPH),
     "explain node": ("explain", "llama3_sac", *GRAPH, "--node", "*mm*"),
     "explain none": ("explain", "llama3_sac", *GRAPH, "--node", "nm"),
     "explain rule": ("explain", "mine.apl", *GRAPH, "--rule", "3"),
     "explain json": ("explain", "mine.apl", *GRAPH, "--rule", "3", "--output-format", "json"),
-    "diff text": ("diff", "llama3_sac", "other.apl", *GRAPH, "--html", "out.html", "--device", "h100-sxm"),
+    "diff text": ("diff", "llama3_sac", "other.apl", *GRAPH, "--device", "h100-sxm"),
     "diff markdown": ("diff", "llama3_sac", "other.apl", *GRAPH, "--output-format", "markdown"),
     "diff json": ("diff", "llama3_sac", "other.apl", *GRAPH, "--output-format", "json"),
-    "tune text": (*TUNE, "--peak", "1 TiB", "-o", "out.apl", "--html", "out.html"),
+    "tune text": (*TUNE, "--peak", "1 TiB", "-o", "out.apl"),
     "tune policy": (*TUNE, "--saved", "1 TiB"),
     "tune table": (*TUNE, "--table"),
     "tune json": (*TUNE, "--table", "--output-format", "json"),

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from policylang.graph.files.snapshot import write
+from policylang.report.diagnostics import RENDERERS
 from tests.support.ordered import sharded
 
 PROFILE = """\
@@ -106,7 +107,7 @@ def test_what_is_exposed_before_there_is_a_policy(policylang, folder):
     assert found["exposed_seconds"] == pytest.approx(0.068)
 
 
-@pytest.mark.parametrize("form", ["text", "concise", "json", "github", "sarif"])
+@pytest.mark.parametrize("form", [*RENDERERS])
 def test_what_is_wrong_with_an_order_fails_a_check(policylang, folder, form):
     """`overlap` without a device; a delay of scatters that there are none of."""
     (folder / "wrong.apl").write_text(
@@ -120,7 +121,7 @@ def test_what_is_wrong_with_an_order_fails_a_check(policylang, folder, form):
         json.loads(outcome.out)
 
 
-@pytest.mark.parametrize("form", ["text", "concise", "json", "github", "sarif"])
+@pytest.mark.parametrize("form", [*RENDERERS])
 def test_a_path_that_keeps_no_order_refuses_it(policylang, folder, form):
     outcome = policylang("check", "mine.apl", *ON, "--path", "hook", "--output-format", form)
     assert outcome.code == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -167,10 +168,27 @@ def test_the_page_is_written(policylang, graph, policy, tmp_path):
     assert "<title>mine on small.graph</title>" in out.read_text()
 
 
-def test_a_page_that_cannot_be_written(policylang, graph, policy, tmp_path):
-    outcome = policylang("plan", policy(), "--graph", graph, "--html", str(tmp_path / "nowhere" / "plan.html"))
+@pytest.mark.parametrize("flag", ["--html", "--trace"])
+def test_a_file_that_cannot_be_written(policylang, graph, policy, tmp_path, flag):
+    outcome = policylang("plan", policy(), "--graph", graph, flag, str(tmp_path / "nowhere" / "plan.html"))
     assert outcome.code == 2
     assert "cannot write" in outcome.err
+
+
+def test_the_trace_is_written_where_there_is_a_device(policylang, graph, policy, tmp_path):
+    out = str(tmp_path / "step.json")
+    asked = ("plan", policy(), "--graph", graph, "--trace", out)
+    for more, said in (
+        ((), "a trace has times, and no device is given\nhelp: name one with `--device`"),
+        (("--device", "h100-sxm", "--path", "eager"), "does not run in the order of its graph"),
+    ):
+        outcome = policylang(*asked, *more)
+        assert outcome.code == 2
+        assert said in outcome.err
+    outcome = policylang(*asked, "--device", "h100-sxm")
+    assert (outcome.code, outcome.err) == (0, f"wrote {out}\n")
+    events = json.loads(Path(out).read_text(encoding="utf-8"))["traceEvents"]
+    assert {each["ph"] for each in events} == {"M", "X", "C"}
 
 
 def test_planning_needs_no_torch(process, graph, policy, tmp_path):

@@ -252,7 +252,7 @@ def test_a_bug_of_ours_is_not_called_theirs(run, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("in the comparison")
 
-    monkeypatch.setattr("policylang.testing.path_comparison.values.compare", broken)
+    monkeypatch.setattr("policylang.testing.path_runs.compare_decisions", broken)
     Path("users_models.py").write_text(MODELS.replace("len(made) > 1", "False"))
     outcome = run("agree", "second_fails")
     assert outcome.code == 101

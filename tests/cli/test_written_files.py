@@ -26,7 +26,7 @@ FILES = {
     "r.json": json.dumps({"fields": [], "nodes": []}),
     "pyproject.toml": '[tool.policylang]\ngraph = "project.graph"\n',
 }
-PLAN, DIFF = ("plan", "my.apl", "--graph", "g.graph"), ("diff", "my.apl", "other.apl", "--graph", "g.graph")
+PLAN = ("plan", "my.apl", "--graph", "g.graph")
 TUNE = ("tune", "--graph", "g.graph", "--device", "d.toml", "--peak", "1 GiB")
 SAVE_OPS = ("import-torchtitan", "layers.0::aten.mm.default", "--graph", "g.graph")
 OVER = {
@@ -37,13 +37,12 @@ OVER = {
     "a table of that": (*PLAN, "--html", "t.table"),
     "a symbolic link": (*PLAN, "--html", "link"),
     "a hard link": (*PLAN, "--html", "hard"),
-    "the second policy": (*DIFF, "--html", "other.apl"),
-    "the project": (*DIFF, "--html", "pyproject.toml"),
+    "the project": (*PLAN, "--trace", "pyproject.toml"),
     "the project's graph": ("plan", "my.apl", "--html", "project.graph"),
     "the recording": ("import", "r.json", "-o", "r.json"),
     "the graph of tune": (*TUNE, "-o", "g.graph"),
     "the profile of tune": (*TUNE, "-o", "d.toml"),
-    "one of two": (*TUNE, "-o", "new.apl", "--html", "g.graph"),
+    "one of two": (*PLAN, "--html", "new.html", "--trace", "g.graph"),
     "the graph of the string": (*SAVE_OPS, "-o", "g.graph"),
     "the module": ("snapshot", "own:graph", "-o", "own.py"),
 }
@@ -75,10 +74,10 @@ def test_an_output_that_is_an_input_is_refused(case: str, here: Path, policylang
 
 
 def test_two_outputs_are_two_files(here: Path, policylang: Callable[..., Outcome]) -> None:
-    outcome = policylang(*TUNE, "-o", "new.apl", "--html", "./new.apl")
+    outcome = policylang(*PLAN, "--html", "new.html", "--trace", "./new.html")
     assert outcome.code == 2
-    assert "`new.apl` is written by `-o` and by `--html`" in outcome.err
-    assert not Path("new.apl").exists()
+    assert "`new.html` is written by `--html` and by `--trace`" in outcome.err
+    assert not Path("new.html").exists()
 
 
 def test_what_is_not_read_is_replaced(here: Path, policylang: Callable[..., Outcome]) -> None:
@@ -88,7 +87,7 @@ def test_what_is_not_read_is_replaced(here: Path, policylang: Callable[..., Outc
     assert Path("old.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-@pytest.mark.parametrize("run", [(*PLAN, "--html", "out"), (*DIFF, "--html", "out"), (*SAVE_OPS, "-o", "out")])
+@pytest.mark.parametrize("run", [(*PLAN, "--html", "out"), (*SAVE_OPS, "-o", "out")])
 def test_what_cannot_be_written_whole_is_left(
     run: tuple[str, ...], here: Path, monkeypatch: pytest.MonkeyPatch, policylang: Callable[..., Outcome]
 ) -> None:

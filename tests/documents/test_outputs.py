@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import policylang
-from tests.documents.outputs import PAGES, ROOT, SLOW, Shown, blocks, masked, order, produce, tuning
+from tests.documents.outputs import PAGES, ROOT, SLOW, Shown, blocks, masked, produce
 from tests.documents.outputs.examples import example
 
 FOUND = [shown for page in PAGES for shown in blocks(page)]
@@ -61,15 +61,6 @@ def _columns(path: Path) -> dict[str, object]:
     """What a snapshot holds: its bytes also depend on the release of zlib."""
     facts = policylang.load_snapshot(path)
     return {each.name: getattr(facts, each.name) for each in attrs.fields(type(facts))}
-
-
-@pytest.mark.slow
-def test_the_picture_of_the_page_about_tuning_is_what_is_drawn():
-    assert tuning.PICTURE.read_text(encoding="utf-8") == tuning.picture(), "run scripts/update_docs_figures.py"
-
-
-def test_the_picture_of_the_page_about_order_is_what_is_drawn():
-    assert order.PICTURE.read_text(encoding="utf-8") == order.picture(), "run scripts/update_docs_figures.py"
 
 
 def test_pages_have_outputs():

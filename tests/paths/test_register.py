@@ -19,7 +19,7 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.language.syntax import Policy
 from policylang.planning import capabilities
 from policylang.planning.capabilities import COMPARED, HALF, PATHS, PLANNED, PathEntry, capabilities_for, path_taking
-from policylang.testing.path_comparison.running import STEPS
+from policylang.testing.path_runs import STEPS
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-it-works.md"
 

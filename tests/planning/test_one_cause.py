@@ -15,8 +15,7 @@ from policylang.language.syntax import Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.capabilities import JOINT
 from policylang.planning.planner import plan
-from policylang.report.diagnostics import render_json, render_text
-from policylang.report.diagnostics.sarif import render_sarif
+from policylang.report.diagnostics import render_json, render_sarif, render_text
 from tests.support.textgraph import facts_of
 
 BLOCK = """

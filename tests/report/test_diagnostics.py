@@ -43,14 +43,6 @@ error[APL101]: there is no operator, group or name `atention`
     )
 
 
-def test_color_changes_nothing_but_colors() -> None:
-    import re
-
-    colored = render_text(found(), color=True)
-    assert colored != render_text(found())
-    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == render_text(found())
-
-
 def test_details_stand_under_the_line() -> None:
     source = Source("a.apl", "save mm")
     printed = render_text([diagnose("APL101", "no", Span(source, 5, 7), details=("mm: 224 nodes", "in a: 0 of them"))])

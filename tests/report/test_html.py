@@ -15,11 +15,8 @@ from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.marginal_cost import worth_of_rules
 from policylang.planning.planner import plan
-from policylang.report.plan.chart import Curve, MemoryAxis, memory_chart
-from policylang.report.plan.comparison_page import comparison_page
-from policylang.report.plan.html import plan_page
+from policylang.report.plan_page import Curve, MemoryAxis, memory_chart, plan_page
 from tests.support.browser import KEYS, MISSING, browser
-from tests.support.lines import ABLE, Line, mesh_of
 from tests.support.textgraph import facts_of
 
 in_browser = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
@@ -99,10 +96,10 @@ def test_nothing_is_loaded_from_anywhere():
 
 
 def test_the_figures_of_the_page_are_those_of_the_breakdown():
-    data = data_of(page())
-    assert data["under"]["amounts"]["saved_bytes"] == 4 * 400  # the first product of each layer
-    for curve, side in zip(data["memory"]["curves"], ("under", "without"), strict=True):
-        assert max(curve["moments"]) == max(data[side]["peak"]["forward"], data[side]["peak"]["backward"])
+    found = breakdown(plan(parsed(POLICY), facts_of(graph(4)), JOINT))
+    assert found.under.amounts.saved_bytes == 4 * 400  # the first product of each layer
+    for curve, side in zip(data_of(page())["memory"]["curves"], (found.under, found.without), strict=True):
+        assert max(curve["moments"]) == side.peak.bytes
 
 
 def without_scripts(text: str) -> str:
@@ -131,44 +128,6 @@ def test_a_graph_with_next_to_nothing_in_it(text):
     made = plan(parsed("undecided -> save"), facts_of(text), JOINT)
     written = plan_page(breakdown(made), (), "empty.graph")
     assert "<h1>" in written
-    assert "Decisions that differ" in comparison_page(breakdown(made), breakdown(made), "empty.graph")
-
-
-OTHER = POLICY.replace("save mm in block ", "save mm in last block")
-
-
-def comparison(layers: int = 4, name: str = "a.graph") -> str:
-    made = (plan(parsed(text), facts_of(graph(layers)), JOINT) for text in (POLICY, OTHER))
-    return comparison_page(*map(breakdown, made), name)
-
-
-def test_two_policies_over_one_another():
-    text = comparison(name="<i>&.graph")
-    data = data_of(text)
-    old, new = (breakdown(plan(parsed(each), facts_of(graph(4)), JOINT)) for each in (POLICY, OTHER))
-    after, before = data["memory"]["curves"]
-    assert max(before["moments"]) == old.under.peak.bytes
-    assert max(after["moments"]) == new.under.peak.bytes
-    shown = without_scripts(text)
-    assert "<img" not in text
-    assert "<i>&.graph" not in text
-    assert "<b>3 decisions</b>, 1.2 KiB" in shown  # the first product of all layers but the last
-    assert "save → recompute" in shown
-    assert "aten.mm.default" in shown
-    assert "<td>mlp.up</td><td>layers.0–2</td><td>mm0, mm1, mm2</td>" in shown
-    assert "layers.0–2 ×3" in shown
-    assert shown.count("alive at the peak, ") == 2
-    assert "None: 20 decisions are the same." in comparison_page(old, old, "a.graph")
-
-
-def test_nodes_that_one_plan_alone_has_stand_in_their_place():
-    line = Line(mesh_of(4, 2), (2, 3)).gather("dp").gather("tp").facts()
-    made = [plan(parsed(text), line, ABLE) for text in ("undecided -> save", "fuse all_gather chains")]
-    for sides in (made, made[::-1]):
-        names = data_of(comparison_page(*map(breakdown, sides), "a.graph"))["memory"]["names"]
-        assert sorted(names) == sorted({*made[0].facts.names, *made[1].facts.names} - {"shard", "output"})
-        assert names.index("fused_wait_tensor") < names.index("mm")
-        assert names.index("wait_tensor_1") < names.index("mm")
 
 
 def test_a_curve_of_many_moments_keeps_its_peaks():
@@ -213,22 +172,20 @@ WORDS = """
 
 @in_browser
 @pytest.mark.parametrize("width", [600, pytest.param(1400, marks=pytest.mark.slow)])
-def test_the_charts_can_be_read_at_any_width(width: int, tmp_path):
-    for name, text in {"plan.html": page(), "diff.html": comparison()}.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+def test_the_chart_can_be_read_at_any_width(width: int, tmp_path):
+    (tmp_path / "plan.html").write_text(page(), encoding="utf-8")
     with browser(width) as it:
-        for name in ("plan.html", "diff.html"):
-            it.open(tmp_path / name)
-            assert it.run("return innerWidth") == width
-            assert it.run("return document.documentElement.scrollWidth") <= width
-            assert it.run(WORDS) == 0
-            size = "return [...document.querySelectorAll('.plot span')].map((each) => getComputedStyle(each).fontSize)"
-            assert set(it.run(size)) == {"12px"}
-            it.type("#memory svg", KEYS["end"])
-            (told,) = it.texts(".told")
-            assert told.startswith("g0: ")
-            assert it.run("return document.querySelector('#memory svg').getAttribute('aria-valuetext')") == told
-            assert it.errors() == []
+        it.open(tmp_path / "plan.html")
+        assert it.run("return innerWidth") == width
+        assert it.run("return document.documentElement.scrollWidth") <= width
+        assert it.run(WORDS) == 0
+        size = "return [...document.querySelectorAll('.plot span')].map((each) => getComputedStyle(each).fontSize)"
+        assert set(it.run(size)) == {"12px"}
+        it.type("#memory svg", KEYS["end"])
+        (told,) = it.texts(".told")
+        assert told.startswith("g0: ")
+        assert it.run("return document.querySelector('#memory svg').getAttribute('aria-valuetext')") == told
+        assert it.errors() == []
 
 
 @in_browser

@@ -1,4 +1,4 @@
-"""How the order of two plans differs, as text, Markdown, JSON and on a page."""
+"""How the order of two plans differs, as text, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import json
 
 from attrs import evolve
 
-from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.compare import compare
-from policylang.report.plan.comparison_page import comparison_page
 from policylang.report.plan_comparison import comparison_json, comparison_markdown, comparison_text
 from tests.support.ordered import ordered_plan, schedule_of_names
 
@@ -35,7 +33,6 @@ def test_what_changes_between_two_orders() -> None:
     assert "no collective runs elsewhere" in comparison_text(same)
     assert json.loads(comparison_json(found))["order"]["new"]["buckets"] == 4
     assert json.loads(comparison_json(found))["same"] is False
-    assert "8 collectives joined" in comparison_page(breakdown(old), breakdown(new), "a.graph")
     assert "8 collectives joined" in comparison_markdown(found)
     assert compare(old, old).order is None
 

@@ -14,7 +14,7 @@ from policylang.language.resolution.loader import parse_policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from policylang.report.device_times import plan_times_text
+from policylang.report.layout import plan_times_text
 from tests.support.textgraph import facts_of
 
 GRAPH = """

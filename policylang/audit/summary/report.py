@@ -14,7 +14,7 @@ from policylang.audit.summary.fsdp_lines import FsdpOrderReport
 from policylang.audit.summary.order_account import OrderAccount
 from policylang.audit.summary.order_figures import order_figures
 from policylang.language.figures import counted, figure
-from policylang.language.shown import as_html, as_text
+from policylang.language.shown import as_text
 
 NO_GRADIENTS = "inference"
 
@@ -234,9 +234,6 @@ class Report:
         counts = [counted(len(self.graphs), "graph")] if self.graphs else []
         counts += [counted(self.forward_nodes, "forward value"), *found, agrees]
         return f"<policylang.Report {self.policy}: {', '.join(counts)}>"
-
-    def _repr_html_(self) -> str:
-        return as_html(self)
 
     def scalars(self, prefix: str = "policylang/") -> dict[str, int | float]:
         """Numbers by name, for a metrics logger: bytes, FLOPs and counts as whole numbers, shares from 0 to 1, seconds.

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict, evolve
+from attrs import evolve
 
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.planning.capabilities import PLANNED
+from policylang.report.diagnostics import RENDERERS, CheckResult, render_text
 
 if TYPE_CHECKING:
-    from policylang.api.check import CheckResult
     from policylang.graph.facts import Facts
     from policylang.language.devices.profile import DeviceProfile
     from policylang.language.diagnostics import Diagnostic
@@ -67,8 +67,19 @@ def add_import(parser: argparse.ArgumentParser) -> None:
 
 
 def add_form(parser: argparse.ArgumentParser, *more: str, help: str | None = None) -> None:
-    parser.add_argument("--output-format", choices=("text", *more), default="text", help=help)
+    parser.add_argument("--output-format", choices=tuple(dict.fromkeys(("text", *more))), default="text", help=help)
     add_width(parser)
+
+
+class _Gone(argparse.Action):
+    """An option that is no more: it says what there is instead."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error(f"there is no page of this any more\nhelp: {self.const}")
+
+
+def add_gone_page(parser: argparse.ArgumentParser, instead: str) -> None:
+    parser.add_argument("--html", action=_Gone, const=instead, help=argparse.SUPPRESS)
 
 
 def add_width(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +98,7 @@ def _width(text: str) -> int:
 
 
 def add_form_of_findings(parser: argparse.ArgumentParser) -> None:
-    add_form(parser, "concise", "json", "github", "sarif", help="how to print what was found (default: text)")
+    add_form(parser, *RENDERERS, help="how to print what was found (default: text)")
 
 
 def add_snapshot(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +145,11 @@ def check_policies(names: Sequence[str], **how: Any) -> CheckResult:
     problems = tuple(each for _, each in given if isinstance(each, Diagnostic))
     if not problems:
         return result
-    return evolve(result, files=(*result.files, STDIN_NAME), diagnostics=(*problems, *result.diagnostics))
+    return evolve(
+        result,
+        files=(*result.files, STDIN_NAME),
+        diagnostics=(*(each.found_in(STDIN_NAME) for each in problems), *result.diagnostics),
+    )
 
 
 def once_at_most(*names: str) -> None:
@@ -169,7 +184,6 @@ def warn_of_devices(facts: Facts, *plans: Plan) -> None:
     the device that is to say times has no figure for something."""
     from policylang.commands.shared.output import tell
     from policylang.graph.traced_device import kernel_findings
-    from policylang.report.diagnostics import render_text
 
     untold = (made.untold for made in plans if made.untold is not None)
     if found := tuple(dict.fromkeys((*kernel_findings(facts), *untold))):
@@ -178,10 +192,8 @@ def warn_of_devices(facts: Facts, *plans: Plan) -> None:
 
 def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:
     """Print what is wrong on the standard error; the exit code that goes with it."""
-    from policylang.api.check import CheckResult
     from policylang.api.project.settings import PROBLEMS as WRONG_SETTINGS
     from policylang.commands.shared.output import tell
-    from policylang.report.diagnostics import render_text
 
     found = tuple(diagnostics)
     tell(render_text(found))
@@ -189,20 +201,15 @@ def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:
     return Exit.USAGE if unreadable else Exit.DIAGNOSTICS
 
 
-def print_findings(found: CheckResult, form: str, summary: str, *, failed: bool) -> Exit:
-    """Print diagnostics in a form, for people with the expectations that hold and a last line that sums all up; the
-    exit code that goes with them."""
+def print_findings(found: CheckResult, form: str, summary: str = "", *, failed: bool) -> Exit:
+    """Print what was found in a format, for people with a last line that sums all up; the exit code that goes with
+    it."""
     from policylang.commands.shared.output import say
-    from policylang.report.diagnostics import RENDERERS, render_json
-    from policylang.report.expectations import held_table
 
+    printed = RENDERERS[form](found).rstrip("\n")
     if form == "text":
-        diagnostics = RENDERERS[form](found.diagnostics).rstrip("\n")
-        say("\n\n".join(filter(None, (diagnostics, held_table(found.expectations), summary))))
-    elif form == "json" and found.graphs:
-        more = [{"graph": graph, **asdict(outcome)} for graph, outcome in found.expectations]
-        say(render_json(found.diagnostics, expectations=more, devices=found.devices), form)
-    elif printed := RENDERERS[form](found.diagnostics).rstrip("\n"):
+        printed = "\n\n".join(filter(None, (printed, summary)))
+    if printed:
         say(printed, form)
     return Exit.USAGE if found.unreadable else Exit.DIAGNOSTICS if failed else Exit.CLEAN
 

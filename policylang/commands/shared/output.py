@@ -23,7 +23,7 @@ def say(text: object, form: str = "text", end: str = "\n") -> None:
     for the marks of commands to a runner, which are escaped here; those of ``github`` are meant.
     """
     from policylang.language.shown import logged
-    from policylang.report.width import fit
+    from policylang.report.layout import fit
 
     said = str(text)
     if form in ("json", "sarif"):
@@ -37,7 +37,7 @@ def say(text: object, form: str = "text", end: str = "\n") -> None:
 def tell(text: object) -> None:
     """Print text that people read on the standard error."""
     from policylang.language.shown import logged
-    from policylang.report.width import fit
+    from policylang.report.layout import fit
 
     print(logged(fit(str(text))), file=sys.stderr)
 

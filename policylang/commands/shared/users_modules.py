@@ -43,15 +43,12 @@ def refused_imports(names: Sequence[str], form: str, *, findings: bool) -> Exit 
     problems = import_modules(names)
     if not problems:
         return None
-    from policylang.commands.shared.inputs import refuse
-    from policylang.commands.shared.output import say
-    from policylang.report.diagnostics import RENDERERS
+    from policylang.commands.shared.inputs import print_findings, refuse
+    from policylang.report.diagnostics import RENDERERS, CheckResult
 
     if form in RENDERERS and (findings or form != "text"):
-        say(RENDERERS[form](problems), form)
-    else:
-        refuse(problems)
-    return Exit.DIAGNOSTICS
+        return print_findings(CheckResult((), problems), form, failed=True)
+    return refuse(problems)
 
 
 def _problem(name: str) -> Diagnostic | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from policylang.commands.shared.exit import UsageError
 from policylang.language.files import find_policy, policy_files, reason_of, write_whole
 
-_OUTPUTS = {"output": "-o", "html": "--html"}
+_OUTPUTS = {"output": "-o", "html": "--html", "trace": "--trace"}
 _FILES = ("policy", "old", "new", "subject", "graph", "file", "files", "paths", "cover", "device")
 _MODULES = ("imports", "function", "model")
 _NAMED = re.compile(r'"([^"\n]+)"')

@@ -9,7 +9,7 @@ from attrs import frozen
 from policylang.audit.summary.report import Report
 from policylang.commands.small_llama.training import Settings, TrainingRun, differences
 from policylang.language.figures import figure
-from policylang.report.width import table
+from policylang.report.layout import table
 
 _MOST_DIFFERENCES = 10
 

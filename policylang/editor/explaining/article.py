@@ -13,7 +13,7 @@ from attrs import define, field
 from lsprotocol import types
 
 from policylang.language.shown import printable
-from policylang.report import markdown
+from policylang.report import layout
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """Noncharacters that mark code in a line; no text has them."""
@@ -59,13 +59,13 @@ class Article:
         return self
 
     def markdown(self) -> str:
-        return self._joined(_markdown, lambda text: markdown.fenced(text, "apl"))
+        return self._joined(_markdown, lambda text: layout.fenced(text, "apl"))
 
     def plain(self) -> str:
         return printable(self._joined(lambda line: line.translate(_MARKS), lambda text: text))
 
     def content(self, *, markdown: bool) -> types.MarkupContent:
-        if markdown:
+        if layout:
             return types.MarkupContent(types.MarkupKind.Markdown, self.markdown())
         return types.MarkupContent(types.MarkupKind.PlainText, self.plain())
 
@@ -83,5 +83,5 @@ class Article:
 def _markdown(line: str) -> str:
     parts = _CODE.split(line)
     return "".join(
-        markdown.code(part) if at % 2 else _MARKUP.sub(r"\\\1", printable(part)) for at, part in enumerate(parts)
+        layout.code(part) if at % 2 else _MARKUP.sub(r"\\\1", printable(part)) for at, part in enumerate(parts)
     )

@@ -20,8 +20,8 @@ from policylang.planning.inspection.communication import Communication, LineInOr
 from policylang.planning.inspection.policy_index import beginning_of
 from policylang.planning.plan import ExpectationOutcome
 from policylang.planning.value_decision import Why
-from policylang.report.device_times import exposed_text, plan_times_text, recomputed_text
-from policylang.report.order.as_text import left_texts, proof_texts, said_of
+from policylang.report.layout import exposed_text, plan_times_text, recomputed_text
+from policylang.report.order_text import left_texts, proof_texts, said_of
 from policylang.report.report_text import rewrite_lines
 
 _MOST_NAMES = 4

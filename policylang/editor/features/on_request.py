@@ -11,15 +11,15 @@ from policylang.language.codes import CODES
 from policylang.language.resources import codes_folder
 from policylang.language.shown import one_line
 from policylang.planning.capabilities import capabilities_for
-from policylang.report.asked_about import (
+from policylang.report.explain import (
     Explained,
     NothingToExplain,
     explain_named,
     explain_statement,
     explained_statements,
 )
-from policylang.report.markdown import fenced
-from policylang.report.plan.html import plan_page
+from policylang.report.layout import fenced
+from policylang.report.plan_page import plan_page
 
 EXPLAIN_NODE = "policylang.explainNode"
 EXPLAIN_RULE = "policylang.explainRule"

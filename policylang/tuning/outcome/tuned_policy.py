@@ -10,7 +10,6 @@ from attrs import field, frozen
 
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import write_whole
-from policylang.language.shown import as_html
 
 if TYPE_CHECKING:  # whatever imports policylang imports this module
     from policylang.tuning.outcome.written import TuningSubject
@@ -19,7 +18,7 @@ if TYPE_CHECKING:  # whatever imports policylang imports this module
 
 @frozen(eq=False)
 class TunedPolicy:
-    """What :func:`policylang.tune` returns. ``str()`` is the policy's text; a notebook shows the trade-off.
+    """What :func:`policylang.tune` returns. ``str()`` is the policy's text.
 
     Bytes are those of one rank, times those of the device profile.
     """
@@ -107,6 +106,3 @@ class TunedPolicy:
 
     def __str__(self) -> str:
         return self.text
-
-    def _repr_html_(self) -> str:
-        return as_html(self)

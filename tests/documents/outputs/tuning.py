@@ -1,4 +1,4 @@
-"""What `policylang tune` prints and draws on the page about tuning and in the README, on a snapshot of docs/graphs."""
+"""What `policylang tune` prints on the page about tuning and in the README, on a snapshot of docs/graphs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,11 @@ import shlex
 import tempfile
 from functools import cache
 
-import policylang
 from policylang.commands.cli import main
-from policylang.language.devices.reading import read_device
-from policylang.language.diagnostics import Diagnostic
-from policylang.planning.capabilities import capabilities_for
-from policylang.report.tuning.scatter import trade_off_svg
-from policylang.tuning.outcome.bundled import bundled_candidates
 from tests.documents.outputs.pages import ROOT, Shown
 
 GRAPH = "llama3_8b.graph"
 _FIRST, _LAST = 16, 6
-PICTURE = ROOT / "docs" / "tuning.svg"
 
 
 @cache
@@ -46,17 +39,6 @@ def rows(shown: Shown) -> str:
     lines = tune(shown).splitlines()
     left = lines[_FIRST:-_LAST]
     return "\n".join([*lines[:_FIRST], f"… {len(left)} more …", *lines[-_LAST:]])
-
-
-def picture() -> str:
-    """The trade-off of the page's first command, as a file."""
-    graph, name = ROOT / "docs" / "graphs" / GRAPH, "h100-sxm"
-    device = read_device(name)
-    assert not isinstance(device, Diagnostic)
-    found = policylang.tune(graph, peak="75 GiB", device=device, optimizer="adamw", reserve="5%", table=True)
-    facts = policylang.load_snapshot(graph)
-    known = bundled_candidates(facts, device, capabilities_for(facts.kind))
-    return trade_off_svg(found.tuned, known) + "\n"
 
 
 PRODUCERS = {"tune": tune, "tune-rows": rows}

@@ -1,0 +1,466 @@
+"""What a check found, as text, JSON, GitHub's workflow commands, SARIF and JUnit XML.
+
+A format is a function of a :class:`CheckResult` in :data:`RENDERERS`; ``--output-format`` offers what stands there.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from attrs import asdict, field, frozen
+
+from policylang.language.codes import CODES, is_error
+from policylang.language.diagnostics import Diagnostic, Mend, Severity
+from policylang.language.figures import counted, file_name
+from policylang.language.source import Span
+from policylang.language.version import installed_version
+from policylang.report.layout import columns, table
+from policylang.report.markup import element
+
+if TYPE_CHECKING:
+    from policylang.planning.plan import ExpectationOutcome, Plan
+
+_CANNOT_BE_READ = {"APL103", "APL104", "APL152", "APL153", "APL355", "APL416", "APL515"}
+
+
+@frozen
+class CheckResult:
+    """The diagnostics of one or more policy files, file by file, each in the order of its text.
+
+    On snapshots: those of the snapshots first; of a file first what is wrong with its text, then, graph by graph, what
+    is wrong between it and the graph.
+    """
+
+    files: tuple[str, ...]
+    """The files that were checked, of a folder each one below it; a policy that was loaded already by its name."""
+    diagnostics: tuple[Diagnostic, ...]
+    """What is wrong, in the order that is said above."""
+    graphs: tuple[str, ...] = ()
+    """The snapshots that could be read."""
+    plans: tuple[Plan, ...] = field(default=(), repr=False)
+    """Of each file that can be read on each graph, file by file."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device profiles that times were worked out from."""
+        return tuple(dict.fromkeys(plan.shown_times.device.name for plan in self.plans if plan.shown_times is not None))
+
+    @property
+    def expectations(self) -> tuple[tuple[str, ExpectationOutcome], ...]:
+        """Every expectation on every graph: the graph's name, and what came of it."""
+        names = [name for _ in range(len(self.plans) // max(len(self.graphs), 1)) for name in self.graphs]
+        return tuple(
+            (name, outcome) for name, plan in zip(names, self.plans, strict=True) for outcome in plan.expectations
+        )
+
+    @property
+    def errors(self) -> int:
+        """How many of the diagnostics are errors."""
+        return sum(map(is_error, self.diagnostics))
+
+    @property
+    def warnings(self) -> int:
+        """How many of them are warnings."""
+        return sum(diagnostic.severity is Severity.WARNING for diagnostic in self.diagnostics)
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether one of the files itself could not be read; an include that is missing is an error of its file."""
+        return any(d.span is None and d.code in _CANNOT_BE_READ for d in self.diagnostics)
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+_WINDOW = 100
+"""The columns of a source line that are shown; of a longer one, those around the span."""
+_NARROWEST = 16
+_TAB = 4
+
+
+def render_text(diagnostics: Iterable[Diagnostic]) -> str:
+    """Each diagnostic with its source line and the span underlined, its fix on a line of its own."""
+    return "\n\n".join("\n".join(_block(diagnostic)) for diagnostic in diagnostics)
+
+
+def _block(diagnostic: Diagnostic) -> list[str]:
+    lines = [f"{diagnostic.severity.value}[{diagnostic.code}]: {plain(diagnostic.message)}"]
+    margin = ""
+    if diagnostic.span is not None:
+        margin = " " * len(str(diagnostic.span.line))
+        lines.extend(_excerpt(diagnostic.span))
+    for detail in diagnostic.details:
+        lines.append(f"{margin} = {plain(detail)}")
+    for other in diagnostic.related:
+        place = f" ({plain(other.span.location)})" if other.brief and other.span is not None else ""
+        lines.append(f"{margin} = note: {plain(other.message)}{place}")
+        if other.span is not None and not other.brief:
+            lines.extend(f"{margin}   {line}" for line in _excerpt(other.span))
+    if diagnostic.help is not None:
+        lines.append(f"{margin} = help: {plain(diagnostic.help)}")
+    return lines
+
+
+def _excerpt(span: Span) -> list[str]:
+    """Where the span is, and its first line with the span underlined; the place alone where there is no such line."""
+    number = str(span.line)
+    margin = " " * len(number)
+    lines = [f"{margin}--> {plain(span.source.name)}:{span.line}:{span.column}"]
+    text = span.source.line_text(span.line)
+    if not text:
+        return lines
+    start = min(span.column - 1, len(text))
+    end = min(span.end_column - 1, len(text)) if span.end_line == span.line else len(text)
+    shown, before, width = _window(text, start, max(end, start), _window_width(len(number)))
+    lines.append(f"{margin} |")
+    lines.append(f"{number} | {shown}".rstrip())
+    lines.append(f"{margin} | {' ' * before}{'^' * width}")
+    return lines
+
+
+def _window_width(margin: int) -> int:
+    """What is left of a line beside its number, the bar and two marks of omission."""
+    most = columns()
+    return _WINDOW if most is None else max(_NARROWEST, min(_WINDOW, most - margin - 5))
+
+
+def _window(text: str, start: int, end: int, window: int) -> tuple[str, int, int]:
+    """The part of a line to show, the columns before the span in it, and the columns of the span (at least one)."""
+    low, high = 0, len(text)
+    if high > window:
+        low = max(0, min(start - window // 4, high - window))
+        high = min(high, low + window)
+    head = "…" if low else ""
+    tail = "…" if high < len(text) else ""
+    before = _visible(text[low:start])
+    inside = _visible(text[start : min(end, high)])
+    after = _visible(text[min(end, high) : high])
+    return f"{head}{before}{inside}{after}{tail}", len(head) + _columns(before), max(_columns(inside), 1)
+
+
+def _visible(text: str) -> str:
+    """The text with nothing in it that a terminal would act on."""
+    return "".join(
+        character if character.isprintable() else " " * _TAB if character == "\t" else "�" for character in text
+    )
+
+
+def plain(text: str) -> str:
+    """The text with nothing in it that a terminal would act on, line ends excepted."""
+    return "".join(character if character.isprintable() or character == "\n" else "�" for character in text)
+
+
+def _columns(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    return len(text) + wide - sum(unicodedata.combining(character) > 0 for character in text)
+
+
+def render_concise(diagnostics: Iterable[Diagnostic]) -> str:
+    """One line each: ``llama3.apl:9:6: error[APL101]: there is no operator, group or name `mn```."""
+    return "\n".join(
+        f"{_place(each.span)}{each.severity.value}[{each.code}]: {plain(each.message)}" for each in diagnostics
+    )
+
+
+def _place(span: Span | None) -> str:
+    return "" if span is None else f"{plain(span.source.name)}:{span.line}:{span.column}: "
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+_JSON_VERSION = 1
+
+
+def render_json(diagnostics: Iterable[Diagnostic], **more: Any) -> str:
+    """An object with a format version and the diagnostics; lines and columns count from 1, offsets from 0. ``more``
+    stands beside them."""
+    found = [
+        {
+            "code": each.code,
+            "severity": each.severity.value,
+            "message": each.message,
+            "help": each.help,
+            "location": _json_location(each.span),
+            "related": [{"message": other.message, "location": _json_location(other.span)} for other in each.related],
+            "details": list(each.details),
+            "mends": [
+                {
+                    "title": mend.title,
+                    "changes": [{"location": _json_location(c.span), "text": c.text} for c in mend.changes],
+                    "is_choice": mend.is_choice,
+                }
+                for mend in each.mends
+            ],
+        }
+        for each in diagnostics
+    ]
+    return json.dumps({"version": _JSON_VERSION, "diagnostics": found, **more}, indent=2)
+
+
+def _json_location(span: Span | None) -> dict[str, Any] | None:
+    if span is None:
+        return None
+    return {
+        "file": span.source.name,
+        "start": {"line": span.line, "column": span.column, "offset": span.start},
+        "end": {"line": span.end_line, "column": span.end_column, "offset": span.end},
+    }
+
+
+# --- GitHub Actions ---------------------------------------------------------------------------------------------------
+
+
+def render_github(diagnostics: Iterable[Diagnostic]) -> str:
+    """Workflow commands of GitHub Actions, one each."""
+    return "\n".join(map(_github_annotation, diagnostics))
+
+
+def _github_annotation(diagnostic: Diagnostic) -> str:
+    kind = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}[diagnostic.severity]
+    properties: list[tuple[str, object]] = []
+    span = diagnostic.span
+    if span is not None and not span.source.name.startswith("<"):
+        properties += [("file", span.source.name), ("line", span.line), ("endLine", span.end_line)]
+        if span.line == span.end_line:  # columns across lines are not shown where they belong
+            properties += [("col", span.column), ("endColumn", max(span.end_column, span.column + 1))]
+    properties.append(("title", diagnostic.code))
+    parts: Sequence[str] = [diagnostic.message, *diagnostic.details]
+    message = "\n".join((*parts, f"help: {diagnostic.help}") if diagnostic.help else parts)
+    if span is not None and span.source.name.startswith("<"):
+        message = f"{span.source.name}:{span.line}: {message}"
+    written = ",".join(f"{name}={_github_property(str(value))}" for name, value in properties)
+    return f"::{kind} {written}::{_github_escaped(message)}"
+
+
+def _github_escaped(text: str) -> str:
+    """``##[`` begins a command wherever it is in a line."""
+    return text.replace("##", "# #").replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _github_property(text: str) -> str:
+    return _github_escaped(text).replace(":", "%3A").replace(",", "%2C")
+
+
+# --- SARIF ------------------------------------------------------------------------------------------------------------
+
+
+_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
+_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
+
+
+def render_sarif(diagnostics: Iterable[Diagnostic]) -> str:
+    """A log of one run, with a rule for each code that was found, after the OASIS standard "Static Analysis Results
+    Interchange Format (SARIF) Version 2.1.0"."""
+    found = list(diagnostics)
+    codes = sorted({each.code for each in found})
+    driver = {"name": "policylang", "version": installed_version(), "rules": [_sarif_rule(code) for code in codes]}
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "results": [_sarif_result(each, codes) for each in found],
+    }
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def _sarif_rule(code: str) -> dict[str, Any]:
+    entry = CODES[code]
+    return {
+        "id": code,
+        "shortDescription": {"text": entry.title},
+        "fullDescription": {"text": entry.text},
+        "defaultConfiguration": {"level": _LEVELS[entry.severity]},
+    }
+
+
+def _sarif_result(diagnostic: Diagnostic, codes: Sequence[str]) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "ruleId": diagnostic.code,
+        "ruleIndex": codes.index(diagnostic.code),
+        "level": _LEVELS[diagnostic.severity],
+        "message": {"text": _sarif_message(diagnostic)},
+    }
+    location = _sarif_location(diagnostic.span)
+    if location is not None:
+        result["locations"] = [location]
+    related = [
+        {**place, "id": number, "message": {"text": other.message}}
+        for number, other in enumerate(diagnostic.related, 1)
+        if (place := _sarif_location(other.span)) is not None
+    ]
+    if related:
+        result["relatedLocations"] = related
+    fixes = [fix for mend in diagnostic.mends if (fix := _sarif_fix(mend)) is not None]
+    if fixes:
+        result["fixes"] = fixes
+    return result
+
+
+def _sarif_fix(mend: Mend) -> dict[str, Any] | None:
+    """None for a mend of a text that is no file."""
+    changes = []
+    for source in mend.sources:
+        replacements = []
+        for change in mend.changes:
+            if change.span.source == source:
+                location = _sarif_location(change.span)
+                if location is None:
+                    return None
+                region = location["physicalLocation"]["region"]
+                replacements.append({"deletedRegion": region, "insertedContent": {"text": change.text}})
+        changes.append({"artifactLocation": {"uri": _uri(source.name)}, "replacements": replacements})
+    return {"description": {"text": mend.title}, "artifactChanges": changes}
+
+
+def _sarif_message(diagnostic: Diagnostic) -> str:
+    """With what has no place of its own: the evidence, the mend, a span in a text that is no file."""
+    span = diagnostic.span
+    first = diagnostic.message
+    if span is not None and _sarif_location(span) is None:
+        first = f"{span.location}: {first}"
+    notes = [other.message for other in diagnostic.related if _sarif_location(other.span) is None]
+    help = [f"help: {diagnostic.help}"] if diagnostic.help else []
+    return "\n".join([first, *diagnostic.details, *notes, *help])
+
+
+def _sarif_location(span: Span | None) -> dict[str, Any] | None:
+    if span is None or span.source.name.startswith("<"):
+        return None
+    region: dict[str, Any] = {
+        "startLine": span.line,
+        "startColumn": span.column,
+        "endLine": span.end_line,
+        "endColumn": span.end_column,
+        "charOffset": span.start,
+        "charLength": span.end - span.start,
+    }
+    return {"physicalLocation": {"artifactLocation": {"uri": _uri(span.source.name)}, "region": region}}
+
+
+def _uri(path: str) -> str:
+    """Relative paths stay so: a code host resolves them against the repository."""
+    forward = path.replace("\\", "/")
+    if forward[1:3] == ":/":  # a drive
+        return f"file:///{forward[0]}:{quote(forward[2:], errors='surrogateescape')}"
+    quoted = quote(forward, errors="surrogateescape")
+    return f"file://{quoted}" if forward.startswith("/") else quoted
+
+
+# --- JUnit ------------------------------------------------------------------------------------------------------------
+
+
+def render_junit(found: CheckResult) -> str:
+    """A test case for each file, and for each graph or include with findings; it passes where nothing is found.
+
+    Written after the schema of Jenkins' xUnit plugin, which code hosts read. Notes fail nothing.
+    """
+    by_file: dict[str, list[Diagnostic]] = {name: [] for name in found.files}
+    bundled = {f"<{name}>": name for name in found.files}
+    for each in found.diagnostics:
+        by_file.setdefault(bundled.get(each.file, each.file), []).append(each)
+    cases = [
+        element("testcase", *_failure(of), name=plain(name), classname="policylang") for name, of in by_file.items()
+    ]
+    failures = sum(map(_fails, by_file.values()))
+    counts = {"tests": len(cases), "failures": failures, "errors": 0}
+    suites = element("testsuites", element("testsuite", *cases, name="policylang", **counts), **counts)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{suites}'
+
+
+def _fails(found: Sequence[Diagnostic]) -> bool:
+    return any(each.severity is not Severity.NOTE for each in found)
+
+
+def _failure(found: Sequence[Diagnostic]) -> Sequence[str]:
+    if not found:
+        return ()
+    text = render_text(found)
+    if not _fails(found):
+        return (element("system-out", text),)
+    message = plain(found[0].message) + (f" and {counted(len(found) - 1, 'further finding')}" if len(found) > 1 else "")
+    return (element("failure", text, message=message, type=found[0].code),)
+
+
+# --- expectations -----------------------------------------------------------------------------------------------------
+
+
+_SAID = {"held": "holds", "failed": "does not hold", "deferred": "cannot be told yet"}
+
+
+def expectation_table(outcomes: Sequence[ExpectationOutcome]) -> str:
+    """Every expectation of a plan; empty where there is none."""
+    if not outcomes:
+        return ""
+    rows = [("line", "expectation", "", "found"), *map(_expectation_row, outcomes)]
+    return table(rows, right=range(0), ends=(0,))
+
+
+def held_table(outcomes: Sequence[tuple[str, ExpectationOutcome]]) -> str:
+    """The expectations that hold, on the graphs that are named; of the others there are diagnostics."""
+    held = [(graph, outcome) for graph, outcome in outcomes if outcome.status == "held"]
+    if not held:
+        return ""
+    several = len({graph for graph, _ in outcomes}) > 1
+    rows: list[tuple[str, ...]] = [("line", "expectation", "", "found", "on")[: 5 if several else 4]]
+    rows += [(*_expectation_row(outcome), *([file_name(graph)] if several else ())) for graph, outcome in held]
+    return table(rows, right=range(0), ends=(0,))
+
+
+def compared_table(old: Sequence[ExpectationOutcome], new: Sequence[ExpectationOutcome]) -> str:
+    """The expectations of two plans of one graph, those of the same words side by side."""
+    rows = compared_rows(old, new)
+    return table([("expectation", "before", "after"), *rows], right=range(0)) if rows else ""
+
+
+def compared_rows(old: Sequence[ExpectationOutcome], new: Sequence[ExpectationOutcome]) -> list[tuple[str, str, str]]:
+    """What is expected, and what came of it before and after; empty where a policy does not expect it."""
+    before, after = ({each.text: each for each in side} for side in (old, new))
+    return [
+        (_words(text), _expectation_result(before.get(text)), _expectation_result(after.get(text)))
+        for text in dict.fromkeys((*before, *after))
+    ]
+
+
+def _expectation_row(outcome: ExpectationOutcome) -> tuple[str, ...]:
+    return file_name(outcome.source), _words(outcome.text), _SAID[outcome.status], outcome.found
+
+
+def _expectation_result(outcome: ExpectationOutcome | None) -> str:
+    return "" if outcome is None else f"{_SAID[outcome.status]}: {outcome.found}"
+
+
+def _words(text: str) -> str:
+    return text.removeprefix("expect ")
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def _text(found: CheckResult) -> str:
+    """With the expectations that hold."""
+    return "\n\n".join(filter(None, (render_text(found.diagnostics), held_table(found.expectations))))
+
+
+def _json(found: CheckResult) -> str:
+    """On graphs with every expectation."""
+    if not found.graphs:
+        return render_json(found.diagnostics)
+    outcomes = [{"graph": graph, **asdict(outcome)} for graph, outcome in found.expectations]
+    return render_json(found.diagnostics, expectations=outcomes, devices=found.devices)
+
+
+RENDERERS: Mapping[str, Callable[[CheckResult], str]] = {
+    "text": _text,
+    "concise": lambda found: render_concise(found.diagnostics),
+    "json": _json,
+    "github": lambda found: render_github(found.diagnostics),
+    "sarif": lambda found: render_sarif(found.diagnostics),
+    "junit": render_junit,
+}
+"""By the name of the format, as ``--output-format`` takes it."""

@@ -1,0 +1,454 @@
+"""policylang explain: nodes, rules, collectives, scheduling lines and words, as data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import fsum
+from textwrap import fill, indent
+from typing import Any, Protocol
+
+from attrs import asdict, frozen
+
+from policylang.audit.summary.assemble import word
+from policylang.graph.facts import Facts, Phase
+from policylang.language.figures import counted, figure, listed
+from policylang.language.globs import NameGlob, PathGlob, is_magic, path_glob_problem
+from policylang.language.meanings.dictionary import Meaning
+from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.parsing.statements import comment_above
+from policylang.language.resolution.prelude import group
+from policylang.language.source import Span
+from policylang.planning.capabilities import Capabilities
+from policylang.planning.expectations.fates import Fates
+from policylang.planning.inspection.collective_places import CollectivePlace, PlacedCollective, collective_asked, placed
+from policylang.planning.inspection.communication import Communication, LineInOrder, bucket_statements, communication
+from policylang.planning.inspection.explain import RuleOnNode, rules_on
+from policylang.planning.inspection.line_worth import weighed
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.plan import Plan
+from policylang.planning.selection.empty_matches import nearest_paths, part_counts
+from policylang.planning.selection.selectors import selections_for
+from policylang.planning.value_decision import Decision
+from policylang.report.layout import columns, seconds_text, table
+from policylang.report.order_text import BOUNDED_BY, proof_texts, said_of
+
+_MOST_NAMES = 8
+
+
+@frozen
+class RuleLine:
+    """One rule, as a node or another rule sees it."""
+
+    source: str
+    text: str
+    standing: str
+    """``decided``, ``overridden``, ``no match``, ``kept by the user`` or ``always saved``."""
+    why: str = ""
+    """What left the node out, or which rule took it over."""
+
+
+@frozen
+class NodeExplanation:
+    name: str
+    operator: str
+    module: str
+    block: str | None
+    """The path of its block, None outside every block."""
+    shape: tuple[int, ...] | None
+    dtype: str
+    bytes: int
+    flops: int
+    uncounted: str
+    """The operators whose work is not in :attr:`flops`."""
+    seconds: float | None
+    """Of one run; None without a device."""
+    device: str | None
+    """The profile that the seconds are of."""
+    shares: str | None
+    """The node whose decision it shares, where that is another."""
+    action: str
+    """As the language writes it; ``auto`` where it is left to PyTorch's partitioner."""
+    reason: str
+    """Where something other than a rule decided: what."""
+    fate: str | None
+    """``saved``, ``recomputed`` or ``offloaded``; None where the backward needs no such value."""
+    rules: tuple[RuleLine, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def _work(self) -> str:
+        work = figure(self.flops, "flops")
+        if self.uncounted:
+            work = f"{work} and {self.uncounted}, which no FLOP formula counts" if self.flops else "FLOPs not counted"
+        return work + _on(self.device, self.seconds)
+
+    def __str__(self) -> str:
+        sizes = "×".join(map(str, self.shape)) if self.shape is not None else ""
+        what = f"{f'{sizes} {self.dtype}'.strip()}, " if sizes or self.dtype else ""
+        place = f" in {self.module}" if self.module else ""
+        lines = [
+            f"{self.name}: {self.operator}{place}",
+            f"  {'in block ' + self.block if self.block is not None else 'outside every block'}, "
+            f"{what}{figure(self.bytes, 'bytes')}, {self._work()}",
+        ]
+        if self.shares is not None:
+            lines.append(f"  it shares the decision of {self.shares}, which the rules below are about")
+        because = f": {self.reason}" if self.reason else ""
+        lines.append(f"  {self.action}{because}; {self.fate or 'the backward does not need it'}")
+        rows = [("line", "rule", ""), *((r.source, r.text, _standing(r)) for r in self.rules)]
+        return "\n".join(lines) + ("\n\n" + table(rows, right=range(0), ends=(0,)) if self.rules else "")
+
+
+@frozen
+class RuleExplanation:
+    source: str
+    text: str
+    matched: int
+    decided: int
+    kept_by_user: int
+    taken_over: tuple[RuleLine, ...]
+    """The rules that took matches over, in order."""
+    parts: tuple[str, ...]
+    names: tuple[str, ...]
+    """The first nodes that it decides."""
+    seconds: float | None = None
+    """Of one run of all that it decides; None without a device."""
+    device: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        decides = f"  matches {self.matched:,}, decides {self.decided:,}{_on(self.device, self.seconds)}"
+        lines = [f"{self.source}: {self.text}", decides]
+        lines += [f"  {line.why} {line.source}: {line.text}" for line in self.taken_over]
+        if self.kept_by_user:
+            lines.append(f"  {self.kept_by_user:,} kept the tag of the user's own checkpoint")
+        lines += ["", "what each part of it matches", *(f"  {part}" for part in self.parts)]
+        if self.names:
+            lines += ["", "what it decides", f"  {listed(self.names, _MOST_NAMES, self.decided)}"]
+        return "\n".join(lines)
+
+
+@frozen
+class NodesExplanation:
+    """Of several nodes, what becomes of each."""
+
+    asked: str
+    nodes: tuple[NodeExplanation, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        timed = any(each.device is not None for each in self.nodes)
+        rows = [("node", "operator", "module", "", "by", *("time",)[:timed]), *map(_summary, self.nodes)]
+        head = f"{self.asked}: {counted(len(self.nodes), 'node')}"
+        if timed:
+            total = fsum(each.seconds or 0.0 for each in self.nodes)
+            head += _on(self.nodes[0].device, total)
+        return f"{head}\n\n" + table(rows, right=range(5, 6), ends=(2,))
+
+
+def explain_node(plan: Plan, row: int) -> NodeExplanation:
+    """Raises ``ValueError`` for a node that no rule ranges over."""
+    return _node(plan, row, Fates(plan.facts, plan.decisions, saved_and_recomputed(plan)), reasons=True)
+
+
+def explain_nodes(plan: Plan, asked: str, rows: Sequence[int]) -> NodesExplanation:
+    """Raises ``ValueError`` for a node that no rule ranges over. Why a rule does not match, one node is asked."""
+    fates = Fates(plan.facts, plan.decisions, saved_and_recomputed(plan))
+    return NodesExplanation(asked, tuple(_node(plan, row, fates, reasons=False) for row in rows))
+
+
+def _node(plan: Plan, row: int, fates: Fates, *, reasons: bool) -> NodeExplanation:
+    facts = plan.facts
+    rules = tuple(map(_line, rules_on(plan, row, reasons=reasons)))
+    decision = plan.decisions[row]
+    assert decision is not None
+    owner, block, times = facts.owners[row], plan.block_of[row], plan.shown_times
+    return NodeExplanation(
+        name=facts.names[row],
+        operator=facts.targets[row],
+        module=facts.modules[row],
+        block=plan.block_names[block] if block >= 0 else None,
+        shape=facts.shapes[row],
+        dtype=facts.dtypes[row],
+        bytes=facts.bytes[row],
+        flops=facts.flops[row],
+        uncounted=facts.uncounted[row] if facts.uncounted else "",
+        seconds=None if times is None else times.seconds[row],
+        device=None if times is None else times.device.name,
+        shares=None if owner == row else facts.names[owner],
+        action=word(decision.action),
+        reason=_reason(plan, decision),
+        fate=fates.really(row),
+        rules=rules,
+    )
+
+
+def _summary(node: NodeExplanation) -> tuple[str, ...]:
+    time = [] if node.device is None else [seconds_text(node.seconds)]
+    return node.name, node.operator, node.module, node.fate or f"{node.action}, not needed", node.reason, *time
+
+
+def _on(device: str | None, seconds: float | None) -> str:
+    """Behind other figures; nothing without a device, and of what takes no time."""
+    return f", {figure(seconds, 'seconds')} on {device}" if seconds else ""
+
+
+def explain_rule(plan: Plan, index: int) -> RuleExplanation:
+    outcome, rules, times = plan.rules[index], plan.policy.rules, plan.shown_times
+    return RuleExplanation(
+        source=outcome.rule.source,
+        text=outcome.rule.text,
+        matched=len(outcome.matched),
+        decided=len(outcome.decided),
+        kept_by_user=outcome.kept_by_user,
+        taken_over=tuple(
+            RuleLine(rules[other].source, rules[other].text, "overridden", f"{count:,} taken over by")
+            for other, count in outcome.overridden_by.items()
+        ),
+        parts=part_counts(outcome.rule.selector, selections_for(plan.policy, plan.facts, times=plan.times)),
+        names=tuple(plan.facts.names[row] for row in outcome.decided[:_MOST_NAMES]),
+        seconds=None if times is None else fsum(times.seconds[row] for row in outcome.decided),
+        device=None if times is None else times.device.name,
+    )
+
+
+def _reason(plan: Plan, decision: Decision) -> str:
+    if decision.reason:
+        return decision.reason
+    return f"{plan.policy.rules[decision.rule].source} decided" if decision.rule is not None else ""
+
+
+def _line(found: RuleOnNode) -> RuleLine:
+    why = found.why if found.by is None else f"by {found.by.source}: {found.by.text}"
+    return RuleLine(found.rule.source, found.rule.text, found.standing, why)
+
+
+def _standing(line: RuleLine) -> str:
+    return f"no match: {line.why}" if line.standing == "no match" else f"{line.standing} {line.why}".rstrip()
+
+
+@frozen
+class CollectiveExplanation:
+    """One collective: which lines joined or moved it, from where to where, and how it fares."""
+
+    found: PlacedCollective
+
+    def to_dict(self) -> dict[str, Any]:
+        found = {**asdict(self.found), "traced": _data(self.found.traced), "planned": _data(self.found.planned)}
+        return {"collective": found}
+
+    def __str__(self) -> str:
+        found = self.found
+        lines = [f"{found.name}: {found.operator} in group {found.group}"]
+        if found.members:
+            joined = "" if found.planned is None else f" as {found.planned.name}"
+            lines.append(f"  one with others{joined}: {listed(found.members, _MOST_NAMES)}")
+        rows: list[tuple[str, ...]] = [("order", "starts", "awaited", "takes", "exposed", "bounded by")]
+        for name, place in (("as traced", found.traced), ("as planned", found.planned)):
+            if place is not None:
+                rows.append((name, *_places(place), *_times(place)))
+        if not any(row[3] for row in rows[1:]):
+            rows = [row[:3] for row in rows]
+        parts = ["\n".join(lines), table(rows, right=range(0))]
+        if found.lines:
+            said = [
+                (each.source, each.text, f"{each.standing}: {each.why}" if each.why else each.standing)
+                for each in found.lines
+            ]
+            parts.append(table([("line", "scheduling line", ""), *said], right=range(0), ends=(0,)))
+        return "\n\n".join(parts)
+
+
+def _places(place: CollectivePlace) -> tuple[str, str]:
+    start = f"step {place.step:,}" + (f", before {place.before}" if place.before else "")
+    if place.awaited_step is None:
+        return start, "by nothing"
+    return start, f"step {place.awaited_step:,}" + (f", before {place.awaited_before}" if place.awaited_before else "")
+
+
+def _times(place: CollectivePlace) -> tuple[str, str, str]:
+    run = place.run
+    if run is None:
+        return "", "", ""
+    exposed = figure(run.exposed, "seconds") if run.exposed_by is not None else "hidden"
+    return figure(run.end - run.start, "seconds"), exposed, BOUNDED_BY[run.exposed_by] if run.exposed_by else ""
+
+
+def _data(place: CollectivePlace | None) -> dict[str, Any] | None:
+    if place is None:
+        return None
+    run = place.run
+    times = ("issued", "start", "end", "awaited", "exposed")
+    data = asdict(place, filter=lambda each, _: each.name != "run")
+    data |= {f"{name}_seconds": None if run is None else getattr(run, name) for name in times}
+    return {**data, "exposed_by": None if run is None or run.exposed_by is None else run.exposed_by.value}
+
+
+@frozen
+class LineExplanation:
+    """A scheduling line: what it picked and what it did."""
+
+    line: LineInOrder
+    exposed: float | None
+    """Seconds of the step as planned in which computation waits; None without a device."""
+
+    def to_dict(self) -> dict[str, Any]:
+        line = self.line
+        return {
+            "source": line.source,
+            "text": line.text,
+            "matched": line.matched,
+            "moved": line.moved,
+            "buckets": [{"collectives": each.names, "members": each.members} for each in line.buckets],
+            "left": [{"reason": reason, "collectives": names} for reason, names in line.left.items()],
+            "exposed_seconds": self.exposed,
+            "exposed_seconds_without": self.line.exposed_without,
+        }
+
+    def __str__(self) -> str:
+        line = self.line
+        lines = [f"{line.source}: {line.text}", f"  {said_of(line)}"]
+        if self.exposed is not None and self.line.exposed_without is not None:
+            with_it, without = (figure(each, "seconds") for each in (self.exposed, self.line.exposed_without))
+            lines.append(f"  exposed: {with_it} with it, {without} without")
+        lines += [f"  {said}" for said in proof_texts(line)]
+        for reason, names in line.left.items():
+            lines.append(f"  left {listed(names, _MOST_NAMES)}: {reason}")
+        if line.buckets:
+            lines += [
+                "",
+                "what it joins",
+                *(f"  {listed(each.names, 1)} <- {listed(each.members, _MOST_NAMES)}" for each in line.buckets),
+            ]
+        elif line.moved:
+            lines += ["", "what it moves", f"  {listed(line.moved, _MOST_NAMES)}"]
+        told = {*line.moved, *(name for names in line.left.values() for name in names)}
+        if kept := [name for name in line.matched if name not in told]:
+            lines += ["", "what it leaves where it is", f"  {listed(kept, _MOST_NAMES)}"]
+        return "\n".join(lines)
+
+
+def explain_line(found: Communication, index: int) -> LineExplanation:
+    """``index``: of :attr:`Communication.lines`."""
+    lanes = found.planned.lanes
+    return LineExplanation(found.lines[index], None if lanes is None else lanes.exposed)
+
+
+_MOST_NODES = 4
+_FORWARD = "rules decide about the forward's operators alone"
+
+
+class Explained(Protocol):
+    """``str()`` of it is the text of ``policylang explain``."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+class NothingToExplain(Exception):
+    """A name that stands for nothing that rules decide about. The first argument says so, the second what to do."""
+
+
+def explain_named(plan: Plan, asked: str) -> Sequence[Explained]:
+    """What rules decide of a node, and, of a collective under scheduling lines, what these do; of several nodes a line
+    each. Raises :class:`NothingToExplain`."""
+    ordered = communication(plan)
+    collective = None if ordered is None else collective_asked(ordered, asked)
+    if ordered is not None and collective is not None:
+        row = plan.facts.index.get(asked)
+        decided = [explain_node(plan, row)] if row is not None and plan.decisions[row] is not None else []
+        return [*decided, CollectiveExplanation(placed(ordered, collective))]
+    rows = _rows(plan, asked)
+    return [explain_node(plan, *rows) if asked in plan.facts.index else explain_nodes(plan, asked, rows)]
+
+
+def explained_statements(plan: Plan) -> tuple[list[Span], list[Span]]:
+    """The statements that can be explained: the rules, and the lines that order collectives where they do."""
+    lines = [plan.policy.rewrites[at].span for at in bucket_statements(plan.policy)]
+    lines += [each.span for each in plan.policy.scheduling]
+    return [rule.span for rule in plan.policy.rules], [] if communication(plan) is None else lines
+
+
+def explain_statement(plan: Plan, span: Span, capabilities: Capabilities) -> Explained:
+    """Of one of :func:`explained_statements`."""
+    rules, lines = explained_statements(plan)
+    ordered = communication(plan)
+    if ordered is not None and span in lines:
+        at = lines.index(span)
+        return explain_line(weighed(ordered, plan, capabilities, at), at)
+    return explain_rule(plan, rules.index(span))
+
+
+def _rows(plan: Plan, asked: str) -> list[int]:
+    """The rows that rules range over of the node of a name, else of those whose names a glob matches, else of those in
+    a module."""
+    facts = plan.facts
+    if asked in facts.index:
+        return [_row(plan, asked)]
+    found: list[int] = []
+    if is_magic(asked) and "." not in asked:
+        matches = NameGlob(asked).matches
+        found = [row for row, name in enumerate(facts.names) if matches(name)]
+    if not found and path_glob_problem(asked) is None:
+        covers = cache(PathGlob(asked).covers)
+        found = [row for row in range(len(facts)) if covers(facts.modules[row] or facts.modules[facts.owners[row]])]
+    decided = [row for row in found if plan.decisions[row] is not None]
+    if not decided:
+        raise _no_node(facts, asked, found)
+    return decided
+
+
+def _no_node(facts: Facts, asked: str, found: Sequence[int]) -> NothingToExplain:
+    if found:
+        names = listed([facts.names[row] for row in found], _MOST_NODES)
+        return NothingToExplain(f"no rule ranges over what `{asked}` names: {names}", _FORWARD)
+    near = nearest(asked, (facts.names[each] for each in facts.forward))
+    if "." in asked or not near:
+        near = (*near, *nearest_paths(asked, facts, count=2))[:3]
+    mend = did_you_mean(near) or "node names are those of the graph, such as mm_3: `policylang show GRAPH --module …`"
+    return NothingToExplain(f"the graph has no node `{asked}`", mend)
+
+
+def _row(plan: Plan, name: str) -> int:
+    """The row of a node that rules range over."""
+    facts = plan.facts
+    row = facts.index[name]
+    if plan.decisions[row] is None:
+        kinds = {Phase.INPUT: "a graph input", Phase.BACKWARD: "a backward node", Phase.OUTPUT: "the output"}
+        what = kinds.get(Phase(facts.phases[row]), "not a call")
+        raise NothingToExplain(f"no rule ranges over `{name}`, which is {what}", _FORWARD)
+    return row
+
+
+_WIDEST = 100
+
+
+def meanings_text(word: str, found: Sequence[Meaning]) -> str:
+    """A paragraph, an example and where there is more, of each sense."""
+    width = columns(_WIDEST) or _WIDEST
+    said = [(fill(f"{word} ({each.sense}): {each.text}", width=width), each) for each in found]
+    parts = [(text, indent(each.example, "    "), f"More in {_page(each)}.") for text, each in said]
+    return "\n\n".join(line for part in parts for line in part)
+
+
+def meanings_data(word: str, found: Sequence[Meaning]) -> dict[str, Any]:
+    said = [{"sense": e.sense, "text": e.text, "example": e.example, "section": e.section} for e in found]
+    return {"word": word, "meanings": said}
+
+
+def of_group(word: str) -> tuple[Meaning, ...]:
+    """What a group that every policy knows stands for; empty where the word is none."""
+    let = group(word)
+    if let is None:
+        return ()
+    text = f"A group of operators that every policy knows. {comment_above(let.span)}".strip()
+    return (Meaning((word,), "group", text, let.span.text, "Groups"),)
+
+
+def _page(meaning: Meaning) -> str:
+    return f"docs/language.md, {meaning.section}"

@@ -1,0 +1,199 @@
+"""Text laid out: how wide it may be, tables, Markdown, and the times of a device in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from textwrap import TextWrapper
+from typing import TYPE_CHECKING
+
+from policylang.language.figures import figure, joined, priced_by_bytes_text, shortened
+from policylang.language.shown import one_line, printable
+
+if TYPE_CHECKING:
+    from policylang.planning.plan import Plan
+    from policylang.simulation.node_times import NodeTimes
+    from policylang.simulation.step_time import StepTime
+
+
+_COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)
+"""0 where somebody asked for as many as it takes; None where nobody said anything."""
+_NARROWEST = 8
+"""Of a cell that is shortened."""
+_READABLE = 18
+"""Of a cell of words: before it is shortened further, columns that can be spared go."""
+_LEAST = 20
+"""Of the text as a whole: what is narrower shows nothing."""
+_BETWEEN = 2
+_EXCERPT = re.compile(r"\s*\d*\s*\|(\s|$)")
+_HANGS = re.compile(r"\s*(?:= |[-*] )?")
+
+
+@contextmanager
+def fitted(columns: int | None) -> Iterator[None]:
+    """Within it, text is at most so many columns wide; any width with None or 0, which is a wish too."""
+    token = _COLUMNS.set(max(columns, _LEAST) if columns else columns)
+    try:
+        yield
+    finally:
+        _COLUMNS.reset(token)
+
+
+def columns(most: int | None = None) -> int | None:
+    """How many columns text may have, ``most`` where that is less; None for any number."""
+    found = _COLUMNS.get() or None
+    return most if found is None else found if most is None else min(found, most)
+
+
+def table(
+    rows: Sequence[Sequence[str]],
+    right: range,
+    indent: int = 0,
+    *,
+    ends: Collection[int] = (),
+    spare: Sequence[int] = (),
+    unless_told: int | None = None,
+) -> str:
+    """Aligned columns; those in ``right`` are aligned to the right. The first row is the head. ``unless_told`` is how
+    wide it may be where nobody says how wide text may be.
+
+    Where the whole is too wide, the columns in ``spare`` are left out one after the other, which is said below, and
+    then the widest of those that are aligned to the left are shortened: of those in ``ends`` the end stays.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    found = unless_told if _COLUMNS.get() is None else columns()
+    most = None if found is None else found - indent
+    shown, left_out = list(range(len(widths))), list[str]()
+    for column in spare:
+        if most is None or _wanted(widths, shown, right) <= most:
+            break
+        shown.remove(column)
+        left_out.append(rows[0][column] or "a column")
+    if most is not None:
+        _narrow(widths, shown, right, most)
+    lines = [_row([(row[each], widths[each], each in right, each in ends) for each in shown], most) for row in rows]
+    if left_out:
+        lines.append(f"(no room for {joined(left_out)}: --width 0)")
+    return "\n".join(f"{' ' * indent}{line}" for line in lines)
+
+
+def _row(cells: Iterable[tuple[str, int, bool, bool]], most: int | None) -> str:
+    line = "  ".join(_cell(*cell) for cell in cells).rstrip()
+    return line if most is None else shortened(line, most)
+
+
+def _cell(text: str, width: int, right: bool, end: bool) -> str:
+    if len(text) > width:
+        text = f"…{text[len(text) - width + 1 :]}" if end else shortened(text, width)
+    return text.rjust(width) if right else text.ljust(width)
+
+
+def _wanted(widths: Sequence[int], shown: Sequence[int], right: range) -> int:
+    """The width at which every cell can still be read."""
+    return sum(widths[each] if each in right else min(widths[each], _READABLE) for each in shown) + _BETWEEN * (
+        len(shown) - 1
+    )
+
+
+def _narrow(widths: list[int], shown: Sequence[int], right: range, most: int) -> None:
+    """Take from the widest until all fits, or until nothing is left to take."""
+    excess = sum(widths[each] for each in shown) + _BETWEEN * (len(shown) - 1) - most
+    left = [each for each in shown if each not in right and widths[each] > _NARROWEST]
+    while excess > 0 and left:
+        widest = max(widths[each] for each in left)
+        alike = [each for each in left if widths[each] == widest]
+        level = max([_NARROWEST, *(widths[each] for each in left if widths[each] < widest)])
+        step = min(widest - level, -(-excess // len(alike)))
+        for each in alike:
+            taken = min(step, max(excess, 0))
+            widths[each] -= taken
+            excess -= taken
+        left = [each for each in left if widths[each] > _NARROWEST]
+
+
+def fit(text: str) -> str:
+    """The text with its long sentences wrapped between words. Source lines of a diagnostic are cut, not wrapped."""
+    most = columns()
+    if most is None:
+        return text
+    return "\n".join(line if len(line) <= most else _fit_line(line, most) for line in text.split("\n"))
+
+
+def _fit_line(line: str, most: int) -> str:
+    if _EXCERPT.match(line):
+        return shortened(line, most)
+    found = _HANGS.match(line)
+    start = 0 if found is None else found.end()
+    hang = " " * (start if found is not None and found[0].strip() else start + 2)
+    wrapper = TextWrapper(most, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
+    wrapper.initial_indent = line[:start]
+    return wrapper.fill(line[start:])
+
+
+_MEANS_SOMETHING = re.compile(r"[^\w\s.,:;()/×→…%+\-=']|//|www\.")
+
+
+def code(text: str) -> str:
+    """Within a line, between more backticks than it has in a row itself."""
+    text = one_line(text)
+    fence = "`" * (_longest(text) + 1)
+    padding = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{padding}{text}{padding}{fence}" if text else ""
+
+
+def words(text: str) -> str:
+    """As it is, or as code where it has a sign that could mean something: nobody is mentioned in code."""
+    return code(text) if _MEANS_SOMETHING.search(text) else text
+
+
+def fenced(text: str, language: str) -> str:
+    """A block of code."""
+    fence = "`" * max(3, _longest(text) + 1)
+    return f"{fence}{language}\n{printable(text)}\n{fence}"
+
+
+def _longest(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
+
+
+def device_text(device: str, uncounted: Mapping[str, int], what: str = "times") -> str:
+    """``times: h100-sxm; mylib.scan.default ×8 (no FLOP formula, so priced by bytes)``."""
+    return f"{what}: {device}" + (f"; {priced_by_bytes_text(uncounted)}" if uncounted else "")
+
+
+def times_text(times: NodeTimes | None) -> str:
+    """The same of the times of a graph; empty without a device."""
+    return "" if times is None else device_text(times.device.name, times.uncounted)
+
+
+def plan_times_text(plan: Plan) -> str:
+    """The same of a plan; where its device has no figure for something, that there are no times, and why."""
+    return times_text(plan.shown_times) if plan.untold is None else f"no times: {plan.untold.message}"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Empty for nothing that could be printed, and without a device."""
+    text = figure(seconds or 0.0, "seconds")
+    return "" if text.startswith("0 ") else text
+
+
+def recomputed_text(time: StepTime) -> str:
+    """``55.2 ms (20.1%)``: the share is one of the forward's time."""
+    if not time.recomputed:
+        return "-"
+    share = f" ({figure(time.recomputed / time.forward, 'fraction')})" if time.forward else ""
+    return figure(time.recomputed, "seconds") + share
+
+
+def price_text(seconds: float | None) -> str:
+    """``1.9 ms a GiB``; empty where there is no price."""
+    return "" if seconds is None else f"{figure(seconds, 'seconds')} a GiB"
+
+
+def exposed_text(time: StepTime) -> str:
+    """``12.1 ms (3%)``: the share is one of the step."""
+    if not time.exposed:
+        return "-"
+    return f"{figure(time.exposed, 'seconds')} ({figure(time.exposed / time.step, 'fraction')})"

@@ -1,0 +1,296 @@
+"""The order of a step as text: totals before and after, what each line did, and how each collective fares."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from math import fsum
+
+from attrs import frozen
+
+from policylang.language.figures import counted, figure, file_name, folded_names, listed, shortened
+from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder, StepInOrder
+from policylang.planning.inspection.time_prices import same_time
+from policylang.report.layout import seconds_text, table
+from policylang.report.report_text import barriers_text
+from policylang.simulation.collective_runs import ExposedBy
+
+BOUNDED_BY = {
+    ExposedBy.DATA: "data",
+    ExposedBy.LIMIT: "the limit",
+    ExposedBy.GROUP: "its group",
+    ExposedBy.ORDER: "the traced order",
+}
+"""Why a collective is exposed, as people read it."""
+_LONGEST_LINE = 72
+_MOST_EXPOSED = 20
+_MOST_NAMES = 2
+_NUMBER = re.compile(r"_\d+\b")
+"""At the end of a node's name."""
+_MOST_REASONS = 4
+_WIDEST = 160
+"""Of a table in a pipe or a file."""
+_HEAD = ("exposed", "", "each", "takes", "collective", "kind", "bytes", "group", "block", "bounded by", "line")
+
+
+def order_totals(found: Communication | None) -> str:
+    """What the order comes to. No line end at the end; empty where the policy schedules nothing."""
+    if found is None:
+        return ""
+    text = table([("order", "as traced", "as planned"), *total_rows(found)], right=range(1, 3))
+    return "\n\n".join((text, *_notes(found)))
+
+
+def order_details(found: Communication | None) -> str:
+    """What each line did, and how each collective fares; empty where the policy schedules nothing."""
+    if found is None:
+        return ""
+    return "\n\n".join(filter(None, (lines_text(found.lines), collectives_text(found))))
+
+
+def total_rows(found: Communication) -> list[tuple[str, str, str]]:
+    """What there is of each kind of collective, and the figures of the step, as traced and as planned."""
+    before, after = found.traced, found.planned
+    old, new = before.kinds(), after.kinds()
+    kinds = [(kind, f"{old.get(kind, 0):,}", f"{new.get(kind, 0):,}") for kind in dict.fromkeys((*old, *new))]
+    return [
+        *kinds,
+        *([("exposed", _exposed(before), _exposed(after))] if after.lanes is not None else []),
+        *([("step time", _step(before), _step(after))] if after.lanes is not None else []),
+        ("peak", figure(before.peak.bytes, "bytes"), figure(after.peak.bytes, "bytes")),
+        ("in flight at most", figure(before.in_flight, "bytes"), figure(after.in_flight, "bytes")),
+    ]
+
+
+def _exposed(step: StepInOrder) -> str:
+    assert step.lanes is not None
+    if not step.lanes.exposed or not step.lanes.step:
+        return "-"
+    return f"{figure(step.lanes.exposed, 'seconds')} ({figure(step.lanes.exposed / step.lanes.step, 'fraction')})"
+
+
+def _step(step: StepInOrder) -> str:
+    assert step.lanes is not None
+    return figure(step.lanes.step, "seconds")
+
+
+def _notes(found: Communication) -> list[str]:
+    said = []
+    if seconds_text(found.bound):
+        said.append(bound_text(found.bound or 0.0))
+    if found.barriers:
+        said.append(barriers_text(found.barriers))
+    if found.planned.lanes is None:
+        said.append("without the times of a device it cannot be said what is exposed")
+    return ["\n".join(said)] if said else []
+
+
+def bound_text(bound: float) -> str:
+    """The least that any order exposes."""
+    return f"no order of these collectives exposes less than {figure(bound, 'seconds')}"
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+
+
+def lines_text(lines: Sequence[LineInOrder]) -> str:
+    """A row each, and below it what was left where it is."""
+    if not lines:
+        return ""
+    head, *rows = line_rows(lines)
+    rows = [(file_name(line), shortened(text, _LONGEST_LINE), *rest) for line, text, *rest in rows]
+    return "\n".join((table([head, *rows], right=range(2, len(head)), ends=(0,)), *line_notes(lines)))
+
+
+def line_rows(lines: Sequence[LineInOrder]) -> list[tuple[str, ...]]:
+    """The rows of a table, head first: into how many collectives a ``bucket`` line joins others, and, where that was
+    worked out, what would be exposed without a line."""
+    joins = any(line.buckets for line in lines)
+    weighed = any(line.exposed_without is not None for line in lines)
+    more = (*("into",)[:joins], *("exposed without it",)[:weighed])
+    return [
+        ("line", "scheduling line", "matched", "moved", *more),
+        *(_line_row(line, joins=joins, weighed=weighed) for line in lines),
+    ]
+
+
+def _line_row(line: LineInOrder, *, joins: bool, weighed: bool) -> tuple[str, ...]:
+    counts = f"{len(line.matched):,}", f"{len(line.moved):,}"
+    into = f"{sum(len(bucket.names) for bucket in line.buckets):,}" if line.buckets else ""
+    without = "" if line.exposed_without is None else figure(line.exposed_without, "seconds")
+    return (line.source, line.text, *counts, *(into,)[:joins], *(without,)[:weighed])
+
+
+def said_of(line: LineInOrder) -> str:
+    """``matches 291 collectives, moves 289 into 64``."""
+    into = f" into {sum(len(each.names) for each in line.buckets):,}" if line.buckets else ""
+    return f"matches {counted(len(line.matched), 'collective')}, moves {len(line.moved):,}{into}"
+
+
+def line_notes(lines: Sequence[LineInOrder]) -> list[str]:
+    """On how many ranks buckets were proven, and what was left where it is."""
+    proofs: dict[str, list[str]] = {}
+    for line in lines:
+        for said in proof_texts(line):
+            proofs.setdefault(said, []).append(line.source)
+    told = [f"{lines_named(sources)}: {said}" for said, sources in proofs.items()]
+    return [*told, *(text for line in lines for text in left_texts(line))]
+
+
+def proof_texts(line: LineInOrder) -> list[str]:
+    """``each bucket proven on 64 ranks``, what that takes for granted, and whether bits may differ; nothing of a line
+    that joins nothing."""
+    if not line.buckets:
+        return []
+    proofs = [bucket.proof for bucket in line.buckets]
+    assumed = dict.fromkeys(proof.assumed for proof in proofs if proof.assumed)
+    how = "checked" if assumed else "proven"
+    found = [f"each bucket {how} on {max(proof.ranks for proof in proofs)} ranks"]
+    found += [f"taken for granted that {each}" for each in assumed]
+    return (
+        found
+        if all(proof.exact for proof in proofs)
+        else [*found, "sums are taken in another order: equal up to rounding"]
+    )
+
+
+def left_texts(line: LineInOrder) -> list[str]:
+    """What was left where it is, by reason, the most frequent first. Reasons that differ in a node's number are one."""
+    alike: dict[str, tuple[str, list[str]]] = {}
+    for reason, names in line.left.items():
+        alike.setdefault(_NUMBER.sub("", reason), (reason, []))[1].extend(names)
+    reasons = sorted(alike.values(), key=lambda each: -len(each[1]))
+    place = file_name(line.source)
+    found = [
+        f"{place} left {_names(names)} where {'it was' if len(names) == 1 else 'they were'}: {reason}"
+        + (", and the like" if len(line.left[reason]) < len(names) else "")
+        for reason, names in islice(reasons, _MOST_REASONS)
+    ]
+    if rest := reasons[_MOST_REASONS:]:
+        count = sum(len(names) for _, names in rest)
+        found.append(f"{place} left {count:,} more, for {len(rest)} other reasons")
+    return found
+
+
+def _names(names: Sequence[str]) -> str:
+    return listed(names, _MOST_NAMES)
+
+
+# --- collectives -----------------------------------------------------------------------------------------------------
+
+
+@frozen
+class _Alike:
+    """Collectives that fare alike, as one row shows them: but for how long each is exposed."""
+
+    takes: str
+    operator: str
+    bytes: int
+    group: str
+    by: ExposedBy | None
+    lines: tuple[int, ...]
+    members: int
+
+
+def collectives_text(found: Communication) -> str:
+    """Those that are exposed, alike ones in one row, those first whose rows expose most; the others in a sentence."""
+    if found.planned.lanes is None:
+        return ""
+    rows = exposed_rows(found)
+    numbers = range(rows[0].index("collective")) if rows else range(0)
+    spare = [rows[0].index(name) for name in ("bytes", "kind", "group")] if rows else []
+    text = table(rows, right=numbers, spare=spare, unless_told=_WIDEST) if rows else ""
+    return "\n\n".join(filter(None, (text, hidden_text(found))))
+
+
+def exposed_rows(found: Communication) -> list[tuple[str, ...]]:
+    """The rows of a table, head first, without the columns that have nothing to say; none where all is hidden."""
+    exposed = [each for each in found.collectives if is_exposed(each)]
+    together: dict[_Alike, list[CollectiveEntry]] = {}
+    for each in exposed:
+        together.setdefault(_alike(each), []).append(each)
+    groups = sorted(together.values(), key=lambda each: -_seconds(each))
+    rows = [_row(found, each) for each in groups[:_MOST_EXPOSED]]
+    if rest := [each for group in groups[_MOST_EXPOSED:] for each in group]:
+        more = (figure(_seconds(rest), "seconds"), f"×{len(rest):,}", "", "", "more")
+        rows.append((*more, *[""] * (len(_HEAD) - len(more))))
+    if not rows:
+        return []
+    kept = [at for at in range(len(_HEAD)) if any(row[at] for row in rows)]
+    return [tuple(row[at] for at in kept) for row in (_HEAD, *rows)]
+
+
+def is_exposed(entry: CollectiveEntry) -> bool:
+    """Whether computation waits for it, by more than rounding."""
+    return entry.run is not None and not same_time(entry.run.exposed + entry.run.end, entry.run.end)
+
+
+def _alike(entry: CollectiveEntry) -> _Alike:
+    run = entry.run
+    assert run is not None
+    return _Alike(
+        takes=figure(run.end - run.start, "seconds"),
+        operator=entry.operator,
+        bytes=entry.bytes,
+        group=entry.group,
+        by=run.exposed_by,
+        lines=entry.lines,
+        members=entry.members,
+    )
+
+
+def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, ...]:
+    first = alike[0]
+    run = first.run
+    assert run is not None
+    blocks = list(dict.fromkeys(each.block for each in alike if each.block))
+    several = len(alike) > 1
+    return (
+        figure(_seconds(alike), "seconds"),
+        f"×{len(alike):,}" if several else "",
+        _each(alike) if several else "",
+        figure(run.end - run.start, "seconds"),
+        listed([each.name for each in alike], 1),
+        first.kind + (f" of {first.members}" if first.members > 1 else ""),
+        figure(first.bytes, "bytes"),
+        first.group,
+        folded_names(blocks) if blocks else "",
+        BOUNDED_BY[run.exposed_by] if run.exposed_by is not None else "",
+        lines_named([found.lines[index].source for index in first.lines]),
+    )
+
+
+def _each(alike: Sequence[CollectiveEntry]) -> str:
+    """``881.5 us``, or ``≤ 881.5 us`` where some are exposed for less."""
+    exposed = sorted(each.run.exposed for each in alike if each.run is not None)
+    least, most = (figure(each, "seconds") for each in (exposed[0], exposed[-1]))
+    return most if least == most else f"≤ {most}"
+
+
+def lines_named(sources: Sequence[str]) -> str:
+    """``mine.apl:3, 5``: of lines of one file its name is said once."""
+    found: dict[str, list[str]] = {}
+    for source in sources:
+        file, _, line = file_name(source).rpartition(":")
+        found.setdefault(file, []).append(line)
+    return ", ".join(f"{file}:{', '.join(lines)}" for file, lines in found.items())
+
+
+def _seconds(entries: Iterable[CollectiveEntry]) -> float:
+    return fsum(each.run.exposed for each in entries if each.run is not None)
+
+
+def hidden_text(found: Communication) -> str:
+    """What of the collectives needs no row."""
+    hidden = [each for each in found.collectives if each.run is not None and not is_exposed(each)]
+    said = []
+    if hidden:
+        counts = Counter(each.kind for each in hidden)
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+        takes = fsum(each.run.end - each.run.start for each in hidden if each.run is not None)
+        said.append(f"hidden: {kinds}; {figure(takes, 'seconds')} in all")
+    if beside := [each for each in found.collectives if each.run is None]:
+        said.append(f"{counted(len(beside), 'collective')} computes as it sends, and runs among the computation")
+    return "\n".join(said)

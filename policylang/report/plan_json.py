@@ -1,0 +1,319 @@
+"""A plan for programs: one JSON document with a version, and the step over time as a Chrome trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from attrs import asdict
+
+from policylang.graph.schedule import StepKind
+from policylang.language.diagnostics import Diagnostic
+from policylang.operators.names import WAITS
+from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario
+from policylang.planning.inspection.communication import (
+    CollectiveEntry,
+    Communication,
+    LineInOrder,
+    StepInOrder,
+    group_of,
+    step_in_order,
+)
+from policylang.planning.inspection.line_worth import EditWorth
+from policylang.planning.inspection.marginal_cost import Worth
+from policylang.planning.inspection.peak_values import values_at_peak
+from policylang.planning.plan import Plan
+from policylang.report.diagnostics import render_json
+from policylang.simulation.collective_runs import CollectiveRun, Lanes
+from policylang.simulation.collective_times import operator_name
+from policylang.simulation.in_flight import size_in_flight
+from policylang.simulation.streams import streams_of
+
+_KINDS = {kind: kind.name.lower() for kind in StepKind}
+_RUNS = (StepKind.FIRST_RUN, StepKind.SECOND_RUN)
+
+
+def order_data(found: Communication | None, *, summary: bool = False) -> dict[str, Any] | None:
+    """Null for a policy that schedules nothing. Seconds are those of the document's ``device``, and null without one. A
+    summary has no ``steps`` and no ``collectives``."""
+    if found is None:
+        return None
+    return {
+        "as_traced": _step(found.traced),
+        "as_planned": _step(found.planned),
+        "bound_seconds": found.bound,
+        "barriers": dict(found.barriers),
+        "lines": [_line(line) for line in found.lines],
+        **({} if summary else {"collectives": [_collective(found, each) for each in found.collectives]}),
+        **({} if summary else {"steps": [{"name": name, "kind": kind} for name, kind in steps(found.planned)]}),
+    }
+
+
+def steps(step: StepInOrder) -> Iterator[tuple[str, str]]:
+    """The steps in the order in which they run: the node, and what happens. Collectives ``start`` and are awaited
+    (``wait``), copies to the host and back too; all else is ``compute``."""
+    facts, started = step.facts, streams_of(step.facts).started
+    for kind, row, _ in step.schedule:
+        if kind not in _RUNS:
+            said = _KINDS[StepKind(kind)]
+        elif row in started:
+            said = "start"
+        else:
+            said = "wait" if facts.targets[row] in WAITS else "compute"
+        yield facts.names[row], said
+
+
+def _step(step: StepInOrder) -> dict[str, Any]:
+    return {
+        "collectives": step.kinds(),
+        "exposed_seconds": None if step.lanes is None else step.lanes.exposed,
+        "step_seconds": None if step.lanes is None else step.lanes.step,
+        "peak": asdict(step.peak),
+        "in_flight_bytes": step.in_flight,
+    }
+
+
+def _line(line: LineInOrder) -> dict[str, Any]:
+    return {
+        "source": line.source,
+        "text": line.text,
+        "matched": line.matched,
+        "moved": line.moved,
+        "exposed_seconds_without": line.exposed_without,
+        "left": [{"reason": reason, "collectives": names} for reason, names in line.left.items()],
+        "buckets": [
+            {"collectives": bucket.names, "members": bucket.members, "proof": asdict(bucket.proof)}
+            for bucket in line.buckets
+        ],
+    }
+
+
+def _collective(found: Communication, each: CollectiveEntry) -> dict[str, Any]:
+    run = each.run
+    return {
+        "name": each.name,
+        "operator": each.operator,
+        "group": each.group,
+        "block": each.block or None,
+        "bytes": each.bytes,
+        "members": each.members,
+        "lines": [found.lines[index].source for index in each.lines],
+        "issued_seconds": None if run is None else run.issued,
+        "start_seconds": None if run is None else run.start,
+        "end_seconds": None if run is None else run.end,
+        "awaited_seconds": None if run is None else run.awaited,
+        "exposed_seconds": None if run is None else run.exposed,
+        "exposed_by": None if run is None or run.exposed_by is None else run.exposed_by.value,
+    }
+
+
+VERSION = 1
+
+
+def plan_json(
+    found: Breakdown,
+    worth: Sequence[Worth],
+    diagnostics: Sequence[Diagnostic],
+    *,
+    edits: Sequence[EditWorth] = (),
+    summary: bool = False,
+) -> str:
+    """Bytes and FLOPs are whole numbers, lines count from 1, blocks from 0. A summary has no ``groups``, and what its
+    rules are worth is null.
+
+    ``uncounted_operators``: the forward's operators that could do matrix work and that no FLOP formula counts, with the
+    number of their calls; those of ``with`` are recomputed. Null where an older snapshot does not say. ``notes``: what
+    the figures cannot know, of eager checkpoints planned on a graph that has the operators in another form.
+
+    Seconds are those of ``device``, a profile by its name; without one, and where it lacks a figure, both are null.
+    ``uncounted_operators`` are priced by the bytes that they move.
+
+    ``rewrites``: what each ``fuse`` and ``collapse`` line that rewrites something is worth; empty in a summary.
+
+    ``order``: what the scheduling lines come to, as :func:`policylang.report.plan_json.order_data` has it.
+    """
+    plan = found.plan
+    margins = {each.rule: each for each in worth}
+    document = {
+        "version": VERSION,
+        "policy": plan.policy.name,
+        "digest": plan.digest,
+        "device": None if plan.shown_times is None else plan.shown_times.device.name,
+        "forward_flops": found.forward_flops,
+        "forward_seconds": found.forward_seconds,
+        "seconds_per_gib": found.seconds_per_gib,
+        "uncounted_operators": found.uncounted,
+        "notes": found.notes,
+        "with": {**_scenario(found.under), "uncounted_operators": found.uncounted_again},
+        "without": _scenario(found.without),
+        "rewrites": [_rewrite(plan, each) for each in edits],
+        "rules": [
+            {
+                "source": outcome.rule.source,
+                "text": outcome.rule.text,
+                "matched": len(outcome.matched),
+                "decided": len(outcome.decided),
+                "worth": worth_data(margins.get(index)),
+            }
+            for index, outcome in enumerate(plan.rules)
+        ],
+        "expectations": [asdict(each) for each in plan.expectations],
+        "order": order_data(found.communication, summary=summary),
+        "at_peak": asdict(values_at_peak(found)),
+        **({} if summary else {"groups": [_group(found, group) for group in found.groups]}),
+        "diagnostics": json.loads(render_json(diagnostics))["diagnostics"],
+    }
+    return json.dumps(document, indent=2)
+
+
+def _scenario(scenario: Scenario) -> dict[str, Any]:
+    """Seconds that the step takes, and of these the ones in which computation waits; null without a device."""
+    time = scenario.time
+    return {
+        **asdict(scenario.amounts),
+        "step_seconds": None if time is None else time.step,
+        "exposed_seconds": None if time is None else time.exposed,
+        "peak": asdict(scenario.peak),
+    }
+
+
+def _rewrite(plan: Plan, worth: EditWorth) -> dict[str, Any]:
+    span = plan.policy.rewrites[worth.statement].span
+    return {
+        "source": span.location,
+        "text": span.one_line,
+        "rewritten": len(plan.edits.of(worth.statement).done),
+        "fewer_collectives": worth.fewer_collectives,
+        "worth": {
+            "saved_bytes": worth.saved_bytes,
+            "peak_bytes": worth.peak_bytes,
+            "step_seconds": worth.step_seconds,
+            "exposed_seconds": worth.exposed_seconds,
+        },
+    }
+
+
+def worth_data(margin: Worth | None) -> dict[str, Any] | None:
+    if margin is None:
+        return None
+    amounts = asdict(margin, filter=lambda each, _: each.name != "rule")
+    prices = {"flops_per_gib": margin.flops_per_gib, "seconds_per_gib": margin.seconds_per_gib}
+    return {**amounts, "verdict": margin.verdict, **prices}
+
+
+def _group(found: Breakdown, group: BlockGroup) -> dict[str, Any]:
+    return {
+        "label": group.label,
+        "blocks": [found.plan.block_names[block] for block in group.blocks],
+        **asdict(group.amounts),
+        "values": [asdict(entry) for entry in group.entries],
+    }
+
+
+_COMPUTE = 0
+_PLANNED = "as planned"
+
+
+def chrome_trace(found: Breakdown) -> str:
+    """The step as planned and, where scheduling lines change it, as traced. The plan needs the times of a device."""
+    plan, order = found.plan, found.communication
+    if order is None or plan.order is None:
+        blocks = plan.block_names
+        step = step_in_order(plan.facts, plan.schedule, plan.shown_times, plan.block_of if blocks else ())
+        events = list(step_events(_PLANNED, step, blocks))
+    else:
+        blocks = plan.order.block_names
+        lines = [line.source for line in order.lines]
+        entries = {id(each.run): (each, [lines[at] for at in each.lines]) for each in order.collectives}
+        events = list(step_events(_PLANNED, order.planned, blocks, entries))
+        if order.traced is not order.planned:
+            events += step_events("as traced", order.traced, blocks, process=1)
+    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"))
+    return text.replace("##", "#\\u0023")  # `##[` is a command to a runner that prints the file
+
+
+def step_events(
+    name: str,
+    step: StepInOrder,
+    block_names: Sequence[str] = (),
+    entries: Mapping[int, tuple[CollectiveEntry, Sequence[str]]] | None = None,
+    process: int = 0,
+) -> Iterator[dict[str, Any]]:
+    """The events of a step that has times. ``entries``: by the ``id`` of its run, what is known of a collective beside
+    the graph, and the lines that joined or moved it."""
+    lanes, facts = step.lanes, step.facts
+    assert lanes is not None, "a trace needs the times of a device"
+    groups = {run.stream: group_of(facts, run.row) for run in lanes.collectives}
+    threads = {stream: number for number, stream in enumerate(groups, _COMPUTE + 1)}
+    yield _named("process_name", name, process, _COMPUTE)
+    yield _named("thread_name", "compute", process, _COMPUTE)
+    for stream, group in groups.items():
+        yield _named("thread_name", f"group {group}", process, threads[stream])
+    known = set[int]()
+    for ran in lanes.compute:
+        details = {"operator": facts.targets[ran.row], "module": facts.modules[ran.row], "bytes": facts.bytes[ran.row]}
+        kind = "recomputed" if ran.row in known else "compute"
+        known.add(ran.row)
+        details |= _block(step, ran.row, block_names)
+        yield _complete(facts.names[ran.row], kind, (ran.start, ran.end), process, _COMPUTE, details)
+    for run in lanes.collectives:
+        details = {"operator": operator_name(facts.targets[run.row]), "bytes": size_in_flight(facts, run.row)}
+        details |= _block(step, run.row, block_names) | _times(run)
+        if entries is not None and id(run) in entries:
+            entry, lines = entries[id(run)]
+            details |= {"collectives": entry.members, "lines": lines}
+        span = (run.start, run.end)
+        yield _complete(facts.names[run.row], "collective", span, process, threads[run.stream], details)
+    for at, size in _memory(step, lanes):
+        yield {"name": "memory", "ph": "C", "ts": _micro(at), "pid": process, "args": {"bytes": size}}
+
+
+def _named(kind: str, name: str, process: int, thread: int) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "ts": 0, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _complete(
+    name: str, kind: str, span: tuple[float, float], process: int, thread: int, details: dict[str, Any]
+) -> dict[str, Any]:
+    start, end = span
+    place = {"ts": _micro(start), "dur": _micro(end - start), "pid": process, "tid": thread}
+    return {"name": name, "cat": kind, "ph": "X", **place, "args": details}
+
+
+def _micro(seconds: float) -> float:
+    """Microseconds, to the picosecond."""
+    return round(seconds * 1e6, 6)
+
+
+def _block(step: StepInOrder, row: int, names: Sequence[str]) -> dict[str, Any]:
+    block = step.block_of[row] if step.block_of else -1
+    return {"block": names[block]} if block >= 0 else {}
+
+
+def _times(run: CollectiveRun) -> dict[str, Any]:
+    """When it is issued and awaited, and how long computation waits for it."""
+    times = {"issued_us": _micro(run.issued), "awaited_us": _micro(run.awaited), "exposed_us": _micro(run.exposed)}
+    return times if run.exposed_by is None else {**times, "exposed_by": run.exposed_by.value}
+
+
+def _memory(step: StepInOrder, lanes: Lanes) -> Iterator[tuple[float, int]]:
+    """The bytes alive from a moment on, where they change. At one moment the most counts: what takes no time runs in
+    it."""
+    starts: dict[int, list[float]] = {}
+    for ran in lanes.compute:
+        starts.setdefault(ran.row, []).append(ran.start)
+    for sent in lanes.collectives:
+        starts.setdefault(sent.row, []).append(sent.issued)
+    waiting = {row: iter(each) for row, each in starts.items()}
+    now, most, said = 0.0, step.timeline.resident, -1
+    for row, live in zip(step.timeline.rows, step.timeline.live, strict=True):
+        at = next(waiting[row], now) if row in waiting else now
+        if at <= now:
+            most = max(most, live)
+            continue
+        if most != said:
+            yield now, most
+        now, most, said = at, live, most
+    if most != said:
+        yield now, most

@@ -1,0 +1,405 @@
+"""A plan as one HTML page that needs nothing else: no server, no network, no fonts or scripts from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from policylang.language.figures import counted, figure, uncounted_text
+from policylang.language.shown import printable
+from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, ValueEntry
+from policylang.planning.inspection.communication import Communication, as_decided
+from policylang.planning.inspection.marginal_cost import Worth
+from policylang.planning.inspection.peak_values import PeakValues, values_at_peak
+from policylang.planning.plan import Plan
+from policylang.report.layout import exposed_text, plan_times_text, price_text, seconds_text
+from policylang.report.markup import Markup, element, joined, rows_table
+from policylang.report.order_text import bound_text, exposed_rows, hidden_text, line_notes, line_rows, total_rows
+from policylang.report.page_data import page_data
+from policylang.report.plan_text import SHARES_HEAD, VALUES_HEAD, highest_moment_text, share_row, value_row
+from policylang.report.report_text import barriers_text, bytes_text
+from policylang.simulation.peak import Peak
+
+_WIDTH, _HEIGHT = 1000, 1000
+_MOST_POINTS = 1000
+_MOST_PARTS = 6
+_TICKS = 4
+
+
+@frozen
+class Curve:
+    """The memory alive at each moment of the axis, in bytes."""
+
+    name: str
+    moments: Sequence[int]
+    peak: int
+    at: str
+    """The node of the highest moment."""
+
+
+@frozen
+class MemoryAxis:
+    """The moments that curves share."""
+
+    backward: Sequence[int]
+    """1 for each that belongs to the backward."""
+    resident: int
+    """Bytes that are there before the first."""
+
+
+def memory_chart(axis: MemoryAxis, first: Curve, second: Curve) -> Markup:
+    """Two curves over one axis; the ``second`` is dashed."""
+    length = len(axis.backward)
+    if not length:
+        return element("p", "Nothing runs in this graph.")
+    most = max(1, axis.resident, *first.moments, *second.moments)
+    tick = _tick(most / _TICKS)
+    ceiling = -(-most // tick) * tick
+    ticks = range(0, ceiling + 1, tick)
+    svg = element(
+        "svg",
+        element("title", "Memory over the step", id="chart-title"),
+        element("desc", _description(axis, first, second), id="chart-desc"),
+        *(_level(value / ceiling, "grid") for value in ticks),
+        element("path", class_="second area", d=_outline(second.moments, ceiling, closed=True)),
+        element("path", class_="first area", d=_outline(first.moments, ceiling, closed=True)),
+        element("path", class_="first edge", d=_outline(first.moments, ceiling)),
+        element("path", class_="second edge", d=_outline(second.moments, ceiling)),
+        _level(axis.resident / ceiling, "resident"),
+        *_partings(axis),
+        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
+        preserveAspectRatio="none",
+        role="img",
+        tabindex="0",
+        aria_labelledby="chart-title chart-desc",
+    )
+    top = max(range(length), key=first.moments.__getitem__)
+    place = f"left:{_percent(_x(top, length))};top:{_percent(_y(first.moments[top], ceiling))}"
+    peak = element("i", class_="peak", style=place)
+    labels = (element("span", figure(value, "bytes"), style=f"top:{_percent(1 - value / ceiling)}") for value in ticks)
+    plot = joined(
+        element("div", *labels, class_="ticks", aria_hidden="true"),
+        element("div", svg, peak, class_="area"),
+        element("div", *_parts(axis), class_="parts", aria_hidden="true"),
+    )
+    legend = joined(
+        element("span", element("i", class_="key first"), f"{first.name}: ", _bold(first.peak)),
+        element("span", element("i", class_="key second"), f"{second.name}: ", _bold(second.peak)),
+        element("span", element("i", class_="key resident"), "parameters, buffers, inputs: ", _bold(axis.resident)),
+        element("span", class_="told", role="status"),
+    )
+    return joined(element("div", plot, class_="plot"), element("div", legend, class_="legend"))
+
+
+def _description(axis: MemoryAxis, first: Curve, second: Curve) -> str:
+    said = [f"{each.name}: {figure(each.peak, 'bytes')} at {each.at or 'the beginning'}." for each in (first, second)]
+    there = figure(axis.resident, "bytes")
+    return " ".join((*said, f"{there} are there before the first operator."))
+
+
+def _bold(amount: int) -> Markup:
+    return element("b", figure(amount, "bytes"))
+
+
+def _tick(value: float) -> int:
+    """A power of two: what labels in KiB, MiB and GiB are whole numbers of."""
+    step = 1
+    while step * 2 <= value:
+        step *= 2
+    return step
+
+
+def _x(at: float, length: int) -> float:
+    return (at + 0.5) / length
+
+
+def _y(value: int, ceiling: int) -> float:
+    return 1 - value / ceiling
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}%"
+
+
+def _level(share: float, kind: str) -> Markup:
+    y = f"{_HEIGHT * (1 - share):.1f}"
+    return element("line", class_=kind, x1=0, x2=_WIDTH, y1=y, y2=y)
+
+
+def _outline(moments: Sequence[int], ceiling: int, *, closed: bool = False) -> str:
+    """At most so many points, each the most that is alive among the operators it stands for."""
+    length = len(moments)
+    width = -(-length // _MOST_POINTS)
+    points = []
+    for start in range(0, length, width):
+        at = max(range(start, min(length, start + width)), key=moments.__getitem__)
+        points.append((_x(at, length), _y(moments[at], ceiling)))
+    points = [(0.0, points[0][1]), *points, (1.0, points[-1][1])]
+    if closed:
+        points = [(0.0, 1.0), *points, (1.0, 1.0)]
+    return "M" + "L".join(f"{_WIDTH * x:.1f},{_HEIGHT * y:.1f}" for x, y in points) + ("Z" if closed else "")
+
+
+def _runs(axis: MemoryAxis) -> list[tuple[int, int]]:
+    """Stretches of one half: which, and how long. Of a graph with very many: the first, and all others as one."""
+    runs = [(half, sum(1 for _ in each)) for half, each in groupby(axis.backward)]
+    if len(runs) <= _MOST_PARTS:
+        return runs
+    return [runs[0], (1, sum(length for _, length in runs[1:]))]
+
+
+def _partings(axis: MemoryAxis) -> list[Markup]:
+    found, at = [], 0
+    for _, length in _runs(axis)[:-1]:
+        at += length
+        x = f"{_WIDTH * at / len(axis.backward):.1f}"
+        found.append(element("line", class_="parting", x1=x, x2=x, y1=0, y2=_HEIGHT))
+    return found
+
+
+def _parts(axis: MemoryAxis) -> list[Markup]:
+    return [
+        element("span", "backward" if half else "forward", style=f"flex:{length} 1 0") for half, length in _runs(axis)
+    ]
+
+
+_ENTRIES_HEAD = ("", "operator", "module", "shape", "bytes", "FLOPs again", "time again", "decided by")
+_TIME_COLUMN = 6
+
+
+def _tile(name: str, amount: str, rest: str) -> Markup:
+    """One figure at the head of a page."""
+    parts = (element("dd", amount, class_="big"), element("dd", rest, class_="small"))
+    return element("div", element("dt", name), *parts)
+
+
+def _tiles(found: Breakdown) -> Markup:
+    """The totals of a plan."""
+    under, without, plan = found.under, found.without, found.plan
+    kept, peak, flops = under.amounts.saved_bytes, under.peak.bytes, under.amounts.recomputed_flops
+    of_kept = f"{_share(kept, without.amounts.saved_bytes)} of {bytes_text(without.amounts.saved_bytes)}"
+    of_peak = f"{_share(peak, without.peak.bytes)} of {bytes_text(without.peak.bytes)}; at {under.peak.at}"
+    of_flops = f"{_share(flops, found.forward_flops)} of the forward's {figure(found.forward_flops, 'flops')}"
+    made = [
+        _tile("kept for the backward", bytes_text(kept), f"{of_kept} without recomputation"),
+        _tile("computed twice", figure(flops, "flops"), of_flops if found.forward_flops else ""),
+        *_time_tiles(found),
+        _tile("simulated peak", bytes_text(peak), of_peak),
+    ]
+    if under.amounts.offloaded:
+        values = counted(under.amounts.offloaded, "value")
+        where = f"{values} on the host between forward and backward, beside what is kept"
+        made.append(_tile("offloaded", bytes_text(under.amounts.offloaded_bytes), where))
+    if under.amounts.open_bytes:
+        what = "counted as kept: its min-cut may recompute it"
+        made.append(_tile("left to PyTorch", bytes_text(under.amounts.open_bytes), what))
+    if found.uncounted:
+        lost = counted(sum((found.uncounted_again or {}).values()), "call")
+        rest = f"{uncounted_text(found.uncounted)}; {lost} recomputed"
+        made.append(_tile("without FLOPs", counted(len(found.uncounted), "operator"), rest))
+    if found.notes:
+        made.append(_tile("about the figures", counted(len(found.notes), "note"), "; ".join(found.notes)))
+    if plan.expectations:
+        held = sum(each.status == "held" for each in plan.expectations)
+        told = "; ".join(_expectation(each.text, each.status, each.found) for each in plan.expectations)
+        made.append(_tile("expectations held", f"{held} of {len(plan.expectations)}", told))
+    return joined(*made)
+
+
+def _time_tiles(found: Breakdown) -> list[Markup]:
+    """What recomputation takes, its price, and what the step takes; nothing without a device."""
+    time, without = found.under.time, found.without.time
+    if time is None or without is None:
+        return []
+    forward = figure(time.forward, "seconds")
+    share = f"{figure(time.recomputed / time.forward, 'fraction')} of the forward's {forward}" if time.forward else ""
+    price = price_text(found.seconds_per_gib)
+    priced = f", at a price of {price} of peak" if price else ""
+    rest = [f"{figure(without.step, 'seconds')} without recomputation"]
+    rest += [f"exposed {exposed_text(time)}"] if time.exposed else []
+    rest.append(plan_times_text(found.plan))
+    again = _tile("recomputed time", figure(time.recomputed, "seconds"), share + priced)
+    return [again, _tile("step time", figure(time.step, "seconds"), "; ".join(rest))]
+
+
+def _expectation(text: str, status: str, found: str) -> str:
+    said = "open, PyTorch decides" if status == "deferred" else f"{status}, {found}"
+    return f"{text.removeprefix('expect ')}: {said}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else ""
+
+
+def _memory_section(memory: dict[str, Any], peaks: Sequence[Peak]) -> Markup:
+    """The chart of what :func:`policylang.report.page_data.memory_data` made; the first curve is drawn on top."""
+    curves = [
+        Curve(curve["name"], curve["moments"], peak.bytes, peak.at)
+        for curve, peak in zip(memory["curves"], peaks, strict=True)
+    ]
+    return memory_chart(MemoryAxis(memory["backward"], memory["resident"]), *curves)
+
+
+def _at_peak_section(found: PeakValues) -> Markup:
+    """All that is alive at the peak by line, and the largest values of it."""
+    if not found.values:
+        return element("p", "Nothing takes memory.", class_="hint")
+    values = [value_row(each, found) for each in found.values]
+    if found.rest:
+        rest = f"and {counted(found.rest, 'smaller value')}"
+        share = figure(found.rest_bytes / found.bytes, "fraction")
+        values.append((bytes_text(found.rest_bytes), share, rest, *[""] * (len(VALUES_HEAD) - 3)))
+    largest = counted(len(found.values), "largest value")
+    by_line = rows_table(SHARES_HEAD, (share_row(each, found) for each in found.shares), range(3), "by line")
+    by_value = rows_table(VALUES_HEAD, values, range(2), f"the {largest}")
+    return joined(element("p", highest_moment_text(found), class_="hint"), by_line, by_value)
+
+
+def _blocks_section(found: Breakdown) -> Markup:
+    """The groups of alike blocks, each with its values."""
+    most_saved = max((group.amounts.saved_bytes for group in found.groups), default=0) or 1
+    most_flops = max((group.amounts.recomputed_flops for group in found.groups), default=0) or 1
+    return joined(*(_group(group, most_saved, most_flops) for group in found.groups))
+
+
+def _group(group: BlockGroup, most_saved: int, most_flops: int) -> Markup:
+    amounts = group.amounts
+    times = element("span", f"×{group.times}", class_="times") if group.times > 1 else ""
+    left = f", {bytes_text(amounts.open_bytes)} of it left to PyTorch" if amounts.open_bytes else ""
+    moved = f", {bytes_text(amounts.offloaded_bytes)} offloaded" if amounts.offloaded else ""
+    saved = f" saved in {counted(amounts.saved, 'value')}{left}{moved}"
+    time = f" in {seconds}" if (seconds := seconds_text(amounts.recomputed_seconds)) else ""
+    again = f"{time} and {bytes_text(amounts.recomputed_bytes)} recomputed in {counted(amounts.recomputed, 'value')}"
+    summary = element(
+        "summary",
+        element("span", group.label, times, class_="label"),
+        _bar(amounts.saved_bytes / most_saved, "saved", bytes_text(amounts.saved_bytes), saved),
+        _bar(amounts.recomputed_flops / most_flops, "recomputed", figure(amounts.recomputed_flops, "flops"), again),
+    )
+    shown = [each for each in group.entries if each.costs or each.fate != "recomputed"]
+    views = sum(each.count for each in group.entries) - sum(each.count for each in shown)
+    hidden = f"and {counted(views, 'view')} and parts that are recomputed at no cost"
+    table = [_ENTRIES_HEAD, *map(_entry, shown)]
+    if amounts.recomputed_seconds is None:
+        table = [row[:_TIME_COLUMN] + row[_TIME_COLUMN + 1 :] for row in table]
+    head, *rows = table
+    values = rows_table(head, rows, range(4, len(head) - 1), f"the values of {group.label}")
+    rest = element("p", hidden, class_="hint") if views else ""
+    return element("details", summary, values, rest, class_="group")
+
+
+def _bar(share: float, color: str, amount: str, rest: str) -> Markup:
+    words = element("span", element("b", amount), rest, class_="amount")
+    bar = element("span", element("i", style=f"width:{share:.1%};background:var(--{color})"), class_="bar")
+    return element("span", words, bar, class_="measure")
+
+
+def _entry(entry: ValueEntry) -> tuple[str, ...]:
+    shape = "×".join(map(str, entry.shape or ()))
+    return (
+        element("span", entry.fate, class_=f"fate fate-{entry.fate.replace(' ', '-')}"),
+        entry.operator + (f" ×{entry.count}" if entry.count > 1 else ""),
+        entry.module,
+        f"{shape} {entry.dtype}".strip(),
+        bytes_text(entry.bytes) if entry.bytes else "",
+        figure(entry.flops, "flops") if entry.flops else "not counted" if entry.uncounted else "",
+        seconds_text(entry.seconds),
+        entry.source or entry.reason or "undecided",
+    )
+
+
+def _order_section(found: Communication | None) -> Markup:
+    """Nothing of a plan without collectives that it orders or times."""
+    if found is None:
+        return Markup("")
+    return element(
+        "section",
+        element("h2", "Compute and communication", id="order-title"),
+        *(each for each in (_totals(found), _lines(found), _exposed(found)) if each),
+        aria_labelledby="order-title",
+    )
+
+
+def _totals(found: Communication) -> Markup:
+    if not found.orders:
+        return Markup("")
+    head = ("", "as traced", "as planned")
+    said = [bound_text(found.bound or 0.0)] if seconds_text(found.bound) else []
+    said += [barriers_text(found.barriers)] if found.barriers else []
+    notes = (element("p", each, class_="hint") for each in said)
+    return joined(rows_table(head, total_rows(found), range(1, 3), "before and after"), *notes)
+
+
+def _lines(found: Communication) -> Markup:
+    if not found.lines:
+        return Markup("")
+    head, *rows = line_rows(found.lines)
+    notes = (element("p", text, class_="hint") for text in line_notes(found.lines))
+    return joined(rows_table(head, rows, range(2, len(head)), "what each scheduling line did"), *notes)
+
+
+def _exposed(found: Communication) -> Markup:
+    rows, rest = exposed_rows(found), hidden_text(found)
+    numbers = range(rows[0].index("collective")) if rows else range(0)
+    shown = rows_table(rows[0], rows[1:], numbers, "the exposed collectives") if rows else ""
+    return joined(shown, *([element("p", rest, class_="hint")] if rest else []))
+
+
+_PIECES = Path(__file__).parent / "page"
+_ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
+
+
+def plan_page(found: Breakdown, worth: Sequence[Worth], graph: str) -> str:
+    """The whole page. ``graph`` is what it calls the graph.
+
+    The figures, the chart and the blocks are written here and need no script; the values beside the policy are drawn in
+    the browser from data that is embedded as JSON. Nothing of a policy or a graph is markup: text is escaped where it
+    is written, and in the data every character that HTML or a script could take for its own.
+    """
+    data = page_data(found, worth, graph)
+    values = {
+        "title": escape(f"{found.plan.policy.name} on {graph}"),
+        "subtitle": escape(_subtitle(found.plan)),
+        "tiles": _tiles(found),
+        "memory": _memory_section(data["memory"], [found.under.peak, found.without.peak]),
+        "order": _order_section(_communication(found)),
+        "at_peak": _at_peak_section(values_at_peak(found)),
+        "blocks": _blocks_section(found),
+        "style": _piece("page.css"),
+        "data": json.dumps(data, separators=(",", ":"), ensure_ascii=False).translate(_ESCAPES),
+        "script": _piece("page.js"),
+    }
+    head, *rest = _piece("page.html").split("{{")
+    parts = [head]
+    for each in rest:
+        name, _, after = each.partition("}}")
+        parts += [values[name.strip()], after]
+    return printable("".join(parts))
+
+
+def _communication(found: Breakdown) -> Communication | None:
+    """The collectives under the scheduling lines; without any, those of the graph as it is, where there is a device."""
+    return as_decided(found.plan) if found.plan.order is None else found.communication
+
+
+def _subtitle(plan: Plan) -> str:
+    """What graph it is, and which plan."""
+    facts = plan.facts
+    parts = [
+        f"{facts.kind.value} graph of {counted(len(facts), 'node')}",
+        counted(sum(decision is not None for decision in plan.decisions), "forward value"),
+        counted(len(plan.block_names), "block") if plan.block_names else "no blocks",
+        f"torch {facts.torch_version}" if facts.torch_version else "",
+        f"plan {plan.digest[:12]}",
+    ]
+    return " · ".join(filter(None, parts))
+
+
+def _piece(name: str) -> str:
+    return (_PIECES / name).read_text(encoding="utf-8")

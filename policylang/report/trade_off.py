@@ -1,0 +1,168 @@
+"""A tuned policy beside its neighbours, the whole trade-off as rows, and both as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import asdict
+
+from policylang.language.figures import figure, shortened
+from policylang.report.diagnostics import render_json
+from policylang.report.layout import table
+from policylang.tuning.outcome.tuned_policy import TunedPolicy
+from policylang.tuning.outcome.written import besides_words, bound_words, budget_words, memory_of, step_words
+from policylang.tuning.trade_off import Candidate, Tuned
+
+
+def account_text(found: TunedPolicy) -> str:
+    """No line end at the end."""
+    tuned, subject = found.tuned, found.subject
+    path = f", path {subject.path}" if subject.path else ""
+    heading = f"tuned for {subject.called} on {subject.device}{path}: {budget_words(tuned.budget)}"
+    bound = bound_words(tuned)
+    said = [_room(tuned), _beside(found), f"bound: {bound}" if bound else ""]
+    below = "\n".join(line for line in said if line)
+    return "\n\n".join(filter(None, (heading, _figures(tuned), below)))
+
+
+def _figures(tuned: Tuned) -> str:
+    sides = [("this policy", tuned.chosen), ("less memory", tuned.less), ("more memory", tuned.more)]
+    shown = [(name, each) for name, each in sides if each is not None]
+    rows: list[tuple[str, ...]] = [("", *(name for name, _ in shown))]
+    for name, words in figure_rows(tuned):
+        cells = [words(each) for _, each in shown]
+        if any(cell not in ("", "0 B", "0 s") for cell in cells) or name in ("peak", "saved", "recomputed"):
+            rows.append((name, *cells))
+    return table(rows, right=range(1, len(rows[0])))
+
+
+def figure_rows(tuned: Tuned) -> list[tuple[str, Callable[[Candidate], str]]]:
+    """The figures of a candidate by name, each as text."""
+    besides = tuned.besides
+    rows: list[tuple[str, Callable[[Candidate], str]]] = [("peak", lambda each: figure(besides.on(each.peak), "bytes"))]
+    if besides.on(0) or besides.reserve:
+        rows.append(("of the graph", lambda each: figure(each.peak, "bytes")))
+    return [
+        *rows,
+        ("saved", lambda each: figure(each.saved, "bytes")),
+        ("offloaded", lambda each: figure(each.offloaded, "bytes")),
+        ("recomputed", lambda each: f"{figure(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})"),
+        ("copies", lambda each: figure(each.copies, "seconds")),
+        ("exposed", lambda each: figure(each.exposed, "seconds")),
+        ("step", lambda each: step_words(each)),
+    ]
+
+
+def share_text(seconds: float, tuned: Tuned) -> str:
+    """Of the forward's time: ``3.1%``."""
+    return figure(seconds / tuned.forward, "fraction") if tuned.forward else "-"
+
+
+def _room(tuned: Tuned) -> str:
+    if tuned.budget.figure == "recompute time":
+        return ""
+    left = int(tuned.budget.limit) - memory_of(tuned.chosen, tuned)
+    return f"{figure(left, 'bytes')} of the budget are left" if left else "the budget is used to the byte"
+
+
+def _beside(found: TunedPolicy) -> str:
+    said = besides_words(found.tuned.besides, found.subject)
+    return f"in the peak beside the graph: {said}" if said else ""
+
+
+_LONGEST = 96
+
+
+def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
+    """A row a policy, by rising memory; with ``chosen`` the one that is tuned is marked. No line end at the end."""
+    tuned = found.tuned
+    moved = any(each.offloaded for each in tuned.table)
+    waits = any(each.exposed for each in tuned.table)
+    head = ["", "peak", "saved", *(["offloaded"] if moved else []), "recomputed", "of the forward"]
+    head += [*(["copies"] if moved else []), *(["exposed"] if waits else []), "step", "rules"]
+    rows = [head]
+    for each, phrase in zip(tuned.table, distinctions(tuned.table), strict=True):
+        row = ["->" if chosen and each == tuned.chosen else "", figure(tuned.besides.on(each.peak), "bytes")]
+        row += [figure(each.saved, "bytes"), *([figure(each.offloaded, "bytes")] if moved else [])]
+        row += [figure(each.recompute, "seconds"), share_text(each.recompute, tuned)]
+        row += [figure(each.copies, "seconds")] if moved else []
+        row += [*([figure(each.exposed, "seconds")] if waits else []), step_words(each)]
+        rows.append([*row, shortened(phrase, _LONGEST)])
+    subject = found.subject
+    heading = (
+        f"{len(tuned.table)} policies for {subject.called} on {subject.device}, none better in both memory and time"
+    )
+    return f"{heading}\n\n{table(rows, right=range(1, len(head) - 1))}"
+
+
+def distinctions(candidates: Sequence[Candidate]) -> list[str]:
+    """Of the first its rules; of each other the rules that the one before does not have, or else those it lacks."""
+    found, before = [], list[str]()
+    for each in candidates:
+        lines = statements(each)
+        new = [line for line in lines if line not in before]
+        gone = [line for line in before if line not in lines]
+        if len(lines) == 1 or len(new) == len(lines):
+            found.append("; ".join(lines))
+        elif new:
+            found.append("; ".join(new))
+        else:
+            found.append("without " + "; ".join(gone) if gone else "the same rules in another order")
+        before = lines
+    return found
+
+
+def statements(each: Candidate) -> list[str]:
+    """The rules of a candidate, a line each, without comments."""
+    return [line.strip() for line in each.rules.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+VERSION = 1
+
+
+def tuned_json(found: TunedPolicy, *, chosen: bool = True) -> str:
+    """Bytes are whole numbers, times seconds. ``limit`` is in bytes, of ``recompute time`` a fraction. Without a budget
+    ``policy``, ``chosen``, ``less`` and ``more`` are null, as a neighbour is where there is none."""
+    tuned, subject = found.tuned, found.subject
+    document = {
+        "version": VERSION,
+        "graph": {
+            "name": subject.graph or None,
+            "kind": subject.kind,
+            "nodes": subject.nodes,
+            "fingerprint": subject.fingerprint,
+        },
+        "device": subject.device,
+        "budget": asdict(tuned.budget) if chosen else None,
+        "besides": asdict(tuned.besides),
+        "forward_seconds": tuned.forward,
+        "bound_seconds": tuned.bound if chosen else None,
+        "chosen": candidate_data(tuned.chosen, tuned) if chosen else None,
+        "less": _or_none(tuned.less, tuned) if chosen else None,
+        "more": _or_none(tuned.more, tuned) if chosen else None,
+        "table": [candidate_data(each, tuned) for each in tuned.table],
+        "policy": found.text if chosen else None,
+        "diagnostics": json.loads(render_json(found.notes))["diagnostics"],
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def candidate_data(each: Candidate, tuned: Tuned) -> dict[str, Any]:
+    return {
+        "rules": each.rules.splitlines(),
+        "peak_bytes": tuned.besides.on(each.peak),
+        "graph_peak_bytes": each.peak,
+        "peak_at": each.peak_at,
+        "saved_bytes": each.saved,
+        "offloaded_bytes": each.offloaded,
+        "recomputed_seconds": each.recompute,
+        "exposed_seconds": each.exposed,
+        "copies_seconds": each.copies,
+        "step_seconds": each.step,
+    }
+
+
+def _or_none(each: Candidate | None, tuned: Tuned) -> dict[str, Any] | None:
+    return None if each is None else candidate_data(each, tuned)

@@ -1,0 +1,451 @@
+"""The paths under one policy, compared: what each saves and recomputes, its decisions value by value, its numbers.
+
+What counts as agreement is said in ``docs/agree.md``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from attrs import asdict, define, field, frozen
+
+from policylang.audit.summary.report import Report
+from policylang.graph.facts import Facts
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.figures import counted, figure, joined, listed, uncounted_text
+from policylang.report.layout import table
+
+VERSION = 1
+"""Of the plain data."""
+_OF_ERRORS = ("code", "message", "help")
+_MOST = 8
+_HEAD = ("path", "saved", "offloaded", "recomputed", "", "loss", "gradients", "buffers")
+
+
+@frozen(eq=False)
+class Numbers:
+    """What one step computed: tensors by name."""
+
+    loss: Any
+    gradients: Mapping[str, Any]
+    buffers: Mapping[str, Any]
+    """As they are after the step."""
+
+
+@frozen(eq=False)
+class PathRun:
+    """A path that carried the policy out."""
+
+    numbers: Numbers
+    report: Report
+    graphs: tuple[tuple[Facts, Report], ...]
+    """Of each graph, in order: as it was planned on, and what came of it."""
+
+
+@frozen(eq=False)
+class PathRefusal:
+    """A path that did not: why."""
+
+    diagnostics: tuple[Diagnostic, ...] = ()
+    """The errors; empty where it was no diagnostic of policylang."""
+    error: str = ""
+    """``TypeError: …``, where something other than policylang refused."""
+
+
+@frozen
+class Equality:
+    """Some tensors of a step, compared with those of another run of the step."""
+
+    tensors: int
+    differing: tuple[str, ...] = ()
+    """The names of those that are not equal to the bit."""
+    largest: float = 0.0
+    """The largest difference of two elements; infinite where names, shapes or types are not the same."""
+    close: bool = True
+    """Whether all are within the tolerance that ``torch.testing.assert_close`` has for their type."""
+
+    @property
+    def bitwise(self) -> bool:
+        return not self.differing
+
+
+@frozen
+class NumbersComparison:
+    """The numbers of a path, compared with those of the plain model."""
+
+    loss: Equality
+    gradients: Equality
+    buffers: Equality
+    as_without_policy: bool | None = None
+    """Whether the path gives the same bits without the policy; None where that was not asked, because the bits are
+    those of the plain model."""
+
+    @property
+    def bitwise(self) -> bool:
+        return self.loss.bitwise and self.gradients.bitwise and self.buffers.bitwise
+
+    @property
+    def agrees(self) -> bool:
+        """The plain model's bits; or else those of the path without the policy, and within tolerance of the model's."""
+        close = self.loss.close and self.gradients.close and self.buffers.close
+        return self.bitwise or (close and self.as_without_policy is True)
+
+
+@frozen
+class ValuePlace:
+    """Where a value stands in a model, whatever its node is called in a graph."""
+
+    module: str
+    operator: str
+    shape: tuple[int, ...] | None
+
+
+@frozen
+class PathDecision:
+    """What one path does with a value, or with all of one place."""
+
+    action: str
+    rule: str | None
+    """``file:line``."""
+    reason: str = ""
+    count: int = 1
+
+
+@frozen
+class PathDifference:
+    """A value that paths decide differently."""
+
+    place: ValuePlace
+    number: int | None
+    """Which of the values of its place, counted from 1; None for all of them, where one path has more than another."""
+    sides: dict[str, tuple[PathDecision, ...]]
+    """By path. A path whose graph does not have the value is absent."""
+
+
+@frozen
+class DecisionComparison:
+    """The values of the paths that carried the policy out, one by one."""
+
+    alike: int = 0
+    """Values that two paths or more have, decided in the same way on each that has them."""
+    undecided: int = 0
+    """Values that no rule speaks of and that the paths treat differently."""
+    alone: dict[str, dict[str, int]] = field(factory=dict)
+    """By path: values that no other path's graph has, counted by operator."""
+    differences: tuple[PathDifference, ...] = ()
+
+
+@frozen(eq=False)
+class PathResult:
+    """One row of the table."""
+
+    path: str
+    ran: PathRun | None = None
+    refused: PathRefusal | None = None
+    numbers: NumbersComparison | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """The policy was carried out as planned, and the numbers are right."""
+        if self.ran is None or self.numbers is None:
+            return False
+        audit = self.ran.report.audit
+        return self.numbers.agrees and (audit is None or audit.agrees)
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """What the path moves to the host."""
+        moved = None if self.ran is None else self.ran.report.offloaded
+        return 0 if moved is None else moved.bytes
+
+
+@frozen(eq=False)
+class Agreement:
+    """What :func:`policylang.testing.agree` returns; ``str()`` of it is the table."""
+
+    policy: str
+    """Its name."""
+    loss: float
+    """Of the plain model."""
+    gradients: int
+    """How many it has."""
+    results: tuple[PathResult, ...]
+    """A path each: what it decided, kept and computed, or why it refused."""
+    decisions: DecisionComparison
+    """Where the decisions of the paths are the same, and where not."""
+    torch_version: str
+
+    @property
+    def agrees(self) -> bool:
+        """Every path carried the policy out, with the right numbers, and decided every value that it shares with
+        another path as that one does."""
+        return all(result.agrees for result in self.results) and not self.decisions.differences
+
+    def __getitem__(self, path: str) -> PathResult:
+        return next(result for result in self.results if result.path == path)
+
+    def __str__(self) -> str:
+        """Plain text, no line end at the end."""
+        rows = [_HEAD, *(_row(result) for result in self.results)]
+        if all(result.numbers is None or result.numbers.buffers.bitwise for result in self.results):
+            rows = [row[:-1] for row in rows]
+        moves = any(result.offloaded_bytes for result in self.results)
+        if not moves:
+            rows = [(*row[:2], *row[3:]) for row in rows]
+        parts = [
+            f"policy {self.policy}, one step, held against the plain model: loss {self.loss:.6g}, "
+            f"{counted(self.gradients, 'gradient')}, torch {self.torch_version}",
+            table(rows, right=range(1, 5 if moves else 4)),
+            "\n".join([*_refusals(self.results), *_number_lines(self.results), *_audit_lines(self.results)]),
+            "\n".join(_decision_lines(self)),
+            "\n".join(_difference_lines(self.decisions.differences)),
+            _verdict(self),
+        ]
+        return "\n\n".join(part for part in parts if part)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON. Bytes and FLOPs are whole numbers; differences of numbers are absolute."""
+        decisions = asdict(self.decisions)
+        differences = [{**each.pop("place"), **each} for each in decisions["differences"]]
+        return {
+            "version": VERSION,
+            "policy": self.policy,
+            "torch": self.torch_version,
+            "agrees": self.agrees,
+            "loss": self.loss,
+            "gradients": self.gradients,
+            "paths": [_path(result) for result in self.results],
+            "values": {**decisions, "differences": differences},
+        }
+
+
+def _path(result: PathResult) -> dict[str, Any]:
+    plain: dict[str, Any] = {"path": result.path, "agrees": result.agrees, "refused": None}
+    if result.refused is not None:
+        errors = [{name: getattr(each, name) for name in _OF_ERRORS} for each in result.refused.diagnostics]
+        plain["refused"] = {"diagnostics": errors, "error": result.refused.error}
+    if result.ran is not None and result.numbers is not None:
+        report = result.ran.report
+        assert report.saved is not None  # a path that ran has been partitioned
+        assert report.recomputed is not None
+        plain |= {
+            "saved_bytes": report.saved.bytes,
+            "saved_values": len(report.saved),
+            "offloaded_bytes": result.offloaded_bytes,
+            "recomputed_values": len(report.recomputed),
+            "recomputed_flops": report.recomputed.flops,
+            "uncounted_operators": report.uncounted_recomputed,
+            "numbers": _comparison(result.numbers),
+        }
+    return plain
+
+
+def _comparison(numbers: NumbersComparison) -> dict[str, Any]:
+    found = asdict(numbers)
+    for name in ("loss", "gradients", "buffers"):
+        if found[name]["largest"] == float("inf"):
+            found[name]["largest"] = None  # JSON has no infinity
+    return {"bitwise": numbers.bitwise, **found}
+
+
+# --- decisions -------------------------------------------------------------------------------------------------------
+
+
+def compare_decisions(paths: Mapping[str, PathRun]) -> DecisionComparison:
+    """Match the values of the paths that carried the policy out, in their order.
+
+    Nodes have other names on every path, and some have other neighbours: a compiler merges equal computations, takes a
+    dropout as one operator where a trace has four, and knows nothing of the loss. A value is known by its place
+    instead: its module, its operator, its shape, and which of these it is, in graph order.
+    """
+    tally = _Tally()
+    if len(paths) > 1:
+        decided = {path: _decided(ran) for path, ran in paths.items()}
+        for place in dict.fromkeys(place for sides in decided.values() for place in sides):
+            tally.add(place, {path: sides[place] for path, sides in decided.items() if place in sides})
+    alone = {path: dict(counts) for path, counts in tally.alone.items()}
+    return DecisionComparison(tally.alike, tally.undecided, alone, tuple(tally.differences))
+
+
+def _decided(ran: PathRun) -> dict[ValuePlace, list[PathDecision]]:
+    """By place, in graph order. The values of an operator with several results are one."""
+    found: dict[ValuePlace, list[PathDecision]] = {}
+    for facts, report in ran.graphs:
+        for row in facts.forward:
+            decision = report.decisions.get(facts.names[row])
+            if facts.owners[row] == row and decision is not None:
+                place = ValuePlace(facts.modules[row], facts.targets[row], facts.shapes[row])
+                found.setdefault(place, []).append(PathDecision(decision.action, decision.rule, decision.reason))
+    return found
+
+
+@define(eq=False)
+class _Tally:
+    alike: int = 0
+    undecided: int = 0
+    alone: dict[str, Counter[str]] = field(factory=dict)
+    differences: list[PathDifference] = field(factory=list)
+
+    def add(self, place: ValuePlace, found: Mapping[str, Sequence[PathDecision]]) -> None:
+        """The values of one place, by path."""
+        lengths = sorted(map(len, found.values()))
+        shared = lengths[-2] if len(lengths) > 1 else 0
+        for path, sides in found.items():
+            if len(sides) > shared:
+                counts = self.alone.setdefault(path, Counter())
+                counts[place.operator] += len(sides) - shared
+        if shared and lengths[0] != lengths[-1] and not _one_action(found):
+            self.differences.append(PathDifference(place, None, {path: _folded(each) for path, each in found.items()}))
+            return
+        for number in range(shared):
+            self._one(place, number, {path: sides[number] for path, sides in found.items() if number < len(sides)})
+
+    def _one(self, place: ValuePlace, number: int, sides: Mapping[str, PathDecision]) -> None:
+        if len({side.action for side in sides.values()}) == 1:
+            self.alike += 1
+        elif all(side.rule is None for side in sides.values()):
+            self.undecided += 1
+        else:
+            self.differences.append(PathDifference(place, number + 1, {path: (side,) for path, side in sides.items()}))
+
+
+def _one_action(found: Mapping[str, Sequence[PathDecision]]) -> bool:
+    """Whether it is all the same which of the values of one path is which of another: rules decide all of them alike,
+    or none speaks of any."""
+    every = [side for sides in found.values() for side in sides]
+    return len({side.action for side in every}) == 1 or all(side.rule is None for side in every)
+
+
+def _folded(sides: Iterable[PathDecision]) -> tuple[PathDecision, ...]:
+    counts = Counter(sides)
+    return tuple(PathDecision(side.action, side.rule, side.reason, count) for side, count in counts.items())
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def _row(result: PathResult) -> tuple[str, ...]:
+    if result.ran is None or result.numbers is None:
+        return (result.path, "refused", *[""] * (len(_HEAD) - 2))
+    report, numbers = result.ran.report, result.numbers
+    saved = figure(report.saved.bytes, "bytes") if report.saved is not None else ""
+    moved = figure(result.offloaded_bytes, "bytes")
+    again = report.recomputed
+    count = counted(len(again), "value") if again is not None else ""
+    flops = figure(again.flops, "flops") if again is not None else ""
+    cells = (_equality_text(each) for each in (numbers.loss, numbers.gradients, numbers.buffers))
+    return (result.path, saved, moved, count, flops, *cells)
+
+
+def _equality_text(found: Equality) -> str:
+    if found.bitwise:
+        return "equal to the bit"
+    return f"{len(found.differing)} of {found.tensors} differ, by {found.largest:.1e} at most"
+
+
+def _refusals(results: Iterable[PathResult]) -> Iterator[str]:
+    for path, refused in ((result.path, result.refused) for result in results if result.refused is not None):
+        if not refused.diagnostics:
+            yield f"{path} cannot run the model: {refused.error}"
+        for found in refused.diagnostics[:_MOST]:
+            where = f"{found.span.location}: " if found.span else ""
+            yield f"{path} cannot carry it out: {found.code}: {where}{found.message}"
+            if found.help is not None:
+                yield f"  help: {found.help}"
+        if len(refused.diagnostics) > _MOST:
+            yield f"  and {len(refused.diagnostics) - _MOST} more reasons"
+
+
+def _number_lines(results: Iterable[PathResult]) -> Iterator[str]:
+    """What is to be said of numbers that are not those of the plain model to the bit."""
+    for result in results:
+        numbers = result.numbers
+        if numbers is None or numbers.bitwise:
+            continue
+        if numbers.agrees:
+            yield (
+                f"{result.path} rounds otherwise than the plain model, within tolerance; "
+                "without the policy it gives the same bits as with it"
+            )
+            continue
+        if numbers.as_without_policy:
+            yield f"{result.path} COMPUTES something else than the plain model, without the policy too"
+        else:
+            yield f"{result.path} COMPUTES something else: its bits are not those without the policy"
+        names = [name for each in (numbers.loss, numbers.gradients, numbers.buffers) for name in each.differing]
+        yield f"  {listed(names, _MOST)}"
+
+
+def _audit_lines(results: Iterable[PathResult]) -> list[str]:
+    return [
+        f"{result.path}: {difference}"
+        for result in results
+        if result.ran is not None and result.ran.report.audit is not None
+        for difference in result.ran.report.audit.differences
+    ]
+
+
+def _decision_lines(found: Agreement) -> list[str]:
+    if sum(result.ran is not None for result in found.results) < 2:
+        return []
+    decisions = found.decisions
+    lines = [
+        f"decisions   {counted(decisions.alike, 'value')} decided alike, "
+        f"{decisions.undecided} undecided and left to each path, {len(decisions.differences)} decided otherwise"
+    ]
+    lines += [f"            {path} alone: {_operators(counts)}" for path, counts in decisions.alone.items()]
+    for result in found.results:
+        missing = result.ran.report.uncounted_recomputed if result.ran is not None else {}
+        lines += [f"recomputed  {result.path} without {uncounted_text(missing)}"] if missing else []
+    return lines
+
+
+def _operators(counts: Mapping[str, int]) -> str:
+    most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown = ", ".join(f"{operator} ×{count}" if count > 1 else operator for operator, count in most[:_MOST])
+    rest = len(most) - _MOST
+    values = counted(sum(counts.values()), "value")
+    return f"{values} ({shown}{f' and {rest} more operators' if rest > 0 else ''})"
+
+
+def _difference_lines(differences: Sequence[PathDifference]) -> list[str]:
+    lines = []
+    for each in differences[:_MOST]:
+        lines.append(_name(each.place, each.number))
+        lines += [f"  {path:<6} {', '.join(map(_side, sides))}" for path, sides in each.sides.items()]
+    rest = len(differences) - _MOST
+    return [*lines, *([f"and {counted(rest, 'more value')} decided otherwise"] if rest > 0 else [])]
+
+
+def _name(place: ValuePlace, number: int | None) -> str:
+    shape = "×".join(map(str, place.shape)) if place.shape is not None else "several results"
+    which = "all of them" if number is None else f"number {number}"
+    return f"{place.operator} in {place.module or 'no module'}, {shape}, {which}"
+
+
+def _side(side: PathDecision) -> str:
+    by = side.rule or side.reason or "no rule"
+    extra = f" ({side.reason})" if side.reason and side.rule else ""
+    return f"{side.action}{f' ×{side.count}' if side.count > 1 else ''}  {by}{extra}"
+
+
+def _verdict(found: Agreement) -> str:
+    ran = [result.path for result in found.results if result.ran is not None]
+    refused = [result.path for result in found.results if result.ran is None]
+    wrong = [result.path for result in found.results if result.ran is not None and not result.agrees]
+    if not ran:
+        return "no path carries the policy out on this model"
+    problems = []
+    if wrong:
+        problems.append(f"{joined(wrong)} {'is' if len(wrong) == 1 else 'are'} not the plain model")
+    if found.decisions.differences:
+        problems.append(f"{counted(len(found.decisions.differences), 'value')} decided otherwise")
+    if refused:
+        problems.append(f"{joined(refused)} refused")
+    if problems:
+        return f"the paths do NOT agree: {'; '.join(problems)}"
+    if len(ran) < 2:
+        return f"{joined(ran)} agrees with the plain model; there is no other path to compare it with"
+    return f"{joined(ran)} agree"
