@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -216,10 +217,20 @@ def frames_left(since: int = 0) -> list[FrameLeft]:
         if not (issubclass(kind, exc.Unsupported | exc.UserError | exc.SkipFrame) or record.config_suppress_errors):
             continue
         if (record.start_time_us or 0) >= since:
-            why = (record.fail_reason or record.fail_type).partition("\n")[0].strip()
+            why = _why(record.fail_reason or record.fail_type)
             file, line = record.fail_user_frame_filename, record.fail_user_frame_lineno
             found[frame] = FrameLeft(*places[frame], f"{why} ({os.path.basename(file)}:{line})" if file else why)
     return list(found.values())
+
+
+def _why(said: str) -> str:
+    """The first line of Dynamo's message; where it only says that a graph break was delayed, the reason for the break.
+
+    From torch 2.15 on, a recurrent module breaks the graph only where it is called.
+    """
+    first, _, rest = said.partition("\n")
+    reason = re.search(r"\bReason: (.+?)(?:\. |\.?$)", rest, re.MULTILINE) if "(delayed)" in first else None
+    return reason[1] if reason else first.strip()
 
 
 # --- errors -------------------------------------------------------------------------------------------------------

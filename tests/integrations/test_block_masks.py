@@ -9,6 +9,7 @@ from torch.nn.attention import flex_attention as library
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 import policylang
+from tests.support.versions import needs_compilers_under_dispatch_modes
 
 LENGTH = 256
 POLICY = policylang.parse("undecided -> recompute\nsave attention in block\nsave first matmul per block")
@@ -103,6 +104,7 @@ def test_a_traced_step_holds_its_mask_and_follows_what_is_written_to_it(x: Tenso
     assert "may be written to in place" in str(refused.value.diagnostics[0].help)
 
 
+@needs_compilers_under_dispatch_modes
 def test_in_eager_it_is_refused_by_name(x: Tensor) -> None:
     """What runs compiled or not at all shows a checkpoint no operators; torch's own words are about dispatch modes."""
     eager = Model()

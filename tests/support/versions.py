@@ -19,6 +19,10 @@ needs_marked_backwards = pytest.mark.skipif(
 needs_forward_derivatives_of_checkpoints = pytest.mark.skipif(
     VERSION < (2, 12), reason="on torch 2.11, torch's own checkpoint takes no forward-mode derivatives"
 )
+needs_compilers_under_dispatch_modes = pytest.mark.skipif(
+    VERSION < (2, 12),
+    reason="on torch 2.11, what must be compiled runs as it is under a dispatch mode, and is followed",
+)
 needs_cached_collectives = pytest.mark.skipif(
     VERSION < (2, 12), reason="on torch 2.11, a graph with collectives is not found in Inductor's caches again"
 )

@@ -232,7 +232,12 @@ class Checkpointed:
         if around is not None:
             region = self.session.add(self.module, self.root, self.number)
             around.begin(BlockCall(self.session, self.module, region, args, kwargs))
-        output = self.forward(*args, **kwargs)
+        try:
+            output = self.forward(*args, **kwargs)
+        except Exception as error:  # before torch 2.12, a checkpoint does not show its contexts what is raised in it
+            if around is not None and around.block is self.module:
+                around.explain(error)
+            raise
         if around is not None:
             around.end(self.module, output)
         return output

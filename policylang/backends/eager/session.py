@@ -360,18 +360,21 @@ class CheckpointContext:
             self._aside = False
             restore_saved_tensor_hooks(self._hooks)
         self._hooks = self._around = None  # they hold the checkpoint, and the checkpoint holds this context
-        block = self.block
         self._leave(finished=kind is None)
         if error is not None:
-            running, self.running = self.running, None
-            if running is not None:
-                running.failed(error)
-            if block is not None and was_left_uncompiled(error):
-                raise problems.NEEDS_A_COMPILER.error(name=self.session.named(block)) from error
-            if running is not None and block is not None and (operator := failed_in(error)):
-                raise problems.TRACES_AGAIN.error(name=self.session.named(block), operator=operator) from error
+            self.explain(error)
         elif self.block is None and not (self._gave_way or self._plainly) and graph_being_traced() is None:
             raise self.session.nothing_ran()
+
+    def explain(self, error: BaseException) -> None:
+        """Raise ``PolicyGraphError`` where what a block calls has failed because an eager checkpoint watches it."""
+        running, self.running = self.running, None
+        if running is not None:
+            running.failed(error)
+        if self.block is not None and was_left_uncompiled(error):
+            raise problems.NEEDS_A_COMPILER.error(name=self.session.named(self.block)) from error
+        if running is not None and self.block is not None and (operator := failed_in(error)):
+            raise problems.TRACES_AGAIN.error(name=self.session.named(self.block), operator=operator) from error
 
     def _begin_within(self) -> None:
         if self.first is not None:
