@@ -67,9 +67,9 @@ def with_memory(gm: fx.GraphModule) -> fx.GraphModule:
         return ticket.target
 
     for node in gm.graph.nodes:
-        if node.target in (copy_operators.OFFLOAD, copy_operators.RELOAD):
+        if node.target in (copy_operators.OFFLOAD_OP, copy_operators.RELOAD_OP):
             node.target = start
-        elif node.target is copy_operators.WAIT:
+        elif node.target is copy_operators.WAIT_OP:
             node.target = wait
     gm.recompile()
     return gm

@@ -141,6 +141,6 @@ for _signature, _kernel, _fake in (
     _library.impl(_signature.partition("(")[0], _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"policylang::{_signature.partition('(')[0]}", _fake, lib=_library)
 
-OFFLOAD = torch.ops.policylang.offload.default
-RELOAD = torch.ops.policylang.reload.default
-WAIT = torch.ops.policylang.wait.default
+OFFLOAD_OP = torch.ops.policylang.offload.default
+RELOAD_OP = torch.ops.policylang.reload.default
+WAIT_OP = torch.ops.policylang.wait.default

@@ -17,9 +17,9 @@ from policylang.torch_compat.watching import is_profiling, named_range
 
 PREFIX = "policylang: "
 _COPIES = {
-    copy_operators.OFFLOAD: "copy to the host",
-    copy_operators.RELOAD: "copy from the host",
-    copy_operators.WAIT: "wait for a copy",
+    copy_operators.OFFLOAD_OP: "copy to the host",
+    copy_operators.RELOAD_OP: "copy from the host",
+    copy_operators.WAIT_OP: "wait for a copy",
 }
 
 

@@ -20,7 +20,7 @@ from policylang.graph.schedule import Schedule, StepKind
 _NOT_CARRIED = ("recompute", "ac_graph_id", "tensor_meta", "should_offload", "saved_for_offloading")
 """Tags, those of PyTorch's own offloading among them, and what is said of a value a second time."""
 _NOT_OF_A_COPY = (marks.SAVED, marks.RANDOM_STATE)
-_STARTS = {copy_operators.OFFLOAD: StepKind.COPY_TO_HOST, copy_operators.RELOAD: StepKind.COPY_FROM_HOST}
+_STARTS = {copy_operators.OFFLOAD_OP: StepKind.COPY_TO_HOST, copy_operators.RELOAD_OP: StepKind.COPY_FROM_HOST}
 
 
 Nodes = Sequence[fx.Node | None]
@@ -39,12 +39,12 @@ def copy_out(graph: fx.Graph, schedule: Schedule, nodes: Nodes, values: Mapping[
             value = values[row]
             behind = value if behind is None or behind < value else behind
             with graph.inserting_after(behind):
-                behind = tickets[row] = _call(graph, value, "offload", copy_operators.OFFLOAD, (value,), value)
+                behind = tickets[row] = _call(graph, value, "offload", copy_operators.OFFLOAD_OP, (value,), value)
         elif kind == StepKind.WAIT_TO_HOST:
             value, args = values[row], (tickets[row], values[row], copy_operators.HOST)
             assert behind is not None  # the copy is there
             with graph.inserting_after(behind) if step < last else graph.inserting_before(following[step]):
-                behind = hosts[row] = _call(graph, value, "host", copy_operators.WAIT, args, value)
+                behind = hosts[row] = _call(graph, value, "host", copy_operators.WAIT_OP, args, value)
         elif (node := nodes[step]) is not None:
             behind = node
     return hosts
@@ -72,10 +72,10 @@ def copy_in(
         device, anchor = _device(value), min(before[step], *reading)
         with graph.inserting_before(anchor):
             if kind == StepKind.COPY_FROM_HOST:
-                tickets[row] = _call(graph, value, "reload", copy_operators.RELOAD, (host, device), anchor)
+                tickets[row] = _call(graph, value, "reload", copy_operators.RELOAD_OP, (host, device), anchor)
                 continue
             args = (tickets[row], host, device)
-            back = _call(graph, value, "reloaded", copy_operators.WAIT, args, anchor)
+            back = _call(graph, value, "reloaded", copy_operators.WAIT_OP, args, anchor)
         for reader in reading:
             reader.replace_input_with(value, back)
 
@@ -94,15 +94,15 @@ def copies_in(nodes: Iterable[fx.Node]) -> dict[fx.Node, tuple[StepKind, str]]:
 def _kind_of(node: fx.Node) -> StepKind | None:
     if node.op != "call_function":
         return None
-    if node.target is copy_operators.WAIT and isinstance(node.args[0], fx.Node):
-        is_out = node.args[0].target is copy_operators.OFFLOAD
+    if node.target is copy_operators.WAIT_OP and isinstance(node.args[0], fx.Node):
+        is_out = node.args[0].target is copy_operators.OFFLOAD_OP
         return StepKind.WAIT_TO_HOST if is_out else StepKind.WAIT_FROM_HOST
     return _STARTS.get(node.target)
 
 
 def _moved(node: fx.Node) -> fx.Node:
     while _kind_of(node) is not None:
-        source = node.args[1] if node.target is copy_operators.WAIT else node.args[0]
+        source = node.args[1] if node.target is copy_operators.WAIT_OP else node.args[0]
         assert isinstance(source, fx.Node)
         node = source
     return node

@@ -29,6 +29,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.operators.categories import describe
 from policylang.operators.communication import is_communication, is_product
+from policylang.operators.names import HOST_COPIES
 from policylang.torch_compat import dynamo, inductor
 from policylang.torch_compat.graphs import OpOverload
 
@@ -42,7 +43,6 @@ _HARMLESS = frozenset({"reorder_for_peak_memory"})
 
 _ONE_PASS = "leave it out, or this line; from torch 2.13 on both can be"
 _NO_COMPILED_AUTOGRAD = "leave `torch._dynamo.config.compiled_autograd` off, or the line out"
-_COPIES = tuple(f"policylang.{name}." for name in ("offload", "reload", "wait"))
 
 _Base: Any = inductor.graph_pass_base()
 
@@ -65,7 +65,7 @@ def _after(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     last: list[fx.Node] = []
     products: list[fx.Node] = []
     for node in graph.nodes:
-        if is_communication(node) or describe(node.target).name.startswith(_COPIES):
+        if is_communication(node) or describe(node.target).name in HOST_COPIES:
             found[node] = [*last, *products]
             last, products = [node], []
         elif inductor.is_lowered_as_one(node.target):
