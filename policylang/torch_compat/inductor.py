@@ -9,7 +9,7 @@ from functools import cache, partial, wraps
 from types import FunctionType
 from typing import Any
 
-import torch.fx as fx
+from torch import fx
 
 from policylang.torch_compat.missing import require
 

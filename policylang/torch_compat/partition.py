@@ -9,7 +9,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-import torch.fx as fx
+from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from policylang.torch_compat.missing import require

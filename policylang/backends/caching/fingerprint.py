@@ -37,8 +37,8 @@ def code_digest() -> str:
 
     The version of the language is in the files.
     """
-    acting = sources.acting(files("policylang"))
-    words = [word for path, content in acting.items() for word in (path, hashlib.sha256(content).hexdigest())]
+    found = sources.acting(files("policylang"))
+    words = [word for path, content in found.items() for word in (path, hashlib.sha256(content).hexdigest())]
     words += [f"{code} {CODES[code].severity.value}" for code in sorted(CODES)]
     return digest_of(words)
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.fx as fx
+from torch import fx
 
 from policylang.backends.flat import safety
 from policylang.backends.surgery import copy_insertion, random_replay, tags

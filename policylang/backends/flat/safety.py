@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch.fx as fx
+from torch import fx
 
 from policylang.backends.surgery.edits import first_difference
 from policylang.errors import PolicyGraphError, PolicyMatchError

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.fx as fx
+from torch import fx
 
 from policylang.backends.runtime import copy_operators
 from policylang.graph import marks

@@ -10,8 +10,8 @@ import operator
 from typing import Any
 
 import torch
-import torch.fx as fx
 from attrs import frozen
+from torch import fx
 
 from policylang.graph import marks
 from policylang.torch_compat import partition
