@@ -19,7 +19,7 @@ from policylang.errors import PolicyError, PolicyMeaningError
 from policylang.graph import marks
 from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
-from policylang.torch_compat import dynamo
+from policylang.torch_compat import compilers
 
 
 def backend(
@@ -92,7 +92,7 @@ def policylang_backend(
         chosen = backend_options.parse(options, mode, policy_around(gm))
         policy = policy_of(chosen.policy)
     except PolicyError as error:
-        raise dynamo.through_dynamo(error, sys._getframe()) from None
+        raise compilers.through_dynamo(error, sys._getframe()) from None
     place = policy_text(policy) if isinstance(chosen.policy, Policy) else str(chosen.policy.absolute())
     key = (place, chosen.inner, chosen.root, chosen.agree)
     serving = _by_options.get(key)

@@ -19,7 +19,7 @@ from policylang.backends.runtime import profiler_ranges
 from policylang.errors import PolicyWarning
 from policylang.graph import marks
 from policylang.language.figures import listed
-from policylang.torch_compat.subclasses import put_together, take_apart
+from policylang.torch_compat.tracing import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture
 from policylang.tracing.preconditions import problem
 from policylang.tracing.run_strides import why_it_failed

@@ -17,7 +17,7 @@ from policylang.errors import PolicyGraphError
 from policylang.graph.files.snapshot import dump
 from policylang.language.figures import counted, figure
 from policylang.language.shown import as_page
-from policylang.torch_compat.watching import is_tracing, trace_artifact
+from policylang.torch_compat.compilers import is_tracing, trace_artifact
 
 log = logging.getLogger("policylang")
 

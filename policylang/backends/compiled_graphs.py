@@ -18,7 +18,7 @@ from policylang.audit.code_audit import CodeAudit
 from policylang.audit.summary.report import Report
 from policylang.backends.findings import Findings
 from policylang.graph.reading.modules import ModulePaths, raw_path
-from policylang.torch_compat.fsdp import gathered_parameters
+from policylang.torch_compat.distributed import gathered_parameters
 
 _MOST_PLACES = 3
 

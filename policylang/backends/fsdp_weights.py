@@ -11,7 +11,7 @@ from torch import nn
 
 from policylang.graph.reading.modules import normalise
 from policylang.planning.decisions.weights_aside import WeightAside, WeightsAside
-from policylang.torch_compat.fsdp import ShardedWeight, own_class, sharded_weights
+from policylang.torch_compat.distributed import ShardedWeight, own_class, sharded_weights
 
 
 @frozen(eq=False)

@@ -17,7 +17,7 @@ from policylang.planning.decisions.safety import why_unsafe
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import saves
-from policylang.torch_compat.dynamo import FrameLeft
+from policylang.torch_compat.compilers import FrameLeft
 
 UNSAVEABLE = "APL321"
 NO_PARTITION = "APL322"

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from policylang.torch_compat.missing import require
+from policylang.torch_compat.graphs import require
 
 # --- splitting a joint graph --------------------------------------------------------------------------------------
 

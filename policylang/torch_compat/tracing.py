@@ -1,4 +1,4 @@
-"""The private names of torch that tracing a step stands on."""
+"""The private names of torch that tracing a step stands on; tensors made of tensors, taken apart and put together."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from functools import wraps
 from typing import Any, Literal
 
 import torch
+from attrs import frozen
 from torch import fx
 
-from policylang.torch_compat.missing import require
+from policylang.torch_compat.graphs import require
 
 
 def tree_flatten(tree: object) -> tuple[list[Any], Any]:
@@ -265,3 +266,54 @@ def compiling() -> AbstractContextManager[None]:
     """
     require(torch.compiler, ["_is_compiling_flag"], "traces with it set")
     return replaced((torch.compiler, "_is_compiling_flag", True))
+
+
+@frozen(eq=False)
+class SubclassLayout:
+    """How a tensor is made of plain ones; ``parts`` is None for a plain one."""
+
+    kind: type | None = None
+    context: Any = None
+    parts: tuple[tuple[str, SubclassLayout], ...] | None = None
+    fixed: tuple[tuple[str, Any], ...] = ()
+    """What it holds that is no tensor: a DTensor's device mesh. Such things are no inputs of a graph."""
+    size: Any = None
+    stride: Any = None
+
+    @property
+    def size_in_parts(self) -> int:
+        return 1 if self.parts is None else sum(part.size_in_parts for _, part in self.parts)
+
+
+PLAIN = SubclassLayout()
+
+
+def take_apart(values: Sequence[Any]) -> tuple[list[Any], list[SubclassLayout]]:
+    """The plain values, in order, and one layout a value."""
+    plain: list[Any] = []
+    return plain, [_take_apart(value, plain) for value in values]
+
+
+def _take_apart(value: Any, plain: list[Any]) -> SubclassLayout:
+    if type(value) in (torch.Tensor, torch.nn.Parameter) or not is_wrapper_subclass(value):
+        plain.append(value)
+        return PLAIN
+    names, context = value.__tensor_flatten__()
+    inner = [(name, getattr(value, name)) for name in names]
+    parts = tuple((name, _take_apart(part, plain)) for name, part in inner if isinstance(part, torch.Tensor))
+    fixed = tuple((name, part) for name, part in inner if not isinstance(part, torch.Tensor))
+    return SubclassLayout(type(value), context, parts, fixed, value.size(), value.stride())
+
+
+def put_together(plain: Sequence[Any], layouts: Sequence[SubclassLayout]) -> list[Any]:
+    """The inverse of :func:`take_apart`."""
+    left = iter(plain)
+    return [_put_together(left, layout) for layout in layouts]
+
+
+def _put_together(plain: Iterator[Any], layout: SubclassLayout) -> Any:
+    if layout.parts is None:
+        return next(plain)
+    inner = dict(layout.fixed)
+    inner.update((name, _put_together(plain, part)) for name, part in layout.parts)
+    return layout.kind.__tensor_unflatten__(inner, layout.context, layout.size, layout.stride)  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ import policylang
 from policylang.backends.caching import fingerprint
 from policylang.backends.runtime import groups
 from policylang.backends.runtime.groups import RankOrder
-from policylang.torch_compat import process_groups
+from policylang.torch_compat import distributed
 from tests.support.fused_process import compile_and_train
 from tests.support.sharded import fake_ranks
 from tests.support.versions import needs_groups_in_any_order
@@ -43,7 +43,7 @@ def test_what_has_no_groups_yet_makes_those_of_the_graph_that_it_finds(cache: Pa
     assert cold["from cache"] == [False]
     ((name, ranks),) = cold["made"]
     assert sorted(ranks) == list(range(8))
-    assert not [known for known in process_groups.known_groups() if known.name == name]
+    assert not [known for known in distributed.known_groups() if known.name == name]
     warm = in_another_process() if process == "another" else compile_and_train(POLICY, gradients)
     assert warm["code"] == cold["code"], "the sources were edited while the test ran, and they are in the key"
     assert warm["from cache"] == [True]

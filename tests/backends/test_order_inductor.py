@@ -25,7 +25,7 @@ from policylang.audit.communication import CommunicationStep, steps_of
 from policylang.backends.torch_compile import order_kept
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.operators.communication import is_communication, is_wait
-from policylang.torch_compat import inductor
+from policylang.torch_compat import compilers
 from tests.support.compiled import fresh_dynamo
 from tests.support.meshed import WIDTH, Meshed
 from tests.support.reordered import at_random, in_hand_order
@@ -237,7 +237,7 @@ def test_compiled_autograd_would_lose_the_order_and_is_refused(mesh: DeviceMesh)
 
 
 def test_a_torch_that_takes_one_last_pass_refuses_a_second(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor, "takes_lists_of_passes", lambda: False)
+    monkeypatch.setattr(compilers, "takes_lists_of_passes", lambda: False)
     own = inductor_config.patch(post_grad_custom_post_pass=Noting(awaited_at_once))
     with own, pytest.raises(policylang.PolicyMeaningError, match=r"APL342.*takes one `post_grad_custom_post_pass`"):
         trained(mesh, ordered())

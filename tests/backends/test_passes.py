@@ -15,7 +15,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 import policylang
 from policylang.backends.hooks.inductor_pass import PolicyPass
 from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningError
-from policylang.torch_compat import inductor
+from policylang.torch_compat import compilers
 from tests.support.flat_graphs import assert_bitwise_equal, flat_graph
 from tests.support.joint import capture_joint
 from tests.support.models import ZOO
@@ -146,7 +146,7 @@ def compiled_step(policy: PolicyPass | None, hook: str = "joint_custom_pre_pass"
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 6, bias=False), nn.GELU(), nn.Linear(6, 5, bias=False), nn.GELU())
     batch = torch.randn(4, 8)
-    before = inductor.cache_hits()
+    before = compilers.cache_hits()
     saved: list[tuple[int, ...]] = []
 
     def pack(value: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def compiled_step(policy: PolicyPass | None, hook: str = "joint_custom_pre_pass"
     result.sum().backward()
     gradient = module[0].weight.grad
     assert gradient is not None
-    return Step(inductor.cache_hits() - before, sorted(saved), gradient)
+    return Step(compilers.cache_hits() - before, sorted(saved), gradient)
 
 
 INPUTS = [(4, 8), (5, 6)]

@@ -18,7 +18,7 @@ import policylang
 from policylang.backends.graph_registry import last_audited
 from policylang.backends.joint.partitioner import Partition
 from policylang.backends.joint.path import JointPartitioner, partitions
-from policylang.torch_compat import inductor
+from policylang.torch_compat import compilers
 from tests.support.chains import NAMES, Layers, gathers, placements_of, scatters
 from tests.support.compiled import fresh_dynamo
 from tests.support.edited import assert_facts_hold
@@ -200,7 +200,7 @@ def split(model: nn.Module, x: Tensor, text: str) -> tuple[Partition, int, tuple
         return done.forward, done.backward
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiled = inductor.compile_with_aot_eager(gm, inputs, partition, lambda gm, run, is_backward: run)
+        compiled = compilers.compile_with_aot_eager(gm, inputs, partition, lambda gm, run, is_backward: run)
 
         def call(*arguments: Any) -> Any:
             calls.append(arguments)

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from policylang.backends.runtime import groups
 from policylang.backends.runtime.groups import RankOrder
-from policylang.torch_compat import process_groups
+from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import group_ranks
 from tests.support.ranks import run_ranks
 from tests.support.sharded import fake_ranks
@@ -38,16 +38,16 @@ def check_groups(rank: int) -> list[str]:
     pairs = [(4, 0), (5, 1), (6, 2), (7, 3)]
     overlapping = [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 5), (7, 6)]
     made = own(rank, [column_major, *pairs, *overlapping])
-    before = len(list(process_groups.known_groups()))
+    before = len(list(distributed.known_groups()))
     groups.ensure(made if rank % 2 else reversed(made))
-    assert len(list(process_groups.known_groups())) == before + len(made)
+    assert len(list(distributed.known_groups())) == before + len(made)
     groups.ensure(made)
-    assert len(list(process_groups.known_groups())) == before + len(made), "each is made once"
+    assert len(list(distributed.known_groups())) == before + len(made), "each is made once"
     for order in made:
         assert gathered(order, rank) == list(order.ranks), "the rank order is the order of the gathered values"
     row_major = RankOrder(tuple(range(8)), "gloo")
     groups.ensure([row_major])
-    assert len(list(process_groups.known_groups())) == before + len(made), "the flattened mesh's group serves"
+    assert len(list(distributed.known_groups())) == before + len(made), "the flattened mesh's group serves"
     assert group_ranks(row_major.name) == group_ranks(flat_name)
     assert gathered(row_major, rank) == list(range(8))
     dist.destroy_process_group(dist.distributed_c10d._resolve_process_group(made[0].name))
@@ -85,7 +85,7 @@ def test_a_group_that_was_destroyed_is_made_again() -> None:
 def test_a_group_of_another_backend_does_not_serve() -> None:
     """A gloo group of the same ranks carries no CUDA tensors."""
     with fake_ranks(4):
-        (whole,) = process_groups.known_groups()
+        (whole,) = distributed.known_groups()
         other = RankOrder(whole.ranks, "gloo")
         assert other.name != RankOrder(whole.ranks, "fake").name
         assert groups.backend_of(whole.name) == "fake"

@@ -9,9 +9,9 @@ from torch import fx
 from policylang.audit.code_audit import CodeAudit
 from policylang.backends.caching.keyed import KeyedForCaches
 from policylang.backends.joint.path import JointPartitioner
-from policylang.torch_compat import inductor
+from policylang.torch_compat import compilers
 
-_Base: Any = inductor.partitioner_base()
+_Base: Any = compilers.partitioner_base()
 
 
 class CachedPartitioner(KeyedForCaches, _Base):  # type: ignore[misc]

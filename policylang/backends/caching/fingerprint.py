@@ -23,7 +23,7 @@ from policylang.language.codes import CODES
 from policylang.language.syntax import Policy
 from policylang.operators.flops import registered_formulas
 from policylang.planning.digest import digest_of, policy_text
-from policylang.torch_compat import inductor, partition, store
+from policylang.torch_compat import compilers, distributed, partition
 
 
 def policy_key(policy: Policy, *, root: str) -> str:
@@ -70,12 +70,12 @@ def sidecar_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
     ``key`` is the partitioner's. A sidecar names process groups as its rank knows them, so each rank has its own.
     Symbolic sizes count by name: their present values say nothing of a cached graph.
     """
-    words = [key, torch.__version__, str(torch.is_grad_enabled()), store.place_among_ranks()]
+    words = [key, torch.__version__, str(torch.is_grad_enabled()), distributed.place_among_ranks()]
     words += (module.code for module in _modules(graph))
     words += (_input_word(value) for value in inputs)
     words += _autocast({"cpu"} | {value.device.type for value in inputs if isinstance(value, torch.Tensor)})
-    words += inductor.settings_lines("inductor", inductor.inductor_settings())
-    words += inductor.settings_lines("functorch", partition.functorch_settings())
+    words += compilers.settings_lines("inductor", compilers.inductor_settings())
+    words += compilers.settings_lines("functorch", partition.functorch_settings())
     return digest_of(words)
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from policylang.torch_compat import inductor
+from policylang.torch_compat import compilers
 
 FORMAT = 1
 
@@ -52,4 +52,4 @@ def read(key: str) -> dict[str, Any] | None:
 
 def _path(key: str) -> Path:
     """Spread over folders, as the caches beside it are."""
-    return Path(inductor.inductor_cache_folder()) / "policylang" / key[:2] / f"{key}.json"
+    return Path(compilers.inductor_cache_folder()) / "policylang" / key[:2] / f"{key}.json"

@@ -21,7 +21,7 @@ from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
 from policylang.ranks.comparison import agree_on_collectives
 from policylang.ranks.rank_account import GraphRun
-from policylang.torch_compat.subclasses import take_apart
+from policylang.torch_compat.tracing import take_apart
 
 
 @frozen(eq=False)

@@ -39,9 +39,9 @@ from policylang.planning.block_graph import Place
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.comparison import Known, comparing, tell_stopped
-from policylang.torch_compat.dynamo import compiled_in_place
+from policylang.torch_compat.compilers import compiled_in_place
 from policylang.torch_compat.eager import forward_derivatives, held_bytes, made_by_reentrant_checkpoint
-from policylang.torch_compat.subclasses import take_apart
+from policylang.torch_compat.tracing import take_apart
 
 _PATH = EagerPath()
 

@@ -33,7 +33,7 @@ from policylang.planning.planner import plan as make_plan
 from policylang.planning.refusals import REWRITES_REFUSED
 from policylang.ranks.comparison import agree_on_collectives, is_compared, ranks_of
 from policylang.ranks.rank_account import GraphRun
-from policylang.torch_compat.inductor import settings_lines
+from policylang.torch_compat.compilers import settings_lines
 from policylang.torch_compat.partition import functorch_settings
 
 ONLY_REWRITES = "APL329"

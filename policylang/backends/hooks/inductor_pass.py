@@ -23,12 +23,12 @@ from policylang.graph.reading.collect import collect
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
-from policylang.torch_compat import dynamo, inductor
-from policylang.torch_compat.process_groups import mesh_ranks
+from policylang.torch_compat import compilers
+from policylang.torch_compat.distributed import mesh_ranks
 
 WRONG_HOOK = "APL331"
 
-_Base: Any = inductor.graph_pass_base()
+_Base: Any = compilers.graph_pass_base()
 
 
 class PolicyPass(KeyedForCaches, _Base):  # type: ignore[misc]
@@ -57,14 +57,14 @@ class PolicyPass(KeyedForCaches, _Base):  # type: ignore[misc]
             raise PolicyGraphError([refusals.not_a_graph(graph, "a pass is called with a graph module or a graph")])
         owner = graph.owning_module
         gm = owner if owner is not None else fx.GraphModule(nn.Module(), graph)
-        hooks = inductor.hooks_that_hold(self)
+        hooks = compilers.hooks_that_hold(self)
         if not hooks:
             apply_policy(gm, self.policy, self.mesh, agree=self.agree)
             return None
         try:
             _tag(gm, self.policy, self.mesh, hooks)
         except PolicyError as error:
-            raise dynamo.through_dynamo(error, sys._getframe()) from None
+            raise compilers.through_dynamo(error, sys._getframe()) from None
         return None
 
 

@@ -39,7 +39,7 @@ from policylang.planning.liveness import Needs, backward_needs
 from policylang.planning.plan import Plan
 from policylang.ranks.comparison import agree_on_collectives, is_compared
 from policylang.ranks.rank_account import GraphRun
-from policylang.torch_compat.inductor import settings_lines
+from policylang.torch_compat.compilers import settings_lines
 from policylang.torch_compat.partition import cse_enabled, functorch_settings, min_cut_saved_values
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from attrs import frozen
 
-from policylang.torch_compat import process_groups
+from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import group_ranks
 
 _PREFIX = "policylang_"
@@ -41,7 +41,7 @@ class RankOrder:
 
 def backend_of(name: str) -> str:
     """What carries data in the group that a collective names."""
-    return process_groups.group_backend(name)
+    return distributed.group_backend(name)
 
 
 def ensure(orders: Iterable[RankOrder]) -> None:
@@ -53,13 +53,13 @@ def ensure(orders: Iterable[RankOrder]) -> None:
     for order in sorted(set(orders)):
         if group_ranks(order.name) == order.ranks:
             continue
-        process_groups.forget_group(order.name)  # of a group that was destroyed
+        distributed.forget_group(order.name)  # of a group that was destroyed
         serving = (order.ranks, order.backend)
-        same = next((known for known in process_groups.known_groups() if (known.ranks, known.backend) == serving), None)
+        same = next((known for known in distributed.known_groups() if (known.ranks, known.backend) == serving), None)
         if same is not None:
-            process_groups.rename_group(same.name, order.name)
+            distributed.rename_group(same.name, order.name)
         else:
-            process_groups.create_group(order.name, order.ranks, order.backend)
+            distributed.create_group(order.name, order.ranks, order.backend)
 
 
 def can_ensure(orders: Iterable[RankOrder]) -> bool:
@@ -70,7 +70,7 @@ def can_ensure(orders: Iterable[RankOrder]) -> bool:
 
 def surroundings() -> str:
     """What a rewrite depends on that no graph says: the groups of this rank, but for those made here."""
-    known = (known for known in process_groups.known_groups() if not known.name.startswith(_PREFIX))
+    known = (known for known in distributed.known_groups() if not known.name.startswith(_PREFIX))
     return ";".join(f"{known.name} {known.ranks} {known.backend} {known.description}" for known in known)
 
 

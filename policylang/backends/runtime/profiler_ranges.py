@@ -13,7 +13,7 @@ from torch import fx
 
 from policylang.backends.runtime import copy_operators
 from policylang.graph import marks
-from policylang.torch_compat.watching import is_profiling, named_range
+from policylang.torch_compat.compilers import is_profiling, named_range
 
 PREFIX = "policylang: "
 _COPIES = {

@@ -39,9 +39,8 @@ from policylang.planning import model_wide_errors
 from policylang.planning.decisions.block_uniformity import telling_apart
 from policylang.planning.digest import digest_of
 from policylang.ranks.comparison import Known, comparing
-from policylang.torch_compat import dynamo
-from policylang.torch_compat.dynamo import FrameLeft
-from policylang.torch_compat.watching import is_profiling, named_range
+from policylang.torch_compat import compilers
+from policylang.torch_compat.compilers import FrameLeft, is_profiling, named_range
 
 _NOWHERE = Span(Source("<block>", ""), 0, 0)
 
@@ -92,7 +91,7 @@ class PolicyBackend:
         try:
             return self._compile(gm, example_inputs, backend_options.settings(self.inner, mode, options))
         except PolicyError as error:
-            raise dynamo.through_dynamo(error, sys._getframe()) from None
+            raise compilers.through_dynamo(error, sys._getframe()) from None
 
     @property
     def graphs(self) -> tuple[CompiledGraph, ...]:
@@ -103,7 +102,7 @@ class PolicyBackend:
     def left(self) -> tuple[FrameLeft, ...]:
         """The code that Dynamo has compiled nothing of since the backend was made. For which backend it was to be
         compiled, Dynamo does not say."""
-        self._left |= dict.fromkeys(dynamo.frames_left(self._made_at))
+        self._left |= dict.fromkeys(compilers.frames_left(self._made_at))
         return tuple(self._left)
 
     def check(self) -> None:
@@ -143,7 +142,7 @@ class PolicyBackend:
             partitioner, key = evolve(partitioner, aside=aside), f"{key}:{digest_of([repr(aside)])}"
         graph = described(gm, number=len(self._graphs), root=root)
         trained = dynamo_graph.needs_gradients(gm, example_inputs)
-        known = self._known.setdefault((dynamo.code_being_compiled(), trained), [])
+        known = self._known.setdefault((compilers.code_being_compiled(), trained), [])
         topic = dynamo_graph.topic_of("compiling", "a graph", root)
         compare = partial(comparing, topic, self.agree, known=known)
         if self.inner == "inductor":
@@ -153,7 +152,7 @@ class PolicyBackend:
         graph.findings, graph.from_cache = compiled.findings, compiled.from_cache
         graph.sharded_aside, graph.code = aside is not None, compiled.code
         self._graphs.append(graph)
-        self._left |= dict.fromkeys(dynamo.frames_left(self._made_at))  # torch remembers a few compilations alone
+        self._left |= dict.fromkeys(compilers.frames_left(self._made_at))  # torch remembers a few compilations alone
         if graph.kind == "training":
             _never_applied.pop(self._born, None)
         for session in sessions:
@@ -223,7 +222,7 @@ class PolicyBackend:
 @atexit.register
 def _warn_of_policies_never_applied() -> None:
     """Where Dynamo compiles nothing, no code of ours runs before this."""
-    left = {name: frames[0] for name, made_at in _never_applied.values() if (frames := dynamo.frames_left(made_at))}
+    left = {name: frames[0] for name, made_at in _never_applied.values() if (frames := compilers.frames_left(made_at))}
     if left:
         found = refusals.runs_as_it_is(next(iter(left.values())))
         names = listed([f"`{name}`" for name in left], 3)
@@ -257,7 +256,7 @@ def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:
         return of_backend(subject.graphs)
     if not isinstance(subject, torch.nn.Module) or isinstance(subject, fx.GraphModule):
         return None
-    its_own = dynamo.backend_of(subject)
+    its_own = compilers.backend_of(subject)
     if isinstance(its_own, PolicyBackend):
         return of_model([its_own.graphs], subject) or of_backend(its_own.graphs)
     return of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
@@ -266,7 +265,7 @@ def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:
 def frames_left_of(subject: object, *, others: bool = False) -> tuple[FrameLeft, ...]:
     """What Dynamo has compiled nothing of: of a backend, all since it was made; of a model, what is its modules' own
     code. ``others``: of a model whose backend is known, all since that was made."""
-    backend = subject if isinstance(subject, PolicyBackend) else dynamo.backend_of(subject)
+    backend = subject if isinstance(subject, PolicyBackend) else compilers.backend_of(subject)
     by_name = getattr(backend, marks.COMPILER, False)
     if isinstance(backend, PolicyBackend) and (others or backend is subject):
         return backend.left
@@ -275,7 +274,7 @@ def frames_left_of(subject: object, *, others: bool = False) -> tuple[FrameLeft,
     kinds = {kind for module in subject.modules() for kind in type(module).__mro__}
     methods = [inspect.unwrap(each) for kind in kinds for each in vars(kind).values() if inspect.isfunction(each)]
     own = {(each.__code__.co_filename, each.__code__.co_firstlineno) for each in methods if inspect.isfunction(each)}
-    left = dynamo.frames_left() if by_name else (frame for one in _live for frame in one.left)
+    left = compilers.frames_left() if by_name else (frame for one in _live for frame in one.left)
     return tuple(dict.fromkeys(frame for frame in left if (frame.file, frame.line) in own))
 
 
@@ -284,7 +283,7 @@ def warn_of_recompile_limit(made: PolicyBackend) -> None:
     if not made.root:
         return
     roots = {one.root for one in _live if one.root and one.inner == made.inner and one.policy == made.policy}
-    limit = dynamo.recompile_limit()
+    limit = compilers.recompile_limit()
     if len(roots) > limit:
         warnings.warn(
             f"{len(roots)} backends differ in `root` alone: if their modules share a forward, torch compiles the first "

@@ -24,9 +24,9 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.ranks.comparison import Known, comparing
-from policylang.torch_compat import dynamo, inductor
+from policylang.torch_compat import compilers
 
-_Base: Any = inductor.partitioner_base()
+_Base: Any = compilers.partitioner_base()
 _INDUCTOR = "inductor"
 """What it calls itself when it calls a partitioner."""
 ORDER_NOT_KEPT = "APL344"
@@ -54,7 +54,7 @@ class PolicyPartitioner(KeyedForCaches, _Base):  # type: ignore[misc]
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph. Raises as ``policylang.partition`` does, and ``PolicyMatchError`` for a policy that
         schedules where Inductor is going to compile the halves: nobody tells it to keep their order."""
-        known = self._known.setdefault(dynamo.code_being_compiled(), [])
+        known = self._known.setdefault(compilers.code_being_compiled(), [])
         topic = dynamo_graph.topic_of("splitting", "a joint graph", self.root)
         settings = dynamo_graph.comparable_settings
         try:
@@ -63,16 +63,16 @@ class PolicyPartitioner(KeyedForCaches, _Base):  # type: ignore[misc]
             with comparing(topic, self.agree, known=known, settings=settings), partitions() as done:
                 halves = self._partitioner(gm, joint_inputs, **options)
         except PolicyError as error:
-            if not dynamo.dynamo_graphs():
+            if not compilers.dynamo_graphs():
                 raise
-            raise dynamo.through_dynamo(error, sys._getframe()) from None
+            raise compilers.through_dynamo(error, sys._getframe()) from None
         self.findings.extend(findings_of(each.carried_out) for each in done)
         return halves
 
     def uuid(self) -> str:
         """Stands for the partitioner in the keys of torch's caches, with all that it would read of the graph that
         Dynamo is handing over and that the graph's code does not say."""
-        context = fingerprint.context_of_graphs(dynamo.dynamo_graphs())
+        context = fingerprint.context_of_graphs(compilers.dynamo_graphs())
         surroundings = fingerprint.groups_key(self.policy), fingerprint.formulas_key()
         return ":".join((self._key, context, *surroundings, self._process()))
 

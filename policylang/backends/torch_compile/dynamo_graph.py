@@ -26,7 +26,7 @@ from policylang.errors import PolicyDivergenceError
 from policylang.language.syntax import Policy
 from policylang.ranks.comparison import RankComparison, agree_on_cached
 from policylang.ranks.rank_account import RankAccount
-from policylang.torch_compat import dynamo, inductor
+from policylang.torch_compat import compilers
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class CompiledCode:
 
 def topic_of(doing: str, graph: str, root: str) -> str:
     """What ranks compare while Dynamo has a graph compiled: ``compiling forward (model.py:12) under layers.0``."""
-    return f"{doing} {dynamo.code_location() or graph}{f' under {root}' if root else ''}"
+    return f"{doing} {compilers.code_location() or graph}{f' under {root}' if root else ''}"
 
 
 def with_aot_eager(
@@ -71,7 +71,7 @@ def with_aot_eager(
     the comparison of ranks."""
     with compare() as comparison, partitions() as done:
         inference = partitioner.rewrite_inference if rewrites_in_place(partitioner.policy) else None
-        run = inductor.compile_with_aot_eager(gm, inputs, partitioner, profiler_ranges.boxed, inference)
+        run = compilers.compile_with_aot_eager(gm, inputs, partitioner, profiler_ranges.boxed, inference)
         return CompiledCode(run, _findings(done), comparison.why_gone())
 
 
@@ -104,14 +104,14 @@ def with_inductor(
         patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key, code)}
         if code is not None:
             patched |= order_kept.last_passes(policy, settings, key)
-        hits = inductor.cache_hits()
+        hits = compilers.cache_hits()
         loads: AbstractContextManager[list[tuple[bool, str]]]
-        loads = nullcontext([]) if code is None else inductor.code_from_caches()
+        loads = nullcontext([]) if code is None else compilers.code_from_caches()
         with partitions() as done, loads as loaded:
-            run = inductor.compile_with_inductor(gm, inputs, patched, watch, inference)
+            run = compilers.compile_with_inductor(gm, inputs, patched, watch, inference)
         if not (is_differentiated or inference):
             return CompiledCode(run, (), comparison.why_gone())
-        if not done and inductor.cache_hits() > hits:
+        if not done and compilers.cache_hits() > hits:
             from_sidecar = _from_sidecar(remembered_as, policy)
             if from_sidecar is not None:
                 findings, code = from_sidecar
@@ -121,7 +121,7 @@ def with_inductor(
                 return CompiledCode(run, findings, comparison.why_gone(), from_cache=True, code=code)
             log.debug("no sidecar says what was decided for a cached graph: compiling it again")
             with partitions() as done:
-                run = inductor.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES}, watch, inference)
+                run = compilers.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES}, watch, inference)
         findings = _findings(done)
         content = {
             "partitions": [to_json(found) for found in findings],
@@ -135,9 +135,9 @@ def with_inductor(
 
 def comparable_settings(given: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
     """The settings by which Inductor moves and joins the collectives of a graph, after it was split."""
-    settings = {**inductor.inductor_settings(), **given}
+    settings = {**compilers.inductor_settings(), **given}
     chosen = {name: value for name, value in settings.items() if _MOVES_COLLECTIVES.search(name)}
-    return inductor.settings_lines("torch._inductor.config", chosen)
+    return compilers.settings_lines("torch._inductor.config", chosen)
 
 
 def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:

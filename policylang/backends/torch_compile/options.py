@@ -13,7 +13,7 @@ from attrs import frozen
 from policylang.errors import PolicyMeaningError
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
-from policylang.torch_compat import inductor
+from policylang.torch_compat import compilers
 
 Inner = Literal["inductor", "aot_eager"]
 _INNER: tuple[str, ...] = get_args(Inner)
@@ -80,7 +80,7 @@ def settings(inner: Inner, mode: str | None, options: Mapping[str, Any] | None) 
     named: dict[str, Any] = {}
     if mode not in (None, "default") and inner == "inductor":
         try:
-            named = inductor.inductor_mode(str(mode))
+            named = compilers.inductor_mode(str(mode))
         except RuntimeError as error:
             problems.append(_bad(str(error), None))
     if problems:
@@ -92,7 +92,7 @@ def _check_settings(given: Mapping[str, Any], inner: str) -> list[Diagnostic]:
     """Names that are neither ours nor, under Inductor, one of Inductor's settings."""
     if not given:
         return []
-    known = inductor.inductor_settings() if inner == "inductor" else {}
+    known = compilers.inductor_settings() if inner == "inductor" else {}
     return [_unknown(name, known) for name in given if name.replace("-", "_") not in known]
 
 

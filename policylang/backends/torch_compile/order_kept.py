@@ -30,7 +30,7 @@ from policylang.language.syntax import Policy
 from policylang.operators.categories import describe
 from policylang.operators.communication import is_communication, is_product
 from policylang.operators.names import HOST_COPIES
-from policylang.torch_compat import dynamo, inductor
+from policylang.torch_compat import compilers
 from policylang.torch_compat.graphs import OpOverload
 
 OPTION_AGAINST_ORDER = "APL342"
@@ -44,7 +44,7 @@ _HARMLESS = frozenset({"reorder_for_peak_memory"})
 _ONE_PASS = "leave it out, or this line; from torch 2.13 on both can be"
 _NO_COMPILED_AUTOGRAD = "leave `torch._dynamo.config.compiled_autograd` off, or the line out"
 
-_Base: Any = inductor.graph_pass_base()
+_Base: Any = compilers.graph_pass_base()
 
 
 class BindingOrder(KeyedForCaches, _Base):  # type: ignore[misc]
@@ -55,7 +55,7 @@ class BindingOrder(KeyedForCaches, _Base):  # type: ignore[misc]
 
     def __call__(self, graph: fx.Graph) -> None:
         unread = {node: [each for each in others if node not in each.users] for node, others in _after(graph).items()}
-        inductor.run_after(graph, {node: others for node, others in unread.items() if others})
+        compilers.run_after(graph, {node: others for node, others in unread.items() if others})
 
 
 def _after(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
@@ -68,7 +68,7 @@ def _after(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
         if is_communication(node) or describe(node.target).name in HOST_COPIES:
             found[node] = [*last, *products]
             last, products = [node], []
-        elif inductor.is_lowered_as_one(node.target):
+        elif compilers.is_lowered_as_one(node.target):
             products.append(node)
         elif is_product(node):
             products.append(node)
@@ -83,17 +83,17 @@ def settings_to_keep(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]
     Raises ``PolicyMeaningError`` where that asks for another order, and under compiled autograd; warns where the
     program's settings do.
     """
-    if dynamo.compiles_backwards_anew():
+    if compilers.compiles_backwards_anew():
         message = "compiled autograd takes the backward apart and compiles it anew, where this line's order is not kept"
         raise PolicyMeaningError([diagnose(TAKEN_APART, message, _first_line(policy), help=_NO_COMPILED_AUTOGRAD)])
-    keep = inductor.settings_in_order()
+    keep = compilers.settings_in_order()
     against = {name: value for name, value in keep.items() if name not in _HARMLESS}
     asked = [name for name, value in against.items() if name in given and given[name] != value]
     if asked:
         raise PolicyMeaningError([_against(policy, name) for name in asked])
     unheard = [
         name for name, value in against.items()
-        if name not in given and inductor.is_set(name) and inductor.setting(name) != value
+        if name not in given and compilers.is_set(name) and compilers.setting(name) != value
     ]  # fmt: skip
     if unheard:
         found = PolicyMeaningError([_turned_off(policy, name) for name in unheard])
@@ -106,11 +106,11 @@ def last_passes(policy: Policy, given: Mapping[str, Any], key: str) -> Any:
 
     Raises ``PolicyMeaningError`` where the user has one and this torch takes no second.
     """
-    own = given[_LAST_PASS] if _LAST_PASS in given else inductor.setting(_LAST_PASS)
+    own = given[_LAST_PASS] if _LAST_PASS in given else compilers.setting(_LAST_PASS)
     ours = BindingOrder(f"order:{key}")
     if not own:
         return {_LAST_PASS: ours}
-    if not inductor.takes_lists_of_passes():
+    if not compilers.takes_lists_of_passes():
         message = (
             f"this torch takes one `{_LAST_PASS}`, there is one already, and what keeps this line's order is another"
         )
