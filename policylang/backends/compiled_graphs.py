@@ -16,7 +16,7 @@ from torch import fx
 
 from policylang.audit.code_audit import CodeAudit
 from policylang.audit.summary.report import Report
-from policylang.backends.findings import Findings
+from policylang.backends.records import Findings
 from policylang.graph.reading.modules import ModulePaths, raw_path
 from policylang.torch_compat.distributed import gathered_parameters
 

@@ -16,12 +16,9 @@ from torch import fx
 
 from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
-from policylang.backends import graph_registry
-from policylang.backends.announcing import announce
-from policylang.backends.findings import Findings, findings_of
-from policylang.backends.graph_registry import CarriedOut
-from policylang.backends.runtime.stages import timed
-from policylang.backends.surgery import edits, planned_order
+from policylang.backends import records, rewriting
+from policylang.backends.records import CarriedOut, Findings, announce, findings_of
+from policylang.backends.runtime import timed
 from policylang.errors import PolicyAuditError, PolicyMatchError
 from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
@@ -99,7 +96,7 @@ class BackendPath:
     def carry_out(self, given: Any, plan: Plan, seconds: dict[str, float]) -> Any:
         """Do what a plan says to the graph it was made for, in place, and note how long each stage takes."""
         with timed(seconds, "rewrite"):
-            return edits.carry_out(given, plan)
+            return rewriting.carry_out(given, plan)
 
     def audit(self, plan: Plan, came_out: Any) -> Audit | None:
         """Hold what came out against the plan; None where it cannot be told from the graph."""
@@ -113,7 +110,7 @@ class BackendPath:
         if plan.order is None:
             return
         with timed(seconds, "order"):
-            planned_order.put_in_order(gm, plan.policy, plan.order)
+            rewriting.put_in_order(gm, plan.policy, plan.order)
         with timed(seconds, "audit order"):
             raise_differences(audit_order(plan.order, gm.graph))
 
@@ -130,7 +127,7 @@ class BackendPath:
         with timed(seconds, "plan"):
             plan = self.plan(facts, policy)
         if plan.order is not None:
-            planned_order.check_order(plan.order)
+            rewriting.check_order(plan.order)
         self.carry_out(gm, plan, seconds)
         with timed(seconds, "audit"):
             audit = self.audit(plan, gm.graph)
@@ -138,7 +135,7 @@ class BackendPath:
             raise_differences(audit.differences)
         self.put_in_order(gm, plan, seconds)
         done = CarriedOut(self.name, plan, audit, seconds)
-        graph_registry.remember(done, gm)
+        records.remember(done, gm)
         announce(done)
         return done
 
@@ -146,7 +143,7 @@ class BackendPath:
         """What was decided for a graph, a model or whatever else users hold, graph by graph, with its reports; None
         where it is not of this path."""
         if isinstance(subject, fx.GraphModule):
-            done = graph_registry.carried_out(subject)
+            done = records.carried_out(subject)
             return (findings_of(done),) if done is not None and done.path == self.name else None
         found: Sequence[Findings] | None = _imported(self.front)(subject) if self.front else None
         return found

@@ -62,7 +62,7 @@ class RankComparison:
     settings: Callable[[], Sequence[str]]
     around: Groups
     """Over which collectives run that are in no graph, whenever this rank runs."""
-    distributed: MessageStore | None
+    store: MessageStore | None
     accounts: list[RankAccount] = field(factory=list)
     """Of the graphs that have collectives, compared or not, for whoever keeps them beside a cache."""
     facts: Facts | None = None

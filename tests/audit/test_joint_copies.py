@@ -10,8 +10,8 @@ from torch import fx
 
 from policylang.audit.joint import audit_copies
 from policylang.audit.outcome import Found
-from policylang.backends.joint.partitioner import Partition
-from policylang.backends.runtime import copy_operators
+from policylang.backends import copies as copy_operators
+from policylang.backends.joint import Partition
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.liveness import Needs
 from tests.support.models import ZOO

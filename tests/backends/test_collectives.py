@@ -12,8 +12,8 @@ from torch import fx
 from torch.distributed.device_mesh import init_device_mesh
 
 import policylang
-from policylang.backends.half.path import HalfPath
-from policylang.backends.surgery.edits import carry_out
+from policylang.backends.half import HalfPath
+from policylang.backends.rewriting import carry_out
 from policylang.graph import marks
 from policylang.graph.reading.collect import collect
 from policylang.planning.plan import Plan

@@ -13,10 +13,10 @@ from torch import Tensor, fx
 import policylang
 from policylang.audit.flat import audit_flat
 from policylang.audit.summary.report import report_from_dict
-from policylang.backends.flat.path import FlatPath
-from policylang.backends.graph_registry import CarriedOut
-from policylang.backends.runtime import copy_operators
-from policylang.backends.runtime.copy_operators import copied_over
+from policylang.backends import copies as copy_operators
+from policylang.backends.copies import copied_over
+from policylang.backends.flat import FlatPath
+from policylang.backends.records import CarriedOut
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.memory import simulate
 from tests.support import models

@@ -14,8 +14,8 @@ from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
-from policylang.backends.runtime import copy_operators
-from policylang.backends.runtime.copy_operators import copied_over
+from policylang.backends import copies as copy_operators
+from policylang.backends.copies import copied_over
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.graph import marks
 from policylang.planning.liveness import saved_and_recomputed

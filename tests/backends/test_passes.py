@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import policylang
-from policylang.backends.hooks.inductor_pass import PolicyPass
+from policylang.backends.torch_compile.hooks import PolicyPass
 from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.torch_compat import compilers
 from tests.support.flat_graphs import assert_bitwise_equal, flat_graph
@@ -110,10 +110,10 @@ def test_the_uuid_is_that_of_the_rules():
 
 
 def test_the_uuid_covers_the_code_that_acts(monkeypatch: pytest.MonkeyPatch):
-    from policylang.backends.caching import fingerprint
+    from policylang.backends import caching
 
     key = made(KEEPS_MATMULS).uuid()
-    monkeypatch.setattr(fingerprint, "code_digest", lambda: "of another version")
+    monkeypatch.setattr(caching, "code_digest", lambda: "of another version")
     assert made(KEEPS_MATMULS).uuid() != key
 
 

@@ -11,10 +11,10 @@ from attrs import evolve
 
 import policylang
 from policylang.audit.order import audit_order
-from policylang.backends.flat.path import FlatPath
-from policylang.backends.joint.path import JointPartitioner
-from policylang.backends.surgery.copy_insertion import copies_in
-from policylang.backends.surgery.planned_order import put_in_order
+from policylang.backends.copies import copies_in
+from policylang.backends.flat import FlatPath
+from policylang.backends.joint import JointPartitioner
+from policylang.backends.rewriting import put_in_order
 from policylang.errors import PolicyAuditError
 from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import StepKind

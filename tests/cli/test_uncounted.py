@@ -212,7 +212,7 @@ def test_paths_with_other_operators_agree_where_these_do_the_same_work_alone() -
 
 
 def test_a_formula_is_part_of_the_key_of_compiled_graphs() -> None:
-    from policylang.backends.caching.fingerprint import formulas_key
+    from policylang.backends.caching import formulas_key
 
     keys = [formulas_key()]
     for factor in (2, 3):

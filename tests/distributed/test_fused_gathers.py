@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 import policylang
-from policylang.backends.graph_registry import plan_of
+from policylang.backends.records import plan_of
 from policylang.graph import marks
 from policylang.planning.plan import Plan
 from policylang.torch_compat import distributed

@@ -15,9 +15,8 @@ from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import policylang
-from policylang.backends.graph_registry import last_audited
-from policylang.backends.joint.partitioner import Partition
-from policylang.backends.joint.path import JointPartitioner, partitions
+from policylang.backends.joint import JointPartitioner, Partition, partitions
+from policylang.backends.records import last_audited
 from policylang.torch_compat import compilers
 from tests.support.chains import NAMES, Layers, gathers, placements_of, scatters
 from tests.support.compiled import fresh_dynamo
@@ -276,7 +275,7 @@ def test_of_a_half_the_rewrites_are_carried_out_and_the_rest_is_said(many: Devic
 
 @needs_groups_in_any_order
 def test_the_facts_of_a_rewritten_joint_graph_are_those_that_were_planned(many: DeviceMesh) -> None:
-    from policylang.backends.graph_registry import plan_of
+    from policylang.backends.records import plan_of
     from tests.support.joint import capture_joint
 
     joint = capture_joint(Gathered(many), (torch.randn(4, 256),))

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
-from policylang.backends.caching.fingerprint import code_digest
+from policylang.backends.caching import code_digest
 from policylang.torch_compat import distributed
 from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.sharded import fake_ranks

@@ -13,7 +13,7 @@ from policylang.audit.outcome import Audit
 from policylang.backends.eager.execution.instructions import PlannedInstructions, instructions_of
 from policylang.backends.eager.observation.block_trace import BlockTrace
 from policylang.backends.path import BackendPath, raise_errors
-from policylang.backends.runtime.stages import timed
+from policylang.backends.runtime import timed
 from policylang.graph.schedule import StepKind
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
@@ -38,7 +38,7 @@ class EagerPath(BackendPath):
     """A block of a model is traced the first time it is called in some way; its trace is what is planned."""
 
     name: ClassVar[str] = "eager"
-    front: ClassVar[str] = "policylang.backends.torch_compile.subjects:of_checkpoints"
+    front: ClassVar[str] = "policylang.backends.torch_compile.hooks:of_checkpoints"
 
     def refuse(self, found: Sequence[Diagnostic], deferred: Collection[str]) -> None:
         """All or nothing: what other blocks may answer is raised with what none can."""

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from policylang.audit.outcome import Audit
-from policylang.backends.announcing import announce
 from policylang.backends.eager import problems
 from policylang.backends.eager.eligibility import check_parts
 from policylang.backends.eager.execution.followed_call import FollowedCall, observed_call, unfinished_call
@@ -27,8 +26,8 @@ from policylang.backends.eager.observation.origins import HeldResult, tensors_in
 from policylang.backends.eager.observation.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.eager.path import EagerPath, HeldTensors
 from policylang.backends.fsdp_weights import NamedBlock, weights_of_blocks
-from policylang.backends.graph_registry import CarriedOut
 from policylang.backends.path import raise_differences
+from policylang.backends.records import CarriedOut, announce
 from policylang.errors import PolicyGraphError
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.language.codes import is_error

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import operator
+import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
@@ -17,20 +19,20 @@ from weakref import WeakSet
 import torch
 from attrs import evolve
 from torch import fx
+from torch.fx.node import map_arg
 
-from policylang.backends import refusals
-from policylang.backends.caching import fingerprint
+from policylang.backends import caching, refusals
 from policylang.backends.compiled_graphs import CompiledGraph, GraphUse, described, of_backend, of_model
-from policylang.backends.eager.session import Session, innermost
+from policylang.backends.eager.session import Session, innermost, session_behind
 from policylang.backends.fsdp_weights import weights_among, weights_of_blocks
-from policylang.backends.joint.path import JointPartitioner
-from policylang.backends.runtime.profiler_ranges import PREFIX
-from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints
-from policylang.backends.torch_compile import options as backend_options
-from policylang.backends.torch_compile.options import Inner
-from policylang.backends.torch_compile.pending_matches import watched
+from policylang.backends.joint import JointPartitioner
+from policylang.backends.runtime import PREFIX
+from policylang.backends.torch_compile import inductor
+from policylang.backends.torch_compile.inductor import Inner
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyWarning
 from policylang.graph import marks
+from policylang.graph.reading.inputs import attribute
+from policylang.graph.reading.modules import normalise, raw_path
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import listed
 from policylang.language.source import Source, Span
@@ -41,6 +43,166 @@ from policylang.planning.digest import digest_of
 from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat import compilers
 from policylang.torch_compat.compilers import FrameLeft, is_profiling, named_range
+from policylang.torch_compat.eager import compiled_around
+
+
+def watched(
+    compiled: Callable[..., Any], graph: CompiledGraph, is_answered: Callable[[], bool], check: Callable[[], None]
+) -> Callable[..., Any]:
+    """``compiled``, with ``check`` called when the first backward through it starts, unless it ``is_answered`` by then.
+
+    By then every graph of the forward has been compiled: that is the earliest moment at which "matches nothing" is
+    known, and the last at which the user has lost nothing but one forward. Where no output leads to a backward,
+    ``check`` is called at the second call instead.
+    """
+    unhooked = False
+
+    def call(*arguments: Any) -> Any:
+        nonlocal unhooked
+        graph.note_call(arguments)
+        if is_answered():
+            return compiled(*arguments)
+        if unhooked:
+            check()
+        outputs = compiled(*arguments)
+        if not is_answered():
+            unhooked = not _before_backward(outputs, check)
+        return outputs
+
+    return call
+
+
+def _before_backward(outputs: Iterable[Any], check: Callable[[], None]) -> bool:
+    """Call ``check`` when a gradient reaches one of the outputs; False where none can."""
+    functions = dict.fromkeys(
+        output.grad_fn for output in outputs if isinstance(output, torch.Tensor) and output.grad_fn is not None
+    )
+    for function in functions:
+        function.register_prehook(lambda gradients: check())
+    return bool(functions)
+
+
+_THROUGH_FORWARD = re.compile(r"(\.forward)+\.__self__")
+"""How Dynamo names a module that it reaches through our stand-in for its ``forward``: ``layers.0.forward.__self__``."""
+
+
+def take_out(gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
+    """Put the content of each checkpoint of ours in its place, also where checkpoints lie in one another.
+
+    Returns the sessions that the checkpoints belonged to; and, where the graph was one checkpoint and nothing beside
+    it, the session of whose model it is a block, compiled on its own.
+    """
+    found: dict[Session, None] = {}
+    alone = _alone(gm)
+    graphs = [module for module in gm.modules() if isinstance(module, fx.GraphModule)]
+    for module in graphs:
+        inside = list(_take_out_of(module))
+        if inside:
+            found.update(dict.fromkeys(inside))
+            module.delete_all_unused_submodules()
+            module.recompile()
+    if found:
+        for node in (node for module in graphs for node in module.graph.nodes):
+            if stack := node.meta.get("nn_module_stack"):
+                node.meta["nn_module_stack"] = {key: _straight_entry(entry) for key, entry in stack.items()}
+    return tuple(found), alone
+
+
+def first_session(gm: fx.GraphModule) -> Session | None:
+    """Of the first checkpoint of ours in a graph, which is left as it is."""
+    graphs = (module for module in gm.modules() if isinstance(module, fx.GraphModule))
+    return next(
+        (found[0] for module in graphs for node in module.graph.nodes if (found := _behind(module, node))), None
+    )
+
+
+def _take_out_of(module: fx.GraphModule) -> Iterator[Session]:
+    pending = list(module.graph.nodes)
+    while pending:
+        node = pending.pop()
+        found = _behind(module, node)
+        if found is not None:
+            session, body = found
+            yield session
+            pending += _inline(module, node, body)
+
+
+def _behind(module: fx.GraphModule, node: fx.Node) -> tuple[Session, fx.GraphModule] | None:
+    """The session and the graph of a checkpoint of ours; None for any other node."""
+    kind, context = compiled_around()
+    if node.op != "call_function" or node.target is not kind or not node.args:
+        return None
+    holder = node.args[0]
+    body = attribute(module, str(holder.target)) if isinstance(holder, fx.Node) and holder.op == "get_attr" else None
+    session = session_behind(body.meta.get(context)) if isinstance(body, fx.GraphModule) else None
+    return None if session is None else (session, body)
+
+
+def _alone(gm: fx.GraphModule) -> Session | None:
+    """The session of a graph that is one of its blocks: one checkpoint, in which no path leads to a block."""
+    calls = [node for node in gm.graph.nodes if node.op.startswith("call_") and node.target is not operator.getitem]
+    found = _behind(gm, calls[0]) if len(calls) == 1 else None
+    return found[0] if found is not None and is_part_of_block(found[1], found[0]) else None
+
+
+def is_part_of_block(gm: fx.GraphModule, session: Session) -> bool:
+    """Whether no module path of a graph leads to a block: then it starts inside one."""
+    paths = {normalise(_straight(raw_path(node.meta)))[1] for node in gm.graph.nodes}
+    names = [name for name in session.block_names() if name]
+    return not any(path == name or path.startswith(f"{name}.") for path in paths for name in names)
+
+
+def _inline(module: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> list[fx.Node]:
+    """The nodes that came in the place of a checkpoint."""
+    inputs = body.graph.find_nodes(op="placeholder")
+    values: dict[fx.Node, Any] = dict(zip(inputs, node.args[1:], strict=True))
+    with module.graph.inserting_before(node):
+        output = module.graph.graph_copy(body.graph, values)
+    made = [values[old] for old in body.graph.nodes if old.op not in ("placeholder", "output")]
+    for new in made:
+        if new.op == "get_attr":
+            new.target = _adopted(module, attribute(body, str(new.target)), str(new.target))
+    _replace(node, output)
+    return made
+
+
+def _replace(node: fx.Node, value: Any) -> None:
+    """Let all who read a checkpoint read the values that its graph returns."""
+    for user in list(node.users):
+        if user.target is operator.getitem and isinstance(value, tuple | list):
+            for reader in list(user.users):
+                _change(reader, user, value[int(user.args[1])])
+            user.graph.erase_node(user)
+        else:
+            _change(user, node, value)
+    node.graph.erase_node(node)
+
+
+def _change(user: fx.Node, old: fx.Node, new: Any) -> None:
+    def changed(each: fx.Node) -> Any:
+        return new if each is old else each
+
+    user.args = map_arg(user.args, changed)
+    user.kwargs = map_arg(user.kwargs, changed)
+
+
+def _straight_entry(entry: Any) -> Any:
+    return (_straight(entry[0]), *entry[1:]) if isinstance(entry, tuple) else entry
+
+
+def _straight(path: str) -> str:
+    return _THROUGH_FORWARD.sub("", path)
+
+
+def _adopted(module: fx.GraphModule, value: Any, path: str) -> str:
+    """The name under which a module has what one of its inner graphs had."""
+    stem = path.replace(".", "_")
+    number = 0
+    while hasattr(module, name := f"{stem}_{number}"):
+        number += 1
+    setattr(module, name, value)
+    return name
+
 
 _NOWHERE = Span(Source("<block>", ""), 0, 0)
 
@@ -61,7 +223,7 @@ class PolicyBackend:
         self.root = root
         self.agree = agree
         self._partitioner = JointPartitioner(policy, deferred=model_wide_errors.DEFERRED_CODES, root=root)
-        self._key = fingerprint.policy_key(policy, root=root)
+        self._key = caching.policy_key(policy, root=root)
         self._graphs: list[CompiledGraph] = []
         self._answered = True
         self._known: dict[tuple[int, bool], Known] = {}
@@ -89,7 +251,7 @@ class PolicyBackend:
         Raises ``PolicyError`` subclasses, which ``torch.compile`` passes on as they are.
         """
         try:
-            return self._compile(gm, example_inputs, backend_options.settings(self.inner, mode, options))
+            return self._compile(gm, example_inputs, inductor.inductor_options(self.inner, mode, options))
         except PolicyError as error:
             raise compilers.through_dynamo(error, sys._getframe()) from None
 
@@ -141,14 +303,14 @@ class PolicyBackend:
         if aside is not None:
             partitioner, key = evolve(partitioner, aside=aside), f"{key}:{digest_of([repr(aside)])}"
         graph = described(gm, number=len(self._graphs), root=root)
-        trained = dynamo_graph.needs_gradients(gm, example_inputs)
+        trained = inductor.needs_gradients(gm, example_inputs)
         known = self._known.setdefault((compilers.code_being_compiled(), trained), [])
-        topic = dynamo_graph.topic_of("compiling", "a graph", root)
+        topic = inductor.topic_of("compiling", "a graph", root)
         compare = partial(comparing, topic, self.agree, known=known)
         if self.inner == "inductor":
-            compiled = dynamo_graph.with_inductor(partitioner, key, gm, example_inputs, settings, compare)
+            compiled = inductor.with_inductor(partitioner, key, gm, example_inputs, settings, compare)
         else:
-            compiled = dynamo_graph.with_aot_eager(partitioner, gm, example_inputs, compare)
+            compiled = inductor.with_aot_eager(partitioner, gm, example_inputs, compare)
         graph.findings, graph.from_cache = compiled.findings, compiled.from_cache
         graph.sharded_aside, graph.code = aside is not None, compiled.code
         self._graphs.append(graph)
@@ -166,11 +328,11 @@ class PolicyBackend:
 
         Raises ``PolicyMatchError`` where one of them has another policy.
         """
-        sessions, block = inner_checkpoints.take_out(gm)
+        sessions, block = take_out(gm)
         around = innermost()
         if around is not None:
             sessions = (*sessions, around.session)
-            block = around.session if inner_checkpoints.is_part_of_block(gm, around.session) else None
+            block = around.session if is_part_of_block(gm, around.session) else None
         for session in sessions:
             session.follow(self.policy)
         return sessions, block
@@ -191,9 +353,9 @@ class PolicyBackend:
         if policy.blocks is None or not known:  # else the largest list of modules in it would be taken for the blocks
             policy = evolve(policy, blocks=Blocks(f"/{root}", _NOWHERE))
         partitioner = JointPartitioner(policy, deferred=model_wide_errors.DEFERRED_CODES, root=root)
-        return partitioner, f"{fingerprint.policy_key(policy, root=root)}:block", root
+        return partitioner, f"{caching.policy_key(policy, root=root)}:block", root
 
-    def _as_called(self, run: Callable[..., Any], why_gone: dynamo_graph.WhyGone, named: str) -> Callable[..., Any]:
+    def _as_called(self, run: Callable[..., Any], why_gone: inductor.WhyGone, named: str) -> Callable[..., Any]:
         """``run``; a checkpoint of ours around it leaves what is saved to it, and where a collective in it fails since
         another rank has stopped, the error says why that rank did. A profile has it as a range."""
 
@@ -233,7 +395,7 @@ def _warn_of_policies_never_applied() -> None:
 def policy_around(gm: fx.GraphModule) -> Policy | None:
     """The policy of the first checkpoint of ours in a graph, or of the one that it is compiled in."""
     around = innermost()
-    session = around.session if around is not None else inner_checkpoints.first_session(gm)
+    session = around.session if around is not None else first_session(gm)
     return None if session is None else session.policy
 
 

@@ -13,7 +13,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 import policylang
-from policylang.backends.surgery.edits import carry_out
+from policylang.backends.rewriting import carry_out
 from policylang.graph.facts import GraphKind, Group
 from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF

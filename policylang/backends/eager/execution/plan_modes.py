@@ -33,7 +33,7 @@ from policylang.backends.eager.observation.stream import (
     writes,
     written_by,
 )
-from policylang.backends.runtime.profiler_ranges import recomputation
+from policylang.backends.runtime import recomputation
 from policylang.errors import PolicyGraphError
 from policylang.operators.effects import statistics_positions
 from policylang.torch_compat.compilers import is_profiling, named_range

@@ -6,15 +6,21 @@ off what policylang wrote before, and gives back the user's own tags that an ``o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from policylang.backends import refusals
+from policylang.backends.path import BackendPath
+from policylang.backends.runtime import timed
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Action
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import Decision, Why
 
@@ -148,3 +154,32 @@ def _set_custom(meta: dict[str, Any], annotations: dict[str, Any]) -> None:
         meta["custom"] = annotations
     else:
         meta.pop("custom", None)
+
+
+NOT_BY_MIN_CUT = "APL330"
+
+
+class HookPath(BackendPath):
+    name: ClassVar[str] = "hook"
+    compares_ranks: ClassVar[bool] = False
+
+    def refusals(self, plan: Plan) -> Sequence[Diagnostic]:
+        return (*refusals.unsaveable(plan), *_beyond_min_cut(plan))
+
+    def carry_out(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
+        with timed(seconds, "tag"):
+            write(gm.graph, plan)
+
+
+def _beyond_min_cut(plan: Plan) -> Iterator[Diagnostic]:
+    """The lines that min-cut would pass over in silence."""
+    for rule in plan.policy.rules:
+        if rule.action is Action.PREFER_SAVE:
+            message = f"`{rule.text}` would do nothing behind a hook of Inductor's: min-cut knows no `prefer_save`"
+            help = "write `save`, or compile with `policylang.backend`, which partitions itself"
+            yield diagnose(NOT_BY_MIN_CUT, message, rule.span, help=help)
+    for expectation, planned in zip(plan.policy.expectations, plan.expectations, strict=True):
+        if planned.status == "deferred":
+            message = f"`{planned.text}` cannot be checked behind a hook of Inductor's: min-cut decides after it"
+            help = "write `undecided -> save` or `undecided -> recompute`, or compile with `policylang.backend`"
+            yield diagnose(NOT_BY_MIN_CUT, message, expectation.span, help=help)

@@ -11,22 +11,170 @@ backward regions, and memory written in place is understood (:mod:`policylang.gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
+from attrs import frozen
 from torch import fx
 
-from policylang.backends.flat import safety
-from policylang.backends.surgery import copy_insertion, random_replay, tags
+from policylang.audit.flat import audit_flat
+from policylang.audit.outcome import Audit
+from policylang.backends import tags
+from policylang.backends.copies import copy_in, copy_out
+from policylang.backends.path import BackendPath
+from policylang.backends.rewriting import first_difference
+from policylang.backends.runtime import timed
+from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.reading.memory import GraphMemory, memory_of
 from policylang.graph.schedule import StepKind
+from policylang.language.codes import diagnose
+from policylang.language.syntax import Policy
 from policylang.planning.order.run_names import RunNames
 from policylang.planning.plan import Plan
+from policylang.planning.refusals import UNSAFE
 from policylang.planning.value_decision import recomputes
 from policylang.torch_compat import partition
+from policylang.torch_compat.graphs import OpOverload, schema_of
+from policylang.torch_compat.tracing import tree_leaves
+
+
+@frozen
+class Drawing:
+    """A random operator of the forward whose state is kept."""
+
+    state: fx.Node
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def keep_state(node: fx.Node, drawn: str, kept: str) -> tuple[Drawing, fx.Node]:
+    """Make a random operator keep the state it starts from; also return the node that now holds its result.
+
+    ``drawn`` and ``kept``: the names of the nodes that hand out the result and the state. The node stays where it is,
+    under its name, and returns ``(state, result)``; two ``getitem`` follow it.
+    """
+    save, _ = partition.random_state_operators()
+    graph = node.graph
+    target, args, kwargs = node.target, node.args, _with_device(node)
+    value = node.meta.get("val")
+    users = list(node.users)
+    with graph.inserting_after(node):
+        result = graph.create_node("call_function", operator.getitem, (node, 1), name=drawn)
+        state = graph.create_node("call_function", operator.getitem, (node, 0), name=kept)
+    result.name, state.name = drawn, kept
+    for user in users:
+        user.replace_input_with(node, result)
+    node.target = save
+    node.args = (target, *args)
+    node.kwargs = kwargs
+    result.meta = dict(node.meta)
+    state.meta = {key: node.meta[key] for key in ("nn_module_stack", "seq_nr", "custom") if key in node.meta}
+    state_value = _state_value(value)
+    for each, val in ((node, (state_value, value)), (result, value), (state, state_value)):
+        each.meta["val"] = val
+        each.meta.pop("tensor_meta", None)
+        each.meta["custom"] = {**marks.custom(each.meta), marks.RANDOM_STATE: node.name}
+    return Drawing(state, target, args, kwargs), result
+
+
+def repeat(
+    drawing: Drawing, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Target, arguments and keywords of a call that draws again what ``drawing`` drew."""
+    _, replay = partition.random_state_operators()
+    return replay, (drawing.state, drawing.target, *args), kwargs
+
+
+def _with_device(node: fx.Node) -> dict[str, Any]:
+    """The keywords, with a device where neither they nor a tensor argument name one: the state operators go by it."""
+    kwargs = dict(node.kwargs)
+    if kwargs.get("device") is not None or any(isinstance(argument, fx.Node) for argument in node.args):
+        return kwargs
+    takes_device = isinstance(node.target, OpOverload) and any(
+        argument.name == "device" for argument in schema_of(node.target).arguments
+    )
+    tensor = _first_tensor(node.meta.get("val"))
+    if takes_device and tensor is not None:
+        kwargs["device"] = tensor.device
+    return kwargs
+
+
+def _state_value(value: Any) -> torch.Tensor | None:
+    """A generator's state as a fake tensor beside ``value``; None where the graph carries no fake values."""
+    tensor = _first_tensor(value)
+    mode = getattr(tensor, "fake_mode", None)
+    if tensor is None or mode is None:
+        return None
+    size = 16 if tensor.device.type == "cuda" else torch.get_rng_state().numel()
+    with mode:
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    return next((leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)), None)
+
+
+GRAPH_CHANGED = "APL381"
+
+
+def check_same_graph(nodes: Sequence[fx.Node], facts: Facts) -> None:
+    """Raise PolicyGraphError where the graph is not the one that ``facts`` describe."""
+    difference = first_difference(nodes, facts)
+    if difference is None:
+        return
+    at, found, planned = difference
+    names = f"node {at} was `{planned or 'nothing more'}` and is `{found or 'nothing more'}`"
+    message = f"the graph changed after it was planned: {names}"
+    help = "plan again after the last pass that changes the graph"
+    raise PolicyGraphError([diagnose(GRAPH_CHANGED, message, help=help)])
+
+
+def check(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> None:
+    """Raise PolicyMatchError for every copy that would not compute what the forward computed."""
+    found = []
+    for row, reason in _unsafe(plan, nodes, memory):
+        rule = plan.rule_of(row)
+        who, span = (f"`{rule.text}`", rule.span) if rule is not None else ("the policy", None)
+        message = f"{who} cannot recompute `{plan.facts.names[row]}`: {reason}"
+        found.append(diagnose(UNSAFE, message, span, help="save it, or make the rule `optional`"))
+    if found:
+        raise PolicyMatchError(found)
+
+
+def _unsafe(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> Iterator[tuple[int, str]]:
+    seen: set[int] = set()
+    for (kind, row, _), anchor in zip(plan.schedule, plan.schedule.next_first_runs(), strict=True):
+        if kind == StepKind.SECOND_RUN and row not in seen:
+            reason = _reason(nodes[row], row, plan.facts, memory, anchor)
+            if reason is not None:
+                seen.add(row)
+                yield row, reason
+
+
+def _reason(node: fx.Node, row: int, facts: Facts, memory: GraphMemory, anchor: int) -> str | None:
+    if row in memory.written:
+        return "it writes to memory that outlives it, which a second run would do again"
+    if node.kwargs.get("generator") is not None:
+        return "it draws from a generator of its own, whose state is not kept"
+    if memory.roots[row] in memory.loose:
+        return "it is written to while others read it, so a second run would give another value"
+    if memory.reads_no_bytes[row]:
+        return None
+    left_out = memory.statistics.get(row, ())
+    ignored = {node.args[at] for at in left_out}
+    unit = memory.units[row]
+    for read, read_node in zip(facts.inputs[row], node.all_input_nodes, strict=True):
+        if read_node in ignored or (unit >= 0 and memory.units[read] == unit):
+            continue
+        writer = memory.written_between(read, row, anchor)
+        if writer is not None:
+            return f"it reads memory that `{facts.names[writer]}` changes before the backward asks for it"
+    return None
 
 
 def rematerialise(gm: fx.GraphModule, plan: Plan) -> None:
@@ -37,9 +185,9 @@ def rematerialise(gm: fx.GraphModule, plan: Plan) -> None:
         PolicyGraphError: the graph is not the one that was planned.
     """
     nodes = list(gm.graph.nodes)
-    safety.check_same_graph(nodes, plan.facts)
+    check_same_graph(nodes, plan.facts)
     memory = memory_of(nodes, plan.facts.phases)
-    safety.check(plan, nodes, memory)
+    check(plan, nodes, memory)
     tags.write(gm.graph, plan)  # before there are copies: a backward node carries no tag
     _Rematerializer(gm, nodes, plan, memory).run()
 
@@ -56,7 +204,7 @@ class _Rematerializer:
         self.schedule = plan.schedule
         self.memory = memory
         self.names = RunNames(self.facts.names)
-        self.drawings: dict[int, random_replay.Drawing] = {}
+        self.drawings: dict[int, Drawing] = {}
         self.results: dict[int, fx.Node] = {}
         self.ran: list[fx.Node | None] = []
         """By step of the schedule, the node that runs then; None for a copy to the host or back."""
@@ -79,7 +227,7 @@ class _Rematerializer:
         for row in (row for row in again if self.facts.flags[row] & Flag.RANDOM and self._draws(row)):
             name = self.facts.names[row]
             names = self.names.drawn(name), self.names.state(name)
-            self.drawings[row], self.results[row] = random_replay.keep_state(self.nodes[row], *names)
+            self.drawings[row], self.results[row] = keep_state(self.nodes[row], *names)
 
     def _draws(self, row: int) -> bool:
         """A ``getitem`` of a random operator may carry its flag."""
@@ -126,7 +274,7 @@ class _Rematerializer:
 
         target, args, kwargs = node.target, fx.map_arg(source_args, copied), fx.map_arg(source_kwargs, copied)
         if drawing:
-            target, args, kwargs = random_replay.repeat(drawing, args, kwargs)
+            target, args, kwargs = repeat(drawing, args, kwargs)
         name = self.names.second_run(self.facts.names[row])
         copy = self.graph.create_node("call_function", target, args, kwargs, name=name)
         copy.name = name  # torch does not give a name twice, not even that of a node that is gone
@@ -168,8 +316,8 @@ class _Rematerializer:
         values = {row: self._result(row) for row in self.schedule.rows_of(StepKind.COPY_TO_HOST)}
         if values:
             graph, schedule = self.graph, self.schedule
-            hosts = copy_insertion.copy_out(graph, schedule, self.ran, values)
-            copy_insertion.copy_in(graph, schedule, self.ran, values, hosts, lambda node: self.in_region.get(node, 0))
+            hosts = copy_out(graph, schedule, self.ran, values)
+            copy_in(graph, schedule, self.ran, values, hosts, lambda node: self.in_region.get(node, 0))
 
     def _result(self, row: int) -> fx.Node:
         return self.results.get(row, self.nodes[row])
@@ -185,3 +333,29 @@ class _Rematerializer:
             for marked in (row, facts.owners[row]):
                 meta = self._result(marked).meta
                 meta["custom"] = {**marks.custom(meta), marks.SAVED: True}
+
+
+APPLIED_BEFORE = "APL382"
+_DONE = {marks.RECOMPUTED: "recomputes", marks.MOVED: "moves"}
+
+
+class FlatPath(BackendPath):
+    name: ClassVar[str] = "flat"
+
+    def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
+        """What was erased and copied under one policy cannot be decided again by another."""
+        for node, found in ((node, marks.custom(node.meta)) for node in gm.graph.nodes):
+            for mark, verb in _DONE.items():
+                if mark in found:
+                    done = f"`{node.name}` {verb} `{found[mark]}`"
+                    help = "trace the step again, and apply one policy; `include` puts two policies into one"
+                    message = f"a policy was carried out on this graph before: {done}"
+                    raise PolicyGraphError([diagnose(APPLIED_BEFORE, message, help=help)])
+
+    def carry_out(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
+        super().carry_out(gm, plan, seconds)
+        with timed(seconds, "rematerialise"):
+            rematerialise(gm, plan)
+
+    def audit(self, plan: Plan, graph: fx.Graph) -> Audit:
+        return audit_flat(plan, graph)

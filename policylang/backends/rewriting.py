@@ -1,29 +1,34 @@
-"""Carries planned edits (``fuse``, ``collapse``, ``bucket``) out on an FX graph, exactly as they were planned.
+"""Applies planned edits (``fuse``, ``collapse``, ``bucket``) and planned orders to an FX graph, exactly as planned.
 
 Nothing is decided here. What can fail without touching the graph comes first (is it the graph that was planned, are
-there the process groups); what comes out is held against the plan, node by node.
+there the process groups); what comes out is compared with the plan, node by node.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx
 
-from policylang.backends.runtime import groups
-from policylang.backends.runtime.groups import RankOrder
+from policylang.backends import runtime
+from policylang.backends.copies import copies_in
+from policylang.backends.runtime import RankOrder
 from policylang.errors import PolicyAuditError
 from policylang.graph import marks
 from policylang.graph.facts import Facts
+from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.codes import diagnose
 from policylang.language.syntax import Policy
 from policylang.operators.categories import describe, group_name
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node
 from policylang.planning.plan import Plan
+from policylang.planning.schedule.order_plan import OrderPlan
+from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import OpOverload, outside_of_modes, schema_of
 
 REWRITTEN_OTHERWISE = "APL408"
@@ -70,7 +75,7 @@ def edit_graph(
     if not edits:
         return ()
     orders = _rank_orders(graph, edits)
-    groups.ensure(orders.values())
+    runtime.ensure_groups(orders.values())
     editor = _GraphEditor(graph, policy, {group: order.name for group, order in orders.items()})
     for edit in edits.done:
         editor.carry_out(edit)
@@ -90,7 +95,7 @@ def _rank_orders(graph: fx.Graph, edits: Edits) -> dict[FusedGroup, RankOrder]:
         first = stands_for.get(edit.collectives[0], edit.collectives[0])
         stands_for.update({new.name: first for new in edit.nodes})  # a later statement may fuse what this one makes
         if missing := [group for group in edit.groups if group.name is None]:
-            backend = groups.backend_of(called[first])
+            backend = distributed.group_backend(called[first])
             found.update({group: RankOrder(group.ranks, backend) for group in missing})
     return found
 
@@ -233,3 +238,157 @@ def refuse(message: str) -> NoReturn:
     """Raise ``PolicyAuditError`` where graph and plan do not fit."""
     help = "apply the policy after the passes that change the graph; otherwise this is a bug in policylang"
     raise PolicyAuditError([diagnose(REWRITTEN_OTHERWISE, message, help=help)])
+
+
+def arrange(graph: fx.Graph, names: Iterable[str]) -> None:
+    """Order the operators of a graph as ``names`` are, which may name more than it has.
+
+    One rule for the nodes that a schedule does not know, constants and what torch adds: a ``getitem`` comes right
+    behind what it reads, a node with an effect or without readers right behind the one it came behind, any other right
+    before the first node that reads it. And no node comes behind one that reads it, whatever the schedule says. For a
+    backward that is the order that PyTorch's ``reordering_to_mimic_autograd_engine`` and ``raise_getitems`` make.
+    O(nodes + edges), plus the sorting of what is pulled before a node together.
+    """
+    by_name = {node.name: node for node in graph.nodes if node.op == "call_function"}
+    arrange_nodes(graph, [by_name[name] for name in names if name in by_name])
+
+
+def arrange_nodes(graph: fx.Graph, planned: Sequence[fx.Node]) -> None:
+    """Order some operators of a graph as they are given, and all else by the rule of :func:`arrange`."""
+    position = {node: at for at, node in enumerate(graph.nodes)}
+    beside = _followers(position, frozenset(planned))
+    waiting = {node for node in position if node.op not in ("placeholder", "output")}
+    order: list[fx.Node] = []
+
+    def put(node: fx.Node) -> None:
+        found = [node]
+        waiting.discard(node)
+        for each in found:
+            for source in each.all_input_nodes:
+                if source in waiting:
+                    waiting.discard(source)
+                    found.append(source)
+        order.extend(sorted(found, key=position.__getitem__))
+
+    for node in (*beside.get(None, ()), *planned):
+        pending = [node]
+        while pending:
+            if (following := pending.pop()) in waiting:
+                put(following)
+            pending.extend(reversed(beside.get(following, ())))
+    put(graph.output_node())
+    _relink(graph, order)
+
+
+def _followers(position: Iterable[fx.Node], planned: frozenset[fx.Node]) -> dict[fx.Node | None, list[fx.Node]]:
+    """The nodes that stand right behind another, in order, by that one; None where that is the beginning."""
+    found: dict[fx.Node | None, list[fx.Node]] = {}
+    before: fx.Node | None = None
+    for node in position:
+        if node in planned:
+            before = node
+        elif node.op == "call_function" and node.target is operator.getitem and node.args[0] in position:
+            source = node.args[0]
+            assert isinstance(source, fx.Node)
+            found.setdefault(source if source.op == "call_function" else before, []).append(node)
+        elif node.op == "call_function" and (not node.users or node.is_impure()):
+            found.setdefault(before, []).append(node)
+            before = node
+    return found
+
+
+def _relink(graph: fx.Graph, order: Iterable[fx.Node]) -> None:
+    last = next((node for node in reversed(graph.nodes) if node.op == "placeholder"), None)
+    for node in order:
+        if last is None:
+            next(iter(graph.nodes)).prepend(node)
+        elif last.next is not node:
+            last.append(node)
+        last = node
+
+
+_SECOND_RUN = StepKind.SECOND_RUN
+
+
+def check_order(order: OrderPlan) -> None:
+    """Raise ``PolicyAuditError`` for an order in which something runs twice, never, or before what it reads. Linear."""
+    facts = order.facts
+    if len(order.traced_schedule) == 0 and len(order.schedule) == 0:
+        return
+    at: dict[int, int] = {}
+    for step, (kind, row, _) in enumerate(order.schedule):
+        if kind <= _SECOND_RUN:
+            if row in at:
+                refuse(f"the order has `{facts.names[row]}` twice")
+            at[row] = step
+    for row, op in enumerate(facts.ops):
+        if op != "call_function":
+            continue
+        if row not in at:
+            refuse(f"the order leaves `{facts.names[row]}` out")
+        late = next((read for read in facts.inputs[row] if at.get(read, -1) > at[row]), None)
+        if late is not None:
+            refuse(f"the order has `{facts.names[row]}` before `{facts.names[late]}`, which it reads")
+
+
+def put_in_order(gm: fx.GraphModule, policy: Policy, order: OrderPlan) -> tuple[RankOrder, ...]:
+    """Carry buckets and order out, in place; the process groups that the graph names now and did not before.
+
+    O(nodes + edges). Raises ``PolicyAuditError`` (APL408) where the graph is not the one that was planned.
+    """
+    graph = gm.graph
+    check_order(order)
+    beside = copies_in(graph.nodes)
+    check_names(graph, order.traced, beside, "is not the one whose order was planned")
+    _check_copies(graph, order)
+    if not order.moves and order.traced_schedule == order.schedule:
+        return ()
+    groups = edit_graph(graph, policy, order.edits, order.traced, order.facts, beside)
+    arrange_nodes(graph, list(_in_order(graph, order.facts, order.schedule)))
+    graph.lint()
+    gm.recompile()
+    return groups
+
+
+def _check_copies(graph: fx.Graph, order: OrderPlan) -> None:
+    """The copies to the host and back that the final order has are those of the graph."""
+    instead = {old: new for edit in order.edits.done for old, new in edit.replaced}
+
+    def name_of(name: str) -> str:
+        while name in instead:
+            name = instead[name]
+        return name
+
+    there = Counter((kind, name_of(value)) for kind, value in copies_in(graph.nodes).values())
+    planned = Counter((kind, name) for kind, name, _ in _copy_steps(order.facts, order.schedule))
+    wrong = next(iter((there - planned) + (planned - there)), None)
+    if wrong is not None:
+        refuse(f"the copies of `{wrong[1]}` to the host and back are not those of the order")
+
+
+def _copy_steps(facts: Facts, schedule: Schedule) -> Iterator[tuple[StepKind, str, int]]:
+    return ((StepKind(kind), facts.names[row], region) for kind, row, region in schedule if kind > _SECOND_RUN)
+
+
+def _in_order(graph: fx.Graph, facts: Facts, schedule: Schedule) -> Iterator[fx.Node]:
+    """The nodes by the steps of a schedule. Copies of one value come in the order of their regions."""
+    nodes = {node.name: node for node in graph.nodes}
+    copies: dict[tuple[StepKind, str], list[fx.Node]] = {}
+    for node, key in copies_in(graph.nodes).items():
+        copies.setdefault(key, []).append(node)
+    by_region = _numbered(sorted(_copy_steps(facts, schedule), key=lambda step: step[2]))
+    for kind, row, region in schedule:
+        name = facts.names[row]
+        if kind <= _SECOND_RUN:
+            yield nodes[name]
+        else:
+            yield copies[StepKind(kind), name][by_region[StepKind(kind), name, region]]
+
+
+def _numbered(steps: Iterable[tuple[StepKind, str, int]]) -> Mapping[tuple[StepKind, str, int], int]:
+    seen: Counter[tuple[StepKind, str]] = Counter()
+    found = {}
+    for kind, name, region in steps:
+        found[kind, name, region] = seen[kind, name]
+        seen[kind, name] += 1
+    return found

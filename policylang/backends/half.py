@@ -10,13 +10,10 @@ from attrs import evolve, frozen
 from torch import fx
 
 from policylang.backends import refusals
-from policylang.backends.announcing import announce
-from policylang.backends.findings import without_gradients
-from policylang.backends.graph_registry import CarriedOut, remember
 from policylang.backends.path import BackendPath, raise_errors
-from policylang.backends.runtime.groups import RankOrder
-from policylang.backends.surgery.edits import carry_out
-from policylang.backends.surgery.planned_order import put_in_order
+from policylang.backends.records import CarriedOut, announce, remember, without_gradients
+from policylang.backends.rewriting import carry_out, put_in_order
+from policylang.backends.runtime import RankOrder
 from policylang.errors import PolicyGraphError
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, GraphKind, InputKind
