@@ -352,8 +352,8 @@ class FlatPath(BackendPath):
                     message = f"a policy was carried out on this graph before: {done}"
                     raise PolicyGraphError([diagnose(APPLIED_BEFORE, message, help=help)])
 
-    def carry_out(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
-        super().carry_out(gm, plan, seconds)
+    def lower(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
+        super().lower(gm, plan, seconds)
         with timed(seconds, "rematerialise"):
             rematerialise(gm, plan)
 

@@ -11,8 +11,8 @@ from torch import fx
 
 from policylang.backends import refusals
 from policylang.backends.path import BackendPath, raise_errors
-from policylang.backends.records import CarriedOut, announce, remember, without_gradients
-from policylang.backends.rewriting import carry_out, put_in_order
+from policylang.backends.records import AppliedPlan, announce, remember, without_gradients
+from policylang.backends.rewriting import apply_edits, put_in_order
 from policylang.backends.runtime import RankOrder
 from policylang.errors import PolicyGraphError
 from policylang.graph.chains import Chains
@@ -39,7 +39,7 @@ _OF_ORDER = ("exposed", "step time", "peak")
 
 
 @frozen(eq=False)
-class Half:
+class RewrittenGraph:
     """What a policy came to on one half."""
 
     kind: GraphKind
@@ -54,9 +54,9 @@ class Half:
         return self.plan.edits if order is None else self.plan.edits.followed_by(order.edits)
 
     @property
-    def carried_out(self) -> CarriedOut:
+    def applied(self) -> AppliedPlan:
         """Of a graph without gradients: a half that has no other."""
-        return CarriedOut("half", self.plan, without_backward=True)
+        return AppliedPlan("half", self.plan, without_backward=True)
 
 
 class HalfPath(BackendPath):
@@ -90,7 +90,7 @@ def _is_of_order(expectation: Expectation) -> bool:
     return isinstance(expectation, ExpectTotal) and expectation.figure in _OF_ORDER
 
 
-def rewrite_half(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str = "") -> Half:
+def rewrite_graph(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str = "") -> RewrittenGraph:
     """Carry out on one half, in place, what a joint graph's plan says of collectives: ``fuse``, ``collapse`` and
     ``bucket`` lines, and the order that the scheduling lines come to.
 
@@ -109,13 +109,13 @@ def rewrite_half(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str 
     facts = _with_inputs(collect(gm, kind=kind, root=root), joint.facts)
     made = make_plan(HalfPath().part_of(lenient), facts, HALF, ranks=ranks)
     raise_errors(made.diagnostics)
-    groups = carry_out(gm, made)
+    groups = apply_edits(gm, made)
     if made.order is not None:
         groups = (*groups, *put_in_order(gm, policy, made.order))
-    return Half(kind, made, groups)
+    return RewrittenGraph(kind, made, groups)
 
 
-def rewrite_inference(gm: fx.GraphModule, policy: Policy, *, root: str = "") -> Half:
+def rewrite_inference(gm: fx.GraphModule, policy: Policy, *, root: str = "") -> RewrittenGraph:
     """Carry out on a graph without gradients, in place, what a policy's ``fuse`` and ``collapse`` lines say.
 
     Raises ``PolicyMatchError`` where a line and the graph do not fit, and ``PolicyDivergenceError`` where other ranks
@@ -123,13 +123,15 @@ def rewrite_inference(gm: fx.GraphModule, policy: Policy, *, root: str = "") -> 
     """
     facts = collect(gm, kind=GraphKind.FORWARD, root=root)
     made = HalfPath().plan(facts, without_gradients(policy))
-    groups = carry_out(gm, made)
+    groups = apply_edits(gm, made)
     if is_compared(made.before):
         runs = [GraphRun("graph", collect(gm, kind=GraphKind.FORWARD, root=root))]
         agree_on_collectives(made, runs, settings_lines("torch._functorch.config", functorch_settings()))
-    done = Half(GraphKind.FORWARD, evolve(made, diagnostics=made.diagnostics + _note_on_training(policy)), groups)
-    remember(done.carried_out, gm)
-    announce(done.carried_out)
+    done = RewrittenGraph(
+        GraphKind.FORWARD, evolve(made, diagnostics=made.diagnostics + _note_on_training(policy)), groups
+    )
+    remember(done.applied, gm)
+    announce(done.applied)
     return done
 
 
@@ -148,7 +150,7 @@ def _with_inputs(facts: Facts, joint: Facts) -> Facts:
     return evolve(facts, input_kinds=kinds, input_names=names)
 
 
-def unanswered(joint: Plan, halves: Sequence[Half]) -> tuple[Diagnostic, ...]:
+def unanswered(joint: Plan, halves: Sequence[RewrittenGraph]) -> tuple[Diagnostic, ...]:
     """Errors for the lines about the order of collectives that found some in the joint graph, and none in a half."""
     found = []
     for number, statement in enumerate(joint.policy.scheduling):
@@ -161,7 +163,7 @@ def unanswered(joint: Plan, halves: Sequence[Half]) -> tuple[Diagnostic, ...]:
     return tuple(found)
 
 
-def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[Half]) -> tuple[Diagnostic, ...]:
+def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[RewrittenGraph]) -> tuple[Diagnostic, ...]:
     """Without the warnings that a line changed nothing on the joint graph, where it did on a half."""
     done = {half.plan.policy.rewrites[edit.statement].span for half in halves for edit in half.edits.done}
     return tuple(found for found in diagnostics if found.code != REWRITES_REFUSED or found.span not in done)

@@ -26,10 +26,10 @@ from policylang.audit.joint import audit, audit_copies, read_halves
 from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
 from policylang.backends import copies, finalize, refusals, tags
-from policylang.backends.half import Half, rewrite_half, rewrite_inference, unanswered, without_answered
+from policylang.backends.half import RewrittenGraph, rewrite_graph, rewrite_inference, unanswered, without_answered
 from policylang.backends.path import BackendPath, raise_differences, raise_errors
-from policylang.backends.records import CarriedOut, announce, remember
-from policylang.backends.rewriting import arrange, carry_out
+from policylang.backends.records import AppliedPlan, announce, remember
+from policylang.backends.rewriting import apply_edits, arrange
 from policylang.backends.runtime import RankOrder, collector_paused, timed
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
@@ -179,7 +179,7 @@ def rows_in(plan: Plan, half: fx.Graph, *, backward: bool) -> dict[str, int]:
     return found
 
 
-def schedule_of_halves(
+def schedule_of_graphs(
     plan: Plan,
     needs: Needs,
     halves: Sequence[fx.Graph],
@@ -263,9 +263,9 @@ class Partition:
     """The plans of the ``forward`` and of the ``backward``, where the policy has scheduling lines."""
 
     @property
-    def carried_out(self) -> CarriedOut:
+    def applied(self) -> AppliedPlan:
         """What is kept of it without its graphs."""
-        return CarriedOut("joint", self.plan, self.audit, self.seconds, self.halves, self.orders)
+        return AppliedPlan("joint", self.plan, self.audit, self.seconds, self.halves, self.orders)
 
 
 @collector_paused()
@@ -305,18 +305,18 @@ def partition_planned(
         result = audit(final, needs, found)
     raise_differences(result.differences)
     crossing = crossings(final.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
-    halves: tuple[Half, ...] = ()
+    halves: tuple[RewrittenGraph, ...] = ()
     graphs = (forward.graph, backward.graph)
     rows = [rows_in(final, half, backward=half is graphs[1]) for half in graphs if plan.policy.orders]
     if plan.policy.rewrites or plan.policy.orders:
         with timed(seconds, "rewrite halves"):
             kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
-            halves = tuple(rewrite_half(half, plan, kind, root=root) for half, kind in kinds)
+            halves = tuple(rewrite_graph(half, plan, kind, root=root) for half, kind in kinds)
         plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, halves))
         raise_errors(unanswered(plan, halves))
     schedule = final.schedule
     if plan.policy.orders:
-        schedule = schedule_of_halves(final, needs, graphs, rows, [half.edits for half in halves])
+        schedule = schedule_of_graphs(final, needs, graphs, rows, [half.edits for half in halves])
     with timed(seconds, "move"):
         move_across(final.facts, schedule, crossing, forward.graph, backward.graph)
         raise_differences(audit_copies(final, needs, found, forward.graph, backward.graph))
@@ -333,13 +333,13 @@ def partition_planned(
     edits = {half.kind.value: half.edits for half in halves}
     orders = {half.kind.value: half.plan for half in halves if half.plan.order is not None}
     partition = Partition(forward, backward, plan, result, seconds, edits, tuple(sorted(made)), schedule, orders)
-    remember(partition.carried_out, gm, forward, backward)
-    announce(partition.carried_out)
+    remember(partition.applied, gm, forward, backward)
+    announce(partition.applied)
     return partition
 
 
 def _order_differences(
-    halves: Sequence[Half], forward: fx.GraphModule, backward: fx.GraphModule
+    halves: Sequence[RewrittenGraph], forward: fx.GraphModule, backward: fx.GraphModule
 ) -> Sequence[Diagnostic]:
     """Where the halves, as they are handed out, do not run in the order that was planned of each."""
     graphs = {GraphKind.FORWARD: forward.graph, GraphKind.BACKWARD: backward.graph}
@@ -395,8 +395,8 @@ class JointPath(BackendPath):
     def refusals(self, plan: Plan) -> Sequence[Diagnostic]:
         return refusals.unsaveable(plan)
 
-    def carry_out(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
-        super().carry_out(gm, plan, seconds)
+    def lower(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
+        super().lower(gm, plan, seconds)
         with timed(seconds, "tag"):
             tags.write(gm.graph, plan)
 
@@ -408,7 +408,7 @@ def returns_gradients(gm: fx.GraphModule, num_fwd_outputs: int) -> bool:
     return any(isinstance(each, fx.Node) for each in finalize.returned(gm.graph)[num_fwd_outputs:])
 
 
-Done = Partition | Half
+Done = Partition | RewrittenGraph
 _partitioned: ContextVar[list[Done] | None] = ContextVar("policylang_partitioned", default=None)
 
 
@@ -494,7 +494,7 @@ class JointPartitioner:
         if prepared is None:
             prepared = self.plan(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static, seconds=seconds)
             with timed(seconds, "rewrite"):
-                groups = carry_out(gm, prepared)
+                groups = apply_edits(gm, prepared)
         done = partition_planned(
             gm,
             prepared,

@@ -17,7 +17,7 @@ from torch import fx
 from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
 from policylang.backends import records, rewriting
-from policylang.backends.records import CarriedOut, Findings, announce, findings_of
+from policylang.backends.records import AppliedPlan, Findings, announce, findings_of
 from policylang.backends.runtime import timed
 from policylang.errors import PolicyAuditError, PolicyMatchError
 from policylang.graph.facts import Facts
@@ -93,10 +93,10 @@ class BackendPath:
         causes = {each.cause for each in raised if is_error(each)} - {""}
         raise_errors([each for each in found if each in raised or {each.code, each.cause} & causes])
 
-    def carry_out(self, given: Any, plan: Plan, seconds: dict[str, float]) -> Any:
+    def lower(self, given: Any, plan: Plan, seconds: dict[str, float]) -> Any:
         """Do what a plan says to the graph it was made for, in place, and note how long each stage takes."""
         with timed(seconds, "rewrite"):
-            return rewriting.carry_out(given, plan)
+            return rewriting.apply_edits(given, plan)
 
     def audit(self, plan: Plan, came_out: Any) -> Audit | None:
         """Hold what came out against the plan; None where it cannot be told from the graph."""
@@ -114,7 +114,7 @@ class BackendPath:
         with timed(seconds, "audit order"):
             raise_differences(audit_order(plan.order, gm.graph))
 
-    def apply(self, gm: fx.GraphModule, policy: Policy, facts: Facts | None = None) -> CarriedOut:
+    def apply(self, gm: fx.GraphModule, policy: Policy, facts: Facts | None = None) -> AppliedPlan:
         """Carry a policy out on a graph that is at hand, in place.
 
         Raises as :meth:`check` and :meth:`plan` do, with the graph as it was, and ``PolicyAuditError`` where what came
@@ -128,13 +128,13 @@ class BackendPath:
             plan = self.plan(facts, policy)
         if plan.order is not None:
             rewriting.check_order(plan.order)
-        self.carry_out(gm, plan, seconds)
+        self.lower(gm, plan, seconds)
         with timed(seconds, "audit"):
             audit = self.audit(plan, gm.graph)
         if audit is not None:
             raise_differences(audit.differences)
         self.put_in_order(gm, plan, seconds)
-        done = CarriedOut(self.name, plan, audit, seconds)
+        done = AppliedPlan(self.name, plan, audit, seconds)
         records.remember(done, gm)
         announce(done)
         return done
@@ -143,7 +143,7 @@ class BackendPath:
         """What was decided for a graph, a model or whatever else users hold, graph by graph, with its reports; None
         where it is not of this path."""
         if isinstance(subject, fx.GraphModule):
-            done = records.carried_out(subject)
+            done = records.applied_plan(subject)
             return (findings_of(done),) if done is not None and done.path == self.name else None
         found: Sequence[Findings] | None = _imported(self.front)(subject) if self.front else None
         return found

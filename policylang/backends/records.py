@@ -32,7 +32,7 @@ from policylang.torch_compat.compilers import is_tracing, trace_artifact
 
 
 @frozen(eq=False)
-class CarriedOut:
+class AppliedPlan:
     """A plan that was carried out on a graph."""
 
     path: str
@@ -50,24 +50,24 @@ class CarriedOut:
     """Whether it is a graph that no gradient is computed through."""
 
 
-_applied: WeakKeyDictionary[fx.GraphModule, CarriedOut] = WeakKeyDictionary()
-_audited: WeakKeyDictionary[fx.GraphModule, CarriedOut] = WeakKeyDictionary()
+_applied: WeakKeyDictionary[fx.GraphModule, AppliedPlan] = WeakKeyDictionary()
+_audited: WeakKeyDictionary[fx.GraphModule, AppliedPlan] = WeakKeyDictionary()
 _checkpoints: WeakKeyDictionary[fx.GraphModule, Sequence[Policy]] = WeakKeyDictionary()
 
 
-def remember(done: CarriedOut, *modules: fx.GraphModule) -> None:
+def remember(done: AppliedPlan, *modules: fx.GraphModule) -> None:
     """Keep what was done, to be asked for by the graph, or by either half of its partition."""
     kept = _applied if done.audit is None else _audited
     for module in modules:
         kept[module] = done
 
 
-def carried_out(gm: fx.GraphModule) -> CarriedOut | None:
+def applied_plan(gm: fx.GraphModule) -> AppliedPlan | None:
     """What was last carried out on a graph: audited, or else prepared."""
     return last_audited(gm) or _applied.get(gm)
 
 
-def last_audited(gm: fx.GraphModule) -> CarriedOut | None:
+def last_audited(gm: fx.GraphModule) -> AppliedPlan | None:
     """What was carried out on a graph, or on the joint graph that it is a half of, and audited."""
     return _audited.get(gm)
 
@@ -107,7 +107,7 @@ def without_gradients(policy: Policy) -> Policy:
     return evolve(policy, rules=(), undecided=None, expectations=(), rewrites=rewrites, scheduling=())
 
 
-def findings_of(done: CarriedOut) -> Findings:
+def findings_of(done: AppliedPlan) -> Findings:
     """What is kept of a plan that was carried out."""
     plan, audit = done.plan, done.audit
     report = plan_report(plan) if audit is None else partition_report(plan, audit, done.halves, done.orders)
@@ -168,7 +168,7 @@ def _moved_order(account: OrderAccount, policy: Policy) -> OrderAccount:
 log = logging.getLogger("policylang")
 
 
-def announce(done: CarriedOut) -> None:
+def announce(done: AppliedPlan) -> None:
     """To be called when a graph is as its plan says. A joint graph that is prepared alone is no news yet: it is told of
     when it is split."""
     prepared = done.path == "joint" and done.audit is None
@@ -230,7 +230,7 @@ def _order(report: Report) -> list[str]:
     return said
 
 
-def _snapshot(done: CarriedOut) -> str:
+def _snapshot(done: AppliedPlan) -> str:
     """As base64; in place of one that is too large for a file, why."""
     try:
         return b64encode(dump(done.plan.before)).decode("ascii")

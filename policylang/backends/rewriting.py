@@ -42,7 +42,7 @@ _OF_THE_CALL = frozenset(
 """What metadata says of one call of one operator; a node that takes another's place takes over all else."""
 
 
-def carry_out(gm: fx.GraphModule, plan: Plan) -> tuple[RankOrder, ...]:
+def apply_edits(gm: fx.GraphModule, plan: Plan) -> tuple[RankOrder, ...]:
     """Change the graph that was planned, in place; the process groups that it names now and did not before.
 
     Linear in what changes, but for one look at every node. To be called once the ranks agree, since a group is made by
@@ -78,7 +78,7 @@ def edit_graph(
     runtime.ensure_groups(orders.values())
     editor = _GraphEditor(graph, policy, {group: order.name for group, order in orders.items()})
     for edit in edits.done:
-        editor.carry_out(edit)
+        editor.apply(edit)
     check_names(graph, after, beside, "came out otherwise than planned")
     return tuple(sorted(set(orders.values())))
 
@@ -109,7 +109,7 @@ class _GraphEditor:
         self.group_names = group_names
         self.nodes = {node.name: node for node in graph.nodes}
 
-    def carry_out(self, edit: Edit) -> None:
+    def apply(self, edit: Edit) -> None:
         """New nodes first, then everyone who reads the old ones reads the new ones, then the old ones go."""
         nodes = self.nodes
         who = self.policy.rewrites[edit.statement].span.location

@@ -166,7 +166,7 @@ class HookPath(BackendPath):
     def refusals(self, plan: Plan) -> Sequence[Diagnostic]:
         return (*refusals.unsaveable(plan), *_beyond_min_cut(plan))
 
-    def carry_out(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
+    def lower(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
         with timed(seconds, "tag"):
             write(gm.graph, plan)
 

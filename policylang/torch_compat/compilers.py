@@ -282,7 +282,7 @@ def _original_on_pickling(kind: type[Exception]) -> type[Any]:
     return Travelling
 
 
-WatchHalf = Callable[[fx.Graph, bool], Callable[[str], None]]
+WatchGraph = Callable[[fx.Graph, bool], Callable[[str], None]]
 """From a half as it comes to Inductor, and whether it is the backward, to what is told the code that was made of it."""
 
 ChangeInference = Callable[[fx.GraphModule], object]
@@ -293,7 +293,7 @@ def compile_with_inductor(
     graph: fx.GraphModule,
     inputs: Sequence[Any],
     settings: Mapping[str, Any],
-    watch: WatchHalf | None = None,
+    watch: WatchGraph | None = None,
     inference: ChangeInference | None = None,
 ) -> Any:
     """Inductor's entry for a graph of Dynamo's. ``settings`` also hold when the backward is compiled, later, and

@@ -16,7 +16,7 @@ from policylang.audit.summary.report import report_from_dict
 from policylang.backends import copies as copy_operators
 from policylang.backends.copies import copied_over
 from policylang.backends.flat import FlatPath
-from policylang.backends.records import CarriedOut
+from policylang.backends.records import AppliedPlan
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.memory import simulate
 from tests.support import models
@@ -34,7 +34,7 @@ def mlp() -> Flat:
     return flat_graph(models.mlp())
 
 
-def applied(flat: Flat, text: str) -> tuple[Flat, CarriedOut]:
+def applied(flat: Flat, text: str) -> tuple[Flat, AppliedPlan]:
     after = flat.fresh()
     outcome = FlatPath().apply(after.gm, policylang.parse(text))
     after.gm.graph.lint()

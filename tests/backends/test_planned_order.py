@@ -58,7 +58,7 @@ def test_any_order_is_carried_out_exactly_and_gives_the_same_bits(model: str, te
         schedule = drawn_schedule(as_run.facts, as_run.schedule, seed)
         order = OrderPlan(as_run.facts, as_run.schedule, Edits(), as_run.facts, schedule, (), ())
         ordered = evolve(plan, order=order)
-        path.carry_out(graph.gm, ordered, {})
+        path.lower(graph.gm, ordered, {})
         audit = path.audit(ordered, graph.gm.graph)
         assert audit.agrees
         path.put_in_order(graph.gm, ordered, {})

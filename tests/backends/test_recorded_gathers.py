@@ -26,7 +26,7 @@ def test_the_graph_is_the_one_that_was_planned(monkeypatch: pytest.MonkeyPatch) 
     mesh = Mesh(("dp", "tp"), (16, 8), tuple(range(128)))
     facts = evolve(collect(gm, groups=known), meshes=(mesh,), rank=0)
     made = plan(policylang.parse("fuse all_gather chains"), facts, HALF)
-    (order,) = rewriting.carry_out(gm, made)  # one group for all 93
+    (order,) = rewriting.apply_edits(gm, made)  # one group for all 93
     assert order.ranks[:3] == (0, 8, 16)
     everyone = {**known, order.name: Group(order.name, order.ranks, len(order.ranks))}
     assert_facts_hold(gm, made, groups=everyone)

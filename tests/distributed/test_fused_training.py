@@ -81,7 +81,7 @@ def check_compiled(rank: int, model: Layers, text: str, expected: tuple[int, int
         expected_more = model(more)
         assert torch.equal(compiled(more), expected_more)
     (alone,) = done
-    assert sum(row.startswith("_c10d_functional.all_gather") for row in alone.carried_out.plan.facts.targets) == LAYERS
+    assert sum(row.startswith("_c10d_functional.all_gather") for row in alone.applied.plan.facts.targets) == LAYERS
     with partitions() as done:
         found = compiled(batch(rank)).sum()
         found.backward()

@@ -77,8 +77,8 @@ def errors(rank: int) -> dict[str, str]:
         "well again": said(lambda: policylang.apply(flat(mesh, own), strict, mesh)),
     }
     broken = PolicyAuditError([policylang.language.codes.diagnose("APL405", "it came out otherwise", help="none")])
-    rewrite_half = mock.Mock(side_effect=broken) if rank == 1 else half.rewrite_half
-    with mock.patch("policylang.backends.joint.rewrite_half", rewrite_half):
+    rewrite_graph = mock.Mock(side_effect=broken) if rank == 1 else half.rewrite_graph
+    with mock.patch("policylang.backends.joint.rewrite_graph", rewrite_graph):
         compiled = torch.compile(
             Sharded(mesh["tp"]), backend=policylang.backend(policylang.parse(COLLAPSE), inner="aot_eager")
         )

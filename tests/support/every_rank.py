@@ -174,7 +174,7 @@ class EveryRank:
             with ExitStack() as stack:
                 for name, instead in (("backend_of", lambda _: "gloo"), ("ensure", lambda _: None)):
                     stack.enter_context(mock.patch.object(runtime, name, instead))
-                made = rewriting.carry_out(gm, plans[rank])
+                made = rewriting.apply_edits(gm, plans[rank])
                 self.groups[rank].update({order.name: order.ranks for order in made})
                 known = {name: Group(name, ranks, len(ranks)) for name, ranks in self.groups[rank].items()}
                 assert_facts_hold(gm, plans[rank], groups=known)

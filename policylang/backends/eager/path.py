@@ -45,7 +45,7 @@ class EagerPath(BackendPath):
         if any(is_error(each) and each.code not in deferred for each in found):
             raise_errors(found)
 
-    def carry_out(self, trace: BlockTrace, plan: Plan, seconds: dict[str, float]) -> PlannedInstructions:
+    def lower(self, trace: BlockTrace, plan: Plan, seconds: dict[str, float]) -> PlannedInstructions:
         """What the block is to do at each operator. Nothing runs: the checkpoint follows it, call by call."""
         with timed(seconds, "schedule"):
             instructions = instructions_of(trace, plan)

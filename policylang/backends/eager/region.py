@@ -27,7 +27,7 @@ from policylang.backends.eager.observation.surroundings import Before, Surroundi
 from policylang.backends.eager.path import EagerPath, HeldTensors
 from policylang.backends.fsdp_weights import NamedBlock, weights_of_blocks
 from policylang.backends.path import raise_differences
-from policylang.backends.records import CarriedOut, announce
+from policylang.backends.records import AppliedPlan, announce
 from policylang.errors import PolicyGraphError
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.language.codes import is_error
@@ -156,7 +156,7 @@ class CheckpointRegion:
             kept = self.kept[key] = CachedPlan(instructions, volatile)
             call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
             self._audit(kept, call, before)
-        announce(CarriedOut(_PATH.name, instructions.plan, kept.audit))
+        announce(AppliedPlan(_PATH.name, instructions.plan, kept.audit))
         return call
 
     def topic(self, module: nn.Module) -> str:
@@ -166,7 +166,7 @@ class CheckpointRegion:
     def _instructions(self, trace: BlockTrace, module: nn.Module) -> tuple[PlannedInstructions, tuple[Diagnostic, ...]]:
         """What is done with the block, and the errors that say "matches nothing"."""
         plan, nothing = self._planned(trace, module)
-        return _PATH.carry_out(trace, _of_one_block(plan, self._named(module)), {}), nothing
+        return _PATH.lower(trace, _of_one_block(plan, self._named(module)), {}), nothing
 
     def unmatched_in(self, trace: BlockTrace, module: nn.Module) -> tuple[Diagnostic, ...]:
         """The errors that say "matches nothing", should the block do what another was seen to do."""

@@ -26,7 +26,7 @@ from policylang.backends.compiled_graphs import CompiledGraph, GraphUse
 from policylang.backends.dispatch import apply_policy
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.joint import JointPartitioner, partitions
-from policylang.backends.records import CarriedOut, Findings, findings_of
+from policylang.backends.records import AppliedPlan, Findings, findings_of
 from policylang.backends.tags import HookPath
 from policylang.backends.torch_compile import inductor
 from policylang.backends.torch_compile.backend import graph_uses_of
@@ -141,7 +141,7 @@ class PolicyPartitioner(KeyedPartitioner):
             if not compilers.dynamo_graphs():
                 raise
             raise compilers.through_dynamo(error, sys._getframe()) from None
-        self.findings.extend(findings_of(each.carried_out) for each in done)
+        self.findings.extend(findings_of(each.applied) for each in done)
         return halves
 
     def uuid(self) -> str:
@@ -187,7 +187,7 @@ def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
         return None
     regions = [region for session in sessions for region in session.regions.values()]
     found = [
-        _of_block(findings_of(CarriedOut("eager", each.instructions.plan, each.audit)), region.root)
+        _of_block(findings_of(AppliedPlan("eager", each.instructions.plan, each.audit)), region.root)
         for region in regions
         for each in region.kept.values()
     ]

@@ -273,7 +273,7 @@ def last_passes(policy: Policy, given: Mapping[str, Any], key: str) -> Any:
     return {_LAST_PASS: [*(own if isinstance(own, (list, tuple)) else (own,)), ours]}
 
 
-def watched_half(code: CodeAudit, graph: fx.Graph, is_backward: bool) -> Callable[[str], None]:
+def watched_graph(code: CodeAudit, graph: fx.Graph, is_backward: bool) -> Callable[[str], None]:
     """From a half as it comes to Inductor to what compares the code that is made of it with its order.
 
     That raises ``PolicyAuditError``: of the forward while it is compiled, of the backward when the first one starts.
@@ -382,7 +382,7 @@ def with_inductor(
         remembered_as = caching.sidecar_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
         is_differentiated = needs_gradients(gm, inputs)
         code = CodeAudit() if policy.orders and is_differentiated else None
-        watch = None if code is None else partial(watched_half, code)
+        watch = None if code is None else partial(watched_graph, code)
         patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key, code)}
         if code is not None:
             patched |= last_passes(policy, settings, key)
@@ -434,7 +434,7 @@ def rewrites_in_place(policy: Policy) -> bool:
 
 
 def _findings(done: Sequence[Done]) -> tuple[Findings, ...]:
-    return tuple(findings_of(partition.carried_out) for partition in done)
+    return tuple(findings_of(partition.applied) for partition in done)
 
 
 def _from_sidecar(key: str, policy: Policy) -> tuple[tuple[Findings, ...], CodeAudit | None] | None:
