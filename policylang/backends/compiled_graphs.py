@@ -28,7 +28,7 @@ _Instance = tuple["weakref.ref[torch.Tensor]", ...]
 
 @define(eq=False)
 class CompiledGraph:
-    """One graph of Dynamo's and what the policy came to on it."""
+    """One graph of Dynamo's and what the policy decided on it."""
 
     number: int
     """In order of compilation, from 0."""
@@ -40,11 +40,11 @@ class CompiledGraph:
     """One for each partition, which is one but for regions that torch partitions on their own; of a graph without
     gradients, what was rewritten in it."""
     from_cache: bool = False
-    """Inductor had it in its caches; what is known of it stands in the sidecar."""
+    """Inductor had it in its caches; what is known of it is in the sidecar."""
     sharded_aside: bool = False
     """Whether ``fully_shard`` gathers its weights around it."""
     code: CodeAudit | None = field(default=None, repr=False)
-    """What was read off the code of its halves, where a policy orders and Inductor compiles."""
+    """What was read off its generated code, where a policy orders and Inductor compiles."""
     called: bool = False
     _instances: dict[tuple[int, ...], _Instance] = field(factory=dict, repr=False)
     """By the ``id`` of each of its parameters, the modules that it was called for; some may have died since."""

@@ -7,7 +7,7 @@
     ticket = policylang.reload(host, device)        # starts the copy back
     value = policylang.wait(ticket, host, device)   # the copy has ended; `host` is held until here
 
-All order is in the arguments. A copy is handed out by ``wait`` alone, so no reader can come before its end, and
+All order is in the arguments. A copy is returned by ``wait`` alone, so no reader can come before its end, and
 ``wait`` takes what is copied from, so nothing can have that memory before. Each operator is a function of its arguments
 whose result shares memory with none of them: a compiler has to be told of no effect and no alias, and may drop, merge
 or move the three as it likes.
@@ -77,7 +77,7 @@ class _Copy:
 
 _links: dict[torch.device, HostLink] = {}
 _copies: dict[int, _Copy] = {}
-"""By what stands on the ticket; for as long as the ticket lives."""
+"""By the number on the ticket; for as long as the ticket lives."""
 _numbers = count()
 
 
@@ -165,7 +165,7 @@ Nodes = Sequence[fx.Node | None]
 
 
 def copy_out(graph: fx.Graph, schedule: Schedule, nodes: Nodes, values: Mapping[int, fx.Node]) -> dict[int, fx.Node]:
-    """Copy values, given by row, to the host; returns by row the node that hands the copy out."""
+    """Copy values, given by row, to the host; returns by row the node that returns the copy."""
     following = _following(graph, nodes)
     last = max((step for step, kind in enumerate(schedule.kinds) if kind == StepKind.COPY_TO_HOST), default=-1)
     tickets: dict[int, fx.Node] = {}
@@ -267,7 +267,7 @@ def _call(graph: fx.Graph, value: fx.Node, word: str, target: Any, args: tuple[A
 
 
 def _meta(value: fx.Node, beside: fx.Node) -> dict[str, Any]:
-    """The metadata of the value, in the phase of the node beside which a copy stands."""
+    """The metadata of the value, in the phase of the node ``beside`` its copy."""
     meta = without_marks(value.meta)
     annotations = marks.custom(meta)
     theirs = marks.custom(beside.meta)

@@ -34,7 +34,7 @@ class Merged:
     """What an elimination did to the rows of a plan."""
 
     kept_for: Mapping[int, int]
-    """Dropped row to the row that stands for it."""
+    """Dropped row to the row that replaces it."""
     decisions: Mapping[int, Decision]
     """Kept row to its decision, where it took over that of a dropped row."""
 
@@ -43,7 +43,7 @@ NOTHING_MERGED = Merged({}, {})
 
 
 def eliminate(graph: fx.Graph, plan: Plan) -> Merged:
-    """Merge equal nodes of a joint graph; ``plan`` was made on this graph as it stands.
+    """Merge equal nodes of a joint graph; ``plan`` was made on this graph as it is.
 
     Random, mutating and effectful operators, higher-order operators, uninitialised memory, operators whose result
     has a size of its own, and values that share memory with an output stay apart, as do nodes with a write between.
@@ -88,7 +88,7 @@ def _is_decided(row: int, plan: Plan, strongest: Mapping[int, Decision]) -> bool
 
 
 def _used_by_backward(plan: Plan) -> frozenset[int]:
-    """The owners of the rows that the plan, as it stands, may need for the backward, whole or in pieces."""
+    """The producers of the rows that the plan may need for the backward so far, whole or in pieces."""
     needs = backward_needs(plan.facts, plan.decisions)
     columns = (needs.saved, needs.offloaded, needs.recomputed, needs.undecided, needs.contingent)
     return frozenset(plan.facts.owners[row] for column in columns for row in column)
@@ -168,7 +168,7 @@ _EFFECTS = Flag.RANDOM | Flag.WRITES | Flag.EFFECTFUL
 
 
 def merge(plan: Plan, merged: Merged) -> Plan:
-    """The plan with dropped rows replaced by the rows that stand for them; dropped rows read nothing any more."""
+    """The plan with dropped rows replaced; they read nothing any more."""
     kept_for = merged.kept_for
     if not kept_for:
         return plan

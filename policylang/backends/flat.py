@@ -1,6 +1,6 @@
 """Rematerialises a flat graph (forward, loss and backward in one), where no partitioner acts on tags.
 
-:func:`rematerialise` carries a plan out in place, in the order of its schedule. Each backward region gets copies of
+:func:`rematerialise` applies a plan in place, in the order of its schedule. Each backward region gets copies of
 what it has to run again; forward nodes that do not run any more go. What is saved across from forward to backward
 afterwards is what the plan saves, and nothing but copies is new: no node is rebuilt, other passes' metadata stays.
 
@@ -55,7 +55,7 @@ class Drawing:
 def keep_state(node: fx.Node, drawn: str, kept: str) -> tuple[Drawing, fx.Node]:
     """Make a random operator keep the state it starts from; also return the node that now holds its result.
 
-    ``drawn`` and ``kept``: the names of the nodes that hand out the result and the state. The node stays where it is,
+    ``drawn`` and ``kept``: the names of the nodes that return the result and the state. The node stays where it is,
     under its name, and returns ``(state, result)``; two ``getitem`` follow it.
     """
     save, _ = partition.random_state_operators()
@@ -178,7 +178,7 @@ def _reason(node: fx.Node, row: int, facts: Facts, memory: GraphMemory, anchor: 
 
 
 def rematerialise(gm: fx.GraphModule, plan: Plan) -> None:
-    """Carry ``plan`` out on the flat graph it was made for, in place; linear in the graph.
+    """Apply ``plan`` to the flat graph it was made for, in place; linear in the graph.
 
     Raises:
         PolicyMatchError: a value would be recomputed from other bytes than the forward saw. The graph is untouched.

@@ -1,5 +1,5 @@
-"""The half path: carries out the edits and the order of a policy on one half of a partition, where saving is decided
-already."""
+"""The half path: applies the edits and the order of a policy to a forward or backward graph that was split already,
+where nothing is left to decide about saving."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OF_ORDER = ("exposed", "step time", "peak")
 
 @frozen(eq=False)
 class RewrittenGraph:
-    """What a policy came to on one half."""
+    """What a policy did to a forward or a backward graph."""
 
     kind: GraphKind
     plan: Plan
@@ -55,7 +55,7 @@ class RewrittenGraph:
 
     @property
     def applied(self) -> AppliedPlan:
-        """Of a graph without gradients: a half that has no other."""
+        """What is kept of a graph without gradients."""
         return AppliedPlan("half", self.plan, without_backward=True)
 
 
@@ -67,7 +67,7 @@ class HalfPath(BackendPath):
             raise PolicyGraphError([refusals.no_path(facts.kind)])
 
     def part_of(self, policy: Policy) -> Policy:
-        """Without what decides about values. What is expected of the step as it runs can be told of its half."""
+        """Without the lines that decide about values. Exposed time, step time and peak can be told of one graph."""
         kept = tuple(each for each in policy.expectations if policy.orders and _is_of_order(each))
         blocks = policy.blocks if policy.orders else None
         return evolve(policy, blocks=blocks, rules=(), undecided=None, expectations=kept)
@@ -91,14 +91,14 @@ def _is_of_order(expectation: Expectation) -> bool:
 
 
 def rewrite_graph(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str = "") -> RewrittenGraph:
-    """Carry out on one half, in place, what a joint graph's plan says of collectives: ``fuse``, ``collapse`` and
-    ``bucket`` lines, and the order that the scheduling lines come to.
+    """Apply the ``fuse``, ``collapse``, ``bucket`` and scheduling lines of a joint graph's plan to the forward or the
+    backward graph, in place.
 
-    The ranks that share the joint graph settle the rewrites of its halves too. Raises ``PolicyMatchError`` where lines
-    and graph do not fit; the graph is then as it was.
+    The ranks that share the joint graph agree on these rewrites too. Raises ``PolicyMatchError`` where lines and graph
+    do not fit; the graph is then as it was.
     """
     policy = joint.policy
-    # the halves follow from the joint graph: there the ranks have agreed, and the lines were held to account
+    # these graphs follow from the joint graph: there the ranks have agreed, and the lines were checked
     lenient = evolve(
         policy,
         rewrites=tuple(evolve(each, optional=True) for each in policy.rewrites),
@@ -116,7 +116,7 @@ def rewrite_graph(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str
 
 
 def rewrite_inference(gm: fx.GraphModule, policy: Policy, *, root: str = "") -> RewrittenGraph:
-    """Carry out on a graph without gradients, in place, what a policy's ``fuse`` and ``collapse`` lines say.
+    """Apply a policy's ``fuse`` and ``collapse`` lines to a graph without gradients, in place.
 
     Raises ``PolicyMatchError`` where a line and the graph do not fit, and ``PolicyDivergenceError`` where other ranks
     have another plan; the graph is then as it was.
@@ -136,8 +136,8 @@ def rewrite_inference(gm: fx.GraphModule, policy: Policy, *, root: str = "") -> 
 
 
 def _with_inputs(facts: Facts, joint: Facts) -> Facts:
-    """The facts of a half with what the joint graph says of its inputs. What was made of one parameter alone, and
-    crosses to the backward, counts as that parameter there: ``where from parameter`` is said of both alike."""
+    """The facts with what the joint graph says of the inputs. A value that was made of one parameter alone, and crosses
+    to the backward, counts as that parameter there: ``where from parameter`` holds for both graphs alike."""
     origins, index = Chains(joint).origins, joint.index
     kinds, names = list(facts.input_kinds), list(facts.input_names)
     for row, (name, op) in enumerate(zip(facts.names, facts.ops, strict=True)):
@@ -151,7 +151,7 @@ def _with_inputs(facts: Facts, joint: Facts) -> Facts:
 
 
 def unanswered(joint: Plan, halves: Sequence[RewrittenGraph]) -> tuple[Diagnostic, ...]:
-    """Errors for the lines about the order of collectives that found some in the joint graph, and none in a half."""
+    """Errors for the lines about the order of collectives that match in the joint graph, and not after the split."""
     found = []
     for number, statement in enumerate(joint.policy.scheduling):
         matched = [half.plan.order.outcomes[number].matched for half in halves if half.plan.order is not None]
@@ -164,7 +164,7 @@ def unanswered(joint: Plan, halves: Sequence[RewrittenGraph]) -> tuple[Diagnosti
 
 
 def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[RewrittenGraph]) -> tuple[Diagnostic, ...]:
-    """Without the warnings that a line changed nothing on the joint graph, where it did on a half."""
+    """The diagnostics without the warnings that a line changed nothing, where it did after the split."""
     done = {half.plan.policy.rewrites[edit.statement].span for half in halves for edit in half.edits.done}
     return tuple(found for found in diagnostics if found.code != REWRITES_REFUSED or found.span not in done)
 

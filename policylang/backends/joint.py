@@ -62,8 +62,8 @@ def split(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward that returns what ``needs`` keeps, and the backward that recomputes the rest of what it reads.
 
-    Both run in the order of the plan's schedule. What is offloaded crosses as what is saved does: it is moved when the
-    halves stand (:mod:`policylang.backends.joint`).
+    Both run in the order of the plan's schedule. What is offloaded crosses like what is saved, until
+    :func:`move_across`.
     """
     facts = plan.facts
     nodes = {node.name: node for node in joint.graph.nodes}
@@ -107,7 +107,7 @@ def _exempt_statistics(graph: fx.Graph, facts: Facts) -> None:
 def finish(
     forward: fx.GraphModule, backward: fx.GraphModule, *, num_fwd_outputs: int, static_inputs: Sequence[int]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """What PyTorch's partitioners do last, and AOTAutograd expects to be done."""
+    """Do what PyTorch's partitioners do last, and AOTAutograd expects."""
     partition.offload_activations(forward, backward, num_fwd_outputs, static_inputs)
     for half in (forward, backward):
         half.recompile()
@@ -118,7 +118,7 @@ def finish(
 
 
 def erase_strays(graph: fx.Graph, facts: Facts, phase: Phase) -> None:
-    """Remove the unused nodes of ``phase``, which belongs to the other half.
+    """Remove the unused nodes of ``phase``, which belongs to the other graph.
 
     Extraction copies whatever it has the inputs for, and dead-code elimination then spares random and effectful
     operators: a dropout whose mask is saved would be drawn again in the backward, for nothing.
@@ -137,7 +137,7 @@ _WRAPPERS = (SAVES_RANDOM_STATE, *RUNS_WITH_RANDOM_STATE)
 
 @frozen
 class Crossing:
-    """Where a value goes from the forward to the backward."""
+    """Where a value crosses from the forward to the backward."""
 
     row: int
     returned: int
@@ -166,12 +166,12 @@ def move_across(
     _fetch(schedule, _nodes(facts, schedule, backward, backward=True), crossing, hosts, backward)
 
 
-def rows_in(plan: Plan, half: fx.Graph, *, backward: bool) -> dict[str, int]:
-    """The row that each operator of a half runs, by its name, as it was cut and before anything in it is moved. What
+def rows_in(plan: Plan, graph: fx.Graph, *, backward: bool) -> dict[str, int]:
+    """By name, the row that each operator of a forward or backward graph runs, before anything in it is moved. What
     torch has put into a wrapper that keeps or takes a random state is known by its place among its like."""
     facts, schedule = plan.facts, plan.schedule
     wanted = [row for kind, row, region in schedule if kind <= StepKind.SECOND_RUN and (region > 0) == backward]
-    calls = {node.name: node for node in half.nodes if node.op == "call_function" and piece_of_draw(node) is None}
+    calls = {node.name: node for node in graph.nodes if node.op == "call_function" and piece_of_draw(node) is None}
     found = {name: row for row in wanted if (name := facts.names[row]) in calls}
     wrappers = [name for name, node in calls.items() if function(node) in _WRAPPERS and name not in found]
     wrapped = [row for row in wanted if facts.names[row] not in found and facts.flags[row] & Flag.RANDOM]
@@ -182,18 +182,18 @@ def rows_in(plan: Plan, half: fx.Graph, *, backward: bool) -> dict[str, int]:
 def schedule_of_graphs(
     plan: Plan,
     needs: Needs,
-    halves: Sequence[fx.Graph],
+    graphs: Sequence[fx.Graph],
     rows: Sequence[Mapping[str, int]],
     edits: Sequence[Edits],
 ) -> Schedule:
-    """The steps of a forward and a backward in the order in which they stand, on the rows of the plan that they were
-    cut by, with the copies to the host and back where that order has them. ``rows``: as :func:`rows_in` finds them in
-    each; ``edits``: what was rewritten since. What went runs where what came in its place does."""
+    """The steps of the forward and the backward graph in their order, on the rows of the plan that they were split by,
+    with the copies to the host and back where that order has them. ``rows``: as :func:`rows_in` finds them in each;
+    ``edits``: what was rewritten since. A replaced node runs where its replacement does."""
     again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))
     steps: list[ScheduleStep] = []
-    for region, (half, row_of, rewritten) in enumerate(zip(halves, rows, edits, strict=True)):
+    for region, (graph, row_of, rewritten) in enumerate(zip(graphs, rows, edits, strict=True)):
         gone = {edit.nodes[0].name: edit.dead for edit in rewritten.done if edit.nodes}
-        for node in half.nodes:
+        for node in graph.nodes:
             for row in (row_of[name] for name in (*gone.get(node.name, ()), node.name) if name in row_of):
                 kind = StepKind.SECOND_RUN if region and row in again else StepKind.FIRST_RUN
                 steps.append((kind, row, region))
@@ -201,7 +201,7 @@ def schedule_of_graphs(
 
 
 def _send(schedule: Schedule, steps: copies.Nodes, crossing: Sequence[Crossing], graph: fx.Graph) -> dict[int, fx.Node]:
-    """Copy the values out in the forward; returns by row the nodes that hand the copies out, which it returns."""
+    """Copy the values out in the forward, which returns the copies; gives their nodes by row."""
     output = graph.output_node()
     returned = list(output.args[0])
     values = {place.row: returned[place.returned] for place in crossing}
@@ -233,7 +233,7 @@ def _fetch(
 
 
 def _nodes(facts: Facts, schedule: Schedule, graph: fx.Graph, *, backward: bool) -> list[fx.Node | None]:
-    """By step of the schedule, the node that runs then in one of the halves."""
+    """By step of the schedule, the node of one graph that runs then."""
     names = {node.name: node for node in graph.nodes if node.op == "call_function"}
     return [
         names.get(facts.names[row]) if kind <= StepKind.SECOND_RUN and (region > 0) == backward else None
@@ -243,7 +243,7 @@ def _nodes(facts: Facts, schedule: Schedule, graph: fx.Graph, *, backward: bool)
 
 @frozen(eq=False)
 class Partition:
-    """The two halves of a joint graph and how they came about."""
+    """The forward and the backward graph that a joint graph was split into."""
 
     forward: fx.GraphModule
     backward: fx.GraphModule
@@ -279,10 +279,10 @@ def partition_planned(
     seconds: dict[str, float],
     groups: Sequence[RankOrder],
 ) -> Partition:
-    """Split a joint graph after a plan whose rewrites are carried out and whose facts are the graph's. Changes ``gm``.
+    """Split a joint graph by a plan whose edits are applied and whose facts are the graph's. Changes ``gm``.
 
-    A gather that is recomputed has fewer readers in the backward than it had in the joint graph, so each half is
-    rewritten once more. The order of collectives is that of a half, and is planned on each.
+    A gather that is recomputed has fewer readers in the backward than it had in the joint graph, so the forward and the
+    backward graph are rewritten once more. The order of collectives is planned on each of them.
 
     Raises ``PolicyAuditError`` where the graphs that come out do not do what the plan says, and ``PolicyMatchError``
     where min-cut, left to decide a rest, finds none that a decided recomputation allows, or decides it so that an
@@ -341,7 +341,7 @@ def partition_planned(
 def _order_differences(
     halves: Sequence[RewrittenGraph], forward: fx.GraphModule, backward: fx.GraphModule
 ) -> Sequence[Diagnostic]:
-    """Where the halves, as they are handed out, do not run in the order that was planned of each."""
+    """Where the forward and the backward graph do not run in the order that was planned for each."""
     graphs = {GraphKind.FORWARD: forward.graph, GraphKind.BACKWARD: backward.graph}
     orders = ((half.plan.order, graphs[half.kind]) for half in halves)
     return [found for order, graph in orders if order is not None for found in audit_order(order, graph)]
@@ -401,7 +401,7 @@ class JointPath(BackendPath):
             tags.write(gm.graph, plan)
 
     def put_in_order(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
-        """Nothing: each half is put in order once it is cut."""
+        """Nothing: the forward and the backward graph are put in order once they are split."""
 
 
 def returns_gradients(gm: fx.GraphModule, num_fwd_outputs: int) -> bool:
@@ -487,8 +487,8 @@ class JointPartitioner:
         static_lifetime_input_indices: Sequence[int] | None = None,
         prepared: Plan | None = None,
     ) -> Partition:
-        """The same with everything that is known of how it came about. ``prepared``: the plan of a graph on which its
-        edits are carried out."""
+        """Split ``gm``, and return all that is known of the partition. ``prepared``: the plan of a graph on which its
+        edits are applied."""
         static, seconds = static_lifetime_input_indices, dict[str, float]()
         groups: tuple[RankOrder, ...] = ()
         if prepared is None:
@@ -508,7 +508,7 @@ class JointPartitioner:
         return done
 
     def rewrite_inference(self, gm: fx.GraphModule) -> None:
-        """Carry out on a graph without gradients what holds there, which no partitioner is asked for."""
+        """Rewrite collectives in a graph without gradients, for which no partitioner is called."""
         _collect(rewrite_inference(gm, self.policy, root=self.root))
 
 

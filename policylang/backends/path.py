@@ -1,8 +1,7 @@
-"""The base class of the paths: planning, rank check, graph surgery, audit and report, in this order.
+"""The base class of the paths: a plan is made, compared between ranks, lowered onto the graph, audited and remembered.
 
-A plan is made, compared between ranks, carried out, audited and remembered; the order of collectives comes last, on the
-graph that was audited for its values. That order stands here; a class for each path says what it does otherwise. The
-classes are registered in :mod:`policylang.planning.capabilities`.
+The order of collectives is applied last, to the graph that was audited for its values. A class for each path overrides
+what it does otherwise. The classes are registered in :mod:`policylang.planning.capabilities`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from policylang.ranks.comparison import agree_on_plan, ranks_of
 
 
 class BackendPath:
-    """What all paths share. A path without anything of its own applies the plan's edits and audits nothing."""
+    """What all paths share. A path that overrides nothing applies the plan's edits and audits nothing."""
 
     name: ClassVar[str]
     front: ClassVar[str] = ""
@@ -56,7 +55,7 @@ class BackendPath:
         return facts.kind in self.entry.kinds
 
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
-        """Raise ``PolicyGraphError`` for a graph of the right kind on which the policy cannot be carried out."""
+        """Raise ``PolicyGraphError`` for a graph of the right kind that the policy cannot be applied to."""
 
     def plan(
         self,
@@ -80,7 +79,7 @@ class BackendPath:
         return made
 
     def part_of(self, policy: Policy) -> Policy:
-        """The lines that the path carries out."""
+        """The lines of a policy that the path applies."""
         return policy
 
     def refusals(self, plan: Plan) -> Sequence[Diagnostic]:
@@ -94,18 +93,18 @@ class BackendPath:
         raise_errors([each for each in found if each in raised or {each.code, each.cause} & causes])
 
     def lower(self, given: Any, plan: Plan, seconds: dict[str, float]) -> Any:
-        """Do what a plan says to the graph it was made for, in place, and note how long each stage takes."""
+        """Lower a plan onto the graph it was made for, in place, and note how long each stage takes."""
         with timed(seconds, "rewrite"):
             return rewriting.apply_edits(given, plan)
 
     def audit(self, plan: Plan, came_out: Any) -> Audit | None:
-        """Hold what came out against the plan; None where it cannot be told from the graph."""
+        """Compare the graph with the plan; None where the graph does not tell."""
         return None
 
     def put_in_order(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
-        """Carry out what the scheduling lines came to, and hold what came out against it.
+        """Apply the planned order of collectives, and compare the graph with it.
 
-        Raises ``PolicyAuditError`` where it is not what was planned.
+        Raises ``PolicyAuditError`` where they differ.
         """
         if plan.order is None:
             return
@@ -115,7 +114,7 @@ class BackendPath:
             raise_differences(audit_order(plan.order, gm.graph))
 
     def apply(self, gm: fx.GraphModule, policy: Policy, facts: Facts | None = None) -> AppliedPlan:
-        """Carry a policy out on a graph that is at hand, in place.
+        """Apply a policy to a graph, in place.
 
         Raises as :meth:`check` and :meth:`plan` do, with the graph as it was, and ``PolicyAuditError`` where what came
         out is not what was planned.

@@ -1,4 +1,4 @@
-"""Turns the forward half of a partition into a module that can be differentiated and compiled again.
+"""Turns the forward graph of a partition into a module that can be differentiated and compiled again.
 
 A parallelizer that partitions a graph and hands the result to ``torch.compile`` has it partitioned a second time. What
 the first partition saved is marked on the nodes and travels with them, so that ``policies/replay.apl`` repeats its
@@ -71,7 +71,7 @@ def _draft(node: fx.Node) -> SavedMarker:
 
 
 def _number(graph: fx.Graph, drafts: dict[fx.Node, SavedMarker]) -> None:
-    """Number what has to be found again, and have the value that a saved view is of stand for the view."""
+    """Number what has to be found again, and let the base of a saved view represent the view."""
     memory = _memory_of(graph)
     numbered = [node for node in graph.nodes if node in drafts and memory[node].op == "call_function"]
     views: dict[fx.Node, list[int]] = {}
@@ -130,7 +130,7 @@ _FORWARD_ONLY = ("recompute", "ac_graph_id", "partitioner_tag")
 
 
 def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphModule:
-    """The computation of a partition's forward half alone: its first ``num_fwd_outputs`` outputs, from its inputs.
+    """The computation of a partition's forward graph alone: its first ``num_fwd_outputs`` outputs, from its inputs.
 
     The module is differentiable, takes its inputs as separate arguments in the same order, and carries on its nodes
     which values the partition saved: ``torch.compile(module, backend=policylang.backend("replay.apl"))`` saves the

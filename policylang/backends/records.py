@@ -33,7 +33,7 @@ from policylang.torch_compat.compilers import is_tracing, trace_artifact
 
 @frozen(eq=False)
 class AppliedPlan:
-    """A plan that was carried out on a graph."""
+    """A plan that was applied to a graph."""
 
     path: str
     """The name of the path."""
@@ -45,7 +45,7 @@ class AppliedPlan:
     halves: Mapping[str, Edits] = field(factory=dict)
     """What was rewritten in the ``forward`` and in the ``backward`` of a partition."""
     orders: Mapping[str, Plan] = field(factory=dict)
-    """The plans of those halves on which scheduling lines were carried out."""
+    """The plans of the forward and the backward graph, where scheduling lines were applied to them."""
     without_backward: bool = False
     """Whether it is a graph that no gradient is computed through."""
 
@@ -56,19 +56,19 @@ _checkpoints: WeakKeyDictionary[fx.GraphModule, Sequence[Policy]] = WeakKeyDicti
 
 
 def remember(done: AppliedPlan, *modules: fx.GraphModule) -> None:
-    """Keep what was done, to be asked for by the graph, or by either half of its partition."""
+    """Keep what was done, to be asked for by the graph, or by the forward or backward graph of its partition."""
     kept = _applied if done.audit is None else _audited
     for module in modules:
         kept[module] = done
 
 
 def applied_plan(gm: fx.GraphModule) -> AppliedPlan | None:
-    """What was last carried out on a graph: audited, or else prepared."""
+    """The plan that was last applied to a graph: audited, or else prepared."""
     return last_audited(gm) or _applied.get(gm)
 
 
 def last_audited(gm: fx.GraphModule) -> AppliedPlan | None:
-    """What was carried out on a graph, or on the joint graph that it is a half of, and audited."""
+    """The audited plan of a graph, or of the joint graph that it was split from."""
     return _audited.get(gm)
 
 
@@ -79,12 +79,12 @@ def plan_of(gm: fx.GraphModule) -> Plan | None:
 
 
 def remember_checkpoints(gm: fx.GraphModule, policies: Sequence[Policy]) -> None:
-    """Keep what the checkpoints of ours follow in the model that a graph was traced from."""
+    """Keep what our checkpoints follow in the model that a graph was traced from."""
     _checkpoints[gm] = tuple(policies)
 
 
 def checkpoints_of(gm: fx.GraphModule) -> Sequence[Policy]:
-    """The policies that checkpoints of ours follow in the model that a graph was traced from."""
+    """The policies that our checkpoints follow in the model that a graph was traced from."""
     return _checkpoints.get(gm, ())
 
 
@@ -97,7 +97,7 @@ class Findings:
     """Of the graph as it was given, for snapshots. They are few bytes beside the graph. The sidecar does not hold
     them: None for what an earlier process planned."""
     rewritten: Facts | None = field(default=None, repr=False)
-    """The same of the graph that the report is about, with all that ``fuse`` and ``collapse`` made."""
+    """The facts of the graph that the report is about, with all that ``fuse`` and ``collapse`` made."""
 
 
 def without_gradients(policy: Policy) -> Policy:
@@ -108,7 +108,7 @@ def without_gradients(policy: Policy) -> Policy:
 
 
 def findings_of(done: AppliedPlan) -> Findings:
-    """What is kept of a plan that was carried out."""
+    """The findings that are kept of an applied plan."""
     plan, audit = done.plan, done.audit
     report = plan_report(plan) if audit is None else partition_report(plan, audit, done.halves, done.orders)
     if done.without_backward:
@@ -126,8 +126,8 @@ def findings_to_json(findings: Findings) -> dict[str, Any]:
 def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
     """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that is not what :func:`findings_to_json` writes.
 
-    The policy may have been laid out differently when the sidecar was written: where its rules stand and how they are
-    spelled is taken from ``policy``.
+    The policy may have been laid out differently when the sidecar was written: the places of its rules and their
+    spelling are taken from ``policy``.
     """
     report = report_from_dict(data["report"])
     if report.half:
@@ -153,14 +153,14 @@ def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
 
 
 def _moved(accounts: Sequence[RewriteReport], policy: Policy) -> tuple[RewriteReport, ...]:
-    """With the places where the lines stand now. The first accounts are one a line, in their order."""
+    """The accounts with the present places of the lines. The first accounts are one a line, in their order."""
     first = [account for account in accounts if not account.half]
     now = {account.source: statement.span.location for account, statement in zip(first, policy.rewrites, strict=True)}
     return tuple(evolve(account, source=now.get(account.source, account.source)) for account in accounts)
 
 
 def _moved_order(account: OrderAccount, policy: Policy) -> OrderAccount:
-    """The same of the lines that order collectives."""
+    """The account with the present places of the lines that order collectives."""
     now = zip(account.lines, (*policy.buckets, *policy.scheduling), strict=True)
     return evolve(account, lines=tuple(evolve(line, source=each.span.location) for line, each in now))
 
@@ -169,8 +169,9 @@ log = logging.getLogger("policylang")
 
 
 def announce(done: AppliedPlan) -> None:
-    """To be called when a graph is as its plan says. A joint graph that is prepared alone is no news yet: it is told of
-    when it is split."""
+    """Log what was done to a graph: INFO has one line a graph, DEBUG the report and how long each stage took; with
+    ``TORCH_TRACE`` set, artifacts go into torch's trace. A joint graph is announced when it is split, not when it is
+    only prepared. Nothing is worked out where nobody listens."""
     prepared = done.path == "joint" and done.audit is None
     level = logging.DEBUG if prepared else logging.INFO
     traces = is_tracing() and not prepared
@@ -191,7 +192,7 @@ def announce(done: AppliedPlan) -> None:
 
 
 def announce_cached(report: Report) -> None:
-    """The same of a graph that a compile cache had: its plan was made by an earlier process."""
+    """Log a graph that a compile cache had: its plan was made by an earlier process."""
     _log(report, logging.INFO, "a graph from the compile cache")
     log.debug("%s", report)
     if is_tracing():

@@ -43,7 +43,7 @@ _OF_THE_CALL = frozenset(
 
 
 def apply_edits(gm: fx.GraphModule, plan: Plan) -> tuple[RankOrder, ...]:
-    """Change the graph that was planned, in place; the process groups that it names now and did not before.
+    """Change the graph that was planned, in place; returns the process groups that it did not name before.
 
     Linear in what changes, but for one look at every node. To be called once the ranks agree, since a group is made by
     all its members: it blocks until they have come.
@@ -67,7 +67,7 @@ def edit_graph(
     after: Facts,
     beside: Collection[fx.Node] = (),
 ) -> tuple[RankOrder, ...]:
-    """The same of the graph that ``before`` describes, which comes out as ``after`` does, without the recompilation.
+    """Edit the graph that ``before`` describes into the one that ``after`` does, without recompiling it.
 
     ``beside``: nodes that neither describes, and that stay where they are.
     """
@@ -84,7 +84,7 @@ def edit_graph(
 
 
 def _rank_orders(graph: fx.Graph, edits: Edits) -> dict[FusedGroup, RankOrder]:
-    """The groups that the graph does not name yet, with the backend of the collectives that they stand for."""
+    """The groups that the graph does not name yet, with the backend of the collectives that they replace."""
     wanted = {name for edit in edits.done for name in edit.collectives}
     called = {node.name: group_name(describe(node.target), node) for node in graph.nodes if node.name in wanted}
     stands_for: dict[str, str] = {}
@@ -123,7 +123,7 @@ class _GraphEditor:
             place.prepend(nodes[name])
         dead = {nodes[name] for name in edit.dead}
         for old, new_name in edit.replaced:
-            _hand_over(nodes[old], nodes[new_name])
+            _move_mark(nodes[old], nodes[new_name])
             nodes[old].replace_all_uses_with(nodes[new_name], delete_user_cb=lambda user: user not in dead)
         for name in reversed(edit.dead):
             self.graph.erase_node(nodes.pop(name))
@@ -177,14 +177,14 @@ def _operator(name: str) -> Any:
 
 
 def _constant(text: str, kind: str) -> Any:
-    """What a text stands for where the schema has ``kind``: dtypes, layouts and memory formats count as numbers."""
+    """The value of a text where the schema has ``kind``: dtypes, layouts and memory formats count as numbers."""
     if "Device" in kind:
         return torch.device(text)
     return getattr(torch, text) if "int" in kind else text
 
 
-def _hand_over(old: fx.Node, new: fx.Node) -> None:
-    """That a partition saved a value holds of the node that has the value now."""
+def _move_mark(old: fx.Node, new: fx.Node) -> None:
+    """Move the mark of a saved value to the node that has the value now."""
     saved = marks.custom(old.meta).get(marks.SAVED)
     if saved is not None:
         new.meta["custom"] = {**marks.custom(new.meta), marks.SAVED: saved}
@@ -198,8 +198,7 @@ def _lay_out_anew(node: fx.Node, stride: tuple[int, ...]) -> None:
 
 
 def _value(node: fx.Node) -> Any:
-    """What the call returns for the values that its arguments stand for: fake tensors, which share memory as real ones
-    would."""
+    """What the call returns for the fake values of its arguments, which share memory as real ones would."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
     with torch.no_grad(), outside_of_modes():
         return node.target(*args, **kwargs)
@@ -281,7 +280,7 @@ def arrange_nodes(graph: fx.Graph, planned: Sequence[fx.Node]) -> None:
 
 
 def _followers(position: Iterable[fx.Node], planned: frozenset[fx.Node]) -> dict[fx.Node | None, list[fx.Node]]:
-    """The nodes that stand right behind another, in order, by that one; None where that is the beginning."""
+    """By node, the nodes that come right behind it, in order; None for the beginning of the graph."""
     found: dict[fx.Node | None, list[fx.Node]] = {}
     before: fx.Node | None = None
     for node in position:
@@ -332,7 +331,7 @@ def check_order(order: OrderPlan) -> None:
 
 
 def put_in_order(gm: fx.GraphModule, policy: Policy, order: OrderPlan) -> tuple[RankOrder, ...]:
-    """Carry buckets and order out, in place; the process groups that the graph names now and did not before.
+    """Apply buckets and order, in place; returns the process groups that the graph did not name before.
 
     O(nodes + edges). Raises ``PolicyAuditError`` (APL408) where the graph is not the one that was planned.
     """

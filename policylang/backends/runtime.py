@@ -71,7 +71,7 @@ def ensure_groups(orders: Iterable[RankOrder]) -> None:
 
     A group is found or made once a process. Its name follows from its ranks, so every member calls it the same without
     asking, and a compiled graph that a later process takes from a cache finds the group that was made for it. Where
-    torch.distributed knows a group of exactly this order, a flattened mesh's for one, that name stands for it.
+    torch.distributed knows a group of exactly this order, a flattened mesh's for one, its name is used too.
 
     Only members make a group. Ranks that share a graph make the same groups; what other ranks of the world do (another
     pipeline stage has another graph) does not matter. torch keeps the table of names: it ends with the default group.
@@ -97,7 +97,7 @@ def are_joined(orders: Iterable[RankOrder]) -> bool:
 
 
 def groups_around() -> str:
-    """What a rewrite depends on that no graph says: the groups of this rank, but for those made here."""
+    """The groups of this rank, but for those made here: a rewrite depends on them, and no graph says them."""
     known = (known for known in distributed.known_groups() if not known.name.startswith(_PREFIX))
     return ";".join(f"{known.name} {known.ranks} {known.backend} {known.description}" for known in known)
 
@@ -123,14 +123,14 @@ _COPIES = {
 
 
 def recomputation(source: str) -> str:
-    """The name of the range around an operator that runs again. ``source``: the line, or what else decided."""
+    """The name of the range around a recomputed operator. ``source``: the line, or what else decided."""
     return f"{PREFIX}recompute, {source}" if source else f"{PREFIX}recompute"
 
 
 def asked_for(node: fx.Node, *, is_backward: bool = False) -> str | None:
     """The name of the range around a node; None for what the model itself does.
 
-    ``is_backward``: in the backward half of a partition a node that a decision was taken on runs again.
+    ``is_backward``: in the backward graph of a partition, a node that was decided on is recomputed.
     """
     found = marks.custom(node.meta)
     source = found.get(marks.PROVENANCE, "")
@@ -165,7 +165,7 @@ def run(gm: fx.GraphModule, arguments: Sequence[Any]) -> Any:
 
 
 def boxed(gm: fx.GraphModule, compiled: Callable[[list[Any]], Any], is_backward: bool) -> Callable[[list[Any]], Any]:
-    """The same of a graph that AOTAutograd calls with a list, which it empties."""
+    """Wrap a graph that AOTAutograd calls with a list, which it empties."""
 
     def call(arguments: list[Any]) -> Any:
         return _Ranged(gm, is_backward).boxed_run(arguments) if is_profiling() else compiled(arguments)

@@ -98,7 +98,7 @@ def is_unsafe(facts: Facts, row: int) -> bool:
 
 
 def provenance(plan: Plan, decision: Decision) -> str:
-    """Who decided, as it stands on the node: ``file:line`` of the rule, or of the ``undecided`` line."""
+    """Who decided, as written on the node: ``file:line`` of the rule, or of the ``undecided`` line."""
     if decision.rule is not None:
         return plan.policy.rules[decision.rule].source
     if decision.why is Why.UNDECIDED and plan.policy.undecided is not None:
@@ -107,7 +107,7 @@ def provenance(plan: Plan, decision: Decision) -> str:
 
 
 def remove(node: fx.Node) -> None:
-    """Take policylang's tag off a node; a user's tag that it stood in for comes back."""
+    """Take policylang's tag off a node; a user's tag that it replaced comes back."""
     meta = node.meta
     if not marks.is_ours(meta):
         return

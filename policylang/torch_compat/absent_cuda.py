@@ -117,7 +117,7 @@ def cuda_hooks() -> tuple[ctypes.c_void_p, int]:
     """Where the methods of this build's CUDA hooks are, and where those are that a build without CUDA has.
 
     The hooks are one object, of a class derived from that of a build without CUDA, which libtorch_cpu holds in every
-    build. An object of C++ begins with the address of its methods; before them stand two words about their class.
+    build. An object of C++ begins with the address of its methods; before them are two words about their class.
     """
     name = "_ZN2at6detail12getCUDAHooksEv"
     _exported("libtorch_cpu", name, ctypes.c_char)
@@ -333,7 +333,7 @@ def absent_cuda(
     ``capability``: the GPU's compute capability. ``composite``: as for attention, whose kernel C++ chooses among those
     of its build.
 
-    Raises ``ImportError`` where a torch has not what this stands on.
+    Raises ``ImportError`` where a torch lacks what this needs.
     """
     tensors = EngineTensors()
     with ExitStack() as stack:

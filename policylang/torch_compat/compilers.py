@@ -272,7 +272,7 @@ def _passing(kind: Any) -> Any:
 
 
 def _original_on_pickling(kind: type[Exception]) -> type[Any]:
-    """A mixin: the class made for Dynamo cannot be imported, so its instances are pickled as what they stand for."""
+    """A mixin: the class made for Dynamo cannot be imported, so its instances are pickled as the original class."""
 
     class Travelling:
         def __reduce__(self) -> Any:
@@ -283,7 +283,7 @@ def _original_on_pickling(kind: type[Exception]) -> type[Any]:
 
 
 WatchGraph = Callable[[fx.Graph, bool], Callable[[str], None]]
-"""From a half as it comes to Inductor, and whether it is the backward, to what is told the code that was made of it."""
+"""From a graph as it comes to Inductor, and whether it is the backward, to what is told the code made of it."""
 
 ChangeInference = Callable[[fx.GraphModule], object]
 """Changes a graph without gradients, in place, before it is compiled."""
@@ -305,13 +305,13 @@ def compile_with_inductor(
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    def watched(gm: fx.GraphModule, half_inputs: Sequence[Any], **options: Any) -> Any:
+    def watched(gm: fx.GraphModule, graph_inputs: Sequence[Any], **options: Any) -> Any:
         if inference is not None and options.get("is_inference"):
             inference(gm)
         if watch is None or options.get("is_inference"):
-            return compile_fx_inner(gm, half_inputs, **options)
+            return compile_fx_inner(gm, graph_inputs, **options)
         tell = watch(gm.graph, bool(options.get("is_backward")))
-        compiled = compile_fx_inner(gm, half_inputs, **options)
+        compiled = compile_fx_inner(gm, graph_inputs, **options)
         tell(str(getattr(compiled, "source_code", "")))
         return compiled
 
@@ -325,10 +325,10 @@ _loaded: ContextVar[list[tuple[bool, str]] | None] = ContextVar("policylang_load
 
 @contextmanager
 def code_from_caches() -> Iterator[list[tuple[bool, str]]]:
-    """Collects the code of every half that is made ready to run meanwhile, with whether it is the backward.
+    """Collects the code of every graph that is made ready to run meanwhile, with whether it is the backward.
 
-    What AOTAutograd has in its cache is handed out as one callable around both halves, whose code nobody can ask for.
-    So the method that makes a compiled half ready is wrapped, once a process; outside of this it does what it did.
+    AOTAutograd's cache returns one callable around forward and backward, whose code nobody can ask for. So the method
+    that makes compiled code ready is wrapped, once a process; outside of this it does what it did.
     """
     _watch_loading()
     collected: list[tuple[bool, str]] = []
@@ -430,25 +430,25 @@ def compile_with_aot_eager(
 ) -> Any:
     """AOTAutograd with a partitioner and no compiler behind it: torch's ``aot_eager`` backend fixes the partitioner.
 
-    ``as_called``: from a half, what calls it with a list, and whether it is the backward, to what is called instead.
+    ``as_called``: from a graph, what calls it with a list, and whether it is the backward, to what is called instead.
     ``inference`` is given a graph without gradients.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
 
-    def half(gm: fx.GraphModule, half_inputs: Sequence[Any], *, is_backward: bool) -> Any:
-        run = boxed_nop(gm, half_inputs)
+    def run_eagerly(gm: fx.GraphModule, graph_inputs: Sequence[Any], *, is_backward: bool) -> Any:
+        run = boxed_nop(gm, graph_inputs)
         return as_called(gm, run, is_backward) if isinstance(run, FunctionType) else run  # what a cache keeps stays
 
     def alone(gm: fx.GraphModule, graph_inputs: Sequence[Any]) -> Any:
         if inference is not None:
             inference(gm)
-        return half(gm, graph_inputs, is_backward=False)
+        return run_eagerly(gm, graph_inputs, is_backward=False)
 
     compiler = aot_autograd(
-        fw_compiler=partial(half, is_backward=False),
+        fw_compiler=partial(run_eagerly, is_backward=False),
         inference_compiler=alone,
-        bw_compiler=partial(half, is_backward=True),
+        bw_compiler=partial(run_eagerly, is_backward=True),
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
@@ -510,7 +510,7 @@ def settings_lines(module: str, settings: Mapping[str, Any]) -> list[str]:
 
 
 def inductor_mode(mode: str) -> dict[str, Any]:
-    """The settings that ``torch.compile(mode=...)`` stands for. Raises ``RuntimeError`` for a mode it does not know."""
+    """The settings that ``torch.compile(mode=...)`` sets. Raises ``RuntimeError`` for a mode it does not know."""
     from torch._inductor import list_mode_options
 
     return list_mode_options(mode)
@@ -533,7 +533,7 @@ def cache_hits() -> int:
 def is_tracing() -> bool:
     """Whether a structured trace is written.
 
-    Private because torch has no public way to ask. Without ``TORCH_TRACE`` a handler without a folder stands there,
+    Private because torch has no public way to ask. Without ``TORCH_TRACE`` there is a handler without a folder,
     until the first record takes it away.
     """
     try:

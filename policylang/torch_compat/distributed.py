@@ -116,7 +116,7 @@ def mesh_groups(mesh: Any) -> dict[str, tuple[int, ...]]:
 
 
 def rename_group(name: str, known_as: str) -> None:
-    """Let ``known_as`` stand for the group ``name`` wherever a collective names its group.
+    """Make ``known_as`` another name of the group ``name`` wherever a collective names its group.
 
     Private because functional collectives find groups in a table by name, which has no public entry. One group may be
     there under several names.
@@ -275,7 +275,7 @@ class ShardedWeight:
     name: str
     """In that module."""
     reshards: bool
-    """Whether the gathered weight is let go after the forward, and gathered again in the backward."""
+    """Whether the gathered weight is freed after the forward, and gathered again in the backward."""
     gathered: torch.Tensor | None
     """What modules compute with; None before the first gather."""
     group: tuple[nn.Module, ...]

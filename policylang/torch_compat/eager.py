@@ -1,4 +1,4 @@
-"""The private names of torch that running a model in eager stands on."""
+"""The private names of torch that running a model in eager needs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def is_wrapper_class(kind: type) -> bool:
 
 
 def storage_address(tensor: torch.Tensor) -> int | None:
-    """Which memory a plain tensor lies in, the same after FSDP has let it go and filled it again; None without any."""
+    """Which memory a plain tensor lies in, the same after FSDP has freed it and filled it again; None without any."""
     storage = _storage(tensor)
     return None if storage is None else int(storage._cdata)
 
@@ -114,7 +114,7 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def storage_is_freed(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a plain tensor has been let go under it, as FSDP does with gathered weights."""
+    """Whether the memory of a plain tensor has been freed under it, as FSDP does with gathered weights."""
     storage = _storage(tensor)
     return storage is not None and tensor.numel() > 0 and storage.nbytes() == 0
 
@@ -163,7 +163,7 @@ def failed_in(error: BaseException) -> str:
 
 
 def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
-    """Has tensors count as written to so often. Private, as autograd's own check of what it saved stands on it.
+    """Has tensors count as written to so often. Private, as autograd's own check of what it saved relies on it.
 
     Autograd counts a write above where dispatch modes run, whether or not they let the operator run.
     """
@@ -220,7 +220,7 @@ def being_compiled() -> bool:
 
 
 def checkpoints_are_tagged() -> bool:
-    """Whether checkpoints are not carried out at the moment: ``trace_step`` only tags what they hold."""
+    """Whether checkpoints recompute nothing at the moment: ``trace_step`` only tags what they hold."""
     import torch.utils.checkpoint as library
 
     return bool(getattr(library, checkpoint_generator()).__module__ != library.__name__)

@@ -1,4 +1,4 @@
-"""The private names of torch that reading graphs and operators stands on, and the error where a torch lacks one."""
+"""The private names of torch that reading graphs and operators needs, and the error where a torch lacks one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def require(module: ModuleType, names: Iterable[str], why: str) -> None:
         raise ImportError(f"torch {torch.__version__} has no `{listed}` in {module.__name__}; policylang {why}")
 
 
-# The classes that operators are instances of have no public name; `torch.ops` only hands out their instances.
+# The classes that operators are instances of have no public name; `torch.ops` only has their instances.
 
 _GRADIENTS = frozenset({"GradAOTOutput", "PhiloxUpdatedBackwardOffsetAOTOutput", "BackwardTokenAOTOutput"})
 _SAVED = frozenset({"SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput"})
@@ -84,14 +84,14 @@ def differentiated_input(desc: Any) -> Any:
 
 
 def is_backward_output(desc: Any) -> bool:
-    """Whether a joint graph's output belongs to its backward half."""
+    """Whether a joint graph's output belongs to its backward."""
     while type(desc).__name__.startswith("Subclass"):
         desc = desc.base
     return type(desc).__name__ in _GRADIENTS
 
 
 def is_saved_output(desc: Any) -> bool:
-    """Whether an output of a partition's forward half is there for the backward half alone."""
+    """Whether an output of a partition's forward graph is there for the backward alone."""
     return type(desc).__name__ in _SAVED
 
 
@@ -163,7 +163,7 @@ def hinted_shape(size: torch.Size) -> torch.Size:
 
 
 def has_data_symbol(value: Any) -> bool:
-    """Whether a size, or a size of a tensor, is a symbol that stands for data (``item()``) rather than for an input's
+    """Whether a size, or a size of a tensor, is a symbol for data (``item()``) rather than for an input's
     size. Not private, but undocumented."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 

@@ -1,4 +1,4 @@
-"""The private names of torch that splitting a graph, and recomputing parts of one, stand on."""
+"""The private names of torch that splitting a graph, and recomputing parts of one, need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def extract_forward_backward(
     num_fwd_outputs: int,
     static_inputs: Sequence[int],
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The two halves of a joint graph for given saved values.
+    """The forward and the backward graph of a joint graph for given saved values.
 
     Private because there is no public way to build a partitioner; it carries output descriptors, version-counter
     classes and symbol bindings, which change from version to version. The lists are changed to what was really saved.
@@ -235,7 +235,7 @@ def _functorch_config() -> Any:
 
 @cache
 def _partitioners() -> Any:
-    """The module of PyTorch's own partitioners, with the names that the joint-graph backend stands on."""
+    """The module of PyTorch's own partitioners, with the names that the joint path needs."""
     import torch._functorch.partitioners as partitioners
 
     wanted = (

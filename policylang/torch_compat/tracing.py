@@ -1,4 +1,4 @@
-"""The private names of torch that tracing a step stands on; tensors made of tensors, taken apart and put together."""
+"""The private names of torch that tracing a step needs; tensors made of tensors, taken apart and put together."""
 
 from __future__ import annotations
 

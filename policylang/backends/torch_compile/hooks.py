@@ -59,7 +59,7 @@ class PolicyPass(KeyedPass):
         return f"policylang.pass_({self.policy.name!r})"
 
     def __call__(self, graph: fx.Graph | fx.GraphModule, *ignored: Any, **also_ignored: Any) -> fx.GraphModule | None:
-        """Carry the policy out, in place. What passes are handed besides the graph (example inputs) is not needed.
+        """Apply the policy, in place. The other arguments of passes (example inputs) are not needed.
 
         Raises as ``policylang.apply`` does, and behind a hook ``PolicyMatchError`` and ``PolicyGraphError`` with what
         cannot be done there.
@@ -128,7 +128,7 @@ class PolicyPartitioner(KeyedPartitioner):
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph. Raises as ``policylang.partition`` does, and ``PolicyMatchError`` for a policy that
-        schedules where Inductor is going to compile the halves: nobody tells it to keep their order."""
+        schedules where Inductor is going to compile the result: nobody tells it to keep the order."""
         known = self._known.setdefault(compilers.code_being_compiled(), [])
         topic = inductor.topic_of("splitting", "a joint graph", self.root)
         settings = inductor.comparable_settings
@@ -172,7 +172,7 @@ def _unkept(policy: Policy) -> Diagnostic:
 
 
 def of_compiled(subject: Any) -> Sequence[Findings] | None:
-    """One a graph and module that runs it, in order of compilation; None where nothing of ours compiles."""
+    """The findings by graph and module that runs it, in order of compilation; None where it is not compiled by us."""
     if isinstance(subject, PolicyPartitioner):
         return tuple(subject.findings)
     uses = graph_uses_of(subject)
@@ -180,8 +180,8 @@ def of_compiled(subject: Any) -> Sequence[Findings] | None:
 
 
 def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
-    """One a block and way in which it was called, in the order of the blocks; then one a graph that was compiled in
-    checkpoints or around them and module that runs it. None where there is no checkpoint of ours."""
+    """The findings by block and way in which it was called, in the order of the blocks; then by graph that was compiled
+    in checkpoints or around them, and module that runs it. None where there is no checkpoint of ours."""
     sessions = sessions_of(subject)
     if not sessions:
         return None
@@ -203,17 +203,17 @@ def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
 
 
 def _of_block(found: Findings, name: str) -> Findings:
-    """With the block's name in its report, where it is known."""
+    """Add the block's name to its report, where it is known."""
     return evolve(found, report=evolve(found.report, label=name))
 
 
 def _findings(uses: Iterable[GraphUse]) -> list[Findings]:
-    """Those of a graph as often as modules run it: each of them keeps what the graph keeps."""
+    """The findings of a graph as often as modules run it: each of them keeps what the graph keeps."""
     return [_with_code(found, use.graph) for use in uses for _ in range(use.modules) for found in use.graph.findings]
 
 
 def _with_code(found: Findings, graph: CompiledGraph) -> Findings:
-    """With what the code of the halves was read to do, which is known of the backward only once that has run."""
+    """Add what the generated code was read to do, which is known of the backward only once that has run."""
     if graph.code is None:
         return found
     return evolve(found, report=evolve(found.report, code=graph.code.reports()))

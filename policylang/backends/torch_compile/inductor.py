@@ -10,7 +10,7 @@ which is compiled when the first one starts:
   and every wait runs after the one before it and after the products in between, and products run after the start or
   wait before them. These are torch's ``control_deps``, which its own overlap scheduler places.
 
-Of products alone, since their kernels stand alone: a pointwise kernel runs with whatever it is fused with, and a
+Of products alone, since each has a kernel of its own: a pointwise kernel runs with whatever it is fused with, and a
 dependency of its own would end that fusion. So no fused kernel pulls a collective across a product.
 """
 
@@ -82,9 +82,9 @@ class KeyedPartitioner(KeyedForCaches, _Partitioner):  # type: ignore[misc]
 
 
 class CachedPartitioner(KeyedPartitioner):
-    """A partitioner under a key that stands for it in Inductor's caches and has to cover all that it depends on.
+    """A partitioner under a key for Inductor's caches, which has to cover all that it depends on.
 
-    ``code``: is told the order of the halves.
+    ``code``: is told the order of the forward and the backward graph.
     """
 
     def __init__(self, partitioner: JointPartitioner, key: str, code: CodeAudit | None = None) -> None:
@@ -203,7 +203,7 @@ _NO_COMPILED_AUTOGRAD = "leave `torch._dynamo.config.compiled_autograd` off, or 
 
 
 class BindingOrder(KeyedPass):
-    """Makes the order of a half's collectives, as its nodes stand, binding for all that Inductor does after it."""
+    """Makes the order of a graph's collectives binding for all that Inductor does after it."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -214,8 +214,8 @@ class BindingOrder(KeyedPass):
 
 
 def _after(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """What is to run after what. As many pairs as there are nodes at most. Copies to the host and back are ordered as
-    collectives are."""
+    """By node, the nodes it has to run after; at most as many pairs as nodes. Copies to the host and back are ordered
+    like collectives."""
     found: dict[fx.Node, list[fx.Node]] = {}
     last: list[fx.Node] = []
     products: list[fx.Node] = []
@@ -257,7 +257,7 @@ def settings_to_keep(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def last_passes(policy: Policy, given: Mapping[str, Any], key: str) -> Any:
-    """What stands where Inductor takes its last pass on a half: the user's own passes, then the one that binds.
+    """Inductor's last passes on a graph: the user's own, then the one that makes the order binding.
 
     Raises ``PolicyMeaningError`` where the user has one and this torch takes no second.
     """
@@ -274,7 +274,7 @@ def last_passes(policy: Policy, given: Mapping[str, Any], key: str) -> Any:
 
 
 def watched_graph(code: CodeAudit, graph: fx.Graph, is_backward: bool) -> Callable[[str], None]:
-    """From a half as it comes to Inductor to what compares the code that is made of it with its order.
+    """From a graph as it comes to Inductor to what compares the code that is made of it with its order.
 
     That raises ``PolicyAuditError``: of the forward while it is compiled, of the backward when the first one starts.
     """
@@ -283,7 +283,7 @@ def watched_graph(code: CodeAudit, graph: fx.Graph, is_backward: bool) -> Callab
 
 
 def check_loaded(code: CodeAudit | None, loaded: Iterable[tuple[bool, str]]) -> None:
-    """The same of halves that come from a cache, with whether each is the backward. Raises ``PolicyAuditError``."""
+    """Compare code that comes from a cache, with whether each is the backward. Raises ``PolicyAuditError``."""
     if code is not None:
         _raise(code.check_loaded(loaded))
 
@@ -349,8 +349,8 @@ def topic_of(doing: str, graph: str, root: str) -> str:
 def with_aot_eager(
     partitioner: JointPartitioner, gm: fx.GraphModule, inputs: Sequence[Any], compare: Compare
 ) -> CompiledCode:
-    """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed. ``compare``: opens
-    the comparison of ranks."""
+    """Compile without a cache: the partitioner is called whenever a gradient is needed. ``compare``: opens the
+    comparison of ranks."""
     with compare() as comparison, partitions() as done:
         inference = partitioner.rewrite_inference if rewrites_in_place(partitioner.policy) else None
         run = compilers.compile_with_aot_eager(gm, inputs, partitioner, runtime.boxed, inference)
@@ -365,11 +365,11 @@ def with_inductor(
     settings: Mapping[str, Any],
     compare: Compare,
 ) -> CompiledCode:
-    """Compile, and remember what was decided beside Inductor's caches; on a hit, read it from there.
+    """Compile, and store what was decided beside Inductor's caches; on a hit, read it from there.
 
-    A hit whose sidecar is lost is compiled once more without the caches: a policy that was not seen to hold is not
-    assumed to hold. The process groups that a cached graph names are made before it runs. A rank that has the graph in
-    its caches compares the plan of the sidecar with those of ranks that partition, where these compare theirs.
+    A hit whose sidecar is lost is compiled once more without the caches: a policy is not assumed to hold unseen. The
+    process groups that a cached graph names are made before it runs. A rank that has the graph in its caches compares
+    the plan of the sidecar with those of ranks that partition, where these compare theirs.
     """
     policy = partitioner.policy
     inference = partitioner.rewrite_inference if rewrites_in_place(policy) else None
