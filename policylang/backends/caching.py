@@ -123,7 +123,7 @@ def context_of(graph: fx.GraphModule) -> str:
 
 
 def context_of_graphs(graphs: Iterable[fx.Graph]) -> str:
-    """The same of a graph that has no module yet, and of those nested in it."""
+    """The context of a graph that has no module yet, and of those nested in it."""
     return digest_of(word for graph in graphs for node in graph.nodes for word in _unwritten(node))
 
 
@@ -205,7 +205,7 @@ def write_sidecar(key: str, content: dict[str, Any]) -> bool:
 
 
 def read_sidecar(key: str) -> dict[str, Any] | None:
-    """What was stored, or None where there is none that can be read and is about this graph."""
+    """The stored content; None where there is none that can be read and is about this graph."""
     try:
         found = json.loads(_sidecar_path(key).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -33,7 +33,7 @@ class CompiledGraph:
     number: int
     """In order of compilation, from 0."""
     operators: int
-    """Of Dynamo's graph."""
+    """The number of operators of Dynamo's graph."""
     places: tuple[str, ...] = ()
     """The first few modules that its operators belong to."""
     findings: tuple[Findings, ...] = ()
@@ -42,7 +42,7 @@ class CompiledGraph:
     from_cache: bool = False
     """Inductor had it in its caches; what is known of it is in the sidecar."""
     sharded_aside: bool = False
-    """Whether ``fully_shard`` gathers its weights around it."""
+    """True if ``fully_shard`` gathers its weights around it."""
     code: CodeAudit | None = field(default=None, repr=False)
     """What was read off its generated code, where a policy orders and Inductor compiles."""
     called: bool = False
@@ -81,7 +81,7 @@ class CompiledGraph:
             self._instances[key] = tuple(weakref.ref(each) for each in own)
 
     def instances(self, parameters: Mapping[int, torch.Tensor] | None = None) -> list[frozenset[int]]:
-        """Of each living module that it was called for, the ``id`` of every parameter; with ``parameters``, by ``id``,
+        """The ``id`` of every parameter of each living module that it was called for; with ``parameters``, by ``id``,
         of those that were called with one of these."""
         return [
             frozenset(key)

@@ -290,7 +290,7 @@ def without_marks(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(target: Any, args: Iterable[Any]) -> torch.Tensor | None:
-    """What a node returns, as a fake tensor; None where the graph carries none."""
+    """The fake tensor that a call returns; None where the graph carries none."""
     values = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in args]
     mode = next((mode for each in values if (mode := getattr(each, "fake_mode", None)) is not None), None)
     if mode is None or any(each is None for each in values):

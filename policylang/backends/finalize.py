@@ -31,7 +31,7 @@ _NOT_BY_VALUE = ("aten.empty", "aten.new_empty", "higher_order.")
 
 @frozen
 class Merged:
-    """What an elimination did to the rows of a plan."""
+    """The result of eliminating common subexpressions, by row of the plan."""
 
     kept_for: Mapping[int, int]
     """Dropped row to the row that replaces it."""
@@ -129,7 +129,7 @@ def _output_storages(graph: fx.Graph) -> set[int]:
 
 
 def _expression(node: fx.Node) -> Hashable | None:
-    """What a node computes, as a key; None where an argument has no stable identity."""
+    """The expression that a node computes, as a key; None where an argument has no stable identity."""
     try:
         return (node.target, _frozen(node.args), _frozen(node.kwargs))
     except TypeError:
@@ -269,7 +269,7 @@ def gradient_rows(graph: fx.Graph, facts: Facts, num_fwd_outputs: int) -> list[i
 
 
 def returned(graph: fx.Graph) -> list[Any]:
-    """What a graph returns, flat, in order."""
+    """The outputs of a graph, flat, in order."""
     output = graph.output_node()
     leaves: list[Any] = pytree.tree_leaves(output.args[0], is_leaf=lambda value: value is None)
     return leaves

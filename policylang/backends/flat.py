@@ -343,7 +343,7 @@ class FlatPath(BackendPath):
     name: ClassVar[str] = "flat"
 
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
-        """What was erased and copied under one policy cannot be decided again by another."""
+        """Refuse a graph to which a policy was applied before: what that erased cannot be decided again."""
         for node, found in ((node, marks.custom(node.meta)) for node in gm.graph.nodes):
             for mark, verb in _DONE.items():
                 if mark in found:

@@ -40,7 +40,7 @@ _OF_ORDER = ("exposed", "step time", "peak")
 
 @frozen(eq=False)
 class RewrittenGraph:
-    """What a policy did to a forward or a backward graph."""
+    """A forward or backward graph after a policy rewrote it."""
 
     kind: GraphKind
     plan: Plan
@@ -55,7 +55,7 @@ class RewrittenGraph:
 
     @property
     def applied(self) -> AppliedPlan:
-        """What is kept of a graph without gradients."""
+        """The applied plan of a graph without gradients."""
         return AppliedPlan("half", self.plan, without_backward=True)
 
 
@@ -86,7 +86,7 @@ class HalfPath(BackendPath):
 
 
 def _is_of_order(expectation: Expectation) -> bool:
-    """Whether it is about a figure that the order of a graph decides."""
+    """True if it is about a figure that the order of a graph decides."""
     return isinstance(expectation, ExpectTotal) and expectation.figure in _OF_ORDER
 
 
@@ -170,7 +170,7 @@ def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[Rewritt
 
 
 def _note_on_training(policy: Policy) -> tuple[Diagnostic, ...]:
-    """The same where a graph without gradients was compiled."""
+    """A note on the lines that do nothing where a graph without gradients was compiled."""
     idle = (*policy.rules, *policy.expectations, *policy.buckets, *policy.scheduling)
     if not idle:
         return ()

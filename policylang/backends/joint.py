@@ -137,7 +137,7 @@ _WRAPPERS = (SAVES_RANDOM_STATE, *RUNS_WITH_RANDOM_STATE)
 
 @frozen
 class Crossing:
-    """Where a value crosses from the forward to the backward."""
+    """A value that crosses from the forward to the backward."""
 
     row: int
     returned: int
@@ -149,7 +149,7 @@ class Crossing:
 def crossings(
     facts: Facts, rows: Iterable[int], forward: fx.Graph, backward: fx.Graph, *, after: int
 ) -> list[Crossing]:
-    """Where the values of some rows cross. Outputs of the forward before ``after`` are the caller's."""
+    """The crossings of some rows. Outputs of the forward before ``after`` are the caller's."""
     values = list(enumerate(forward.output_node().args[0]))[after:]
     sent = {value.name: at for at, value in values if isinstance(value, fx.Node)}
     taken = {node.name: at for at, node in enumerate(backward.find_nodes(op="placeholder"))}
@@ -264,7 +264,7 @@ class Partition:
 
     @property
     def applied(self) -> AppliedPlan:
-        """What is kept of it without its graphs."""
+        """The applied plan, without the graphs."""
         return AppliedPlan("joint", self.plan, self.audit, self.seconds, self.halves, self.orders)
 
 
@@ -341,14 +341,14 @@ def partition_planned(
 def _order_differences(
     halves: Sequence[RewrittenGraph], forward: fx.GraphModule, backward: fx.GraphModule
 ) -> Sequence[Diagnostic]:
-    """Where the forward and the backward graph do not run in the order that was planned for each."""
+    """Errors where the forward and the backward graph do not run in their planned orders."""
     graphs = {GraphKind.FORWARD: forward.graph, GraphKind.BACKWARD: backward.graph}
     orders = ((half.plan.order, graphs[half.kind]) for half in halves)
     return [found for order, graph in orders if order is not None for found in audit_order(order, graph)]
 
 
 def _choose(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]) -> tuple[Plan, Needs]:
-    """What is saved and recomputed; min-cut is asked only where it has something to decide."""
+    """Decide what is saved and recomputed; min-cut is asked only where it has something to decide."""
     gradients = finalize.gradient_rows(gm.graph, plan.facts, num_fwd_outputs)
     final = finalize.fit(plan, gradients)
     needs = backward_needs(final.facts, final.decisions)

@@ -51,7 +51,7 @@ class BackendPath:
         return self.entry.capabilities
 
     def recognises(self, facts: Facts) -> bool:
-        """Whether a graph is one that this path takes."""
+        """True if a graph is one that this path takes."""
         return facts.kind in self.entry.kinds
 
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
@@ -83,7 +83,7 @@ class BackendPath:
         return policy
 
     def refusals(self, plan: Plan) -> Sequence[Diagnostic]:
-        """What the path cannot do, of what a plan found nothing wrong with."""
+        """Errors for what the path cannot do, where planning found none."""
         return ()
 
     def refuse(self, found: Sequence[Diagnostic], deferred: Collection[str]) -> None:
@@ -139,7 +139,7 @@ class BackendPath:
         return done
 
     def report(self, subject: Any) -> Sequence[Findings] | None:
-        """What was decided for a graph, a model or whatever else users hold, graph by graph, with its reports; None
+        """The findings on a graph, a model or whatever else users hold, graph by graph; None
         where it is not of this path."""
         if isinstance(subject, fx.GraphModule):
             done = records.applied_plan(subject)
@@ -161,7 +161,7 @@ def _imported(dotted: str) -> Any:
 
 
 def findings_on(subject: Any) -> Sequence[Findings] | None:
-    """What the first path that knows a subject says of it; None where none does."""
+    """The findings of the first path that knows a subject; None where none does."""
     found = (path_named(entry.name).report(subject) for entry in capabilities.PATHS)
     return next((each for each in found if each is not None), None)
 

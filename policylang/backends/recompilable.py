@@ -116,7 +116,7 @@ def _maker(node: fx.Node, gone: Collection[fx.Node]) -> fx.Node:
 
 
 def _digest(graph: fx.Graph, drafts: Mapping[fx.Node, SavedMarker]) -> str:
-    """The same for the same partition, in every process: the caches of a second compilation are keyed by it."""
+    """A digest of the partition, equal in every process: the caches of a second compilation are keyed by it."""
     digest = hashlib.sha256()
     for node in graph.nodes:
         name = describe(node.target).name if node.op == "call_function" else node.op

@@ -47,7 +47,7 @@ class AppliedPlan:
     orders: Mapping[str, Plan] = field(factory=dict)
     """The plans of the forward and the backward graph, where scheduling lines were applied to them."""
     without_backward: bool = False
-    """Whether it is a graph that no gradient is computed through."""
+    """True if it is a graph that no gradient is computed through."""
 
 
 _applied: WeakKeyDictionary[fx.GraphModule, AppliedPlan] = WeakKeyDictionary()
@@ -91,11 +91,11 @@ def checkpoints_of(gm: fx.GraphModule) -> Sequence[Policy]:
 @frozen
 class Findings:
     complaints: tuple[Complaint, ...]
-    """What this graph lacks and another graph of the model may have."""
+    """Errors of this graph that another graph of the model may answer."""
     report: Report
     facts: Facts | None = field(default=None, repr=False)
-    """Of the graph as it was given, for snapshots. They are few bytes beside the graph. The sidecar does not hold
-    them: None for what an earlier process planned."""
+    """The facts of the graph as it was given, for snapshots; None for what an earlier process planned, since the
+    sidecar does not hold them."""
     rewritten: Facts | None = field(default=None, repr=False)
     """The facts of the graph that the report is about, with all that ``fuse`` and ``collapse`` made."""
 
@@ -222,7 +222,7 @@ def _log(report: Report, level: int, graph: str) -> None:
 
 
 def _order(report: Report) -> list[str]:
-    """How many buckets there are, and what is exposed before and after."""
+    """The number of buckets, and the exposed time before and after."""
     figures = order_figures(report.orders)
     said = [counted(int(buckets), "bucket")] if (buckets := figures.get("buckets")) else []
     if "exposed_seconds" in figures and "exposed_seconds_as_traced" in figures:

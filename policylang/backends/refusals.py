@@ -113,7 +113,7 @@ def no_path(kind: GraphKind) -> Diagnostic:
 def nothing_decided(
     *, checkpointed: bool, compiled: bool, left: Sequence[FrameLeft] = (), skipped: Diagnostic | None = None
 ) -> Diagnostic:
-    """Of a model whose blocks have checkpoints under a policy, one that a backend of ours is to compile, or neither.
+    """For a model whose blocks have checkpoints under a policy, one that a backend of ours compiles, or neither.
     ``left``: what Dynamo has compiled nothing of, where it was to compile the model; ``skipped``: what was warned of
     where the blocks have run without the checkpoints."""
     if left:

@@ -198,7 +198,7 @@ def _lay_out_anew(node: fx.Node, stride: tuple[int, ...]) -> None:
 
 
 def _value(node: fx.Node) -> Any:
-    """What the call returns for the fake values of its arguments, which share memory as real ones would."""
+    """The result of the call on the fake values of its arguments, which share memory as real ones would."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
     with torch.no_grad(), outside_of_modes():
         return node.target(*args, **kwargs)
@@ -218,7 +218,7 @@ def _said(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str) -> str:
 
 
 def first_difference(nodes: Iterable[fx.Node], facts: Facts) -> tuple[int, str, str] | None:
-    """Where a graph is not the one that facts describe: the position, the name there, and the name that was planned;
+    """The first difference between a graph and facts: the position, the name there, and the name that was planned;
     a name is empty where the graph, or the plan, has ended."""
     pairs = zip_longest((node.name for node in nodes), facts.names, fillvalue="")
     return next(((at, found, planned) for at, (found, planned) in enumerate(pairs) if found != planned), None)

@@ -61,7 +61,7 @@ class RankOrder:
 
     @property
     def name(self) -> str:
-        """What collectives of a graph call the group."""
+        """The name of the group in collectives of a graph."""
         words = f"{self.backend} {' '.join(map(str, self.ranks))}"
         return f"{_PREFIX}{len(self.ranks)}_{hashlib.sha256(words.encode()).hexdigest()[:16]}"
 
@@ -91,7 +91,7 @@ def ensure_groups(orders: Iterable[RankOrder]) -> None:
 
 
 def are_joined(orders: Iterable[RankOrder]) -> bool:
-    """Whether this process is a member of them all: a compiled graph that names others is not this rank's."""
+    """True if this process is a member of them all: a compiled graph that names others is not this rank's."""
     wanted = list(orders)
     return not wanted or (dist.is_initialized() and all(dist.get_rank() in order.ranks for order in wanted))
 

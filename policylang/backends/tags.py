@@ -93,7 +93,7 @@ def _communicated_in_backward(facts: Facts) -> set[int]:
 
 
 def is_unsafe(facts: Facts, row: int) -> bool:
-    """Whether a second run would get a value wrong on this path; random numbers it can replay."""
+    """True if a second run would get a value wrong on this path; random numbers it can replay."""
     return bool((facts.flags[row] | facts.flags[facts.owners[row]]) & _UNSAFE)
 
 

@@ -114,7 +114,7 @@ def hooks_of_a_build_without_cuda() -> Iterator[None]:
 
 
 def cuda_hooks() -> tuple[ctypes.c_void_p, int]:
-    """Where the methods of this build's CUDA hooks are, and where those are that a build without CUDA has.
+    """The addresses of the methods of this build's CUDA hooks, and of those of a build without CUDA.
 
     The hooks are one object, of a class derived from that of a build without CUDA, which libtorch_cpu holds in every
     build. An object of C++ begins with the address of its methods; before them are two words about their class.
@@ -136,7 +136,7 @@ def _library(name: str) -> Path:
 
 
 def _exported(library: str, name: str, kind: Any) -> Any:
-    """What a library of torch holds under a name of C++."""
+    """The object of a library of torch under a name of C++."""
     try:
         return kind.in_dll(ctypes.CDLL(str(_library(library))), name)
     except (OSError, ValueError) as error:
@@ -227,7 +227,7 @@ class EngineTensors:
         return put_together(again, layouts)[0]
 
     def _dispatching(self) -> Iterator[tuple[Any, str, Any]]:
-        """What the mode that functionalizes does otherwise. Its class is changed rather than derived from: higher-order
+        """The replaced methods of the functionalizing mode. Its class is changed rather than derived from: higher-order
         operators look their rules up by the mode's class."""
         import torch._subclasses.functional_tensor as library
         from torch._subclasses.functional_tensor import autograd_would_have_decomposed
@@ -286,7 +286,7 @@ def _no_gpu() -> None:
 
 
 def _pretended(capability: tuple[int, int]) -> AbstractContextManager[None]:
-    """What ``torch.cuda`` answers a model, and ``torch.autocast``, that ask it."""
+    """Replaces the answers of ``torch.cuda`` to a model and to ``torch.autocast``."""
     major, minor = capability
     properties = SimpleNamespace(name=f"CUDA device {major}.{minor}", major=major, minor=minor)
     answers: dict[str, Callable[..., Any]] = {

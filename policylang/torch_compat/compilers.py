@@ -76,7 +76,7 @@ def running_dynamo_inputs() -> list[fx.Node]:
 
 
 def _translator() -> Any:
-    """What translates Python's code to a graph in this thread; None outside of a compilation.
+    """Dynamo's translator of Python's code in this thread; None outside of a compilation.
 
     Dynamo is not imported for that: where nobody has, nothing is being compiled.
     """
@@ -88,7 +88,7 @@ def _translator() -> Any:
 
 
 def input_source(placeholder: fx.Node) -> tuple[str, bool]:
-    """Of an input of a graph from Dynamo: its source expression, and whether it is a ``Parameter``.
+    """The source expression of an input of a graph from Dynamo, and whether it is a ``Parameter``.
 
     Private because Dynamo hangs the source on the node itself. Empty for an input without one, or that is no tensor.
     """
@@ -98,7 +98,7 @@ def input_source(placeholder: fx.Node) -> tuple[str, bool]:
 
 
 def input_value(placeholder: fx.Node) -> Any:
-    """What Dynamo has traced an input of its graph with. Undocumented: other graphs keep it as ``val``."""
+    """The value that Dynamo has traced an input of its graph with. Undocumented: other graphs keep it as ``val``."""
     return placeholder.meta.get("example_value")
 
 
@@ -112,12 +112,12 @@ def _source_name(source: Any) -> str:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether a module was given to ``torch.compile`` or had ``.compile()`` called on it."""
+    """True if a module was given to ``torch.compile`` or had ``.compile()`` called on it."""
     return is_wrapped_by_compiler(module) or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def is_wrapped_by_compiler(module: torch.nn.Module) -> bool:
-    """Whether a module is what ``torch.compile(module)`` returns, and not itself a part of any model."""
+    """True if a module is what ``torch.compile(module)`` returns, and not itself a part of any model."""
     from torch._dynamo.eval_frame import OptimizedModule
 
     return bool(isinstance(module, OptimizedModule))
@@ -159,7 +159,7 @@ def backend_behind(wrapper: Any) -> Any:
 
 
 def was_left_uncompiled(error: BaseException | None) -> bool:
-    """Whether ``torch.compile(…, fullgraph=True)`` raised this because it ran as it is, as under a dispatch mode.
+    """True if ``torch.compile(…, fullgraph=True)`` raised this because it ran as it is, as under a dispatch mode.
 
     Private because it is a plain RuntimeError: it is told by the frame that raised it.
     """
@@ -170,7 +170,7 @@ def was_left_uncompiled(error: BaseException | None) -> bool:
 
 
 def compiles_backwards_anew() -> bool:
-    """Whether compiled autograd is on: it takes compiled backwards apart, and compiles what it makes of them."""
+    """True if compiled autograd is on: it takes compiled backwards apart, and compiles what it makes of them."""
     import torch._dynamo.compiled_autograd as compiled_autograd
     import torch._dynamo.config as config
 
@@ -178,7 +178,7 @@ def compiles_backwards_anew() -> bool:
 
 
 def recompile_limit() -> int:
-    """How often Dynamo compiles one piece of code before it gives up and runs it eagerly."""
+    """The number of times Dynamo compiles one piece of code before it runs it eagerly."""
     import torch._dynamo.config as config
 
     return int(config.recompile_limit)
@@ -198,7 +198,7 @@ class FrameLeft(NamedTuple):
 
 
 def frames_left(since: int = 0) -> list[FrameLeft]:
-    """What Dynamo gave up on after a moment (microseconds since the epoch), among the last 64 compilations.
+    """The code that Dynamo gave up on since a time (microseconds since the epoch), among the last 64 compilations.
 
     Private because Dynamo tells nobody but its logs, and keeps these records for them. A frame is known by its number:
     where a limit on recompilations was reached, the record does not say what it was of.
@@ -241,7 +241,7 @@ def _why(said: str) -> str:
 
 
 def through_dynamo(error: Exception, frame: FrameType | None) -> Exception:
-    """The same error, such that ``torch.compile`` hands it to the user as it is.
+    """A copy of an error that ``torch.compile`` passes on to the user as it is.
 
     Dynamo wraps what a backend raises in ``BackendCompilerFailed``, whose type no ``except PolicyError`` catches;
     exceptions that are also a ``ShortenTraceback`` pass, and lose the frames before ``frame``.
@@ -373,7 +373,7 @@ def run_after(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]]) -> N
 
 
 def is_lowered_as_one(target: Any) -> bool:
-    """Whether a pattern of Inductor's has replaced operators by this function of its own, which makes the kernel."""
+    """True if a pattern of Inductor's has replaced operators by this function of its own, which makes the kernel."""
     return bool(getattr(target, "_inductor_lowering_function", False))
 
 
@@ -401,7 +401,7 @@ def settings_in_order() -> dict[str, Any]:
 
 
 def is_set(name: str) -> bool:
-    """Whether the program has given a setting of Inductor's another value than torch does."""
+    """True if the program has given a setting of Inductor's another value than torch does."""
     import torch._inductor.config as config
 
     return not config._is_default(name)
@@ -415,7 +415,7 @@ def setting(name: str) -> Any:
 
 
 def takes_lists_of_passes() -> bool:
-    """Whether a hook of Inductor's may be given several passes."""
+    """True if a hook of Inductor's may be given several passes."""
     import torch._inductor.custom_graph_pass as custom_graph_pass
 
     return hasattr(custom_graph_pass, "get_custom_graph_passes")
@@ -517,21 +517,21 @@ def inductor_mode(mode: str) -> dict[str, Any]:
 
 
 def inductor_cache_folder() -> str:
-    """Where Inductor keeps its caches (``TORCHINDUCTOR_CACHE_DIR``), created on the way."""
+    """The folder of Inductor's caches (``TORCHINDUCTOR_CACHE_DIR``), created on the way."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return str(cache_dir())
 
 
 def cache_hits() -> int:
-    """How often AOTAutograd took a compiled graph from its cache: then no partitioner was called."""
+    """The number of times AOTAutograd took a compiled graph from its cache: then no partitioner was called."""
     from torch._dynamo.utils import counters
 
     return int(counters["aot_autograd"]["autograd_cache_hit"])
 
 
 def is_tracing() -> bool:
-    """Whether a structured trace is written.
+    """True if a structured trace is written.
 
     Private because torch has no public way to ask. Without ``TORCH_TRACE`` there is a handler without a folder,
     until the first record takes it away.
@@ -559,7 +559,7 @@ def trace_artifact(name: str, encoding: Literal["string", "json"], payload: Call
 
 
 def is_profiling() -> bool:
-    """Whether a profiler runs, on any thread. Private, because the public ways to ask know the calling thread alone;
+    """True if a profiler runs, on any thread. Private, because the public ways to ask know the calling thread alone;
     torch's own optimizers and FSDP ask the same name."""
     return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", False))
 

@@ -31,7 +31,7 @@ class KnownGroup:
 
 
 def _initialized() -> bool:
-    """Whether there is a default process group."""
+    """True if there is a default process group."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -49,7 +49,7 @@ def known_groups() -> Iterator[KnownGroup]:
 
 
 def group_backend(name: str) -> str:
-    """What carries data in the group that a collective names, as :class:`KnownGroup` says it.
+    """The backend of the group that a collective names, as in :class:`KnownGroup`.
 
     Private because functional collectives name a group by a string and there is no public way back.
     """
@@ -220,7 +220,7 @@ def own_rank() -> int | None:
 
 
 def ranks_are_threads() -> bool:
-    """Whether the ranks are threads of this process, as in torch's tests of its own."""
+    """True if the ranks are threads of this process, as in torch's tests of its own."""
     return _initialized() and "threaded" in dist.get_backend()
 
 
@@ -275,15 +275,15 @@ class ShardedWeight:
     name: str
     """In that module."""
     reshards: bool
-    """Whether the gathered weight is freed after the forward, and gathered again in the backward."""
+    """True if the gathered weight is freed after the forward, and gathered again in the backward."""
     gathered: torch.Tensor | None
-    """What modules compute with; None before the first gather."""
+    """The tensor that modules compute with; None before the first gather."""
     group: tuple[nn.Module, ...]
-    """What ``fully_shard`` was called with."""
+    """The modules that ``fully_shard`` was called with."""
     outermost: bool
-    """Whether no other call of it lies around that one. Unless told, it keeps the weights of this one gathered."""
+    """True if no other call of it lies around that one. Unless told, it keeps the weights of this one gathered."""
     together: int = 0
-    """The same number for all that is gathered at once."""
+    """A number, equal for all that is gathered at once."""
     ranks: tuple[int, ...] = ()
     """Over which it is gathered; empty where it is not."""
     over: str = ""
@@ -307,13 +307,13 @@ def sharded_weights(modules: Iterable[nn.Module] | None) -> Iterator[ShardedWeig
 
 
 def gathered_parameters(model: nn.Module) -> list[torch.Tensor]:
-    """What ``fully_shard`` hands the modules of a model in the place of their parameters."""
+    """The tensors that ``fully_shard`` gives the modules of a model for their parameters."""
     found = (each.gathered for each in sharded_weights(model.modules()))
     return [each for each in found if each is not None]
 
 
 def _by_owner() -> dict[tuple[nn.Module, str], ShardedWeight]:
-    """Of every model in the process: a module does not know who shards it where that is a module around it."""
+    """The weights of every model in the process: a module does not know that a module around it shards it."""
     from torch.distributed import _composable_state
 
     states = {ref() for ref in getattr(_composable_state, "_module_state_mapping", {}).values()}
@@ -340,7 +340,7 @@ def _weights(state: Any) -> Iterator[tuple[tuple[nn.Module, str], ShardedWeight]
 
 
 def _ranks(group: torch.distributed.ProcessGroup | None) -> tuple[int, ...]:
-    """Of a group that is there no more, as that of a model that was trained before, none."""
+    """The ranks of a group; none of one that is gone, as that of a model that was trained before."""
     try:
         return () if group is None else tuple(torch.distributed.get_process_group_ranks(group))
     except (KeyError, ValueError):
@@ -348,13 +348,13 @@ def _ranks(group: torch.distributed.ProcessGroup | None) -> tuple[int, ...]:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether ``fully_shard`` was called with a module."""
+    """True if ``fully_shard`` was called with a module."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 def lies_within_another(module: nn.Module) -> bool:
-    """Whether a forward has found a sharded module inside another: what FSDP gathers ahead has to share its streams.
+    """True if a forward has found a sharded module inside another: what FSDP gathers ahead has to share its streams.
 
     Private because torch finds out in the first forward, and keeps it in its state of the module.
     """
@@ -362,7 +362,7 @@ def lies_within_another(module: nn.Module) -> bool:
 
 
 def gathered_ahead(module: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
-    """What a sharded module has been told to gather ahead, in the forward and in the backward.
+    """The modules that a sharded one gathers ahead, in the forward and in the backward.
 
     Private because torch has a setter for each, and no getter.
     """
@@ -373,7 +373,7 @@ def gathered_ahead(module: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]
 
 
 def ran_forward(module: nn.Module) -> list[nn.Module]:
-    """What FSDP has seen run since the last backward, around and beside a sharded module, in order.
+    """The modules FSDP has seen run since the last backward, around and beside a sharded one, in order.
 
     Private because torch keeps it for the order of its own prefetching in the backward.
     """
@@ -389,7 +389,7 @@ def own_class(module: nn.Module) -> str:
 
 
 def is_of_fsdp(hook: object) -> bool:
-    """Whether a module's hook was put there by ``fully_shard``: such hooks gather weights and let them go.
+    """True if a module's hook was put there by ``fully_shard``: such hooks gather and free weights.
 
     Private because they are methods of a class that torch does not name in public.
     """

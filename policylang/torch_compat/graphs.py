@@ -30,11 +30,11 @@ _GRADIENTS = frozenset({"GradAOTOutput", "PhiloxUpdatedBackwardOffsetAOTOutput",
 _SAVED = frozenset({"SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput"})
 _BASES = ("base", "base_of")
 UNBACKED_HINT = 4096
-"""What a size that is known at run time only counts as, as in PyTorch's own partitioner, unless it has to be less."""
+"""The number for a size that is known at run time only, as in PyTorch's own partitioner, unless it has to be less."""
 
 
 def schema_of(operator: Any) -> Any:
-    """What an operator takes and returns, names and aliases included; None for what has no schema.
+    """The schema of an operator, with names and aliases; None for what has none.
 
     No public attribute holds it. Seen as ``OpOverload._schema`` in 2.11 to 2.15.
     """
@@ -42,7 +42,7 @@ def schema_of(operator: Any) -> Any:
 
 
 def described_input(desc: Any) -> tuple[str, str, int | None]:
-    """What a graph input's descriptor says: ``parameter``, ``buffer``, ``user``, ``tangent`` or ``other``, the dotted
+    """The kind in a graph input's descriptor: ``parameter``, ``buffer``, ``user``, ``tangent`` or ``other``, the dotted
     name of a parameter or buffer, and the position among the traced function's inputs where that is all there is.
 
     A part of a tensor subclass (the local shard of a DTensor) and the base of a view are what they come from.
@@ -84,14 +84,14 @@ def differentiated_input(desc: Any) -> Any:
 
 
 def is_backward_output(desc: Any) -> bool:
-    """Whether a joint graph's output belongs to its backward."""
+    """True if a joint graph's output belongs to its backward."""
     while type(desc).__name__.startswith("Subclass"):
         desc = desc.base
     return type(desc).__name__ in _GRADIENTS
 
 
 def is_saved_output(desc: Any) -> bool:
-    """Whether an output of a partition's forward graph is there for the backward alone."""
+    """True if an output of a partition's forward graph is there for the backward alone."""
     return type(desc).__name__ in _SAVED
 
 
@@ -163,7 +163,7 @@ def hinted_shape(size: torch.Size) -> torch.Size:
 
 
 def has_data_symbol(value: Any) -> bool:
-    """Whether a size, or a size of a tensor, is a symbol for data (``item()``) rather than for an input's
+    """True if a size, or a size of a tensor, is a symbol for data (``item()``) rather than for an input's
     size. Not private, but undocumented."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -285,7 +285,7 @@ def builtin_functions() -> list[str]:
 
 
 def operator_facts() -> dict[str, list[str]]:
-    """What torch says of its operators, as lists of ``namespace.name``.
+    """Facts of torch about its operators, as lists of ``namespace.name``.
 
     ``pointwise``, ``reduction`` and ``random`` are tags that every overload with a functional result carries; ``view``
     lists those whose every result aliases an argument; ``compute`` is the partitioner's own list of compute-intensive

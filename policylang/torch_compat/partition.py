@@ -63,20 +63,20 @@ def offload_activations(
 
 
 def is_symbolic(node: fx.Node) -> bool:
-    """Whether a node's value is a symbolic size, bool or float: those are saved apart from tensors."""
+    """True if a node's value is a symbolic size, bool or float: those are saved apart from tensors."""
     from torch.fx.experimental.proxy_tensor import py_sym_types
 
     return isinstance(node.meta.get("val"), py_sym_types)
 
 
 def is_opaque(node: fx.Node) -> bool:
-    """Whether a node's value is a script object or process group; torch before 2.12 knows no such saved values."""
+    """True if a node's value is a script object or process group; torch before 2.12 knows no such saved values."""
     check = getattr(_partitioners(), "is_opaque_node", None)
     return bool(check and check(node))
 
 
 def must_be_in_backward(node: fx.Node) -> bool:
-    """Whether AOTAutograd pinned a node to the backward: a mutation that has to happen there."""
+    """True if AOTAutograd pinned a node to the backward: a mutation that has to happen there."""
     return bool(_partitioners()._must_be_in_backward(node))
 
 
@@ -96,7 +96,7 @@ def functorch_settings() -> dict[str, Any]:
 def min_cut_saved_values(
     joint: fx.GraphModule, *, num_fwd_outputs: int, static_inputs: Sequence[int]
 ) -> list[fx.Node] | None:
-    """What PyTorch's min-cut would save of a tagged joint graph; None where the graph has no backward to save for.
+    """The values that PyTorch's min-cut would save of a tagged joint graph; None where it has no backward.
 
     The steps of ``min_cut_rematerialization_partition`` between its CSE and its extraction. It honours the memory
     budget of the configuration and of annotated regions, and agrees across ranks as PyTorch does.

@@ -83,7 +83,7 @@ def _before_backward(outputs: Iterable[Any], check: Callable[[], None]) -> bool:
 
 
 _THROUGH_FORWARD = re.compile(r"(\.forward)+\.__self__")
-"""How Dynamo names a module that it reaches through our stand-in for its ``forward``: ``layers.0.forward.__self__``."""
+"""Dynamo's name of a module that it reaches through our ``forward``: ``layers.0.forward.__self__``."""
 
 
 def take_out(gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
@@ -109,7 +109,7 @@ def take_out(gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
 
 
 def first_session(gm: fx.GraphModule) -> Session | None:
-    """Of the first checkpoint of ours in a graph, which is left as it is."""
+    """The session of the first checkpoint of ours in a graph, which is left as it is."""
     graphs = (module for module in gm.modules() if isinstance(module, fx.GraphModule))
     return next(
         (found[0] for module in graphs for node in module.graph.nodes if (found := _behind(module, node))), None
@@ -146,7 +146,7 @@ def _alone(gm: fx.GraphModule) -> Session | None:
 
 
 def is_part_of_block(gm: fx.GraphModule, session: Session) -> bool:
-    """Whether no module path of a graph leads to a block: then it starts inside one."""
+    """True if no module path of a graph leads to a block: then it starts inside one."""
     paths = {normalise(_straight(raw_path(node.meta)))[1] for node in gm.graph.nodes}
     names = [name for name in session.block_names() if name]
     return not any(path == name or path.startswith(f"{name}.") for path in paths for name in names)
@@ -383,7 +383,7 @@ class PolicyBackend:
 
 @atexit.register
 def _warn_of_policies_never_applied() -> None:
-    """Where Dynamo compiles nothing, no code of ours runs before this."""
+    """Warn at exit of policies that were never applied: where Dynamo compiles nothing, no code of ours runs before."""
     left = {name: frames[0] for name, made_at in _never_applied.values() if (frames := compilers.frames_left(made_at))}
     if left:
         found = refusals.runs_as_it_is(next(iter(left.values())))
@@ -425,7 +425,7 @@ def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:
 
 
 def frames_left_of(subject: object, *, others: bool = False) -> tuple[FrameLeft, ...]:
-    """What Dynamo has compiled nothing of: of a backend, all since it was made; of a model, what is its modules' own
+    """The code that Dynamo left uncompiled: of a backend, all since it was made; of a model, what is its modules' own
     code. ``others``: of a model whose backend is known, all since that was made."""
     backend = subject if isinstance(subject, PolicyBackend) else compilers.backend_of(subject)
     by_name = getattr(backend, marks.COMPILER, False)

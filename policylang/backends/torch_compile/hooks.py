@@ -103,7 +103,7 @@ def _wrong_hook(hooks: tuple[str, ...], kind: GraphKind) -> Diagnostic:
 
 
 _INDUCTOR = "inductor"
-"""What it calls itself when it calls a partitioner."""
+"""Inductor's name for itself when it calls a partitioner."""
 ORDER_NOT_KEPT = "APL344"
 _THIS_PROCESS = uuid.uuid4().hex
 
@@ -118,7 +118,7 @@ class PolicyPartitioner(KeyedPartitioner):
         self._partitioner = JointPartitioner(policy, root=root)
         self._key = caching.policy_key(policy, root=root)
         self.findings: list[Findings] = []
-        """What was decided on each graph that it split in this process, in order."""
+        """The findings on each graph that it split in this process, in order."""
         self._known: dict[int, Known] = {}
         """By the code that Dynamo compiles, the graphs that ranks have agreed on."""
 
@@ -152,7 +152,7 @@ class PolicyPartitioner(KeyedPartitioner):
         return ":".join((self._key, context, *surroundings, self._process()))
 
     def _process(self) -> str:
-        """What keeps the caches of other processes away where a graph may not run before something has happened."""
+        """A word that keeps the caches of other processes away where something has to happen before a graph runs."""
         compares = self.agree and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         return _THIS_PROCESS if compares or self.policy.rewrites else ""
 

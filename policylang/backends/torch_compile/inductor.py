@@ -144,7 +144,7 @@ def parse_options(options: Mapping[str, Any] | None, mode: str | None, known: Po
 
 
 def check_own(inner: object, root: object, agree: object) -> list[Diagnostic]:
-    """What is wrong with the options that are policylang's own."""
+    """Errors for the options that are policylang's own."""
     problems: list[Diagnostic] = []
     if inner not in _INNER:
         problems.append(_bad(f"unknown inner compiler `{inner}`", f"one of {', '.join(_INNER)}"))
@@ -328,7 +328,7 @@ WhyGone = Callable[[], PolicyDivergenceError | None]
 
 @frozen
 class CompiledCode:
-    """What one graph of Dynamo's was compiled to."""
+    """The result of compiling one graph of Dynamo's."""
 
     run: Callable[..., Any]
     """The compiled graph."""
@@ -338,11 +338,11 @@ class CompiledCode:
     """Asked where a collective of the graph fails: why another rank takes no part in it."""
     from_cache: bool = False
     code: CodeAudit | None = None
-    """What was read off the generated code, under a policy that orders; of the backward once that is compiled."""
+    """The audit of the generated code, under a policy that orders; of the backward once that is compiled."""
 
 
 def topic_of(doing: str, graph: str, root: str) -> str:
-    """What ranks compare while Dynamo has a graph compiled: ``compiling forward (model.py:12) under layers.0``."""
+    """The topic under which ranks compare a graph of Dynamo's: ``compiling forward (model.py:12) under layers.0``."""
     return f"{doing} {compilers.code_location() or graph}{f' under {root}' if root else ''}"
 
 
@@ -423,13 +423,13 @@ def comparable_settings(given: Mapping[str, Any] = MappingProxyType({})) -> list
 
 
 def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether AOTAutograd will look for a backward."""
+    """True if AOTAutograd will look for a backward."""
     tensors = [*gm.parameters(), *(value for value in inputs if isinstance(value, torch.Tensor))]
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def rewrites_in_place(policy: Policy) -> bool:
-    """Whether a policy has lines that hold on a graph without gradients."""
+    """True if a policy has lines that hold on a graph without gradients."""
     return bool(without_gradients(policy).rewrites)
 
 
@@ -438,7 +438,7 @@ def _findings(done: Sequence[Done]) -> tuple[Findings, ...]:
 
 
 def _from_sidecar(key: str, policy: Policy) -> tuple[tuple[Findings, ...], CodeAudit | None] | None:
-    """What was decided for a graph that Inductor has in its caches, and in which order it was to communicate, once the
+    """Decisions and order of collectives of a graph that Inductor has in its caches, once the
     other ranks have the same plan and the process groups that it names are there; None where no sidecar says it."""
     content = caching.read_sidecar(key)
     if content is None:
