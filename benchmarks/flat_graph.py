@@ -34,7 +34,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import policylang
 from benchmarks.common import growth_exponent, table, write_results
-from policylang.backends.flat.path import FlatPath
+from policylang.backends.flat import FlatPath
 from policylang.graph.facts import Phase
 from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy

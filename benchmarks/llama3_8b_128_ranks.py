@@ -31,8 +31,8 @@ import policylang
 from benchmarks.common import seconds, table, write_results
 from benchmarks.flat_graph import FlatGraph, peak_of_graph
 from examples.sharded_llama import LLAMA3_8B, Llama, LlamaConfig, make_mesh, shard
-from policylang.backends.flat.path import FlatPath
-from policylang.backends.graph_registry import CarriedOut
+from policylang.backends.flat import FlatPath
+from policylang.backends.records import AppliedPlan
 from policylang.graph.facts import Facts, Phase
 from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
@@ -134,13 +134,13 @@ def _inputs(facts: Facts) -> int:
     return sum(size for op, size in zip(facts.ops, facts.bytes, strict=True) if op == "placeholder")
 
 
-def refusals(outcome: CarriedOut) -> dict[str, int]:
+def refusals(outcome: AppliedPlan) -> dict[str, int]:
     """How many chains were left as they are, by reason."""
     found = Counter(refused.reason for refused in outcome.plan.edits.refused)
     return dict(sorted(found.items()))
 
 
-def times(step: Step, policy: Policy, outcome: CarriedOut) -> dict[str, float]:
+def times(step: Step, policy: Policy, outcome: AppliedPlan) -> dict[str, float]:
     """Each stage's share of the time of tracing. Rewrites, and among them proofs, are part of the plan."""
     facts = collect(step.gm)
     with proofs_timed() as proofs:

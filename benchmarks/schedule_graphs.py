@@ -28,7 +28,7 @@ from policylang.graph.facts import Facts, GraphKind, Group, Mesh, Phase
 from policylang.graph.files.json_import import facts_of_recording
 from policylang.graph.files.rebuild import rebuilt
 from policylang.graph.reading.collect import collect
-from policylang.torch_compat.process_groups import create_group, forget_group, rename_group
+from policylang.torch_compat.distributed import create_group, forget_group, rename_group
 
 DEVICE = torch.device("meta")
 

@@ -27,7 +27,7 @@ import policylang
 from benchmarks.common import table, write_results
 from benchmarks.slept_steps import SleptGraph, simulated
 from examples.sharded_llama import Llama, LlamaConfig, make_mesh, shard
-from policylang.backends.runtime import profiler_ranges
+from policylang.backends import runtime
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 
 RANKS = 4
@@ -143,7 +143,7 @@ def _measured(step: Any, tokens: Tensor, repeats: int) -> tuple[tuple[Tensor, di
         return returned
 
     try:
-        with patch.object(profiler_ranges, "run", run):
+        with patch.object(runtime, "run", run):
             for _ in range(1 + repeats):
                 result = step(tokens, tokens)
     finally:

@@ -23,7 +23,7 @@ _PUBLIC = {
     "partitioner": "policylang.api.compile",
     "pass_": "policylang.api.compile",
     "profile_device": "policylang.api.profile_device",
-    "recompilable": "policylang.backends.joint.recompilable_forward",
+    "recompilable": "policylang.backends.recompilable",
     "CheckResult": "policylang.report.diagnostics",
     "DeviceProfile": "policylang.language.devices.profile",
     "Diagnostic": "policylang.language.diagnostics",

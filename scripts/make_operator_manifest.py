@@ -19,7 +19,7 @@ import torch.distributed.tensor
 import torch.nn.attention.flex_attention
 import torch.nn.attention.varlen
 
-from policylang.torch_compat.operator_registry import operator_facts, operator_names
+from policylang.torch_compat.graphs import operator_facts, operator_names
 
 FOLDER = Path(__file__).resolve().parent.parent / "policylang" / "language" / "manifest"
 FORMAT = 1

@@ -9,10 +9,10 @@ from torch import fx
 
 from policylang.api.devices import DeviceLike
 from policylang.api.load import PolicyLike, policy_of
-from policylang.backends import graph_registry, refusals
+from policylang.backends import records, refusals
 from policylang.backends.dispatch import apply_policy, checked_module
-from policylang.backends.joint.path import JointPartitioner, returns_gradients
-from policylang.backends.surgery.edits import first_difference
+from policylang.backends.joint import JointPartitioner, returns_gradients
+from policylang.backends.rewriting import first_difference
 from policylang.errors import PolicyGraphError
 from policylang.graph.reading.phases import has_backward
 from policylang.ranks.comparison import comparing
@@ -75,7 +75,7 @@ def partition(
     where the graphs that came out are not what was planned.
     """
     checked_module(gm, "a partition is of a graph module")
-    applied = graph_registry.plan_of(gm)
+    applied = records.plan_of(gm)
     given = policy if policy is not None or applied is None else applied.policy
     if given is None:
         raise PolicyGraphError([refusals.no_policy()])

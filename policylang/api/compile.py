@@ -10,16 +10,15 @@ from torch import fx
 
 from policylang.api.devices import DeviceLike
 from policylang.api.load import PolicyLike, policy_of
-from policylang.backends.hooks.inductor_pass import PolicyPass
-from policylang.backends.torch_compile import options as backend_options
+from policylang.backends.torch_compile import inductor
 from policylang.backends.torch_compile.backend import PolicyBackend, policy_around, warn_of_recompile_limit
-from policylang.backends.torch_compile.custom_partitioner import PolicyPartitioner
-from policylang.backends.torch_compile.options import Inner
+from policylang.backends.torch_compile.hooks import PolicyPartitioner, PolicyPass
+from policylang.backends.torch_compile.inductor import Inner
 from policylang.errors import PolicyError, PolicyMeaningError
 from policylang.graph import marks
 from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
-from policylang.torch_compat import dynamo
+from policylang.torch_compat import compilers
 
 
 def backend(
@@ -41,7 +40,7 @@ def backend(
 
     Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
     """
-    problems = backend_options.check_own(inner, root, agree)
+    problems = inductor.check_own(inner, root, agree)
     if problems:
         raise PolicyMeaningError(problems)
     made = PolicyBackend(policy_of(policy, device), inner=inner, root=root, agree=agree)
@@ -58,7 +57,7 @@ def partitioner(policy: PolicyLike, root: str = "", agree: bool = True) -> Polic
 
     Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
     """
-    problems = backend_options.check_own("inductor", root, agree)
+    problems = inductor.check_own("inductor", root, agree)
     if problems:
         raise PolicyMeaningError(problems)
     return PolicyPartitioner(policy_of(policy), root, agree)
@@ -89,10 +88,10 @@ def policylang_backend(
     options: then it is that of the checkpoint.
     """
     try:
-        chosen = backend_options.parse(options, mode, policy_around(gm))
+        chosen = inductor.parse_options(options, mode, policy_around(gm))
         policy = policy_of(chosen.policy)
     except PolicyError as error:
-        raise dynamo.through_dynamo(error, sys._getframe()) from None
+        raise compilers.through_dynamo(error, sys._getframe()) from None
     place = policy_text(policy) if isinstance(chosen.policy, Policy) else str(chosen.policy.absolute())
     key = (place, chosen.inner, chosen.root, chosen.agree)
     serving = _by_options.get(key)

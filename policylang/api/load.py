@@ -58,7 +58,7 @@ def operators_at_hand(met: Collection[str] = ()) -> OperatorTable:
     """
     if "torch" not in sys.modules:
         return OperatorTable.bundled(met=met)
-    from policylang.torch_compat.operator_registry import operator_names
+    from policylang.torch_compat.graphs import operator_names
 
     return OperatorTable.bundled(more=operator_names, met=met)
 

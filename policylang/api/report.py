@@ -17,7 +17,7 @@ from policylang.backends.path import findings_on
 from policylang.backends.torch_compile.backend import frames_left_of
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
-from policylang.torch_compat.dynamo import backend_of
+from policylang.torch_compat.compilers import backend_of
 
 
 def report_on(subject: Any) -> Report:

@@ -141,10 +141,10 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
 
 def _of_module(gm: Any) -> Facts:
     """As it was planned on, if it was; a half of a partition as it is."""
-    from policylang.backends.graph_registry import carried_out
+    from policylang.backends.records import applied_plan
     from policylang.graph.reading.collect import collect
 
-    done = carried_out(gm)
+    done = applied_plan(gm)
     if done is not None and done.plan.before.kind is GraphKind.FLAT:
         return done.plan.before
     facts = collect(gm)

@@ -14,12 +14,11 @@ from torch.optim import Optimizer
 from policylang.api.apply import apply
 from policylang.api.devices import DeviceLike
 from policylang.api.report import report_on
-from policylang.backends import graph_registry
-from policylang.backends.runtime import profiler_ranges
+from policylang.backends import records, runtime
 from policylang.errors import PolicyWarning
 from policylang.graph import marks
 from policylang.language.figures import listed
-from policylang.torch_compat.subclasses import put_together, take_apart
+from policylang.torch_compat.tracing import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture
 from policylang.tracing.preconditions import problem
 from policylang.tracing.run_strides import why_it_failed
@@ -73,7 +72,7 @@ def trace_step(
     check_gathers(model)
     updates = OptimizerState.of(optimizer, state)
     captured = capture(model, loss_fn, batch, state, optimizer, updates, target)
-    graph_registry.remember_checkpoints(captured.gm, captured.followed)
+    records.remember_checkpoints(captured.gm, captured.followed)
     signatures = BatchSignature.of(batch), ModelSignature.of(model, state), OptimizerSignature.of(updates)
     return TracedStep(model, optimizer, *signatures, captured, target)
 
@@ -131,7 +130,7 @@ class TracedStep:
         # the graph holds its own backward and its own casts
         with torch.no_grad(), _no_autocast(self._device_types):
             try:
-                outputs = profiler_ranges.run(self.gm, plain)
+                outputs = runtime.run(self.gm, plain)
             except RuntimeError as error:
                 found = why_it_failed(self.gm, plain)
                 if found is None:
@@ -150,7 +149,7 @@ class TracedStep:
             )
 
     def _warn_of_checkpoints(self) -> None:
-        if graph_registry.last_audited(self.gm) is not None:
+        if records.last_audited(self.gm) is not None:
             return
         followed, nodes = self._captured.followed, self.gm.graph.nodes
         if followed:

@@ -19,9 +19,15 @@ from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.storage import storage_roots
 from policylang.operators.categories import argument, describe, nodes_in
 from policylang.operators.effects import function, piece_of_draw
-from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
+from policylang.operators.names import (
+    HOST_COPIES,
+    HOST_COPY_WAIT,
+    OFFLOAD,
+    RELOAD,
+    RUNS_WITH_RANDOM_STATE,
+    SAVES_RANDOM_STATE,
+)
 
-_OFFLOAD, _RELOAD, _WAIT = (f"policylang.{name}.default" for name in ("offload", "reload", "wait"))
 _RANDOM, _WRITES, _SYMBOLIC = int(Flag.RANDOM), int(Flag.WRITES), int(Flag.SYMBOLIC)
 _EFFECTS = int(Flag.WRITES | Flag.EFFECTFUL | Flag.COLLECTIVE)
 _ORDERED = int(Flag.RANDOM | Flag.READS_MUTATED) | _EFFECTS
@@ -35,7 +41,7 @@ def is_random_state(value: Any) -> bool:
 
 def is_copy(node: fx.Node) -> bool:
     """Whether a node starts or awaits a copy between device and host."""
-    return node.op == "call_function" and describe(node.target).name in (_OFFLOAD, _RELOAD, _WAIT)
+    return node.op == "call_function" and describe(node.target).name in HOST_COPIES
 
 
 def read(
@@ -183,15 +189,15 @@ class _GraphReader:
         reads the copy where it lies on the host, is a race."""
         copies, races = self.copies, self.found.races
         for node, name in copies.items():
-            if name != _WAIT:
-                if not node.users or any(copies.get(user) != _WAIT for user in node.users):
+            if name != HOST_COPY_WAIT:
+                if not node.users or any(copies.get(user) != HOST_COPY_WAIT for user in node.users):
                     races.append(node.name)
                 continue
             start, source = node.args[:2]
             kind = copies.get(start) if isinstance(start, fx.Node) else None
-            if kind not in (_OFFLOAD, _RELOAD) or not isinstance(source, fx.Node) or start.args[0] is not source:
+            if kind not in (OFFLOAD, RELOAD) or not isinstance(source, fx.Node) or start.args[0] is not source:
                 races.append(node.name)
-            elif kind == _OFFLOAD:
+            elif kind == OFFLOAD:
                 self.hosts[node] = start
             else:
                 self.back[node] = source
@@ -202,7 +208,7 @@ class _GraphReader:
             races.extend(wrong if wrong or is_sent or place in fetched else [place.name])
 
     def _comes_back(self, node: fx.Node) -> bool:
-        return node in self.back or self.copies.get(node) == _RELOAD
+        return node in self.back or self.copies.get(node) == RELOAD
 
     def _host_copies(self) -> None:
         found, handed = self.found, self.handed

@@ -27,7 +27,7 @@ from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted
 from policylang.operators.categories import describe
-from policylang.operators.names import WAITS, Category
+from policylang.operators.names import HOST_COPY_WAIT, OFFLOAD, RELOAD, WAITS, Category
 from policylang.planning.graph_edit import Edit
 from policylang.planning.schedule.order_plan import OrderPlan
 
@@ -37,8 +37,7 @@ _HELP = "another pass changed the graph after the policy was carried out, or thi
 _MOST = 8
 _COMPUTATION, _COMMUNICATION = 3, 2
 """What it counts to have moved."""
-_OFFLOAD, _RELOAD, _WAIT = (f"policylang.{name}.default" for name in ("offload", "reload", "wait"))
-_STARTS = {_OFFLOAD: StepKind.COPY_TO_HOST, _RELOAD: StepKind.COPY_FROM_HOST}
+_STARTS = {OFFLOAD: StepKind.COPY_TO_HOST, RELOAD: StepKind.COPY_FROM_HOST}
 _RUN, _COPIES = StepKind.FIRST_RUN, range(StepKind.COPY_TO_HOST, StepKind.WAIT_FROM_HOST + 1)
 _SAID = {
     StepKind.COPY_TO_HOST: "the copy of `{}` to the host starts",
@@ -136,8 +135,8 @@ class _OrderReader:
         """The name by which the plan knows what a node hands out: a copy that came back is the value that was sent, as
         far as the edges of the graph lead."""
         value = node
-        while value.op == "call_function" and (called := describe(value.target).name) in (*_STARTS, _WAIT):
-            source = value.args[1 if called == _WAIT else 0]
+        while value.op == "call_function" and (called := describe(value.target).name) in (*_STARTS, HOST_COPY_WAIT):
+            source = value.args[1 if called == HOST_COPY_WAIT else 0]
             if not isinstance(source, fx.Node) or source.op == "placeholder":
                 return str(marks.custom(node.meta).get(marks.MOVED, value.name))
             value = source
@@ -213,10 +212,10 @@ def _kind(node: fx.Node) -> StepKind:
     if node.op != "call_function":
         return _RUN
     called = describe(node.target).name
-    if called != _WAIT:
+    if called != HOST_COPY_WAIT:
         return _STARTS.get(called, _RUN)
     start = node.args[0]
-    is_out = isinstance(start, fx.Node) and start.op == "call_function" and describe(start.target).name == _OFFLOAD
+    is_out = isinstance(start, fx.Node) and start.op == "call_function" and describe(start.target).name == OFFLOAD
     return StepKind.WAIT_TO_HOST if is_out else StepKind.WAIT_FROM_HOST
 
 

@@ -16,9 +16,9 @@ from torch import fx
 
 from policylang.audit.code_audit import CodeAudit
 from policylang.audit.summary.report import Report
-from policylang.backends.findings import Findings
+from policylang.backends.records import Findings
 from policylang.graph.reading.modules import ModulePaths, raw_path
-from policylang.torch_compat.fsdp import gathered_parameters
+from policylang.torch_compat.distributed import gathered_parameters
 
 _MOST_PLACES = 3
 
@@ -28,23 +28,23 @@ _Instance = tuple["weakref.ref[torch.Tensor]", ...]
 
 @define(eq=False)
 class CompiledGraph:
-    """One graph of Dynamo's and what the policy came to on it."""
+    """One graph of Dynamo's and what the policy decided on it."""
 
     number: int
     """In order of compilation, from 0."""
     operators: int
-    """Of Dynamo's graph."""
+    """The number of operators of Dynamo's graph."""
     places: tuple[str, ...] = ()
     """The first few modules that its operators belong to."""
     findings: tuple[Findings, ...] = ()
     """One for each partition, which is one but for regions that torch partitions on their own; of a graph without
     gradients, what was rewritten in it."""
     from_cache: bool = False
-    """Inductor had it in its caches; what is known of it stands in the sidecar."""
+    """Inductor had it in its caches; what is known of it is in the sidecar."""
     sharded_aside: bool = False
-    """Whether ``fully_shard`` gathers its weights around it."""
+    """True if ``fully_shard`` gathers its weights around it."""
     code: CodeAudit | None = field(default=None, repr=False)
-    """What was read off the code of its halves, where a policy orders and Inductor compiles."""
+    """What was read off its generated code, where a policy orders and Inductor compiles."""
     called: bool = False
     _instances: dict[tuple[int, ...], _Instance] = field(factory=dict, repr=False)
     """By the ``id`` of each of its parameters, the modules that it was called for; some may have died since."""
@@ -81,7 +81,7 @@ class CompiledGraph:
             self._instances[key] = tuple(weakref.ref(each) for each in own)
 
     def instances(self, parameters: Mapping[int, torch.Tensor] | None = None) -> list[frozenset[int]]:
-        """Of each living module that it was called for, the ``id`` of every parameter; with ``parameters``, by ``id``,
+        """The ``id`` of every parameter of each living module that it was called for; with ``parameters``, by ``id``,
         of those that were called with one of these."""
         return [
             frozenset(key)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from policylang.backends import graph_registry, refusals
+from policylang.backends import records, refusals
 from policylang.backends.eager.problems import refuse_another
 from policylang.backends.path import path_named
 from policylang.errors import PolicyGraphError
@@ -23,7 +23,7 @@ def apply_policy(
     """See :func:`policylang.apply`. ``facts``: where the caller knows more of the graph than its nodes say."""
     with comparing("apply", agree, mesh=mesh):
         module = checked_module(gm, "a policy is applied to a graph module")
-        for followed in graph_registry.checkpoints_of(module):
+        for followed in records.checkpoints_of(module):
             refuse_another(followed, policy, "the graph")
         known = collect(module, mesh=mesh) if facts is None else facts
         path_named(path_taking(known.kind).name).apply(module, policy, known)

@@ -11,7 +11,7 @@ from torch import nn
 
 from policylang.graph.reading.modules import normalise
 from policylang.planning.decisions.weights_aside import WeightAside, WeightsAside
-from policylang.torch_compat.fsdp import ShardedWeight, own_class, sharded_weights
+from policylang.torch_compat.distributed import ShardedWeight, own_class, sharded_weights
 
 
 @frozen(eq=False)
@@ -24,7 +24,7 @@ class NamedBlock:
 
 
 def weights_of_blocks(blocks: Iterable[NamedBlock], names: Sequence[str]) -> WeightsAside | None:
-    """Those inside some blocks, of which ``names`` are the paths; None where ``fully_shard`` gathers none."""
+    """The weights inside some blocks, of which ``names`` are the paths; None where ``fully_shard`` gathers none."""
     found: list[WeightAside] = []
     for block in blocks:
         paths = {module: _joined(block.path, path) for path, module in block.module.named_modules()}
@@ -34,7 +34,7 @@ def weights_of_blocks(blocks: Iterable[NamedBlock], names: Sequence[str]) -> Wei
 
 
 def weights_among(inputs: Sequence[Any], root: str) -> WeightsAside | None:
-    """Those that a graph is called with; ``root`` is the path of the block that it was made of.
+    """The weights that a graph is called with; ``root`` is the path of the block that it was made of.
 
     Without one, those of the outermost module are left out: what FSDP does with them is hardly ever said.
     """

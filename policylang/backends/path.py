@@ -1,8 +1,7 @@
-"""The base class of the paths: planning, rank check, graph surgery, audit and report, in this order.
+"""The base class of the paths: a plan is made, compared between ranks, lowered onto the graph, audited and remembered.
 
-A plan is made, compared between ranks, carried out, audited and remembered; the order of collectives comes last, on the
-graph that was audited for its values. That order stands here; a class for each path says what it does otherwise. The
-classes are registered in :mod:`policylang.planning.capabilities`.
+The order of collectives is applied last, to the graph that was audited for its values. A class for each path overrides
+what it does otherwise. The classes are registered in :mod:`policylang.planning.capabilities`.
 """
 
 from __future__ import annotations
@@ -16,12 +15,9 @@ from torch import fx
 
 from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
-from policylang.backends import graph_registry
-from policylang.backends.announcing import announce
-from policylang.backends.findings import Findings, findings_of
-from policylang.backends.graph_registry import CarriedOut
-from policylang.backends.runtime.stages import timed
-from policylang.backends.surgery import edits, planned_order
+from policylang.backends import records, rewriting
+from policylang.backends.records import AppliedPlan, Findings, announce, findings_of
+from policylang.backends.runtime import timed
 from policylang.errors import PolicyAuditError, PolicyMatchError
 from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
@@ -38,7 +34,7 @@ from policylang.ranks.comparison import agree_on_plan, ranks_of
 
 
 class BackendPath:
-    """What all paths share. A path without anything of its own applies the plan's edits and audits nothing."""
+    """What all paths share. A path that overrides nothing applies the plan's edits and audits nothing."""
 
     name: ClassVar[str]
     front: ClassVar[str] = ""
@@ -55,11 +51,11 @@ class BackendPath:
         return self.entry.capabilities
 
     def recognises(self, facts: Facts) -> bool:
-        """Whether a graph is one that this path takes."""
+        """True if a graph is one that this path takes."""
         return facts.kind in self.entry.kinds
 
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
-        """Raise ``PolicyGraphError`` for a graph of the right kind on which the policy cannot be carried out."""
+        """Raise ``PolicyGraphError`` for a graph of the right kind that the policy cannot be applied to."""
 
     def plan(
         self,
@@ -83,11 +79,11 @@ class BackendPath:
         return made
 
     def part_of(self, policy: Policy) -> Policy:
-        """The lines that the path carries out."""
+        """The lines of a policy that the path applies."""
         return policy
 
     def refusals(self, plan: Plan) -> Sequence[Diagnostic]:
-        """What the path cannot do, of what a plan found nothing wrong with."""
+        """Errors for what the path cannot do, where planning found none."""
         return ()
 
     def refuse(self, found: Sequence[Diagnostic], deferred: Collection[str]) -> None:
@@ -96,29 +92,29 @@ class BackendPath:
         causes = {each.cause for each in raised if is_error(each)} - {""}
         raise_errors([each for each in found if each in raised or {each.code, each.cause} & causes])
 
-    def carry_out(self, given: Any, plan: Plan, seconds: dict[str, float]) -> Any:
-        """Do what a plan says to the graph it was made for, in place, and note how long each stage takes."""
+    def lower(self, given: Any, plan: Plan, seconds: dict[str, float]) -> Any:
+        """Lower a plan onto the graph it was made for, in place, and note how long each stage takes."""
         with timed(seconds, "rewrite"):
-            return edits.carry_out(given, plan)
+            return rewriting.apply_edits(given, plan)
 
     def audit(self, plan: Plan, came_out: Any) -> Audit | None:
-        """Hold what came out against the plan; None where it cannot be told from the graph."""
+        """Compare the graph with the plan; None where the graph does not tell."""
         return None
 
     def put_in_order(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
-        """Carry out what the scheduling lines came to, and hold what came out against it.
+        """Apply the planned order of collectives, and compare the graph with it.
 
-        Raises ``PolicyAuditError`` where it is not what was planned.
+        Raises ``PolicyAuditError`` where they differ.
         """
         if plan.order is None:
             return
         with timed(seconds, "order"):
-            planned_order.put_in_order(gm, plan.policy, plan.order)
+            rewriting.put_in_order(gm, plan.policy, plan.order)
         with timed(seconds, "audit order"):
             raise_differences(audit_order(plan.order, gm.graph))
 
-    def apply(self, gm: fx.GraphModule, policy: Policy, facts: Facts | None = None) -> CarriedOut:
-        """Carry a policy out on a graph that is at hand, in place.
+    def apply(self, gm: fx.GraphModule, policy: Policy, facts: Facts | None = None) -> AppliedPlan:
+        """Apply a policy to a graph, in place.
 
         Raises as :meth:`check` and :meth:`plan` do, with the graph as it was, and ``PolicyAuditError`` where what came
         out is not what was planned.
@@ -130,23 +126,23 @@ class BackendPath:
         with timed(seconds, "plan"):
             plan = self.plan(facts, policy)
         if plan.order is not None:
-            planned_order.check_order(plan.order)
-        self.carry_out(gm, plan, seconds)
+            rewriting.check_order(plan.order)
+        self.lower(gm, plan, seconds)
         with timed(seconds, "audit"):
             audit = self.audit(plan, gm.graph)
         if audit is not None:
             raise_differences(audit.differences)
         self.put_in_order(gm, plan, seconds)
-        done = CarriedOut(self.name, plan, audit, seconds)
-        graph_registry.remember(done, gm)
+        done = AppliedPlan(self.name, plan, audit, seconds)
+        records.remember(done, gm)
         announce(done)
         return done
 
     def report(self, subject: Any) -> Sequence[Findings] | None:
-        """What was decided for a graph, a model or whatever else users hold, graph by graph, with its reports; None
+        """The findings on a graph, a model or whatever else users hold, graph by graph; None
         where it is not of this path."""
         if isinstance(subject, fx.GraphModule):
-            done = graph_registry.carried_out(subject)
+            done = records.applied_plan(subject)
             return (findings_of(done),) if done is not None and done.path == self.name else None
         found: Sequence[Findings] | None = _imported(self.front)(subject) if self.front else None
         return found
@@ -165,7 +161,7 @@ def _imported(dotted: str) -> Any:
 
 
 def findings_on(subject: Any) -> Sequence[Findings] | None:
-    """What the first path that knows a subject says of it; None where none does."""
+    """The findings of the first path that knows a subject; None where none does."""
     found = (path_named(entry.name).report(subject) for entry in capabilities.PATHS)
     return next((each for each in found if each is not None), None)
 

@@ -17,7 +17,7 @@ from policylang.planning.decisions.safety import why_unsafe
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import saves
-from policylang.torch_compat.dynamo import FrameLeft
+from policylang.torch_compat.compilers import FrameLeft
 
 UNSAVEABLE = "APL321"
 NO_PARTITION = "APL322"
@@ -113,7 +113,7 @@ def no_path(kind: GraphKind) -> Diagnostic:
 def nothing_decided(
     *, checkpointed: bool, compiled: bool, left: Sequence[FrameLeft] = (), skipped: Diagnostic | None = None
 ) -> Diagnostic:
-    """Of a model whose blocks have checkpoints under a policy, one that a backend of ours is to compile, or neither.
+    """For a model whose blocks have checkpoints under a policy, one that a backend of ours compiles, or neither.
     ``left``: what Dynamo has compiled nothing of, where it was to compile the model; ``skipped``: what was warned of
     where the blocks have run without the checkpoints."""
     if left:

@@ -16,7 +16,7 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from policylang.api.load import PolicyLike, policy_of
-from policylang.backends.caching.fingerprint import policy_key
+from policylang.backends.caching import policy_key
 from policylang.backends.dispatch import apply_policy
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import GraphKind

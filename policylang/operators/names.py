@@ -21,6 +21,9 @@ VIEWS_UNSAID = frozenset(
     {"aten._unsafe_view.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"}
 )
 """Operators that return memory of their first argument, and whose schemas do not say so."""
+OFFLOAD, RELOAD, HOST_COPY_WAIT = "policylang.offload.default", "policylang.reload.default", "policylang.wait.default"
+HOST_COPIES = (OFFLOAD, RELOAD, HOST_COPY_WAIT)
+"""The operators that start a copy to the host, start one back, and wait for either."""
 SAVES_RANDOM_STATE = "run_and_save_rng_state"
 RUNS_WITH_RANDOM_STATE = ("run_with_rng_state", "graphsafe_run_with_rng_state")
 """Higher-order operators that run a random operator, by their own names."""

@@ -97,12 +97,10 @@ class PathEntry:
 
 PATHS = (
     PathEntry("eager", EAGER, "policylang.backends.eager.path:EagerPath", compared=True),
-    PathEntry(
-        "joint", JOINT, "policylang.backends.joint.path:JointPath", (GraphKind.JOINT,), plans=True, compared=True
-    ),
-    PathEntry("flat", FLAT, "policylang.backends.flat.path:FlatPath", (GraphKind.FLAT,), plans=True, compared=True),
-    PathEntry("half", HALF, "policylang.backends.half.path:HalfPath", (GraphKind.FORWARD, GraphKind.BACKWARD)),
-    PathEntry("hook", HOOK, "policylang.backends.hooks.path:HookPath", (GraphKind.JOINT,)),
+    PathEntry("joint", JOINT, "policylang.backends.joint:JointPath", (GraphKind.JOINT,), plans=True, compared=True),
+    PathEntry("flat", FLAT, "policylang.backends.flat:FlatPath", (GraphKind.FLAT,), plans=True, compared=True),
+    PathEntry("half", HALF, "policylang.backends.half:HalfPath", (GraphKind.FORWARD, GraphKind.BACKWARD)),
+    PathEntry("hook", HOOK, "policylang.backends.tags:HookPath", (GraphKind.JOINT,)),
 )
 PLANNED = tuple(path.name for path in PATHS)
 """What ``--path`` names."""

@@ -40,7 +40,7 @@ from policylang.ranks.rank_account import (
     plan_stage,
     settings_stage,
 )
-from policylang.torch_compat import process_groups, store
+from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import group_ranks
 
 PATIENCE = "POLICYLANG_AGREE_TIMEOUT"
@@ -122,7 +122,7 @@ class RankComparison:
     def _meet(self, account: RankAccount, groups: Groups, policy: Policy) -> None:
         """Meet the ranks that share the graph, if there are any, and compare the settings."""
         assert self.store is not None
-        mesh = {} if self.mesh is None else process_groups.mesh_groups(self.mesh)
+        mesh = {} if self.mesh is None else distributed.mesh_groups(self.mesh)
         every = {**groups, **self.around, **mesh}
         shared = {name: ranks for name, ranks in every.items() if len(ranks) > 1 and self.store.rank in ranks}
         if not shared:
@@ -141,7 +141,7 @@ class RankComparison:
             meeting.leave()
 
     def _check_mesh(self, facts: Facts) -> None:
-        inside = () if self.mesh is None else process_groups.mesh_ranks(self.mesh)
+        inside = () if self.mesh is None else distributed.mesh_ranks(self.mesh)
         outside = [group for group in facts.groups.values() if not set(inside).issuperset(group.ranks)]
         if self.mesh is not None and outside:
             raise PolicyGraphError([differences.outside_mesh(group.name, group.ranks, inside) for group in outside])
@@ -149,7 +149,7 @@ class RankComparison:
     def _mesh_lines(self) -> list[str]:
         if self.mesh is None:
             return []
-        names, shape, ranks = process_groups.mesh_order(self.mesh)
+        names, shape, ranks = distributed.mesh_order(self.mesh)
         dims = ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
         return [f"mesh of {dims} over ranks {in_order(ranks)}"]
 
@@ -280,7 +280,7 @@ def _patience(groups: Iterable[str]) -> float:
     try:
         return float(os.environ[PATIENCE])
     except (KeyError, ValueError):
-        return store.shortest_timeout(groups)
+        return distributed.shortest_timeout(groups)
 
 
 _comparison: ContextVar[RankComparison | None] = ContextVar("policylang_comparison", default=None)

@@ -28,7 +28,7 @@ from policylang.ranks.messages import (
     pack,
     unpack,
 )
-from policylang.torch_compat import store
+from policylang.torch_compat import distributed
 
 SWITCH = "POLICYLANG_AGREE"
 PREFIX = "policylang"
@@ -116,8 +116,8 @@ class MessageStore:
             raise StoreFailure(differences.store_gone(failure), True) from failure
 
     def _join(self) -> Any:
-        found, key = store.own_connection(self.default()), f"{PREFIX}/rank/{self.rank}"
-        token = store.read_all(found, [key])
+        found, key = distributed.own_connection(self.default()), f"{PREFIX}/rank/{self.rank}"
+        token = distributed.read_all(found, [key])
         if token is None or token[0] != self.earlier.token.encode():
             self.earlier = RankHistory()  # others start anew with this store, too
             found.set(key, self.earlier.token)
@@ -132,7 +132,7 @@ class MessageStore:
 
     def read(self, kind: type[_T], keys: Sequence[str]) -> list[_T] | None:
         """None where one of them is not there."""
-        found = self._ask(lambda at: store.read_all(at, [f"{PREFIX}/{key}" for key in keys]))
+        found = self._ask(lambda at: distributed.read_all(at, [f"{PREFIX}/{key}" for key in keys]))
         return (
             None
             if found is None
@@ -166,7 +166,7 @@ class MessageStore:
 
     def read_long(self, kind: type[_T], key: str) -> _T | None:
         """None while it is not there."""
-        found = self._ask(lambda at: store.read_all(at, [f"{PREFIX}/{key}"]))
+        found = self._ask(lambda at: distributed.read_all(at, [f"{PREFIX}/{key}"]))
         return None if found is None else _unpacked(decompress, kind, key, found[0])
 
     def end_of(self, keys: Iterable[MeetingKey], step: float) -> EndOfComparison | None:
@@ -205,12 +205,12 @@ _current: dict[int, MessageStore] = {}
 
 def message_store() -> MessageStore | None:
     """Of the default process group; None where there are no ranks to compare with."""
-    default, rank = store.default_store(), store.own_rank()
+    default, rank = distributed.default_store(), distributed.own_rank()
     if default is None or rank is None:
         return None
     found = _current.get(rank)
     if found is None or found.default() is not default:
         history = RankHistory() if found is None else found.earlier
-        found = MessageStore(rank, weakref.ref(default), history, store.ranks_are_threads())
+        found = MessageStore(rank, weakref.ref(default), history, distributed.ranks_are_threads())
         _current[rank] = found
     return found

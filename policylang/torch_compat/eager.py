@@ -1,4 +1,4 @@
-"""The private names of torch that running a model in eager stands on."""
+"""The private names of torch that running a model in eager needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WeakTensorKeyDictionary: type[Any] = weak.WeakTensorKeyDictionary
 of a tensor that C++ keeps."""
 
 DispatchMode: type[Any] = _python_dispatch.TorchDispatchMode
-"""What sees every operator below autograd. Torch documents it, under a private path."""
+"""Sees every operator below autograd. Torch documents it, under a private path."""
 
 
 def ignored_operators() -> frozenset[Any]:
@@ -75,18 +75,18 @@ def active_modes() -> list[Any]:
 
 
 def is_wrapper_class(kind: type) -> bool:
-    """Whether tensors of a class are made of tensors and say which: DTensor does. Of a tensor torch is asked itself."""
+    """True if tensors of a class are made of tensors and say which: DTensor does. Of a tensor torch is asked itself."""
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
 
 
 def storage_address(tensor: torch.Tensor) -> int | None:
-    """Which memory a plain tensor lies in, the same after FSDP has let it go and filled it again; None without any."""
+    """Which memory a plain tensor lies in, the same after FSDP has freed it and filled it again; None without any."""
     storage = _storage(tensor)
     return None if storage is None else int(storage._cdata)
 
 
 def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What a plain tensor lies in: itself, or the indices and values of a sparse one; nothing that is known of others.
+    """The strided tensors that hold a tensor's data: itself, or the indices and values of a sparse one.
 
     Private because ``indices()`` and ``values()`` are refused where a sparse tensor may name an element twice.
     """
@@ -102,7 +102,7 @@ def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def held_bytes(held: Iterable[torch.Tensor], outside: Iterable[torch.Tensor] = ()) -> int:
-    """Of the distinct storages of some plain tensors, those of ``outside`` left out."""
+    """The bytes of the distinct storages of some plain tensors, without those of ``outside``."""
     known = {_place(part) for tensor in outside for part in strided_parts(tensor)}
     found = {_place(part): part for tensor in held for part in strided_parts(tensor)}
     return sum(part.untyped_storage().nbytes() for key, part in found.items() if key not in known)
@@ -114,19 +114,19 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def storage_is_freed(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a plain tensor has been let go under it, as FSDP does with gathered weights."""
+    """True if the memory of a plain tensor has been freed under it, as FSDP does with gathered weights."""
     storage = _storage(tensor)
     return storage is not None and tensor.numel() > 0 and storage.nbytes() == 0
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
-    """How large the memory is that a plain tensor lies in; 0 without any."""
+    """The size of a plain tensor's storage; 0 without any."""
     storage = _storage(tensor)
     return 0 if storage is None else int(storage.nbytes())
 
 
 def storage_users(tensor: torch.Tensor) -> int:
-    """How many tensors lie in the memory of a plain tensor; 0 where that is not known.
+    """The number of tensors on a plain tensor's storage; 0 where that is not known.
 
     Private because no public name counts them. CUDA graph trees ask the same.
     """
@@ -142,7 +142,7 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 def version(value: torch.Tensor) -> int:
-    """How often the memory of a tensor has been written to."""
+    """The version counter of a tensor: the number of writes to its memory."""
     return int(value._version)
 
 
@@ -150,7 +150,7 @@ _OF_FUNCTIONS = {f"torch._higher_order_ops.{name}": f"torch.{name}" for name in 
 
 
 def failed_in(error: BaseException) -> str:
-    """Of the operators that take functions and trace them for their backward, the one in which an error was raised.
+    """The operator that takes functions, and traces them for its backward, in which an error was raised.
 
     Torch compiles what they are called with, which it leaves out where a dispatch mode watches. Private because no
     public error says which of them fails then.
@@ -163,7 +163,7 @@ def failed_in(error: BaseException) -> str:
 
 
 def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
-    """Has tensors count as written to so often. Private, as autograd's own check of what it saved stands on it.
+    """Has tensors count as written to so often. Private, as autograd's own check of what it saved relies on it.
 
     Autograd counts a write above where dispatch modes run, whether or not they let the operator run.
     """
@@ -171,7 +171,7 @@ def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> No
 
 
 def keeps_graph() -> bool:
-    """Whether the backward that is running was asked to ``retain_graph``: what it used may be asked for again."""
+    """True if the backward that is running was asked to ``retain_graph``: what it used may be asked for again."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
@@ -197,30 +197,30 @@ def clear_cast_weights() -> None:
 
 
 def transformed() -> bool:
-    """Whether the model runs inside ``vmap`` or another transformation of ``torch.func``."""
+    """True if the model runs inside ``vmap`` or another transformation of ``torch.func``."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def differentiated_by_transform() -> bool:
-    """Whether one of the active transformations is a reverse-mode derivative: ``grad``, ``vjp``, ``jacrev``."""
+    """True if one of the active transformations is a reverse-mode derivative: ``grad``, ``vjp``, ``jacrev``."""
     grad = torch._C._functorch.TransformType.Grad
     return any(each.key() == grad for each in torch._C._functorch.get_interpreter_stack() or ())
 
 
 def forward_derivatives() -> bool:
-    """Whether operators may be asked for forward-mode derivatives at the moment (``forward_ad.dual_level``)."""
+    """True if operators may be asked for forward-mode derivatives at the moment (``forward_ad.dual_level``)."""
     return bool(torch.autograd.forward_ad._current_level >= 0)
 
 
 def being_compiled() -> bool:
-    """Whether ``torch.compile``, or a trace of ours, runs the model at the moment, in any of its passes."""
+    """True if ``torch.compile``, or a trace of ours, runs the model at the moment, in any of its passes."""
     from torch._guards import TracingContext
 
     return TracingContext.try_get() is not None
 
 
 def checkpoints_are_tagged() -> bool:
-    """Whether checkpoints are not carried out at the moment: ``trace_step`` only tags what they hold."""
+    """True if checkpoints recompute nothing at the moment: ``trace_step`` only tags what they hold."""
     import torch.utils.checkpoint as library
 
     return bool(getattr(library, checkpoint_generator()).__module__ != library.__name__)
@@ -236,7 +236,7 @@ def compiled_around() -> tuple[Any, str]:
 
 
 def runs_in_graph(context: object) -> bool:
-    """Whether the operator of :func:`compiled_around` runs, and no trace, as it enters the first of its contexts.
+    """True if the operator of :func:`compiled_around` runs, and no trace, as it enters the first of its contexts.
 
     From torch 2.12 it sets an attribute on that; and it preserves the metadata of nodes, which else only traces do.
     """
@@ -265,7 +265,7 @@ def hooks_around(own: Any) -> Any:
 
 
 def are_of_checkpoint(pair: Any) -> bool:
-    """Whether a pair is that of a checkpoint of torch's (``use_reentrant=False``), in its forward or when run again.
+    """True if a pair is that of a checkpoint of torch's (``use_reentrant=False``), in its forward or when run again.
 
     Private because nothing else tells whether one is around what runs.
     """
@@ -273,7 +273,7 @@ def are_of_checkpoint(pair: Any) -> bool:
 
 
 def made_by_reentrant_checkpoint(value: torch.Tensor) -> bool:
-    """Whether a checkpoint with ``use_reentrant=True`` has returned a tensor. Private because its node is."""
+    """True if a checkpoint with ``use_reentrant=True`` has returned a tensor. Private because its node is."""
     return type(value.grad_fn).__name__ == "CheckpointFunctionBackward"
 
 

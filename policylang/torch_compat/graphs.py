@@ -1,34 +1,40 @@
-"""The private names of torch that reading a graph stands on.
-
-Descriptors of graph inputs and outputs (``torch._functorch._aot_autograd.descriptors``) were seen in 2.11 to 2.15. They
-are told apart by class name, so that a version that adds one, or lacks one, needs no change here.
-"""
+"""The private names of torch that reading graphs and operators needs, and the error where a torch lacks one."""
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
-
-# The classes that operators are instances of have no public name; `torch.ops` only hands out their instances.
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
+
+
+def require(module: ModuleType, names: Iterable[str], why: str) -> None:
+    """Raises ``ImportError`` where a module of torch lacks one of the names. ``why``: what policylang does with it."""
+    if missing := [name for name in names if not hasattr(module, name)]:
+        listed = "`, `".join(missing)
+        raise ImportError(f"torch {torch.__version__} has no `{listed}` in {module.__name__}; policylang {why}")
+
+
+# The classes that operators are instances of have no public name; `torch.ops` only has their instances.
 
 _GRADIENTS = frozenset({"GradAOTOutput", "PhiloxUpdatedBackwardOffsetAOTOutput", "BackwardTokenAOTOutput"})
 _SAVED = frozenset({"SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput"})
 _BASES = ("base", "base_of")
 UNBACKED_HINT = 4096
-"""What a size that is known at run time only counts as, as in PyTorch's own partitioner, unless it has to be less."""
+"""The number for a size that is known at run time only, as in PyTorch's own partitioner, unless it has to be less."""
 
 
 def schema_of(operator: Any) -> Any:
-    """What an operator takes and returns, names and aliases included; None for what has no schema.
+    """The schema of an operator, with names and aliases; None for what has none.
 
     No public attribute holds it. Seen as ``OpOverload._schema`` in 2.11 to 2.15.
     """
@@ -36,7 +42,7 @@ def schema_of(operator: Any) -> Any:
 
 
 def described_input(desc: Any) -> tuple[str, str, int | None]:
-    """What a graph input's descriptor says: ``parameter``, ``buffer``, ``user``, ``tangent`` or ``other``, the dotted
+    """The kind in a graph input's descriptor: ``parameter``, ``buffer``, ``user``, ``tangent`` or ``other``, the dotted
     name of a parameter or buffer, and the position among the traced function's inputs where that is all there is.
 
     A part of a tensor subclass (the local shard of a DTensor) and the base of a view are what they come from.
@@ -78,14 +84,14 @@ def differentiated_input(desc: Any) -> Any:
 
 
 def is_backward_output(desc: Any) -> bool:
-    """Whether a joint graph's output belongs to its backward half."""
+    """True if a joint graph's output belongs to its backward."""
     while type(desc).__name__.startswith("Subclass"):
         desc = desc.base
     return type(desc).__name__ in _GRADIENTS
 
 
 def is_saved_output(desc: Any) -> bool:
-    """Whether an output of a partition's forward half is there for the backward half alone."""
+    """True if an output of a partition's forward graph is there for the backward alone."""
     return type(desc).__name__ in _SAVED
 
 
@@ -157,7 +163,7 @@ def hinted_shape(size: torch.Size) -> torch.Size:
 
 
 def has_data_symbol(value: Any) -> bool:
-    """Whether a size, or a size of a tensor, is a symbol that stands for data (``item()``) rather than for an input's
+    """True if a size, or a size of a tensor, is a symbol for data (``item()``) rather than for an input's
     size. Not private, but undocumented."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -230,3 +236,83 @@ def compute_operators() -> frozenset[str]:
     from torch._functorch.partitioners import get_default_op_list
 
     return frozenset(str(packet) for packet in get_default_op_list().compute_intensive_ops)
+
+
+def operator_names() -> list[str]:
+    """Every operator that the loaded torch knows, in full and sorted: ``aten.mm.default``, ``higher_order.cond``.
+
+    Private because torch lists its operators nowhere in public: dispatched operators, custom ones included, come from
+    the dispatcher and from the schema registry (some operators are in one of them alone), higher-order operators from
+    the table they enter themselves in.
+    """
+    names: set[str] = set()
+    try:
+        full = {str(name) for name in torch._C._dispatch_get_all_op_names()}
+        for schema in torch._C._jit_get_all_schemas():
+            full.add(f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name)
+    except AttributeError as error:
+        raise RuntimeError(f"torch {torch.__version__} does not list its operators: {error}") from error
+    for name in full:
+        namespace, found, rest = name.partition("::")
+        if found:
+            bare, _, overload = rest.partition(".")
+            names.add(f"{namespace}.{bare}.{overload or 'default'}")
+    names.update(f"higher_order.{name}" for name in higher_order_names())
+    names.update(f"torch.{name}" for name in symbolic_functions())
+    names.update(f"builtin.{name}" for name in builtin_functions())
+    return sorted(names)
+
+
+def higher_order_names() -> list[str]:
+    """The higher-order operators. Private because ``torch.ops.higher_order`` finds them by name and lists none."""
+    from torch import _ops
+
+    table = getattr(_ops, "_higher_order_ops", None)
+    if table is None:
+        raise RuntimeError(f"torch {torch.__version__} has no table of higher-order operators")
+    return sorted(table)
+
+
+def symbolic_functions() -> list[str]:
+    """``torch.sym_max`` and its like, the private ``torch._sym_sqrt`` too: a graph with dynamic shapes calls them."""
+    return sorted(name for name in dir(torch) if name.startswith(("sym_", "_sym_")) and callable(getattr(torch, name)))
+
+
+def builtin_functions() -> list[str]:
+    """The Python functions that a graph may call on sizes and tuples, as ``builtin.getitem``."""
+    public = [name for name in dir(operator) if not name.startswith("_")]
+    return sorted({*public, "abs", "bool", "float", "getattr", "int", "max", "min", "pow", "round", "sum"})
+
+
+def operator_facts() -> dict[str, list[str]]:
+    """Facts of torch about its operators, as lists of ``namespace.name``.
+
+    ``pointwise``, ``reduction`` and ``random`` are tags that every overload with a functional result carries; ``view``
+    lists those whose every result aliases an argument; ``compute`` is the partitioner's own list of compute-intensive
+    operators, private because min-cut alone uses it.
+    """
+    from torch._functorch.partitioners import get_default_op_list
+
+    facts: dict[str, set[str]] = {"pointwise": set(), "reduction": set(), "random": set(), "view": set()}
+    tags = {
+        "pointwise": torch.Tag.pointwise,
+        "reduction": getattr(torch.Tag, "reduction", None),
+        "random": torch.Tag.nondeterministic_seeded,
+    }
+    for namespace in ("aten", "prims"):
+        for schema in torch._C._jit_get_all_schemas():
+            space, _, name = schema.name.partition("::")
+            if space != namespace or schema.is_mutable:
+                continue
+            packet = getattr(getattr(torch.ops, namespace), name, None)
+            overload = getattr(packet, schema.overload_name or "default", None)
+            if overload is None:
+                continue
+            full = f"{namespace}.{name}"
+            for fact, tag in tags.items():
+                if tag is not None and tag in overload.tags:
+                    facts[fact].add(full)
+            if schema.returns and all(value.alias_info is not None for value in schema.returns):
+                facts["view"].add(full)
+    compute = {str(packet) for packet in get_default_op_list().compute_intensive_ops}
+    return {**{fact: sorted(names) for fact, names in facts.items()}, "compute": sorted(compute)}

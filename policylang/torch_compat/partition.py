@@ -1,4 +1,4 @@
-"""The private names of torch that splitting a graph, and recomputing parts of one, stand on."""
+"""The private names of torch that splitting a graph, and recomputing parts of one, need."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-import torch.fx as fx
+from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from policylang.torch_compat.missing import require
+from policylang.torch_compat.graphs import require
 
 # --- splitting a joint graph --------------------------------------------------------------------------------------
 
@@ -26,7 +26,7 @@ def extract_forward_backward(
     num_fwd_outputs: int,
     static_inputs: Sequence[int],
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The two halves of a joint graph for given saved values.
+    """The forward and the backward graph of a joint graph for given saved values.
 
     Private because there is no public way to build a partitioner; it carries output descriptors, version-counter
     classes and symbol bindings, which change from version to version. The lists are changed to what was really saved.
@@ -63,20 +63,20 @@ def offload_activations(
 
 
 def is_symbolic(node: fx.Node) -> bool:
-    """Whether a node's value is a symbolic size, bool or float: those are saved apart from tensors."""
+    """True if a node's value is a symbolic size, bool or float: those are saved apart from tensors."""
     from torch.fx.experimental.proxy_tensor import py_sym_types
 
     return isinstance(node.meta.get("val"), py_sym_types)
 
 
 def is_opaque(node: fx.Node) -> bool:
-    """Whether a node's value is a script object or process group; torch before 2.12 knows no such saved values."""
+    """True if a node's value is a script object or process group; torch before 2.12 knows no such saved values."""
     check = getattr(_partitioners(), "is_opaque_node", None)
     return bool(check and check(node))
 
 
 def must_be_in_backward(node: fx.Node) -> bool:
-    """Whether AOTAutograd pinned a node to the backward: a mutation that has to happen there."""
+    """True if AOTAutograd pinned a node to the backward: a mutation that has to happen there."""
     return bool(_partitioners()._must_be_in_backward(node))
 
 
@@ -96,7 +96,7 @@ def functorch_settings() -> dict[str, Any]:
 def min_cut_saved_values(
     joint: fx.GraphModule, *, num_fwd_outputs: int, static_inputs: Sequence[int]
 ) -> list[fx.Node] | None:
-    """What PyTorch's min-cut would save of a tagged joint graph; None where the graph has no backward to save for.
+    """The values that PyTorch's min-cut would save of a tagged joint graph; None where it has no backward.
 
     The steps of ``min_cut_rematerialization_partition`` between its CSE and its extraction. It honours the memory
     budget of the configuration and of annotated regions, and agrees across ranks as PyTorch does.
@@ -235,7 +235,7 @@ def _functorch_config() -> Any:
 
 @cache
 def _partitioners() -> Any:
-    """The module of PyTorch's own partitioners, with the names that the joint-graph backend stands on."""
+    """The module of PyTorch's own partitioners, with the names that the joint path needs."""
     import torch._functorch.partitioners as partitioners
 
     wanted = (

@@ -1,4 +1,4 @@
-"""The private names of torch that tracing a step stands on."""
+"""The private names of torch that tracing a step needs; tensors made of tensors, taken apart and put together."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from functools import wraps
 from typing import Any, Literal
 
 import torch
+from attrs import frozen
 from torch import fx
 
-from policylang.torch_compat.missing import require
+from policylang.torch_compat.graphs import require
 
 
 def tree_flatten(tree: object) -> tuple[list[Any], Any]:
@@ -35,7 +36,7 @@ def tree_unflatten(leaves: list[Any], spec: Any) -> Any:
 
 
 def tree_paths(tree: object) -> list[str]:
-    """Where each leaf lies, ``[0]['ids']``."""
+    """The path of each leaf, ``[0]['ids']``."""
     from torch.utils import _pytree
 
     leaves, _ = _pytree.tree_flatten_with_path(tree)
@@ -43,7 +44,7 @@ def tree_paths(tree: object) -> list[str]:
 
 
 def is_wrapper_subclass(value: object) -> bool:
-    """Whether it is a tensor made of tensors that says which (``__tensor_flatten__``): a DTensor, say."""
+    """True if it is a tensor made of tensors that says which (``__tensor_flatten__``): a DTensor, say."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     return bool(is_traceable_wrapper_subclass(value))
@@ -58,7 +59,7 @@ def fake_tensor_mode() -> Any:
 
 
 def fixed_size_fake_mode() -> Any:
-    """The same without symbols: every size is a number, and an operator whose size depends on data is refused."""
+    """A fake mode without symbols: every size is a number, and an operator whose size depends on data is refused."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode()
@@ -137,12 +138,12 @@ def sequence_number(grad_fn: Any) -> int:
 
 
 def gradient_hooks(parameter: torch.Tensor) -> list[Callable[[torch.Tensor], Any]]:
-    """What ``register_hook`` was given, in order; there is no public way to ask."""
+    """The hooks given to ``register_hook``, in order; there is no public way to ask."""
     return list((getattr(parameter, "_backward_hooks", None) or {}).values())
 
 
 def accumulation_hooks(parameter: torch.Tensor) -> list[Callable[[torch.Tensor], Any]]:
-    """What ``register_post_accumulate_grad_hook`` was given, in order."""
+    """The hooks given to ``register_post_accumulate_grad_hook``, in order."""
     return list((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values())
 
 
@@ -183,7 +184,7 @@ def rename_node(node: fx.Node, name: str) -> None:
 
 
 def input_descriptor(kind: Literal["user", "parameter", "buffer"], name: str, position: int) -> object:
-    """What AOTAutograd writes under ``node.meta["desc"]`` of a graph input, so that every reader finds it there."""
+    """The descriptor that AOTAutograd writes under ``node.meta["desc"]`` of a graph input."""
     from torch._functorch._aot_autograd import descriptors
 
     if kind == "user":
@@ -234,7 +235,7 @@ def deviceless_fake_mode() -> Any:
 
 
 def data_dependence_errors() -> tuple[type[Exception], ...]:
-    """What a trace without data raises where Python asks for a value, or for a size that depends on one."""
+    """The errors of a trace without data where Python asks for a value, or for a size that depends on one."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -242,7 +243,7 @@ def data_dependence_errors() -> tuple[type[Exception], ...]:
 
 
 def is_device_mismatch(error: Exception) -> bool:
-    """Whether fake tensors raised it for tensors of several devices: a RuntimeError before torch 2.13."""
+    """True if fake tensors raised it for tensors of several devices: a RuntimeError before torch 2.13."""
     import torch._subclasses.fake_tensor as library
 
     kind = getattr(library, "FakeTensorDeviceMismatchError", None)
@@ -252,7 +253,7 @@ def is_device_mismatch(error: Exception) -> bool:
 
 
 def unknown_size_errors() -> tuple[type[Exception], ...]:
-    """What a trace without data raises for an operator that has no kernel for shapes alone."""
+    """The errors of a trace without data for an operator that has no kernel for shapes alone."""
     from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
     return (UnsupportedOperatorException,)
@@ -265,3 +266,54 @@ def compiling() -> AbstractContextManager[None]:
     """
     require(torch.compiler, ["_is_compiling_flag"], "traces with it set")
     return replaced((torch.compiler, "_is_compiling_flag", True))
+
+
+@frozen(eq=False)
+class SubclassLayout:
+    """The layout of a tensor that is made of plain ones; ``parts`` is None for a plain one."""
+
+    kind: type | None = None
+    context: Any = None
+    parts: tuple[tuple[str, SubclassLayout], ...] | None = None
+    fixed: tuple[tuple[str, Any], ...] = ()
+    """Its parts that are no tensors: a DTensor's device mesh. Such things are no inputs of a graph."""
+    size: Any = None
+    stride: Any = None
+
+    @property
+    def size_in_parts(self) -> int:
+        return 1 if self.parts is None else sum(part.size_in_parts for _, part in self.parts)
+
+
+PLAIN = SubclassLayout()
+
+
+def take_apart(values: Sequence[Any]) -> tuple[list[Any], list[SubclassLayout]]:
+    """The plain values, in order, and one layout a value."""
+    plain: list[Any] = []
+    return plain, [_take_apart(value, plain) for value in values]
+
+
+def _take_apart(value: Any, plain: list[Any]) -> SubclassLayout:
+    if type(value) in (torch.Tensor, torch.nn.Parameter) or not is_wrapper_subclass(value):
+        plain.append(value)
+        return PLAIN
+    names, context = value.__tensor_flatten__()
+    inner = [(name, getattr(value, name)) for name in names]
+    parts = tuple((name, _take_apart(part, plain)) for name, part in inner if isinstance(part, torch.Tensor))
+    fixed = tuple((name, part) for name, part in inner if not isinstance(part, torch.Tensor))
+    return SubclassLayout(type(value), context, parts, fixed, value.size(), value.stride())
+
+
+def put_together(plain: Sequence[Any], layouts: Sequence[SubclassLayout]) -> list[Any]:
+    """The inverse of :func:`take_apart`."""
+    left = iter(plain)
+    return [_put_together(left, layout) for layout in layouts]
+
+
+def _put_together(plain: Iterator[Any], layout: SubclassLayout) -> Any:
+    if layout.parts is None:
+        return next(plain)
+    inner = dict(layout.fixed)
+    inner.update((name, _put_together(plain, part)) for name, part in layout.parts)
+    return layout.kind.__tensor_unflatten__(inner, layout.context, layout.size, layout.stride)  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from policylang.torch_compat.absent_cuda.kernels import CUDNN, sdpa_priority
+from policylang.torch_compat.absent_cuda import CUDNN, sdpa_priority
 
 _HALF = (torch.float16, torch.bfloat16)
 _NEWEST = (12, 1)

@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 from policylang.errors import PolicyError
 from policylang.graph.facts import InputKind
 from policylang.graph.marks import EPILOGUE, PHASE
-from policylang.torch_compat.absent_cuda.context import absent_cuda
+from policylang.torch_compat.absent_cuda import absent_cuda
 from policylang.torch_compat.eager import DispatchMode
-from policylang.torch_compat.subclasses import SubclassLayout, put_together, take_apart
 from policylang.torch_compat.tracing import (
+    SubclassLayout,
     below_functionalization,
     compiling,
     deviceless_fake_mode,
@@ -30,6 +30,8 @@ from policylang.torch_compat.tracing import (
     from_functional,
     functionalized,
     gradient_hooks,
+    put_together,
+    take_apart,
     to_functional,
     tracing_context,
     tree_flatten,

@@ -15,7 +15,7 @@ from attrs import field, frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from policylang.torch_compat.fsdp import own_class, sharded_weights
+from policylang.torch_compat.distributed import own_class, sharded_weights
 from policylang.torch_compat.tracing import accumulation_hooks
 from policylang.tracing.preconditions import OPTIMIZER, UNTRACEABLE, problem
 

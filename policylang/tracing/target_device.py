@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from attrs import frozen
 
-from policylang.torch_compat.absent_cuda.context import autocast_to
+from policylang.torch_compat.absent_cuda import autocast_to
 from policylang.tracing.preconditions import problem
 
 UNKNOWN_DEVICE = "APL613"

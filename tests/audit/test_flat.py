@@ -10,8 +10,8 @@ from torch import fx
 
 import policylang
 from policylang.audit.flat import audit_flat
-from policylang.backends.flat.path import FlatPath
-from policylang.backends.runtime import copy_operators
+from policylang.backends import copies
+from policylang.backends.flat import FlatPath
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.plan import Plan
@@ -184,7 +184,7 @@ def test_names_what_was_spoiled(spoil: Spoil, expected: list[tuple[str, str]]) -
 
 
 def waits(graph: fx.Graph, ending: str) -> list[fx.Node]:
-    found = graph.find_nodes(op="call_function", target=copy_operators.WAIT)
+    found = graph.find_nodes(op="call_function", target=copies.WAIT_OP)
     return [node for node in found if node.name.endswith(ending)]
 
 
@@ -216,10 +216,10 @@ def one_more(graph: fx.Graph) -> None:
     value = at(graph, "add_tensor")
     reader = next(node for node in graph.nodes if node.name == "mul_tensor_1")
     with graph.inserting_before(reader):
-        out = graph.call_function(copy_operators.OFFLOAD, (value,))
-        host = graph.call_function(copy_operators.WAIT, (out, value, copy_operators.HOST))
-        back = graph.call_function(copy_operators.RELOAD, (host, torch.device("cpu")))
-        here = graph.call_function(copy_operators.WAIT, (back, host, torch.device("cpu")))
+        out = graph.call_function(copies.OFFLOAD_OP, (value,))
+        host = graph.call_function(copies.WAIT_OP, (out, value, copies.HOST))
+        back = graph.call_function(copies.RELOAD_OP, (host, torch.device("cpu")))
+        here = graph.call_function(copies.WAIT_OP, (back, host, torch.device("cpu")))
     reader.update_arg(1, here)
 
 
@@ -263,7 +263,7 @@ def test_a_copy_that_starts_before_its_memory_is_written_is_named() -> None:
     gm = hand.done(loss, back)
     plan = FlatPath().apply(gm, policylang.parse("undecided -> save; optional offload everything")).plan
     assert audit_flat(plan, gm.graph).agrees
-    (start,) = gm.graph.find_nodes(op="call_function", target=copy_operators.OFFLOAD)
+    (start,) = gm.graph.find_nodes(op="call_function", target=copies.OFFLOAD_OP)
     at(gm.graph, "add__tensor").prepend(start)
     (wait,) = waits(gm.graph, "_host")
     start.update_arg(0, kept)

@@ -13,14 +13,12 @@ import policylang
 PACKAGE = Path(policylang.__file__).parent
 AUDITED = ("policylang.backends", "policylang.tracing", "policylang.simulation")
 WHO_CALLS_IT = {
-    "backends/caching/cached_partitioner.py": {"CodeAudit"},
     "backends/compiled_graphs.py": {"CodeAudit"},
     "backends/eager/path.py": {"audit_eager"},
-    "backends/flat/path.py": {"audit_flat"},
-    "backends/joint/partitioner.py": {"audit", "audit_copies", "audit_order", "read_halves"},
+    "backends/flat.py": {"audit_flat"},
+    "backends/joint.py": {"audit", "audit_copies", "audit_order", "read_halves"},
     "backends/path.py": {"audit_order"},
-    "backends/torch_compile/dynamo_graph.py": {"CodeAudit"},
-    "backends/torch_compile/order_kept.py": {"CodeAudit"},
+    "backends/torch_compile/inductor.py": {"CodeAudit"},
 }
 """By file what it calls, beside the class of what an audit comes to."""
 

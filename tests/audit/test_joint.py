@@ -15,9 +15,9 @@ from torch import fx
 from policylang.audit.graph_reader import is_random_state
 from policylang.audit.joint import audit, read_halves
 from policylang.audit.outcome import Audit
-from policylang.backends.joint import finalize
-from policylang.backends.joint import partitioner as module
-from policylang.backends.joint.partitioner import Partition
+from policylang.backends import finalize
+from policylang.backends import joint as module
+from policylang.backends.joint import Partition
 from policylang.errors import PolicyAuditError
 from policylang.planning.liveness import backward_needs
 from tests.backends.test_partition_cases import traced

@@ -10,8 +10,8 @@ from torch import fx
 
 from policylang.audit.joint import audit_copies
 from policylang.audit.outcome import Found
-from policylang.backends.joint.partitioner import Partition
-from policylang.backends.runtime import copy_operators
+from policylang.backends import copies as copy_operators
+from policylang.backends.joint import Partition
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.liveness import Needs
 from tests.support.models import ZOO
@@ -66,14 +66,14 @@ def test_the_audit_reads_both_halves() -> None:
 def test_the_audit_sees_a_copy_that_is_not_awaited(half: str) -> None:
     split, crossing = offloaded()
     graph = getattr(split, half).graph
-    wait = graph.find_nodes(op="call_function", target=copy_operators.WAIT)[0]
+    wait = graph.find_nodes(op="call_function", target=copy_operators.WAIT_OP)[0]
     wait.args = (wait.args[0], graph.find_nodes(op="placeholder")[0], wait.args[2])
     assert "APL413" in found_by_audit(split, crossing)
 
 
 def test_the_audit_sees_a_wait_that_is_gone() -> None:
     split, crossing = offloaded()
-    wait = copies(split.backward, copy_operators.WAIT)[0]
+    wait = copies(split.backward, copy_operators.WAIT_OP)[0]
     wait.replace_all_uses_with(wait.args[0])
     split.backward.graph.erase_node(wait)
     assert "APL413" in found_by_audit(split, crossing)
@@ -81,7 +81,7 @@ def test_the_audit_sees_a_wait_that_is_gone() -> None:
 
 def test_the_audit_sees_a_copy_read_where_it_lies() -> None:
     split, crossing = offloaded()
-    wait = copies(split.backward, copy_operators.WAIT)[0]
+    wait = copies(split.backward, copy_operators.WAIT_OP)[0]
     next(iter(wait.users)).replace_input_with(wait, wait.args[1])
     assert "APL413" in found_by_audit(split, crossing)
 
@@ -107,7 +107,7 @@ def test_the_audit_sees_what_was_not_moved_and_what_nobody_planned() -> None:
 
 def test_the_audit_sees_a_copy_that_starts_before_its_value_exists() -> None:
     split, crossing = offloaded()
-    start = copies(split.forward, copy_operators.OFFLOAD)[0]
+    start = copies(split.forward, copy_operators.OFFLOAD_OP)[0]
     start.args[0].prepend(start)
     (found,) = differences(split, crossing)
     assert found.code == "APL410"
@@ -119,7 +119,7 @@ def test_the_audit_sees_a_copy_that_starts_before_its_value_exists() -> None:
 def test_the_audit_names_the_copy_that_is_not_awaited(half: str) -> None:
     split, crossing = offloaded()
     graph = getattr(split, half)
-    wait = copies(graph, copy_operators.WAIT)[0]
+    wait = copies(graph, copy_operators.WAIT_OP)[0]
     ticket = wait.args[0]
     wait.replace_all_uses_with(ticket)
     graph.graph.erase_node(wait)

@@ -13,7 +13,7 @@ from policylang.audit.flat import audit_flat
 from policylang.audit.graph_reader import read
 from policylang.audit.joint import read_halves
 from policylang.audit.outcome import Found
-from policylang.backends.flat.remat import rematerialise
+from policylang.backends.flat import rematerialise
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.reading.collect import collect

@@ -12,8 +12,8 @@ from torch import fx
 from torch.distributed.device_mesh import init_device_mesh
 
 import policylang
-from policylang.backends.half.path import HalfPath
-from policylang.backends.surgery.edits import carry_out
+from policylang.backends.half import HalfPath
+from policylang.backends.rewriting import apply_edits
 from policylang.graph import marks
 from policylang.graph.reading.collect import collect
 from policylang.planning.plan import Plan
@@ -46,7 +46,7 @@ def test_new_nodes_take_over_what_was_said_of_the_old_ones(gm: fx.GraphModule) -
         node.meta["seq_nr"] = 7
         node.meta["custom"] = {"mine": node.op, marks.PROVENANCE: "other.apl:1"}
     plan = planned(gm)
-    carry_out(gm, plan)
+    apply_edits(gm, plan)
     assert_facts_hold(gm, plan)
     (gather,) = gathers(gm)
     assert gather.meta["nn_module_stack"] == {"1": ("L['self'].layers.0", torch.nn.Linear)}
@@ -61,7 +61,7 @@ def test_new_nodes_take_over_what_was_said_of_the_old_ones(gm: fx.GraphModule) -
 def test_that_a_value_was_saved_is_said_of_the_node_that_has_it_now(gm: fx.GraphModule) -> None:
     result = next(iter(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor))).args[0]
     result.meta["custom"] = {marks.SAVED: True}
-    carry_out(gm, planned(gm))
+    apply_edits(gm, planned(gm))
     saved = [node for node in gm.graph.nodes if marks.SAVED in marks.custom(node.meta)]
     (reader,) = saved[0].users
     assert (len(saved), reader.target) == (1, torch.ops.aten.add.Tensor)
@@ -74,7 +74,7 @@ def test_a_graph_that_changed_since_it_was_planned_is_left_alone(gm: fx.GraphMod
         gm.graph.call_function(torch.ops.aten.sin.default, (last.args[0],))
     before = names(gm)
     with pytest.raises(policylang.PolicyAuditError, match="is not the one that was planned: it has `sin_default`"):
-        carry_out(gm, plan)
+        apply_edits(gm, plan)
     assert names(gm) == before
 
 
@@ -84,7 +84,7 @@ def test_a_result_that_is_laid_out_otherwise_than_planned_is_an_error(gm: fx.Gra
     first = edit.nodes[0]
     wrong = evolve(edit, nodes=(evolve(first, stride=(1, 1, 1)), *edit.nodes[1:]))
     with pytest.raises(policylang.PolicyAuditError, match=r"came out as float32\[32, 3, 2\] with strides \[6, 2, 1\]"):
-        carry_out(gm, evolve(plan, edits=evolve(plan.edits, done=(wrong,))))
+        apply_edits(gm, evolve(plan, edits=evolve(plan.edits, done=(wrong,))))
 
 
 def test_names_that_a_graph_has_used_before_are_given_again(gm: fx.GraphModule) -> None:
@@ -94,7 +94,7 @@ def test_names_that_a_graph_has_used_before_are_given_again(gm: fx.GraphModule) 
         gone = gm.graph.create_node("call_function", torch.ops.aten.sin.default, (reader.args[0],), name="fused_view")
     gm.graph.erase_node(gone)
     plan = planned(gm)
-    carry_out(gm, plan)
+    apply_edits(gm, plan)
     assert names(gm) == list(plan.facts.names)
     assert gm(shard_of(0)).shape == (8, 12, 2)
 

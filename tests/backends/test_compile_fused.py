@@ -15,10 +15,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
-from policylang.backends.caching import fingerprint
-from policylang.backends.runtime import groups
-from policylang.backends.runtime.groups import RankOrder
-from policylang.torch_compat import process_groups
+from policylang.backends import caching, runtime
+from policylang.backends.runtime import RankOrder
+from policylang.torch_compat import distributed
 from tests.support.fused_process import compile_and_train
 from tests.support.sharded import fake_ranks
 from tests.support.versions import needs_groups_in_any_order
@@ -43,7 +42,7 @@ def test_what_has_no_groups_yet_makes_those_of_the_graph_that_it_finds(cache: Pa
     assert cold["from cache"] == [False]
     ((name, ranks),) = cold["made"]
     assert sorted(ranks) == list(range(8))
-    assert not [known for known in process_groups.known_groups() if known.name == name]
+    assert not [known for known in distributed.known_groups() if known.name == name]
     warm = in_another_process() if process == "another" else compile_and_train(POLICY, gradients)
     assert warm["code"] == cold["code"], "the sources were edited while the test ran, and they are in the key"
     assert warm["from cache"] == [True]
@@ -67,9 +66,9 @@ def test_a_mesh_that_is_laid_out_otherwise_has_another_key() -> None:
     for ranks in ([[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 1], [2, 3]]):
         with fake_ranks(4):
             DeviceMesh("cpu", torch.tensor(ranks), mesh_dim_names=("dp", "tp"))
-            before = fingerprint.groups_key(fusing)
-            groups.ensure([RankOrder((0, 2, 1, 3), "fake")])
-            assert fingerprint.groups_key(fusing) == before, "what a first graph made is no matter to a second one"
+            before = caching.groups_key(fusing)
+            runtime.ensure_groups([RankOrder((0, 2, 1, 3), "fake")])
+            assert caching.groups_key(fusing) == before, "what a first graph made is no matter to a second one"
             keys.append(before)
     assert keys[0] == keys[2] != keys[1]
-    assert fingerprint.groups_key(policylang.parse("save everything")) == ""
+    assert caching.groups_key(policylang.parse("save everything")) == ""

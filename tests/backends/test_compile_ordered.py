@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import policylang
 from policylang import trace_step
 from policylang.audit.summary.report import Report, report_from_dict
-from policylang.backends import findings
-from policylang.backends.half.path import unanswered
-from policylang.backends.joint.path import partitions
+from policylang.backends import records
+from policylang.backends.half import unanswered
+from policylang.backends.joint import partitions
 from policylang.errors import PolicyMatchError
 from policylang.graph.schedule import StepKind
 from tests.support.carried_out import half_steps, planned_half
@@ -32,7 +32,7 @@ def many() -> Iterator[None]:
         yield
 
 
-def compiled(text: str, model: nn.Module | None = None) -> tuple[list[findings.Findings], Report]:
+def compiled(text: str, model: nn.Module | None = None) -> tuple[list[records.Findings], Report]:
     with fresh_dynamo():
         made = policylang.backend(policylang.parse(text), inner="aot_eager")
         step = torch.compile(sharded_stack(4, LAYERS, width=8) if model is None else model, backend=made)
@@ -55,7 +55,7 @@ def test_a_compiled_step_says_what_was_planned_and_what_each_half_does() -> None
     assert report_from_dict(json.loads(report.to_json())) == report
     assert sum(rewrite.gone for rewrite in report.rewrites) == 9
     moved = policylang.parse(f"# another line\n{text}")
-    again = findings.from_json(json.loads(json.dumps(findings.to_json(kept))), moved)
+    again = records.from_json(json.loads(json.dumps(records.to_json(kept))), moved)
     assert {line.source for line in again.report.orders[1].lines} == {"<policy>:2"}
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, fx, nn
 
 import policylang
-from policylang.backends.caching import fingerprint, sidecar
-from policylang.backends.caching.cached_partitioner import CachedPartitioner
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends import caching
+from policylang.backends.joint import JointPartitioner
+from policylang.backends.torch_compile.inductor import CachedPartitioner
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning import model_wide_errors
@@ -34,39 +34,39 @@ def the_file(folder: Path) -> Path:
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    assert sidecar.read(KEY) is None
-    assert sidecar.write(KEY, {"partitions": [1, "ü"]})
-    assert sidecar.read(KEY) == {"partitions": [1, "ü"]}
+    assert caching.read_sidecar(KEY) is None
+    assert caching.write_sidecar(KEY, {"partitions": [1, "ü"]})
+    assert caching.read_sidecar(KEY) == {"partitions": [1, "ü"]}
 
 
 def test_writing_leaves_one_file(folder: Path) -> None:
     for number in range(3):
-        sidecar.write(KEY, {"partitions": [number]})
+        caching.write_sidecar(KEY, {"partitions": [number]})
     assert [path.name for path in (folder / "policylang").rglob("*") if path.is_file()] == [f"{KEY}.json"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"format": 0}', b"[" * 100_000])
 def test_a_damaged_record_is_none(folder: Path, damage: bytes) -> None:
-    sidecar.write(KEY, {"partitions": []})
+    caching.write_sidecar(KEY, {"partitions": []})
     the_file(folder).write_bytes(damage)
-    assert sidecar.read(KEY) is None
+    assert caching.read_sidecar(KEY) is None
 
 
 def test_a_record_of_another_graph_is_none(folder: Path) -> None:
-    sidecar.write(KEY, {"partitions": []})
+    caching.write_sidecar(KEY, {"partitions": []})
     path = the_file(folder)
     path.write_text(path.read_text().replace(KEY, "cd" * 32))
-    assert sidecar.read(KEY) is None
+    assert caching.read_sidecar(KEY) is None
 
 
 def test_a_folder_that_takes_no_files_is_no_error(folder: Path) -> None:
     (folder / "policylang").write_text("in the way")
-    assert not sidecar.write(KEY, {"partitions": []})
-    assert sidecar.read(KEY) is None
+    assert not caching.write_sidecar(KEY, {"partitions": []})
+    assert caching.read_sidecar(KEY) is None
 
 
 def key_of(text: str, root: str = "") -> str:
-    return fingerprint.policy_key(policylang.parse(text), root=root)
+    return caching.policy_key(policylang.parse(text), root=root)
 
 
 def test_layout_and_comments_are_not_in_the_key_of_a_policy() -> None:
@@ -84,7 +84,7 @@ def test_the_root_is_in_the_key_of_a_policy() -> None:
 
 def test_the_code_that_acts_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = key_of("save mm")
-    monkeypatch.setattr(fingerprint, "code_digest", lambda: "another version")
+    monkeypatch.setattr(caching, "code_digest", lambda: "another version")
     assert key_of("save mm") != before
 
 
@@ -131,28 +131,28 @@ def test_module_paths_are_in_the_context_though_not_in_the_code() -> None:
     x = torch.ones(3)
     (one, inputs), (other, _), (again, _) = (dynamo_graph(Named(name), x) for name in ("attention", "mlp", "mlp"))
     assert one.code == other.code
-    assert fingerprint.context_of(one) != fingerprint.context_of(other)
-    assert fingerprint.context_of(other) == fingerprint.context_of(again)
-    assert fingerprint.sidecar_key("", one, inputs) == fingerprint.sidecar_key("", other, inputs)
+    assert caching.context_of(one) != caching.context_of(other)
+    assert caching.context_of(other) == caching.context_of(again)
+    assert caching.sidecar_key("", one, inputs) == caching.sidecar_key("", other, inputs)
 
 
 def test_records_of_an_earlier_partition_are_in_the_context() -> None:
     gm, _ = dynamo_graph(torch.sin, torch.ones(3))
-    before = fingerprint.context_of(gm)
+    before = caching.context_of(gm)
     next(node for node in gm.graph.nodes if node.op == "call_function").meta["custom"] = {marks.SAVED: True}
-    assert fingerprint.context_of(gm) != before
+    assert caching.context_of(gm) != before
 
 
 def test_a_records_key_tells_inputs_and_surroundings_apart() -> None:
     gm, inputs = dynamo_graph(torch.sin, torch.ones(3))
-    keys = {fingerprint.sidecar_key("", gm, inputs), fingerprint.sidecar_key("other", gm, inputs)}
-    keys.add(fingerprint.sidecar_key("", gm, [torch.ones(4)]))
-    keys.add(fingerprint.sidecar_key("", gm, [torch.ones(3, dtype=torch.float64)]))
-    keys.add(fingerprint.sidecar_key("", gm, [torch.ones(3, requires_grad=True)]))
+    keys = {caching.sidecar_key("", gm, inputs), caching.sidecar_key("other", gm, inputs)}
+    keys.add(caching.sidecar_key("", gm, [torch.ones(4)]))
+    keys.add(caching.sidecar_key("", gm, [torch.ones(3, dtype=torch.float64)]))
+    keys.add(caching.sidecar_key("", gm, [torch.ones(3, requires_grad=True)]))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        keys.add(fingerprint.sidecar_key("", gm, inputs))
+        keys.add(caching.sidecar_key("", gm, inputs))
     with torch.no_grad():
-        keys.add(fingerprint.sidecar_key("", gm, inputs))
+        keys.add(caching.sidecar_key("", gm, inputs))
     assert len(keys) == 7
 
 

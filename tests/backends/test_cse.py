@@ -10,8 +10,8 @@ from functorch.compile import default_partition
 from torch import Tensor, nn
 
 from policylang.api.load import parse
-from policylang.backends.joint import cse
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends import finalize
+from policylang.backends.joint import JointPartitioner
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
 from tests.backends.test_partition_cases import names, traced
@@ -28,10 +28,10 @@ def graph() -> Traced:
     return traced(twins, torch.randn(4))
 
 
-def eliminate(graph: Traced, policy: str) -> tuple[Any, cse.Merged]:
+def eliminate(graph: Traced, policy: str) -> tuple[Any, finalize.Merged]:
     gm = graph.fresh()
     made = JointPartitioner(parse(policy)).plan(gm, num_fwd_outputs=graph.num_fwd_outputs)
-    merged = cse.eliminate(gm.graph, made)
+    merged = finalize.eliminate(gm.graph, made)
     gm.graph.lint()
     return gm, merged
 
@@ -97,7 +97,7 @@ def test_a_recomputation_that_nothing_needed_does_not_bind_its_twin(policy: str)
 def test_what_planning_could_not_see_is_refused_before_the_graph_is_split(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cse, "_used_by_backward", lambda plan: frozenset(range(len(plan.facts))))
+    monkeypatch.setattr(finalize, "_used_by_backward", lambda plan: frozenset(range(len(plan.facts))))
     graph = trace(Twins(), (torch.randn(4, 8),), lambda output: output.sum())
     with pytest.raises(PolicyMatchError, match="reads memory that the graph changes") as caught:
         graph.run(policy)
@@ -152,7 +152,7 @@ def test_a_write_between_keeps_twins_apart() -> None:
         write = gm.graph.call_function(torch.ops.aten.add_.Tensor, (first.args[0], 1))
         write.meta = dict(first.meta)
     made = JointPartitioner(parse("save everything")).plan(gm, num_fwd_outputs=graph.num_fwd_outputs)
-    cse.eliminate(gm.graph, made)
+    finalize.eliminate(gm.graph, made)
     assert "sin_1" in names(gm.graph)
 
 

@@ -6,8 +6,8 @@ import gc
 
 import pytest
 
-from policylang.backends.joint import partitioner as module
-from policylang.backends.runtime.stages import collector_paused
+from policylang.backends import joint as module
+from policylang.backends.runtime import collector_paused
 from tests.support import models
 from tests.support.run_partition import partitioner, trace
 

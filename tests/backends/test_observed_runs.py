@@ -21,8 +21,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import policylang
 from policylang.audit.summary.report import AuditReport, Report, ValuesReport
+from policylang.backends import runtime
 from policylang.backends.eager.execution import plan_modes
-from policylang.backends.runtime import profiler_ranges
 from policylang.backends.torch_compile import backend
 from policylang.graph import marks
 from policylang.graph.files import snapshot
@@ -94,7 +94,7 @@ def stood_in(step: Step) -> tuple[dict[str, int], list[Tensor]]:
         return nullcontext()
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (profiler_ranges, plan_modes, backend):
+        for module in (runtime, plan_modes, backend):
             patch.setattr(module, "is_profiling", lambda: True)
             patch.setattr(module, "named_range", named_range)
         gradients = step()
@@ -133,7 +133,7 @@ def test_a_profile_has_the_copies_by_their_line(path: Callable[[str], Step], ran
 
 
 def test_a_fused_collective_has_the_range_of_its_line() -> None:
-    asked_for = profiler_ranges.asked_for
+    asked_for = runtime.asked_for
     graph = torch.fx.Graph()
     node = graph.call_function(torch.ops.aten.sin.default, (graph.placeholder("x"),))
     assert asked_for(node) is None
@@ -182,15 +182,15 @@ def test_the_rest_of_the_log_is_for_debugging(messages: Any, caplog: Any) -> Non
 
 
 def test_nothing_is_worked_out_where_nobody_listens(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    from policylang.backends import announcing
+    from policylang.backends import records
 
-    monkeypatch.setattr(announcing, "findings_of", lambda done: pytest.fail("a report was made for nobody"))
+    monkeypatch.setattr(records, "findings_of", lambda done: pytest.fail("a report was made for nobody"))
     with caplog.at_level(logging.WARNING, "policylang"):
         flat(SAVES)()
 
 
 def test_a_graph_from_a_compile_cache_has_its_line_too(messages: Any, caplog: Any) -> None:
-    from policylang.backends.announcing import announce_cached
+    from policylang.backends.records import announce_cached
 
     with caplog.at_level(logging.INFO, "policylang"):
         announce_cached(Report("mine", forward_nodes=10, saved=ValuesReport(("a",), 1024), audit=AuditReport(True)))

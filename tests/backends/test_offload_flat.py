@@ -13,10 +13,10 @@ from torch import Tensor, fx
 import policylang
 from policylang.audit.flat import audit_flat
 from policylang.audit.summary.report import report_from_dict
-from policylang.backends.flat.path import FlatPath
-from policylang.backends.graph_registry import CarriedOut
-from policylang.backends.runtime import copy_operators
-from policylang.backends.runtime.copy_operators import copied_over
+from policylang.backends import copies as copy_operators
+from policylang.backends.copies import copied_over
+from policylang.backends.flat import FlatPath
+from policylang.backends.records import AppliedPlan
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.memory import simulate
 from tests.support import models
@@ -34,7 +34,7 @@ def mlp() -> Flat:
     return flat_graph(models.mlp())
 
 
-def applied(flat: Flat, text: str) -> tuple[Flat, CarriedOut]:
+def applied(flat: Flat, text: str) -> tuple[Flat, AppliedPlan]:
     after = flat.fresh()
     outcome = FlatPath().apply(after.gm, policylang.parse(text))
     after.gm.graph.lint()
@@ -78,7 +78,7 @@ def test_without_a_wait_the_values_are_wrong(mlp: Flat, kept: str) -> None:
         return torch.ops.policylang.offload.default(value.clone())  # the clone is gone when the copy is made
 
     after, _ = applied(mlp, "undecided -> save; offload gelu")
-    old, new = (copy_operators.WAIT, not_awaited) if kept == "ticket" else (copy_operators.OFFLOAD, on_a_clone)
+    old, new = (copy_operators.WAIT_OP, not_awaited) if kept == "ticket" else (copy_operators.OFFLOAD_OP, on_a_clone)
     for node in copies(after.gm, old):
         node.target = new
     after.gm.recompile()
@@ -127,7 +127,7 @@ def test_views_are_rebuilt_and_the_memory_is_moved_once() -> None:
     flat = Flat(hand.done(loss, third), [torch.rand(4, 4)])
     after, outcome = applied(flat, "undecided -> save; offload t")
     assert outcome.audit.offloaded == ("sin_default",)
-    assert len(copies(after.gm, copy_operators.OFFLOAD)) == len(copies(after.gm, copy_operators.RELOAD)) == 1
+    assert len(copies(after.gm, copy_operators.OFFLOAD_OP)) == len(copies(after.gm, copy_operators.RELOAD_OP)) == 1
     assert_bitwise_equal(flat.fresh().run(), after.run())
 
 
@@ -142,8 +142,8 @@ def test_each_region_fetches_its_own() -> None:
     flat = Flat(hand.done(more, first, second), [torch.rand(4, 4)])
     after, outcome = applied(flat, "undecided -> save; offload sin")
     assert outcome.audit.offloaded == ("sin_default",)
-    assert len(copies(after.gm, copy_operators.OFFLOAD)) == 1
-    assert len(copies(after.gm, copy_operators.RELOAD)) == 2
+    assert len(copies(after.gm, copy_operators.OFFLOAD_OP)) == 1
+    assert len(copies(after.gm, copy_operators.RELOAD_OP)) == 2
     with copied_over(Late()):
         assert_bitwise_equal(flat.fresh().run(), after.run())
 
@@ -222,7 +222,7 @@ def test_the_device_does_not_hold_what_is_on_the_host() -> None:
 def test_the_audit_sees_a_wrong_copy(mlp: Flat, change: str) -> None:
     after, outcome = applied(mlp, "undecided -> save; offload gelu")
     graph = after.gm.graph
-    wait = next(node for node in copies(after.gm, copy_operators.WAIT) if node.name.endswith("_reloaded"))
+    wait = next(node for node in copies(after.gm, copy_operators.WAIT_OP) if node.name.endswith("_reloaded"))
     if change == "not awaited":
         wait.args = (wait.args[0], graph.find_nodes(op="placeholder")[0], wait.args[2])
         code = "APL413"

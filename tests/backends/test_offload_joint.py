@@ -14,8 +14,8 @@ from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
-from policylang.backends.runtime import copy_operators
-from policylang.backends.runtime.copy_operators import copied_over
+from policylang.backends import copies as copy_operators
+from policylang.backends.copies import copied_over
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.graph import marks
 from policylang.planning.liveness import saved_and_recomputed
@@ -162,8 +162,8 @@ def test_a_view_is_rebuilt_and_its_memory_moved_once() -> None:
         assert split.audit.offloaded == ("sin",)
         assert not set(split.audit.saved) & {"permute", "t"}
         assert (
-            len(copies(split.forward, copy_operators.OFFLOAD))
-            == len(copies(split.backward, copy_operators.RELOAD))
+            len(copies(split.forward, copy_operators.OFFLOAD_OP))
+            == len(copies(split.backward, copy_operators.RELOAD_OP))
             == 1
         )
     with copied_over(Late()):
@@ -342,7 +342,7 @@ def test_without_the_wait_the_values_are_wrong() -> None:
         return copy_operators._copies[int(ticket)].target
 
     partition = mlp().partition(SAVE + "offload gelu")
-    for node in copies(partition.backward, copy_operators.WAIT):
+    for node in copies(partition.backward, copy_operators.WAIT_OP):
         node.target = not_awaited
     partition.backward.recompile()
     with copied_over(Late()):

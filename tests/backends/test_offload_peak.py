@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from policylang.api.load import parse
-from policylang.backends.flat.path import FlatPath
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.flat import FlatPath
+from policylang.backends.joint import JointPartitioner
 from policylang.planning.plan import Plan
 from policylang.planning.schedule.host_copy_steps import IN_FLIGHT
 from policylang.simulation.peak import estimate_peak

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import policylang
 from policylang.backends.eager.checkpoint import sessions_of
-from policylang.backends.flat.path import FlatPath
-from policylang.backends.joint.path import JointPartitioner, Partition
+from policylang.backends.flat import FlatPath
+from policylang.backends.joint import JointPartitioner, Partition
 from policylang.graph.schedule import StepKind
 from tests.support.carried_out import flat_steps, half_steps, planned_half
 from tests.support.flat_graphs import Flat, copy_graph, flat_graph

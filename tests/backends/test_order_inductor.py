@@ -22,10 +22,10 @@ from torch.profiler import ProfilerActivity, profile
 
 import policylang
 from policylang.audit.communication import CommunicationStep, steps_of
-from policylang.backends.torch_compile import order_kept
+from policylang.backends.torch_compile import inductor
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.operators.communication import is_communication, is_wait
-from policylang.torch_compat import inductor
+from policylang.torch_compat import compilers
 from tests.support.compiled import fresh_dynamo
 from tests.support.meshed import WIDTH, Meshed
 from tests.support.reordered import at_random, in_hand_order
@@ -121,8 +121,8 @@ def operator(step: CommunicationStep) -> str:
 def test_without_what_keeps_it_the_order_is_lost_and_that_is_an_error(
     mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(order_kept, "settings_to_keep", lambda policy, given: given)
-    monkeypatch.setattr(order_kept, "last_passes", lambda policy, given, key: {})
+    monkeypatch.setattr(inductor, "settings_to_keep", lambda policy, given: given)
+    monkeypatch.setattr(inductor, "last_passes", lambda policy, given, key: {})
     with pytest.raises(policylang.PolicyAuditError, match=r"APL34[56].*in the code of the (forward|backward)"):
         trained(mesh, ordered())
 
@@ -237,7 +237,7 @@ def test_compiled_autograd_would_lose_the_order_and_is_refused(mesh: DeviceMesh)
 
 
 def test_a_torch_that_takes_one_last_pass_refuses_a_second(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor, "takes_lists_of_passes", lambda: False)
+    monkeypatch.setattr(compilers, "takes_lists_of_passes", lambda: False)
     own = inductor_config.patch(post_grad_custom_post_pass=Noting(awaited_at_once))
     with own, pytest.raises(policylang.PolicyMeaningError, match=r"APL342.*takes one `post_grad_custom_post_pass`"):
         trained(mesh, ordered())

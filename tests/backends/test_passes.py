@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import policylang
-from policylang.backends.hooks.inductor_pass import PolicyPass
+from policylang.backends.torch_compile.hooks import PolicyPass
 from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningError
-from policylang.torch_compat import inductor
+from policylang.torch_compat import compilers
 from tests.support.flat_graphs import assert_bitwise_equal, flat_graph
 from tests.support.joint import capture_joint
 from tests.support.models import ZOO
@@ -110,10 +110,10 @@ def test_the_uuid_is_that_of_the_rules():
 
 
 def test_the_uuid_covers_the_code_that_acts(monkeypatch: pytest.MonkeyPatch):
-    from policylang.backends.caching import fingerprint
+    from policylang.backends import caching
 
     key = made(KEEPS_MATMULS).uuid()
-    monkeypatch.setattr(fingerprint, "code_digest", lambda: "of another version")
+    monkeypatch.setattr(caching, "code_digest", lambda: "of another version")
     assert made(KEEPS_MATMULS).uuid() != key
 
 
@@ -146,7 +146,7 @@ def compiled_step(policy: PolicyPass | None, hook: str = "joint_custom_pre_pass"
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 6, bias=False), nn.GELU(), nn.Linear(6, 5, bias=False), nn.GELU())
     batch = torch.randn(4, 8)
-    before = inductor.cache_hits()
+    before = compilers.cache_hits()
     saved: list[tuple[int, ...]] = []
 
     def pack(value: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def compiled_step(policy: PolicyPass | None, hook: str = "joint_custom_pre_pass"
     result.sum().backward()
     gradient = module[0].weight.grad
     assert gradient is not None
-    return Step(inductor.cache_hits() - before, sorted(saved), gradient)
+    return Step(compilers.cache_hits() - before, sorted(saved), gradient)
 
 
 INPUTS = [(4, 8), (5, 6)]

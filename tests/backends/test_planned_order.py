@@ -11,10 +11,10 @@ from attrs import evolve
 
 import policylang
 from policylang.audit.order import audit_order
-from policylang.backends.flat.path import FlatPath
-from policylang.backends.joint.path import JointPartitioner
-from policylang.backends.surgery.copy_insertion import copies_in
-from policylang.backends.surgery.planned_order import put_in_order
+from policylang.backends.copies import copies_in
+from policylang.backends.flat import FlatPath
+from policylang.backends.joint import JointPartitioner
+from policylang.backends.rewriting import put_in_order
 from policylang.errors import PolicyAuditError
 from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import StepKind
@@ -58,7 +58,7 @@ def test_any_order_is_carried_out_exactly_and_gives_the_same_bits(model: str, te
         schedule = drawn_schedule(as_run.facts, as_run.schedule, seed)
         order = OrderPlan(as_run.facts, as_run.schedule, Edits(), as_run.facts, schedule, (), ())
         ordered = evolve(plan, order=order)
-        path.carry_out(graph.gm, ordered, {})
+        path.lower(graph.gm, ordered, {})
         audit = path.audit(ordered, graph.gm.graph)
         assert audit.agrees
         path.put_in_order(graph.gm, ordered, {})

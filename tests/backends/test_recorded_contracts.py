@@ -9,8 +9,7 @@ import pytest
 from torch import fx
 
 import policylang
-from policylang.backends.joint.partitioner import Partition
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.joint import JointPartitioner, Partition
 from tests.planning.test_recorded_graphs import gather_lines
 from tests.support.shared_graphs import JOINT, shared_facts, shared_graph
 

@@ -6,8 +6,7 @@ import pytest
 from attrs import evolve
 
 import policylang
-from policylang.backends.runtime import groups
-from policylang.backends.surgery import edits
+from policylang.backends import rewriting, runtime
 from policylang.graph.facts import Group, Mesh
 from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF
@@ -20,14 +19,14 @@ from tests.support.versions import needs_groups_in_any_order
 @needs_groups_in_any_order
 def test_the_graph_is_the_one_that_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """128 ranks are not here, so their groups are not made; all else is done."""
-    monkeypatch.setattr(groups, "backend_of", lambda name: "gloo")
-    monkeypatch.setattr(groups, "ensure", lambda orders: None)
+    monkeypatch.setattr(runtime, "backend_of", lambda name: "gloo")
+    monkeypatch.setattr(runtime, "ensure", lambda orders: None)
     known = {name: Group(name, ranks, len(ranks)) for name, ranks in process_groups(BACKWARD).items()}
     gm = shared_graph(BACKWARD)
     mesh = Mesh(("dp", "tp"), (16, 8), tuple(range(128)))
     facts = evolve(collect(gm, groups=known), meshes=(mesh,), rank=0)
     made = plan(policylang.parse("fuse all_gather chains"), facts, HALF)
-    (order,) = edits.carry_out(gm, made)  # one group for all 93
+    (order,) = rewriting.apply_edits(gm, made)  # one group for all 93
     assert order.ranks[:3] == (0, 8, 16)
     everyone = {**known, order.name: Group(order.name, order.ranks, len(order.ranks))}
     assert_facts_hold(gm, made, groups=everyone)

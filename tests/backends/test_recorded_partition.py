@@ -8,8 +8,7 @@ import pytest
 from torch import fx
 
 import policylang
-from policylang.backends.joint.partitioner import Partition
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.joint import JointPartitioner, Partition
 from policylang.planning.liveness import saved_and_recomputed
 from tests.planning.test_recorded_graphs import FSDP, LAYERS, SAVED_PER_BLOCK
 from tests.support.shared_graphs import JOINT, shared_graph

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from policylang.audit.flat import audit_flat
-from policylang.backends.flat.remat import rematerialise
+from policylang.backends.flat import rematerialise
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
 from policylang.graph.reading.collect import collect

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import fx
 
 from policylang.audit.flat import audit_flat
-from policylang.backends.flat.remat import rematerialise
+from policylang.backends.flat import rematerialise
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Phase
 from policylang.graph.reading.collect import collect

@@ -14,10 +14,9 @@ from torch._inductor.decomposition import select_decomp_table
 
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError
-from policylang.backends.joint.partitioner import Partition, _saved_marks
-from policylang.backends.joint.path import JointPartitioner, partitions
-from policylang.backends.joint.recompilable_forward import recompilable
-from policylang.backends.surgery.tags import mark_saved
+from policylang.backends.joint import JointPartitioner, Partition, _saved_marks, partitions
+from policylang.backends.recompilable import recompilable
+from policylang.backends.tags import mark_saved
 from policylang.graph import marks
 from policylang.graph.facts import Phase
 from policylang.graph.reading.saved_markers import from_annotation

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import policylang
 from policylang import PolicyMatchError
-from policylang.backends.joint.partitioner import Partition
+from policylang.backends.joint import Partition
 from tests.support.compiled import fresh_dynamo
 from tests.support.drawn import examples
 from tests.support.sharded import fake_ranks

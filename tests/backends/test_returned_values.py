@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import policylang
-from policylang.backends.torch_compile.options import Inner
+from policylang.backends.torch_compile.inductor import Inner
 
 Function = Callable[[Tensor, Tensor, Tensor], Any]
 

@@ -18,8 +18,8 @@ import torch
 from attrs import evolve
 
 import policylang
-from policylang.backends.caching import fingerprint
-from policylang.backends.caching.sources import acting
+from policylang.backends import caching
+from policylang.backends.caching import acting_sources
 from policylang.language.codes import CODES
 from policylang.language.diagnostics import Severity
 from policylang.planning.capabilities import PATHS, PathEntry
@@ -28,7 +28,7 @@ from tests.support.models import llama, mlp
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "policylang"
-KEY = set(acting(PACKAGE))
+KEY = set(acting_sources(PACKAGE))
 ALL = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
 MOVES = "undecided -> recompute\noffload mm or addmm\n"
 
@@ -207,22 +207,22 @@ def test_paths_that_are_imported_later_are_in_the_key() -> None:
 def test_a_byte_of_what_acts_changes_the_files_and_no_other_does(tmp_path: Path) -> None:
     package = tmp_path / "policylang"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    before = acting(package)
-    assert before == acting(PACKAGE)
+    before = acting_sources(package)
+    assert before == acting_sources(PACKAGE)
     for name in sorted(ALL - KEY):
         (package / name).write_bytes(b"# another text\n")
-    assert acting(package) == before
+    assert acting_sources(package) == before
     (package / "audit/joint.py").write_bytes(before["audit/joint.py"] + b"# a change\n")
-    assert acting(package) != before
+    assert acting_sources(package) != before
 
 
 def test_the_severity_of_a_code_is_in_the_key_and_its_text_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    digest = fingerprint.code_digest.__wrapped__
+    digest = caching.code_digest.__wrapped__
     before = digest()
     warning = CODES["APL309"]
-    monkeypatch.setattr(fingerprint, "CODES", {**CODES, "APL309": evolve(warning, text="Another text.")})
+    monkeypatch.setattr(caching, "CODES", {**CODES, "APL309": evolve(warning, text="Another text.")})
     assert digest() == before
-    monkeypatch.setattr(fingerprint, "CODES", {**CODES, "APL309": evolve(warning, severity=Severity.ERROR)})
+    monkeypatch.setattr(caching, "CODES", {**CODES, "APL309": evolve(warning, severity=Severity.ERROR)})
     assert digest() != before
 
 
@@ -245,4 +245,4 @@ def test_a_new_module_is_found(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     (tmp_path / "integrations").mkdir()
-    assert set(acting(tmp_path)) == set(texts) - {"commands.py", "six.py"}
+    assert set(acting_sources(tmp_path)) == set(texts) - {"commands.py", "six.py"}

@@ -193,7 +193,7 @@ def test_operators_that_one_path_alone_has_are_named_with_what_is_not_counted() 
 
 
 def test_a_formula_is_part_of_the_key_of_compiled_graphs() -> None:
-    from policylang.backends.caching.fingerprint import formulas_key
+    from policylang.backends.caching import formulas_key
 
     keys = [formulas_key()]
     for factor in (2, 3):

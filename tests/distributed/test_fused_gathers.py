@@ -11,10 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 import policylang
-from policylang.backends.graph_registry import plan_of
+from policylang.backends.records import plan_of
 from policylang.graph import marks
 from policylang.planning.plan import Plan
-from policylang.torch_compat import process_groups
+from policylang.torch_compat import distributed
 from tests.support.chains import NAMES, Chain, chains, gather, gathers, placements_of, shard_of, traced
 from tests.support.edited import assert_facts_hold
 from tests.support.ranks import run_ranks
@@ -103,12 +103,12 @@ def with_a_group_that_is_there(rank: int) -> None:
     """A flattened mesh has a group; where its order is the right one, no other is made."""
     mesh = mesh_of(2, 2)
     mesh._flatten("all")
-    before = len(list(process_groups.known_groups()))
+    before = len(list(distributed.known_groups()))
     outer_first, inner_first = Chain((1, 0), "direct"), Chain((0, 1), "direct")
     for chain, made in ((outer_first, 0), (inner_first, 1), (inner_first, 1)):
         gm = traced(partial(chain, mesh), shard_of(rank))
         check_fused(gm, shard_of(rank), chain(mesh, shard_of(rank)), str(chain))
-        assert len(list(process_groups.known_groups())) == before + made, chain
+        assert len(list(distributed.known_groups())) == before + made, chain
 
 
 def left_alone(rank: int) -> dict[str, str]:

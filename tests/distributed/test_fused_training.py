@@ -15,10 +15,9 @@ from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import policylang
-from policylang.backends.graph_registry import last_audited
-from policylang.backends.joint.partitioner import Partition
-from policylang.backends.joint.path import JointPartitioner, partitions
-from policylang.torch_compat import inductor
+from policylang.backends.joint import JointPartitioner, Partition, partitions
+from policylang.backends.records import last_audited
+from policylang.torch_compat import compilers
 from tests.support.chains import NAMES, Layers, gathers, placements_of, scatters
 from tests.support.compiled import fresh_dynamo
 from tests.support.edited import assert_facts_hold
@@ -82,7 +81,7 @@ def check_compiled(rank: int, model: Layers, text: str, expected: tuple[int, int
         expected_more = model(more)
         assert torch.equal(compiled(more), expected_more)
     (alone,) = done
-    assert sum(row.startswith("_c10d_functional.all_gather") for row in alone.carried_out.plan.facts.targets) == LAYERS
+    assert sum(row.startswith("_c10d_functional.all_gather") for row in alone.applied.plan.facts.targets) == LAYERS
     with partitions() as done:
         found = compiled(batch(rank)).sum()
         found.backward()
@@ -200,7 +199,7 @@ def split(model: nn.Module, x: Tensor, text: str) -> tuple[Partition, int, tuple
         return done.forward, done.backward
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiled = inductor.compile_with_aot_eager(gm, inputs, partition, lambda gm, run, is_backward: run)
+        compiled = compilers.compile_with_aot_eager(gm, inputs, partition, lambda gm, run, is_backward: run)
 
         def call(*arguments: Any) -> Any:
             calls.append(arguments)
@@ -276,7 +275,7 @@ def test_of_a_half_the_rewrites_are_carried_out_and_the_rest_is_said(many: Devic
 
 @needs_groups_in_any_order
 def test_the_facts_of_a_rewritten_joint_graph_are_those_that_were_planned(many: DeviceMesh) -> None:
-    from policylang.backends.graph_registry import plan_of
+    from policylang.backends.records import plan_of
     from tests.support.joint import capture_joint
 
     joint = capture_joint(Gathered(many), (torch.randn(4, 256),))

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from policylang.backends.runtime import groups
-from policylang.backends.runtime.groups import RankOrder
-from policylang.torch_compat import process_groups
+from policylang.backends import runtime
+from policylang.backends.runtime import RankOrder
+from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import group_ranks
 from tests.support.ranks import run_ranks
 from tests.support.sharded import fake_ranks
@@ -38,16 +38,16 @@ def check_groups(rank: int) -> list[str]:
     pairs = [(4, 0), (5, 1), (6, 2), (7, 3)]
     overlapping = [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 5), (7, 6)]
     made = own(rank, [column_major, *pairs, *overlapping])
-    before = len(list(process_groups.known_groups()))
-    groups.ensure(made if rank % 2 else reversed(made))
-    assert len(list(process_groups.known_groups())) == before + len(made)
-    groups.ensure(made)
-    assert len(list(process_groups.known_groups())) == before + len(made), "each is made once"
+    before = len(list(distributed.known_groups()))
+    runtime.ensure_groups(made if rank % 2 else reversed(made))
+    assert len(list(distributed.known_groups())) == before + len(made)
+    runtime.ensure_groups(made)
+    assert len(list(distributed.known_groups())) == before + len(made), "each is made once"
     for order in made:
         assert gathered(order, rank) == list(order.ranks), "the rank order is the order of the gathered values"
     row_major = RankOrder(tuple(range(8)), "gloo")
-    groups.ensure([row_major])
-    assert len(list(process_groups.known_groups())) == before + len(made), "the flattened mesh's group serves"
+    runtime.ensure_groups([row_major])
+    assert len(list(distributed.known_groups())) == before + len(made), "the flattened mesh's group serves"
     assert group_ranks(row_major.name) == group_ranks(flat_name)
     assert gathered(row_major, rank) == list(range(8))
     dist.destroy_process_group(dist.distributed_c10d._resolve_process_group(made[0].name))
@@ -67,7 +67,7 @@ def test_groups_of_pretended_ranks_end_with_the_default_group(world: int) -> Non
     for _ in range(2):
         with fake_ranks(world):
             assert group_ranks(order.name) == ()
-            groups.ensure([order])
+            runtime.ensure_groups([order])
             assert group_ranks(order.name) == order.ranks
             assert dist.get_rank() == 0
     assert group_ranks(order.name) == ()
@@ -76,26 +76,26 @@ def test_groups_of_pretended_ranks_end_with_the_default_group(world: int) -> Non
 def test_a_group_that_was_destroyed_is_made_again() -> None:
     order = RankOrder((3, 0, 1, 2), "fake")
     with fake_ranks(4):
-        groups.ensure([order])
+        runtime.ensure_groups([order])
         dist.destroy_process_group(dist.distributed_c10d._resolve_process_group(order.name))
-        groups.ensure([order])
+        runtime.ensure_groups([order])
         assert group_ranks(order.name) == order.ranks
 
 
 def test_a_group_of_another_backend_does_not_serve() -> None:
     """A gloo group of the same ranks carries no CUDA tensors."""
     with fake_ranks(4):
-        (whole,) = process_groups.known_groups()
+        (whole,) = distributed.known_groups()
         other = RankOrder(whole.ranks, "gloo")
         assert other.name != RankOrder(whole.ranks, "fake").name
-        assert groups.backend_of(whole.name) == "fake"
+        assert distributed.group_backend(whole.name) == "fake"
 
 
 def test_orders_survive_a_record() -> None:
     orders = (RankOrder((0, 4, 1, 5), "nccl"), RankOrder((0, 1), "cpu:gloo,cuda:nccl"))
-    assert groups.from_json(groups.to_json(orders)) == tuple(sorted(orders))
+    assert runtime.groups_from_json(runtime.groups_to_json(orders)) == tuple(sorted(orders))
     with fake_ranks(4):
-        assert groups.can_ensure([RankOrder((1, 0), "fake")])
-        assert not groups.can_ensure([RankOrder((1, 2), "fake")])
-    assert not groups.can_ensure(orders)
-    assert groups.can_ensure([])
+        assert runtime.are_joined([RankOrder((1, 0), "fake")])
+        assert not runtime.are_joined([RankOrder((1, 2), "fake")])
+    assert not runtime.are_joined(orders)
+    assert runtime.are_joined([])

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import policylang
-from policylang.backends.half import path
+from policylang.backends import half
 from policylang.errors import PolicyAuditError
 from tests.support.meshed import WIDTH
 from tests.support.ranks import run_ranks
@@ -77,8 +77,8 @@ def errors(rank: int) -> dict[str, str]:
         "well again": said(lambda: policylang.apply(flat(mesh, own), strict, mesh)),
     }
     broken = PolicyAuditError([policylang.language.codes.diagnose("APL405", "it came out otherwise", help="none")])
-    rewrite_half = mock.Mock(side_effect=broken) if rank == 1 else path.rewrite_half
-    with mock.patch("policylang.backends.joint.partitioner.rewrite_half", rewrite_half):
+    rewrite_graph = mock.Mock(side_effect=broken) if rank == 1 else half.rewrite_graph
+    with mock.patch("policylang.backends.joint.rewrite_graph", rewrite_graph):
         compiled = torch.compile(
             Sharded(mesh["tp"]), backend=policylang.backend(policylang.parse(COLLAPSE), inner="aot_eager")
         )

@@ -17,7 +17,7 @@ from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, Flag, InputKind, Ref
 from policylang.graph.files import snapshot
 from policylang.graph.files.json_import import recorded_facts
-from policylang.torch_compat.operator_registry import operator_names
+from policylang.torch_compat.graphs import operator_names
 from tests.support.sharded import fake_ranks
 from tests.support.shared_graphs import FOLDER, JOINT, ONE_DEVICE, process_groups, shared_facts
 

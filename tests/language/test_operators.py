@@ -17,7 +17,7 @@ from policylang.language.resolution import prelude
 from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.syntax import Difference, Operator, Selector, Union
 from policylang.language.walk import parts
-from policylang.torch_compat.operator_registry import operator_facts, operator_names
+from policylang.torch_compat.graphs import operator_facts, operator_names
 from tests.language.told import policy
 
 TABLE = OperatorTable.bundled()

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_fl
 
 from policylang.operators.matrix_work import KNOWN, could_do_matrix_work
 from policylang.operators.work_counter import Work, WorkCounter
-from policylang.torch_compat.operator_registry import operator_facts, operator_names
+from policylang.torch_compat.graphs import operator_facts, operator_names
 
 aten = torch.ops.aten
 

@@ -91,7 +91,7 @@ class Noting(BackendPath):
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
         self.noted.append(len(facts))
 
-    def carry_out(self, gm: fx.GraphModule, plan: Any, seconds: dict[str, float]) -> None:
+    def lower(self, gm: fx.GraphModule, plan: Any, seconds: dict[str, float]) -> None:
         gm.meta["noted"] = plan.digest
 
 

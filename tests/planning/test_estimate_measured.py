@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from policylang.api.load import parse
-from policylang.backends.flat.path import FlatPath
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.flat import FlatPath
+from policylang.backends.joint import JointPartitioner
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.peak import estimate_peak
 from tests.graph.captured import joint_of

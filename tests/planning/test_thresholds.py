@@ -8,7 +8,7 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
 import policylang
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.joint import JointPartitioner
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.planning.capabilities import EAGER, FLAT, HOOK, JOINT, Capabilities

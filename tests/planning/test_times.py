@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 import policylang
-from policylang.backends.caching.fingerprint import policy_key
+from policylang.backends.caching import policy_key
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import StepKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate

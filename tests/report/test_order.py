@@ -10,7 +10,7 @@ import pytest
 from policylang.audit.summary.assemble import plan_report
 from policylang.audit.summary.combine import combined
 from policylang.audit.summary.report import report_from_dict
-from policylang.backends.announcing import announce_cached
+from policylang.backends.records import announce_cached
 from policylang.language.devices.profile import DeviceProfile
 from policylang.planning.capabilities import JOINT
 from policylang.planning.graph_edit import Refusal

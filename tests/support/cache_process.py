@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import policylang
-from policylang.backends.caching.fingerprint import code_digest
+from policylang.backends.caching import code_digest
 
 
 class Halves(nn.Module):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from policylang.backends.runtime import copy_operators
+from policylang.backends import copies
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.schedule import Schedule, StepKind
@@ -60,14 +60,14 @@ def _read(graph: fx.Graph) -> Iterator[tuple[StepKind, str, fx.Node]]:
         if node.op != "call_function":
             continue
         found = marks.custom(node.meta)
-        if node.target is copy_operators.OFFLOAD:
+        if node.target is copies.OFFLOAD_OP:
             yield StepKind.COPY_TO_HOST, _moved(node), node
-        elif node.target is copy_operators.RELOAD:
+        elif node.target is copies.RELOAD_OP:
             yield StepKind.COPY_FROM_HOST, _moved(node), node
-        elif node.target is copy_operators.WAIT:
+        elif node.target is copies.WAIT_OP:
             ticket = node.args[0]
             assert isinstance(ticket, fx.Node)
-            out = ticket.target is copy_operators.OFFLOAD
+            out = ticket.target is copies.OFFLOAD_OP
             yield StepKind.WAIT_TO_HOST if out else StepKind.WAIT_FROM_HOST, _moved(node), node
         elif marks.RECOMPUTED in found:
             yield StepKind.SECOND_RUN, str(found[marks.RECOMPUTED]), node

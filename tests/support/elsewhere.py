@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
-from policylang.backends.runtime import copy_operators
+from policylang.backends import copies
 from tests.support.flat_graphs import copy_graph
 
 CPU = torch.device("cpu")
@@ -67,9 +67,9 @@ def with_memory(gm: fx.GraphModule) -> fx.GraphModule:
         return ticket.target
 
     for node in gm.graph.nodes:
-        if node.target in (copy_operators.OFFLOAD, copy_operators.RELOAD):
+        if node.target in (copies.OFFLOAD_OP, copies.RELOAD_OP):
             node.target = start
-        elif node.target is copy_operators.WAIT:
+        elif node.target is copies.WAIT_OP:
             node.target = wait
     gm.recompile()
     return gm

@@ -16,8 +16,7 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from policylang.backends.runtime import groups
-from policylang.backends.surgery import edits
+from policylang.backends import rewriting, runtime
 from policylang.graph.facts import Facts, GraphKind, Group, Mesh
 from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
@@ -129,7 +128,7 @@ class EveryRank:
     known: bool = True
     """Whether a mesh is known that says which groups the others have."""
     graphs: dict[int, fx.GraphModule] = field(factory=dict)
-    groups: dict[int, dict[str, tuple[int, ...]]] = field(factory=dict)
+    runtime: dict[int, dict[str, tuple[int, ...]]] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         for rank in range(prod(self.shape)):
@@ -174,8 +173,8 @@ class EveryRank:
         for rank, gm in self.graphs.items():
             with ExitStack() as stack:
                 for name, instead in (("backend_of", lambda _: "gloo"), ("ensure", lambda _: None)):
-                    stack.enter_context(mock.patch.object(groups, name, instead))
-                made = edits.carry_out(gm, plans[rank])
+                    stack.enter_context(mock.patch.object(runtime, name, instead))
+                made = rewriting.apply_edits(gm, plans[rank])
                 self.groups[rank].update({order.name: order.ranks for order in made})
                 known = {name: Group(name, ranks, len(ranks)) for name, ranks in self.groups[rank].items()}
                 assert_facts_hold(gm, plans[rank], groups=known)
@@ -231,7 +230,7 @@ def simulated(
 
     Raises ``AssertionError`` where ranks wait for each other for ever.
     """
-    running = {rank: _rank(gm, groups, shards[rank]) for rank, (gm, groups) in graphs.items()}
+    running = {rank: _rank(gm, runtime, shards[rank]) for rank, (gm, runtime) in graphs.items()}
     waiting: dict[int, _Call] = {}
     results: dict[int, list[Tensor]] = {}
 
@@ -289,7 +288,7 @@ def _rank(
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             if node.target in (ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER):
                 assert args[0].is_contiguous()
-                values[node] = yield _Call(node.target, groups[args[-1]], args[0])
+                values[node] = yield _Call(node.target, runtime[args[-1]], args[0])
             else:
                 values[node] = args[0] if node.target is WAIT else node.target(*args, **kwargs)
                 if isinstance(values[node], Tensor):

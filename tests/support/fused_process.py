@@ -14,8 +14,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
-from policylang.backends.caching.fingerprint import code_digest
-from policylang.torch_compat import process_groups
+from policylang.backends.caching import code_digest
+from policylang.torch_compat import distributed
 from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.sharded import fake_ranks
 
@@ -39,7 +39,7 @@ def compile_and_train(text: str, gradients: bool = True) -> dict[str, Any]:
             loss = torch.compile(model, backend=backend)(torch.ones(2, 16)).sum()
         if gradients:
             loss.backward()
-        made = [known for known in process_groups.known_groups() if known.name.startswith("policylang_")]
+        made = [known for known in distributed.known_groups() if known.name.startswith("policylang_")]
     report = policylang.report(backend)
     found = {
         "code": code_digest(),

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.joint import JointPartitioner
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.operators.communication import is_communication, is_product, is_wait
 

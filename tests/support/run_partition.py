@@ -18,8 +18,7 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from policylang.api.load import parse
-from policylang.backends.joint.partitioner import Partition
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.joint import JointPartitioner, Partition
 
 Split = str | JointPartitioner | Callable[..., Any]
 """The text of a policy, a ready partitioner of ours, or any other partition function."""

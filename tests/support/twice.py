@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, fx
 
 import policylang
-from policylang.backends.joint.partitioner import Partition
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.joint import JointPartitioner, Partition
 from policylang.language.syntax import Policy
 
 REPLAY = policylang.load("replay")

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 import policylang
 from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
-from policylang.torch_compat.absent_cuda.cpp_objects import cuda_hooks
+from policylang.torch_compat.absent_cuda import cuda_hooks
 from policylang.torch_compat.tracing import functionalized
 from policylang.tracing.capture import _kernels_of
 from policylang.tracing.target_device import TargetDevice, target_device, tracing_for
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs no stand-in")
 
-CPP = "policylang.torch_compat.absent_cuda.cpp_objects.torch"
+CPP = "policylang.torch_compat.absent_cuda.torch"
 
 
 def mean(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

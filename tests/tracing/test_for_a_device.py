@@ -25,7 +25,7 @@ import policylang
 from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
 from policylang.graph.traced_device import attention_kernels, kernel_findings, traced_on
-from policylang.torch_compat.absent_cuda.kernels import ON_CUDA
+from policylang.torch_compat.absent_cuda import ON_CUDA
 from policylang.tracing.attention_kernels import AttentionCall, chosen_kernel
 from tests.support.versions import VERSION
 

@@ -10,7 +10,7 @@ from torch import fx, nn
 from policylang.backends.eager import problems
 from policylang.backends.eager.observation.fsdp_hooks import is_first_fsdp
 from policylang.graph import marks
-from policylang.torch_compat.dynamo import compiler_of, is_compiled
+from policylang.torch_compat.compilers import compiler_of, is_compiled
 from policylang.torch_compat.eager import differentiated_by_transform, graph_being_traced, transformed
 
 

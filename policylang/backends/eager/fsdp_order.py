@@ -34,7 +34,7 @@ from policylang.planning.order.by_fsdp import (
     unchecked,
 )
 from policylang.ranks.comparison import comparing
-from policylang.torch_compat.fsdp import (
+from policylang.torch_compat.distributed import (
     ShardedWeight,
     gathered_ahead,
     is_sharded,

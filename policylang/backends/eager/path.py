@@ -13,7 +13,7 @@ from policylang.audit.outcome import Audit
 from policylang.backends.eager.execution.instructions import PlannedInstructions, instructions_of
 from policylang.backends.eager.observation.block_trace import BlockTrace
 from policylang.backends.path import BackendPath, raise_errors
-from policylang.backends.runtime.stages import timed
+from policylang.backends.runtime import timed
 from policylang.graph.schedule import StepKind
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
@@ -21,7 +21,7 @@ from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
 from policylang.ranks.comparison import agree_on_collectives
 from policylang.ranks.rank_account import GraphRun
-from policylang.torch_compat.subclasses import take_apart
+from policylang.torch_compat.tracing import take_apart
 
 
 @frozen(eq=False)
@@ -38,14 +38,14 @@ class EagerPath(BackendPath):
     """A block of a model is traced the first time it is called in some way; its trace is what is planned."""
 
     name: ClassVar[str] = "eager"
-    front: ClassVar[str] = "policylang.backends.torch_compile.subjects:of_checkpoints"
+    front: ClassVar[str] = "policylang.backends.torch_compile.hooks:of_checkpoints"
 
     def refuse(self, found: Sequence[Diagnostic], deferred: Collection[str]) -> None:
         """All or nothing: what other blocks may answer is raised with what none can."""
         if any(is_error(each) and each.code not in deferred for each in found):
             raise_errors(found)
 
-    def carry_out(self, trace: BlockTrace, plan: Plan, seconds: dict[str, float]) -> PlannedInstructions:
+    def lower(self, trace: BlockTrace, plan: Plan, seconds: dict[str, float]) -> PlannedInstructions:
         """What the block is to do at each operator. Nothing runs: the checkpoint follows it, call by call."""
         with timed(seconds, "schedule"):
             instructions = instructions_of(trace, plan)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from policylang.audit.outcome import Audit
-from policylang.backends.announcing import announce
 from policylang.backends.eager import problems
 from policylang.backends.eager.eligibility import check_parts
 from policylang.backends.eager.execution.followed_call import FollowedCall, observed_call, unfinished_call
@@ -27,8 +26,8 @@ from policylang.backends.eager.observation.origins import HeldResult, tensors_in
 from policylang.backends.eager.observation.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.eager.path import EagerPath, HeldTensors
 from policylang.backends.fsdp_weights import NamedBlock, weights_of_blocks
-from policylang.backends.graph_registry import CarriedOut
 from policylang.backends.path import raise_differences
+from policylang.backends.records import AppliedPlan, announce
 from policylang.errors import PolicyGraphError
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.language.codes import is_error
@@ -39,9 +38,9 @@ from policylang.planning.block_graph import Place
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.comparison import Known, comparing, tell_stopped
-from policylang.torch_compat.dynamo import compiled_in_place
+from policylang.torch_compat.compilers import compiled_in_place
 from policylang.torch_compat.eager import forward_derivatives, held_bytes, made_by_reentrant_checkpoint
-from policylang.torch_compat.subclasses import take_apart
+from policylang.torch_compat.tracing import take_apart
 
 _PATH = EagerPath()
 
@@ -157,7 +156,7 @@ class CheckpointRegion:
             kept = self.kept[key] = CachedPlan(instructions, volatile)
             call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
             self._audit(kept, call, before)
-        announce(CarriedOut(_PATH.name, instructions.plan, kept.audit))
+        announce(AppliedPlan(_PATH.name, instructions.plan, kept.audit))
         return call
 
     def topic(self, module: nn.Module) -> str:
@@ -167,7 +166,7 @@ class CheckpointRegion:
     def _instructions(self, trace: BlockTrace, module: nn.Module) -> tuple[PlannedInstructions, tuple[Diagnostic, ...]]:
         """What is done with the block, and the errors that say "matches nothing"."""
         plan, nothing = self._planned(trace, module)
-        return _PATH.carry_out(trace, _of_one_block(plan, self._named(module)), {}), nothing
+        return _PATH.lower(trace, _of_one_block(plan, self._named(module)), {}), nothing
 
     def unmatched_in(self, trace: BlockTrace, module: nn.Module) -> tuple[Diagnostic, ...]:
         """The errors that say "matches nothing", should the block do what another was seen to do."""

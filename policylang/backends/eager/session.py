@@ -33,7 +33,7 @@ from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted, figure, folded_names
 from policylang.language.syntax import Bucket, Policy
-from policylang.torch_compat.dynamo import is_compiled, is_wrapped_by_compiler, was_left_uncompiled
+from policylang.torch_compat.compilers import is_compiled, is_wrapped_by_compiler, was_left_uncompiled
 from policylang.torch_compat.eager import (
     are_of_checkpoint,
     being_compiled,

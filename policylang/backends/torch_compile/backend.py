@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import operator
+import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
@@ -17,20 +19,20 @@ from weakref import WeakSet
 import torch
 from attrs import evolve
 from torch import fx
+from torch.fx.node import map_arg
 
-from policylang.backends import refusals
-from policylang.backends.caching import fingerprint
+from policylang.backends import caching, refusals
 from policylang.backends.compiled_graphs import CompiledGraph, GraphUse, described, of_backend, of_model
-from policylang.backends.eager.session import Session, innermost
+from policylang.backends.eager.session import Session, innermost, session_behind
 from policylang.backends.fsdp_weights import weights_among, weights_of_blocks
-from policylang.backends.joint.path import JointPartitioner
-from policylang.backends.runtime.profiler_ranges import PREFIX
-from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints
-from policylang.backends.torch_compile import options as backend_options
-from policylang.backends.torch_compile.options import Inner
-from policylang.backends.torch_compile.pending_matches import watched
+from policylang.backends.joint import JointPartitioner
+from policylang.backends.runtime import PREFIX
+from policylang.backends.torch_compile import inductor
+from policylang.backends.torch_compile.inductor import Inner
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyWarning
 from policylang.graph import marks
+from policylang.graph.reading.inputs import attribute
+from policylang.graph.reading.modules import normalise, raw_path
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import listed
 from policylang.language.source import Source, Span
@@ -39,9 +41,168 @@ from policylang.planning import model_wide_errors
 from policylang.planning.decisions.block_uniformity import telling_apart
 from policylang.planning.digest import digest_of
 from policylang.ranks.comparison import Known, comparing
-from policylang.torch_compat import dynamo
-from policylang.torch_compat.dynamo import FrameLeft
-from policylang.torch_compat.watching import is_profiling, named_range
+from policylang.torch_compat import compilers
+from policylang.torch_compat.compilers import FrameLeft, is_profiling, named_range
+from policylang.torch_compat.eager import compiled_around
+
+
+def watched(
+    compiled: Callable[..., Any], graph: CompiledGraph, is_answered: Callable[[], bool], check: Callable[[], None]
+) -> Callable[..., Any]:
+    """``compiled``, with ``check`` called when the first backward through it starts, unless it ``is_answered`` by then.
+
+    By then every graph of the forward has been compiled: that is the earliest moment at which "matches nothing" is
+    known, and the last at which the user has lost nothing but one forward. Where no output leads to a backward,
+    ``check`` is called at the second call instead.
+    """
+    unhooked = False
+
+    def call(*arguments: Any) -> Any:
+        nonlocal unhooked
+        graph.note_call(arguments)
+        if is_answered():
+            return compiled(*arguments)
+        if unhooked:
+            check()
+        outputs = compiled(*arguments)
+        if not is_answered():
+            unhooked = not _before_backward(outputs, check)
+        return outputs
+
+    return call
+
+
+def _before_backward(outputs: Iterable[Any], check: Callable[[], None]) -> bool:
+    """Call ``check`` when a gradient reaches one of the outputs; False where none can."""
+    functions = dict.fromkeys(
+        output.grad_fn for output in outputs if isinstance(output, torch.Tensor) and output.grad_fn is not None
+    )
+    for function in functions:
+        function.register_prehook(lambda gradients: check())
+    return bool(functions)
+
+
+_THROUGH_FORWARD = re.compile(r"(\.forward)+\.__self__")
+"""Dynamo's name of a module that it reaches through our ``forward``: ``layers.0.forward.__self__``."""
+
+
+def take_out(gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
+    """Put the content of each checkpoint of ours in its place, also where checkpoints lie in one another.
+
+    Returns the sessions that the checkpoints belonged to; and, where the graph was one checkpoint and nothing beside
+    it, the session of whose model it is a block, compiled on its own.
+    """
+    found: dict[Session, None] = {}
+    alone = _alone(gm)
+    graphs = [module for module in gm.modules() if isinstance(module, fx.GraphModule)]
+    for module in graphs:
+        inside = list(_take_out_of(module))
+        if inside:
+            found.update(dict.fromkeys(inside))
+            module.delete_all_unused_submodules()
+            module.recompile()
+    if found:
+        for node in (node for module in graphs for node in module.graph.nodes):
+            if stack := node.meta.get("nn_module_stack"):
+                node.meta["nn_module_stack"] = {key: _straight_entry(entry) for key, entry in stack.items()}
+    return tuple(found), alone
+
+
+def first_session(gm: fx.GraphModule) -> Session | None:
+    """The session of the first checkpoint of ours in a graph, which is left as it is."""
+    graphs = (module for module in gm.modules() if isinstance(module, fx.GraphModule))
+    return next(
+        (found[0] for module in graphs for node in module.graph.nodes if (found := _behind(module, node))), None
+    )
+
+
+def _take_out_of(module: fx.GraphModule) -> Iterator[Session]:
+    pending = list(module.graph.nodes)
+    while pending:
+        node = pending.pop()
+        found = _behind(module, node)
+        if found is not None:
+            session, body = found
+            yield session
+            pending += _inline(module, node, body)
+
+
+def _behind(module: fx.GraphModule, node: fx.Node) -> tuple[Session, fx.GraphModule] | None:
+    """The session and the graph of a checkpoint of ours; None for any other node."""
+    kind, context = compiled_around()
+    if node.op != "call_function" or node.target is not kind or not node.args:
+        return None
+    holder = node.args[0]
+    body = attribute(module, str(holder.target)) if isinstance(holder, fx.Node) and holder.op == "get_attr" else None
+    session = session_behind(body.meta.get(context)) if isinstance(body, fx.GraphModule) else None
+    return None if session is None else (session, body)
+
+
+def _alone(gm: fx.GraphModule) -> Session | None:
+    """The session of a graph that is one of its blocks: one checkpoint, in which no path leads to a block."""
+    calls = [node for node in gm.graph.nodes if node.op.startswith("call_") and node.target is not operator.getitem]
+    found = _behind(gm, calls[0]) if len(calls) == 1 else None
+    return found[0] if found is not None and is_part_of_block(found[1], found[0]) else None
+
+
+def is_part_of_block(gm: fx.GraphModule, session: Session) -> bool:
+    """True if no module path of a graph leads to a block: then it starts inside one."""
+    paths = {normalise(_straight(raw_path(node.meta)))[1] for node in gm.graph.nodes}
+    names = [name for name in session.block_names() if name]
+    return not any(path == name or path.startswith(f"{name}.") for path in paths for name in names)
+
+
+def _inline(module: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> list[fx.Node]:
+    """The nodes that came in the place of a checkpoint."""
+    inputs = body.graph.find_nodes(op="placeholder")
+    values: dict[fx.Node, Any] = dict(zip(inputs, node.args[1:], strict=True))
+    with module.graph.inserting_before(node):
+        output = module.graph.graph_copy(body.graph, values)
+    made = [values[old] for old in body.graph.nodes if old.op not in ("placeholder", "output")]
+    for new in made:
+        if new.op == "get_attr":
+            new.target = _adopted(module, attribute(body, str(new.target)), str(new.target))
+    _replace(node, output)
+    return made
+
+
+def _replace(node: fx.Node, value: Any) -> None:
+    """Let all who read a checkpoint read the values that its graph returns."""
+    for user in list(node.users):
+        if user.target is operator.getitem and isinstance(value, tuple | list):
+            for reader in list(user.users):
+                _change(reader, user, value[int(user.args[1])])
+            user.graph.erase_node(user)
+        else:
+            _change(user, node, value)
+    node.graph.erase_node(node)
+
+
+def _change(user: fx.Node, old: fx.Node, new: Any) -> None:
+    def changed(each: fx.Node) -> Any:
+        return new if each is old else each
+
+    user.args = map_arg(user.args, changed)
+    user.kwargs = map_arg(user.kwargs, changed)
+
+
+def _straight_entry(entry: Any) -> Any:
+    return (_straight(entry[0]), *entry[1:]) if isinstance(entry, tuple) else entry
+
+
+def _straight(path: str) -> str:
+    return _THROUGH_FORWARD.sub("", path)
+
+
+def _adopted(module: fx.GraphModule, value: Any, path: str) -> str:
+    """The name under which a module has what one of its inner graphs had."""
+    stem = path.replace(".", "_")
+    number = 0
+    while hasattr(module, name := f"{stem}_{number}"):
+        number += 1
+    setattr(module, name, value)
+    return name
+
 
 _NOWHERE = Span(Source("<block>", ""), 0, 0)
 
@@ -62,7 +223,7 @@ class PolicyBackend:
         self.root = root
         self.agree = agree
         self._partitioner = JointPartitioner(policy, deferred=model_wide_errors.DEFERRED_CODES, root=root)
-        self._key = fingerprint.policy_key(policy, root=root)
+        self._key = caching.policy_key(policy, root=root)
         self._graphs: list[CompiledGraph] = []
         self._answered = True
         self._known: dict[tuple[int, bool], Known] = {}
@@ -90,9 +251,9 @@ class PolicyBackend:
         Raises ``PolicyError`` subclasses, which ``torch.compile`` passes on as they are.
         """
         try:
-            return self._compile(gm, example_inputs, backend_options.settings(self.inner, mode, options))
+            return self._compile(gm, example_inputs, inductor.inductor_options(self.inner, mode, options))
         except PolicyError as error:
-            raise dynamo.through_dynamo(error, sys._getframe()) from None
+            raise compilers.through_dynamo(error, sys._getframe()) from None
 
     @property
     def graphs(self) -> tuple[CompiledGraph, ...]:
@@ -103,7 +264,7 @@ class PolicyBackend:
     def left(self) -> tuple[FrameLeft, ...]:
         """The code that Dynamo has compiled nothing of since the backend was made. For which backend it was to be
         compiled, Dynamo does not say."""
-        self._left |= dict.fromkeys(dynamo.frames_left(self._made_at))
+        self._left |= dict.fromkeys(compilers.frames_left(self._made_at))
         return tuple(self._left)
 
     def check(self) -> None:
@@ -142,18 +303,18 @@ class PolicyBackend:
         if aside is not None:
             partitioner, key = evolve(partitioner, aside=aside), f"{key}:{digest_of([repr(aside)])}"
         graph = described(gm, number=len(self._graphs), root=root)
-        trained = dynamo_graph.needs_gradients(gm, example_inputs)
-        known = self._known.setdefault((dynamo.code_being_compiled(), trained), [])
-        topic = dynamo_graph.topic_of("compiling", "a graph", root)
+        trained = inductor.needs_gradients(gm, example_inputs)
+        known = self._known.setdefault((compilers.code_being_compiled(), trained), [])
+        topic = inductor.topic_of("compiling", "a graph", root)
         compare = partial(comparing, topic, self.agree, known=known)
         if self.inner == "inductor":
-            compiled = dynamo_graph.with_inductor(partitioner, key, gm, example_inputs, settings, compare)
+            compiled = inductor.with_inductor(partitioner, key, gm, example_inputs, settings, compare)
         else:
-            compiled = dynamo_graph.with_aot_eager(partitioner, gm, example_inputs, compare)
+            compiled = inductor.with_aot_eager(partitioner, gm, example_inputs, compare)
         graph.findings, graph.from_cache = compiled.findings, compiled.from_cache
         graph.sharded_aside, graph.code = aside is not None, compiled.code
         self._graphs.append(graph)
-        self._left |= dict.fromkeys(dynamo.frames_left(self._made_at))  # torch remembers a few compilations alone
+        self._left |= dict.fromkeys(compilers.frames_left(self._made_at))  # torch remembers a few compilations alone
         if graph.kind == "training":
             _never_applied.pop(self._born, None)
         for session in sessions:
@@ -167,11 +328,11 @@ class PolicyBackend:
 
         Raises ``PolicyMatchError`` where one of them has another policy.
         """
-        sessions, block = inner_checkpoints.take_out(gm)
+        sessions, block = take_out(gm)
         around = innermost()
         if around is not None:
             sessions = (*sessions, around.session)
-            block = around.session if inner_checkpoints.is_part_of_block(gm, around.session) else None
+            block = around.session if is_part_of_block(gm, around.session) else None
         for session in sessions:
             session.follow(self.policy)
         return sessions, block
@@ -192,9 +353,9 @@ class PolicyBackend:
         if policy.blocks is None or not known:  # else the largest list of modules in it would be taken for the blocks
             policy = evolve(policy, blocks=Blocks(f"/{root}", _NOWHERE))
         partitioner = JointPartitioner(policy, deferred=model_wide_errors.DEFERRED_CODES, root=root)
-        return partitioner, f"{fingerprint.policy_key(policy, root=root)}:block", root
+        return partitioner, f"{caching.policy_key(policy, root=root)}:block", root
 
-    def _as_called(self, run: Callable[..., Any], why_gone: dynamo_graph.WhyGone, named: str) -> Callable[..., Any]:
+    def _as_called(self, run: Callable[..., Any], why_gone: inductor.WhyGone, named: str) -> Callable[..., Any]:
         """``run``; a checkpoint of ours around it leaves what is saved to it, and where a collective in it fails since
         another rank has stopped, the error says why that rank did. A profile has it as a range."""
 
@@ -222,8 +383,8 @@ class PolicyBackend:
 
 @atexit.register
 def _warn_of_policies_never_applied() -> None:
-    """Where Dynamo compiles nothing, no code of ours runs before this."""
-    left = {name: frames[0] for name, made_at in _never_applied.values() if (frames := dynamo.frames_left(made_at))}
+    """Warn at exit of policies that were never applied: where Dynamo compiles nothing, no code of ours runs before."""
+    left = {name: frames[0] for name, made_at in _never_applied.values() if (frames := compilers.frames_left(made_at))}
     if left:
         found = refusals.runs_as_it_is(next(iter(left.values())))
         names = listed([f"`{name}`" for name in left], 3)
@@ -234,7 +395,7 @@ def _warn_of_policies_never_applied() -> None:
 def policy_around(gm: fx.GraphModule) -> Policy | None:
     """The policy of the first checkpoint of ours in a graph, or of the one that it is compiled in."""
     around = innermost()
-    session = around.session if around is not None else inner_checkpoints.first_session(gm)
+    session = around.session if around is not None else first_session(gm)
     return None if session is None else session.policy
 
 
@@ -257,16 +418,16 @@ def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:
         return of_backend(subject.graphs)
     if not isinstance(subject, torch.nn.Module) or isinstance(subject, fx.GraphModule):
         return None
-    its_own = dynamo.backend_of(subject)
+    its_own = compilers.backend_of(subject)
     if isinstance(its_own, PolicyBackend):
         return of_model([its_own.graphs], subject) or of_backend(its_own.graphs)
     return of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
 
 
 def frames_left_of(subject: object, *, others: bool = False) -> tuple[FrameLeft, ...]:
-    """What Dynamo has compiled nothing of: of a backend, all since it was made; of a model, what is its modules' own
+    """The code that Dynamo left uncompiled: of a backend, all since it was made; of a model, what is its modules' own
     code. ``others``: of a model whose backend is known, all since that was made."""
-    backend = subject if isinstance(subject, PolicyBackend) else dynamo.backend_of(subject)
+    backend = subject if isinstance(subject, PolicyBackend) else compilers.backend_of(subject)
     by_name = getattr(backend, marks.COMPILER, False)
     if isinstance(backend, PolicyBackend) and (others or backend is subject):
         return backend.left
@@ -275,7 +436,7 @@ def frames_left_of(subject: object, *, others: bool = False) -> tuple[FrameLeft,
     kinds = {kind for module in subject.modules() for kind in type(module).__mro__}
     methods = [inspect.unwrap(each) for kind in kinds for each in vars(kind).values() if inspect.isfunction(each)]
     own = {(each.__code__.co_filename, each.__code__.co_firstlineno) for each in methods if inspect.isfunction(each)}
-    left = dynamo.frames_left() if by_name else (frame for one in _live for frame in one.left)
+    left = compilers.frames_left() if by_name else (frame for one in _live for frame in one.left)
     return tuple(dict.fromkeys(frame for frame in left if (frame.file, frame.line) in own))
 
 
@@ -284,7 +445,7 @@ def warn_of_recompile_limit(made: PolicyBackend) -> None:
     if not made.root:
         return
     roots = {one.root for one in _live if one.root and one.inner == made.inner and one.policy == made.policy}
-    limit = dynamo.recompile_limit()
+    limit = compilers.recompile_limit()
     if len(roots) > limit:
         warnings.warn(
             f"{len(roots)} backends differ in `root` alone: if their modules share a forward, torch compiles the first "

@@ -27,8 +27,8 @@ from policylang.operators.categories import OperatorInfo, argument, describe, dr
 from policylang.operators.effects import writes_inside
 from policylang.operators.names import GETITEM, WAITS
 from policylang.operators.work_counter import WorkCounter
+from policylang.torch_compat.distributed import own_rank
 from policylang.torch_compat.graphs import has_data_symbol, is_backward_output, is_saved_output, value_of
-from policylang.torch_compat.store import own_rank
 
 _NO_OPERATOR = OperatorInfo("", 0)
 

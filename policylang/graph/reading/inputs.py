@@ -19,7 +19,7 @@ from torch import fx
 
 from policylang.graph.facts import InputKind
 from policylang.graph.reading.modules import ModulePaths
-from policylang.torch_compat.dynamo import input_source, input_value, running_dynamo_inputs
+from policylang.torch_compat.compilers import input_source, input_value, running_dynamo_inputs
 from policylang.torch_compat.graphs import described_input, differentiated_input, underlying_input
 
 _OTHER_NAMES = re.compile(r"(fwd|bwd)_(seed|base_offset|rng_state)|.*token")

@@ -15,7 +15,7 @@ from torch import fx
 
 from policylang.graph.facts import Flag, Group, Mesh
 from policylang.operators.categories import OperatorInfo, group_name
-from policylang.torch_compat import process_groups
+from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import group_ranks
 
 _COLLECTIVE = int(Flag.COLLECTIVE)
@@ -51,13 +51,13 @@ def meshes_of(groups: Mapping[str, Group], given: Any = None) -> tuple[Mesh, ...
         described = _described(given)
         return () if described is None else (described,)
     along = {frozenset(group.ranks) for group in groups.values()}
-    around = {mesh for mesh in map(_described, process_groups.known_meshes()) if mesh is not None}
+    around = {mesh for mesh in map(_described, distributed.known_meshes()) if mesh is not None}
     fitting = [mesh for mesh in around if not along.isdisjoint(map(frozenset, _rows(mesh)))]
     return tuple(sorted(fitting, key=lambda mesh: (-len(mesh.shape), mesh.shape, mesh.ranks, mesh.dims)))
 
 
 def _described(mesh: Any) -> Mesh | None:
-    layout = process_groups.mesh_layout(mesh)
+    layout = distributed.mesh_layout(mesh)
     return None if layout is None else Mesh(*layout)
 
 

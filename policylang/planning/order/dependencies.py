@@ -14,12 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag
-from policylang.operators.names import GETITEM, WAITS
+from policylang.operators.names import GETITEM, HOST_COPIES, WAITS
 from policylang.operators.unknown_effects import is_unknown
 from policylang.planning.order.reading.shared_memory import awaited, memory_order
 from policylang.planning.order.reading.turns import turns
 
-_HOST_COPIES = frozenset(f"policylang.{name}.default" for name in ("offload", "reload", "wait"))
 _MULTI_OUTPUT_WAITS = WAITS | {GETITEM}
 _CATEGORIES = int(Flag.COLLECTIVE | Flag.EFFECTFUL | Flag.WRITES)
 
@@ -75,7 +74,7 @@ def _beyond_edges(facts: Facts, barriers: Collection[int]) -> Iterator[tuple[int
     drawing = Flag.RANDOM | Flag.SEED
     yield from _one_by_one(row for row in calls if flags[row] & drawing and targets[row] not in _MULTI_OUTPUT_WAITS)
     yield from _one_by_one(row for row in calls if flags[row] & Flag.EFFECTFUL)
-    yield from _one_by_one(row for row in calls if targets[row] in _HOST_COPIES)
+    yield from _one_by_one(row for row in calls if targets[row] in HOST_COPIES)
     if barriers:
         yield from _not_across(calls, barriers, lambda row: row in barriers or communicates(facts, row))
     yield from _in_turn(calls, turns(facts))

@@ -24,9 +24,9 @@ from torch._subclasses import FakeTensorMode
 
 import policylang
 from policylang.audit.summary.assemble import rewrite_reports
-from policylang.backends.flat.path import FlatPath
-from policylang.backends.runtime import groups
-from policylang.backends.surgery.edits import carry_out
+from policylang.backends import runtime
+from policylang.backends.flat import FlatPath
+from policylang.backends.rewriting import apply_edits
 from policylang.graph.facts import Facts, GraphKind, Group, Phase
 from policylang.graph.reading.collect import collect
 from policylang.language.source import Span
@@ -202,8 +202,8 @@ def test_the_facts_that_follow_from_any_edit_are_those_of_the_graph_that_comes_o
             facts = edited(facts, [edit])
     made = plan(policylang.parse("optional collapse round_trips"), before, HALF)
     made = evolve(made, facts=facts, edits=Edits(tuple(done)))
-    with mock.patch.multiple(groups, backend_of=lambda _: "gloo", ensure=lambda _: None):
-        orders = carry_out(gm, made)
+    with mock.patch.multiple(runtime, backend_of=lambda _: "gloo", ensure=lambda _: None):
+        orders = apply_edits(gm, made)
     known.update({order.name: Group(order.name, order.ranks, len(order.ranks)) for order in orders})
     assert_facts_hold(gm, made, groups=known)
 

@@ -13,7 +13,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 import policylang
-from policylang.backends.surgery.edits import carry_out
+from policylang.backends.rewriting import apply_edits
 from policylang.graph.facts import GraphKind, Group
 from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF
@@ -65,7 +65,7 @@ def test_a_recorded_graph_comes_out_as_planned(line: str) -> None:
     edits, after = plan_edits(policy, facts, HALF, None, picking())
     made = evolve(plan(policylang.parse("undecided -> save"), facts, HALF), policy=policy, edits=edits, facts=after)
     assert len(edits.done) > 10
-    assert carry_out(gm, made) == ()
+    assert apply_edits(gm, made) == ()
     assert_facts_hold(gm, made, groups=groups)
 
 
@@ -111,7 +111,7 @@ def _on_a_rank(rank: int) -> tuple[int, list[bool], list[bool]]:
     facts = collect(gm, kind=GraphKind.BACKWARD)
     edits, after = plan_edits(policy, facts, HALF, AllAlike(), picking())
     made = evolve(plan(policylang.parse("undecided -> save"), facts, HALF), policy=policy, edits=edits, facts=after)
-    carry_out(gm, made)
+    apply_edits(gm, made)
     assert_facts_hold(gm, made)
     pairs = list(zip(before, gm(*given), strict=True))
     equal = [torch.equal(one, other) for one, other in pairs]

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import policylang
 from policylang.backends import path
-from policylang.backends.graph_registry import plan_of
+from policylang.backends.records import plan_of
 from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import policylang
-from policylang.backends.graph_registry import plan_of
+from policylang.backends.records import plan_of
 from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF
 from policylang.planning.plan import Plan

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import fx
 
 import policylang
-from policylang.backends.flat import remat
+from policylang.backends import flat
 from policylang.graph.facts import Facts, Flag, GraphKind
 from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import StepKind
@@ -56,7 +56,7 @@ def check_flat(gm: fx.GraphModule, policy: str) -> None:
     if any(each.severity is Severity.ERROR and each.code != "APL101" for each in planned.diagnostics):
         return  # an effect that must not happen twice
     found = run(facts, planned.schedule)
-    remat.rematerialise(gm, planned)
+    flat.rematerialise(gm, planned)
     assert_alike(found.facts, collect(gm, kind=GraphKind.FLAT))
 
 

@@ -45,7 +45,7 @@ from policylang.operators.effects import updated_statistics
 from policylang.operators.names import Category
 from policylang.torch_compat.eager import storage_address, storage_is_freed, version
 from policylang.torch_compat.graphs import outside_of_modes
-from policylang.torch_compat.subclasses import take_apart
+from policylang.torch_compat.tracing import take_apart
 
 FREED = HeldResult(None, [])
 """Stands for what a backward has used up."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from attrs import field, frozen
 
+from policylang.backends import tags
 from policylang.backends.eager.observation.block_trace import BlockTrace
 from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.stream import changes_only_geometry, gives_what_it_writes, writes
-from policylang.backends.surgery import tags
 from policylang.graph.facts import Facts, Flag
 from policylang.operators.effects import statistics_positions
 from policylang.planning.checkpoints import kept_rows

@@ -33,13 +33,13 @@ from policylang.backends.eager.observation.stream import (
     writes,
     written_by,
 )
-from policylang.backends.runtime.profiler_ranges import recomputation
+from policylang.backends.runtime import recomputation
 from policylang.errors import PolicyGraphError
 from policylang.operators.effects import statistics_positions
+from policylang.torch_compat.compilers import is_profiling, named_range
 from policylang.torch_compat.eager import keeps_graph, set_versions, storage_address, storage_is_freed, version
 from policylang.torch_compat.graphs import outside_of_modes, schema_of
-from policylang.torch_compat.subclasses import take_apart
-from policylang.torch_compat.watching import is_profiling, named_range
+from policylang.torch_compat.tracing import take_apart
 
 
 class ForwardMode(BlockMode):

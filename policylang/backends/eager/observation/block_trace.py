@@ -23,8 +23,7 @@ from policylang.graph.marks import BACKWARD, FORWARD, PHASE
 from policylang.graph.reading.collect import collect
 from policylang.operators.names import GETITEM
 from policylang.torch_compat.graphs import outside_of_modes, schema_of
-from policylang.torch_compat.subclasses import take_apart
-from policylang.torch_compat.tracing import fake_tensor_mode
+from policylang.torch_compat.tracing import fake_tensor_mode, take_apart
 from policylang.tracing.finish import name_input
 
 _READER = torch.ops.aten.alias.default

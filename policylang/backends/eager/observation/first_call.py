@@ -52,7 +52,7 @@ from policylang.graph.marks import annotated
 from policylang.graph.reading.modules import MODULE_ANNOTATION
 from policylang.torch_compat.eager import DispatchMode, are_of_checkpoint, is_wrapper_class, saved_tensor_hooks
 from policylang.torch_compat.graphs import hint, outside_of_modes
-from policylang.torch_compat.subclasses import take_apart
+from policylang.torch_compat.tracing import take_apart
 
 _LOOKS_FROM = 32 << 20
 """Bytes of results below which nobody asks whether the block has thrown them away."""

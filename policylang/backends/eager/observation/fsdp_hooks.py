@@ -18,8 +18,7 @@ from torch import nn
 
 from policylang.backends.eager.observation.block_mode import only_readers
 from policylang.backends.eager.observation.origins import tensors_in
-from policylang.torch_compat.fsdp import is_of_fsdp
-from policylang.torch_compat.process_groups import mesh_groups
+from policylang.torch_compat.distributed import is_of_fsdp, mesh_groups
 
 
 @define(eq=False)

@@ -17,7 +17,7 @@ from policylang.torch_compat.eager import (
     storage_is_freed,
     version,
 )
-from policylang.torch_compat.subclasses import take_apart
+from policylang.torch_compat.tracing import take_apart
 from policylang.tracing.step_state import read_state
 
 _T = TypeVar("_T")

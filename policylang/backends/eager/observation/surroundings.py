@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from policylang.backends.eager.observation.origins import tensors_in
 from policylang.torch_compat.eager import storage_is_freed
-from policylang.torch_compat.subclasses import take_apart
-from policylang.torch_compat.tracing import is_wrapper_subclass
+from policylang.torch_compat.tracing import is_wrapper_subclass, take_apart
 
 _STRUCTURE = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
 """Attributes of every module that are looked at by themselves, or are none of the block's."""

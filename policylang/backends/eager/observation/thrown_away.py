@@ -14,7 +14,7 @@ from torch import Tensor
 
 from policylang.backends.eager.observation.origins import HeldResult, TensorOrigin, leaves_in, tensors_in
 from policylang.torch_compat.eager import storage_address, storage_users
-from policylang.torch_compat.subclasses import take_apart
+from policylang.torch_compat.tracing import take_apart
 
 
 def thrown_away(

@@ -1,0 +1,300 @@
+"""Copies of values to the host and back: the operators ``policylang::offload``, ``reload`` and ``wait``.
+
+::
+
+    ticket = policylang.offload(value)              # starts the copy to pinned host memory
+    host = policylang.wait(ticket, value, cpu)      # the copy has ended; `value` is held until here
+    ticket = policylang.reload(host, device)        # starts the copy back
+    value = policylang.wait(ticket, host, device)   # the copy has ended; `host` is held until here
+
+All order is in the arguments. A copy is returned by ``wait`` alone, so no reader can come before its end, and
+``wait`` takes what is copied from, so nothing can have that memory before. Each operator is a function of its arguments
+whose result shares memory with none of them: a compiler has to be told of no effect and no alias, and may drop, merge
+or move the three as it likes.
+
+On an accelerator copies run on a stream of their own, one a device, and ``wait`` lets the stream that computes wait for
+one copy; the host does not wait. On a CPU a copy is made at once. PyTorch has operators for the same purpose
+(``ao::offload``, in 2.12 and later); they run on accelerators alone, and free what they copy from, whoever else reads
+that memory.
+
+A schedule says where copies go in a graph: a copy to the host right behind the step before it, a copy back right before
+the step behind it; steps whose node a graph does not have are passed over. What another pass made reads the copies too:
+a copy comes behind what it copies and before whatever reads it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, fx
+
+from policylang.graph import marks
+from policylang.graph.schedule import Schedule, StepKind
+
+HOST = torch.device("cpu")
+
+
+HostLink = Callable[[Tensor, Tensor], Callable[[], None] | None]
+"""A way between a device and the host: starts filling the first tensor from the second, and returns what makes the
+computation wait for the end, if it has to. Copies are made in the order in which they are started."""
+
+
+def _at_once(target: Tensor, source: Tensor) -> None:
+    target.copy_(source)
+
+
+def _on_own_stream(device: torch.device) -> HostLink:
+    """Copies on a stream of their own, beside the one that computes."""
+    stream = torch.Stream(device=device)
+
+    def copy(target: Tensor, source: Tensor) -> Callable[[], None]:
+        """The copy starts when all has run that was asked of the computing stream before: it made the source, and what
+        had the target's memory before."""
+        computing = torch.accelerator.current_stream(device)
+        stream.wait_stream(computing)
+        torch.accelerator.set_stream(stream)
+        try:
+            target.copy_(source, non_blocking=True)
+            done = stream.record_event()
+        finally:
+            torch.accelerator.set_stream(computing)
+        return lambda: torch.accelerator.current_stream(device).wait_event(done)
+
+    return copy
+
+
+@frozen(eq=False)
+class _Copy:
+    target: Tensor
+    wait: Callable[[], None] | None
+
+
+_links: dict[torch.device, HostLink] = {}
+_copies: dict[int, _Copy] = {}
+"""By the number on the ticket; for as long as the ticket lives."""
+_numbers = count()
+
+
+@contextmanager
+def copied_over(link: HostLink, device: torch.device = HOST) -> Iterator[None]:
+    """Within, values of ``device`` move over ``link``."""
+    before = _links.get(device)
+    _links[device] = link
+    try:
+        yield
+    finally:
+        if before is None:
+            del _links[device]
+        else:
+            _links[device] = before
+
+
+def _link(device: torch.device) -> HostLink:
+    found = _links.get(device)
+    if found is None:
+        found = _links[device] = _at_once if device.type == "cpu" else _on_own_stream(device)
+    return found
+
+
+def _start(device: torch.device, target: Tensor, source: Tensor) -> Tensor:
+    number = next(_numbers)
+    ticket = torch.tensor([number], dtype=torch.int64, device=HOST)
+    _copies[number] = _Copy(target, _link(device)(target, source))
+    weakref.finalize(ticket, _copies.pop, number).atexit = False
+    return ticket
+
+
+def _like(source: Tensor, device: torch.device, *, pinned: bool = False) -> Tensor:
+    size, stride = source.size(), source.stride()
+    return torch.empty_strided(size, stride, dtype=source.dtype, device=device, pin_memory=pinned)
+
+
+def _ticket() -> Tensor:
+    return torch.empty(1, dtype=torch.int64, device=HOST)
+
+
+def _offload(value: Tensor) -> Tensor:
+    return _start(value.device, _like(value, HOST, pinned=value.device.type != "cpu"), value)
+
+
+def _reload(host: Tensor, device: torch.device) -> Tensor:
+    target = _like(host, device)
+    return _start(target.device, target, host)
+
+
+def _wait(ticket: Tensor, source: Tensor, device: torch.device) -> Tensor:
+    copy = _copies[int(ticket)]
+    if copy.wait is not None:
+        copy.wait()
+    return copy.target
+
+
+_library = torch.library.Library("policylang", "DEF")
+for _signature, _kernel, _fake in (
+    ("offload(Tensor value) -> Tensor", _offload, lambda value: _ticket()),
+    ("reload(Tensor host, Device device) -> Tensor", _reload, lambda host, device: _ticket()),
+    (
+        "wait(Tensor ticket, Tensor source, Device device) -> Tensor",
+        _wait,
+        lambda ticket, source, device: _like(source, device),
+    ),
+):
+    _library.define(_signature, tags=(torch.Tag.needs_exact_strides,))
+    _library.impl(_signature.partition("(")[0], _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"policylang::{_signature.partition('(')[0]}", _fake, lib=_library)
+
+OFFLOAD_OP = torch.ops.policylang.offload.default
+RELOAD_OP = torch.ops.policylang.reload.default
+WAIT_OP = torch.ops.policylang.wait.default
+
+
+_NOT_CARRIED = ("recompute", "ac_graph_id", "tensor_meta", "should_offload", "saved_for_offloading")
+"""Tags, those of PyTorch's own offloading among them, and what is said of a value a second time."""
+_NOT_OF_A_COPY = (marks.SAVED, marks.RANDOM_STATE)
+_STARTS = {OFFLOAD_OP: StepKind.COPY_TO_HOST, RELOAD_OP: StepKind.COPY_FROM_HOST}
+
+
+Nodes = Sequence[fx.Node | None]
+"""By step of a schedule: the node that runs then, None where the graph has none."""
+
+
+def copy_out(graph: fx.Graph, schedule: Schedule, nodes: Nodes, values: Mapping[int, fx.Node]) -> dict[int, fx.Node]:
+    """Copy values, given by row, to the host; returns by row the node that returns the copy."""
+    following = _following(graph, nodes)
+    last = max((step for step, kind in enumerate(schedule.kinds) if kind == StepKind.COPY_TO_HOST), default=-1)
+    tickets: dict[int, fx.Node] = {}
+    hosts: dict[int, fx.Node] = {}
+    behind: fx.Node | None = None
+    for step, (kind, row, _) in enumerate(schedule):
+        if kind == StepKind.COPY_TO_HOST:
+            value = values[row]
+            behind = value if behind is None or behind < value else behind
+            with graph.inserting_after(behind):
+                behind = tickets[row] = _call(graph, value, "offload", OFFLOAD_OP, (value,), value)
+        elif kind == StepKind.WAIT_TO_HOST:
+            value, args = values[row], (tickets[row], values[row], HOST)
+            assert behind is not None  # the copy is there
+            with graph.inserting_after(behind) if step < last else graph.inserting_before(following[step]):
+                behind = hosts[row] = _call(graph, value, "host", WAIT_OP, args, value)
+        elif (node := nodes[step]) is not None:
+            behind = node
+    return hosts
+
+
+def copy_in(
+    graph: fx.Graph,
+    schedule: Schedule,
+    nodes: Nodes,
+    values: Mapping[int, fx.Node],
+    hosts: Mapping[int, fx.Node],
+    region_of: Callable[[fx.Node], int],
+) -> None:
+    """Fetch values, given by row, before their readers of each region, which from then on read what came back."""
+    before = _following(graph, nodes)
+    readers: dict[tuple[int, int], list[fx.Node]] = {}
+    for row, value in values.items():
+        for reader in value.users:
+            readers.setdefault((row, region_of(reader)), []).append(reader)
+    tickets: dict[int, fx.Node] = {}
+    for step, (kind, row, region) in enumerate(schedule):
+        if kind not in (StepKind.COPY_FROM_HOST, StepKind.WAIT_FROM_HOST) or (row, region) not in readers:
+            continue
+        value, host, reading = values[row], hosts[row], readers[row, region]
+        device, anchor = _device(value), min(before[step], *reading)
+        with graph.inserting_before(anchor):
+            if kind == StepKind.COPY_FROM_HOST:
+                tickets[row] = _call(graph, value, "reload", RELOAD_OP, (host, device), anchor)
+                continue
+            args = (tickets[row], host, device)
+            back = _call(graph, value, "reloaded", WAIT_OP, args, anchor)
+        for reader in reading:
+            reader.replace_input_with(value, back)
+
+
+def copies_in(nodes: Iterable[fx.Node]) -> dict[fx.Node, tuple[StepKind, str]]:
+    """The copies among some nodes, in their order: which step each is, and the name of the value that it moves, as far
+    back as the edges of the graph lead."""
+    found: dict[fx.Node, tuple[StepKind, str]] = {}
+    for node in nodes:
+        kind = _kind_of(node)
+        if kind is not None:
+            found[node] = kind, _moved(node).name
+    return found
+
+
+def _kind_of(node: fx.Node) -> StepKind | None:
+    if node.op != "call_function":
+        return None
+    if node.target is WAIT_OP and isinstance(node.args[0], fx.Node):
+        is_out = node.args[0].target is OFFLOAD_OP
+        return StepKind.WAIT_TO_HOST if is_out else StepKind.WAIT_FROM_HOST
+    return _STARTS.get(node.target)
+
+
+def _moved(node: fx.Node) -> fx.Node:
+    while _kind_of(node) is not None:
+        source = node.args[1] if node.target is WAIT_OP else node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source
+    return node
+
+
+def _following(graph: fx.Graph, nodes: Nodes) -> list[fx.Node]:
+    """By step the node that comes next, the output at last."""
+    found, coming = [], graph.output_node()
+    for node in reversed(nodes):
+        coming = coming if node is None else node
+        found.append(coming)
+    return found[::-1]
+
+
+def _device(value: fx.Node) -> torch.device:
+    fake = value.meta.get("val")
+    return fake.device if isinstance(fake, torch.Tensor) else HOST
+
+
+def _call(graph: fx.Graph, value: fx.Node, word: str, target: Any, args: tuple[Any, ...], beside: fx.Node) -> fx.Node:
+    node = graph.create_node("call_function", target, args, name=f"{value.name}_{word}")
+    node.meta = _meta(value, beside)
+    node.meta["val"] = _value(target, args)
+    return node
+
+
+def _meta(value: fx.Node, beside: fx.Node) -> dict[str, Any]:
+    """The metadata of the value, in the phase of the node ``beside`` its copy."""
+    meta = without_marks(value.meta)
+    annotations = marks.custom(meta)
+    theirs = marks.custom(beside.meta)
+    for key in ("phase", marks.PHASE):
+        annotations.pop(key, None)
+        if key in theirs:
+            annotations[key] = theirs[key]
+    meta.pop("autograd_backward", None)
+    if beside.meta.get("autograd_backward"):
+        meta["autograd_backward"] = True
+    meta["custom"] = {**annotations, marks.MOVED: value.name}
+    return meta
+
+
+def without_marks(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a value as far as it holds of a copy of it, too."""
+    meta = {key: value for key, value in found.items() if key not in _NOT_CARRIED}
+    meta["custom"] = {key: value for key, value in marks.custom(found).items() if key not in _NOT_OF_A_COPY}
+    return meta
+
+
+def _value(target: Any, args: Iterable[Any]) -> torch.Tensor | None:
+    """The fake tensor that a call returns; None where the graph carries none."""
+    values = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in args]
+    mode = next((mode for each in values if (mode := getattr(each, "fake_mode", None)) is not None), None)
+    if mode is None or any(each is None for each in values):
+        return None
+    with mode:
+        found: torch.Tensor = target(*values)
+    return found

@@ -1,0 +1,275 @@
+"""Finalizes a plan on the graph that is about to be split: equal nodes merged, min-cut's choices filled in.
+
+A plan is made on the user's graph. Before the graph is split, equal nodes are merged and, with ``undecided -> auto``,
+PyTorch's min-cut decides the values no rule touched. This module carries both into a plan of the same shape, from
+which :func:`policylang.planning.liveness.backward_needs` reads what is saved and what is recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from policylang.backends.tags import is_unsafe
+from policylang.graph.facts import Facts, Flag, InputKind, Phase, read_by_backward, users_of
+from policylang.graph.storage import storage_roots
+from policylang.language.syntax import Action
+from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
+from policylang.planning.liveness import backward_needs
+from policylang.planning.plan import Plan
+from policylang.planning.value_decision import Decision, Why, offloads
+from policylang.torch_compat import eager
+
+_NEVER_EQUAL = Flag.RANDOM | Flag.WRITES | Flag.EFFECTFUL
+_NOT_BY_VALUE = ("aten.empty", "aten.new_empty", "higher_order.")
+
+
+@frozen
+class Merged:
+    """The result of eliminating common subexpressions, by row of the plan."""
+
+    kept_for: Mapping[int, int]
+    """Dropped row to the row that replaces it."""
+    decisions: Mapping[int, Decision]
+    """Kept row to its decision, where it took over that of a dropped row."""
+
+
+NOTHING_MERGED = Merged({}, {})
+
+
+def eliminate(graph: fx.Graph, plan: Plan) -> Merged:
+    """Merge equal nodes of a joint graph; ``plan`` was made on this graph as it is.
+
+    Random, mutating and effectful operators, higher-order operators, uninitialised memory, operators whose result
+    has a size of its own, and values that share memory with an output stay apart, as do nodes with a write between.
+    """
+    facts = plan.facts
+    index = facts.index
+    returned = _output_storages(graph)
+    seen: dict[Hashable, fx.Node] = {}
+    kept_for: dict[int, int] = {}
+    strongest: dict[int, Decision] = {}
+    used = _used_by_backward(plan)
+    writes = 0
+    for node in graph.nodes:
+        row = index.get(node.name)
+        if row is None or node.op != "call_function":
+            continue
+        if facts.flags[row] & (Flag.WRITES | Flag.EFFECTFUL):
+            writes += 1
+        if not _may_merge(node, row, facts, returned):
+            continue
+        expression = _expression(node)
+        if expression is None:
+            continue
+        phase = facts.phases[row]
+        twin = seen.get((Phase.FORWARD, writes, expression)) if phase == Phase.BACKWARD else None
+        if twin is None or _is_decided(index[twin.name], plan, strongest):
+            twin = seen.setdefault((phase, writes, expression), node)
+        if twin is node:
+            continue
+        _merge(row, index[twin.name], plan, strongest, used)
+        kept_for[row] = index[twin.name]
+        node.replace_all_uses_with(twin)
+    for node in reversed(graph.nodes):
+        if facts.index.get(node.name) in kept_for:
+            graph.erase_node(node)
+    return Merged(kept_for, strongest)
+
+
+def _is_decided(row: int, plan: Plan, strongest: Mapping[int, Decision]) -> bool:
+    decision = strongest.get(row, plan.decisions[row])
+    return decision is not None and decision.action is not None
+
+
+def _used_by_backward(plan: Plan) -> frozenset[int]:
+    """The producers of the rows that the plan may need for the backward so far, whole or in pieces."""
+    needs = backward_needs(plan.facts, plan.decisions)
+    columns = (needs.saved, needs.offloaded, needs.recomputed, needs.undecided, needs.contingent)
+    return frozenset(plan.facts.owners[row] for column in columns for row in column)
+
+
+def _merge(dropped: int, kept: int, plan: Plan, strongest: dict[int, Decision], used: frozenset[int]) -> None:
+    """Let the kept row, and whatever shares its decision, take over a stronger decision."""
+    owners, theirs = plan.facts.owners, plan.decisions[dropped]
+    ours = strongest.get(kept, plan.decisions[kept])
+    is_used = kept in strongest or owners[kept] in used
+    if theirs is not None and _strength(theirs, owners[dropped] in used) > _strength(ours, is_used):
+        strongest[kept] = theirs
+
+
+def _strength(decision: Decision | None, is_used: bool) -> int:
+    if decision is None or not is_used:
+        return 0
+    if decision.action is None:
+        return 1
+    return 3 if decision.action.saves or decision.action.offloads else 2
+
+
+def _may_merge(node: fx.Node, row: int, facts: Facts, returned: set[int]) -> bool:
+    if facts.flags[row] & _NEVER_EQUAL or facts.targets[row].startswith(_NOT_BY_VALUE):
+        return False
+    if node.meta.get("unbacked_bindings"):
+        return False  # a size of its own, by which the shapes of its readers are known
+    value = node.meta.get("val")
+    return not isinstance(value, torch.Tensor) or eager.storage_address(value) not in returned
+
+
+def _output_storages(graph: fx.Graph) -> set[int]:
+    """The memory that the graph returns: two results that were separate tensors must stay so."""
+    output = graph.output_node()
+    values = (node.meta.get("val") for node in output.all_input_nodes)
+    keys = (eager.storage_address(value) for value in values if isinstance(value, torch.Tensor))
+    return {key for key in keys if key is not None}
+
+
+def _expression(node: fx.Node) -> Hashable | None:
+    """The expression that a node computes, as a key; None where an argument has no stable identity."""
+    try:
+        return (node.target, _frozen(node.args), _frozen(node.kwargs))
+    except TypeError:
+        return None
+
+
+def _frozen(argument: Any) -> Hashable:
+    """An argument as a key: with its type, since ``1 == 1.0 == True``, floats by their text, since ``0.0 == -0.0``."""
+    convert = _CONVERSIONS.get(type(argument))
+    if convert is not None:
+        return convert(argument)
+    if isinstance(argument, tuple | list):
+        return (list, *map(_frozen, argument))
+    if isinstance(argument, dict):
+        return (dict, *((key, _frozen(value)) for key, value in argument.items()))
+    if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool | torch.Tensor):
+        raise TypeError("compared by value, not by identity")
+    hash(argument)
+    return (type(argument), argument)
+
+
+_CONVERSIONS: dict[type, Callable[[Any], Hashable]] = {
+    fx.Node: lambda node: node,
+    float: lambda number: (float, repr(number)),
+    complex: lambda number: (complex, repr(number)),
+    slice: lambda part: (slice, _frozen(part.start), _frozen(part.stop), _frozen(part.step)),
+}
+
+
+_AUTO_SAVE = Decision(Action.SAVE, None, Why.UNDECIDED, "PyTorch's min-cut saves it")
+_AUTO_RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.UNDECIDED, "PyTorch's min-cut recomputes it")
+_SIZE = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
+_FEEDS_BACKWARD = int(Flag.FEEDS_BACKWARD)
+_GRADIENT = int(Flag.GRADIENT)
+_EFFECTS = Flag.RANDOM | Flag.WRITES | Flag.EFFECTFUL
+
+
+def merge(plan: Plan, merged: Merged) -> Plan:
+    """The plan with dropped rows replaced; they read nothing any more."""
+    kept_for = merged.kept_for
+    if not kept_for:
+        return plan
+    facts = plan.facts
+    inputs, owners, decisions = list(facts.inputs), list(facts.owners), list(plan.decisions)
+    for row, sources in enumerate(inputs):
+        if row in kept_for:
+            inputs[row] = ()
+        elif any(source in kept_for for source in sources):
+            inputs[row] = tuple(dict.fromkeys(kept_for.get(source, source) for source in sources))
+        owners[row] = kept_for.get(owners[row], owners[row])
+    for row, decision in merged.decisions.items():
+        decisions[owners[row]] = decision
+    for row, owner in enumerate(owners):
+        if owner != row and decisions[row] is not None:
+            decisions[row] = decisions[owner]
+    return evolve(plan, facts=evolve(facts, inputs=inputs, owners=owners), decisions=decisions)
+
+
+def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None = None) -> Plan:
+    """The plan with everything decided that is not the policy's to decide.
+
+    ``gradients`` are the rows that the backward returns. ``chosen`` are the rows that min-cut would save: an undecided
+    value is saved if it is among them and recomputed if not, and a value that was traced in the backward but needs
+    nothing of it is moved to the forward and saved where min-cut says so, unless it looks into memory that is
+    offloaded: the backward makes such a view of what came back. Symbolic sizes that the backward takes of a
+    forward tensor are taken in the forward, so that the tensor need not be kept for them. Backward nodes that lead to
+    nothing read nothing. What a moved or a dead node read no longer feeds the backward for its sake.
+    """
+    facts = plan.facts
+    phases, inputs, flags, decisions = list(facts.phases), list(facts.inputs), list(facts.flags), list(plan.decisions)
+    for row in gradients:
+        flags[row] |= _GRADIENT
+    if chosen is not None:
+        wanted = frozenset(chosen)
+        for row in facts.forward:
+            decision = decisions[row]
+            if decision is not None and decision.action is None:
+                decisions[row] = _AUTO_SAVE if row in wanted or is_unsafe(facts, row) else _AUTO_RECOMPUTE
+        leaving = _offloaded_memory(plan)
+        for row in wanted:
+            if phases[row] == Phase.BACKWARD and not (leaving and storage_roots(facts)[row] in leaving):
+                phases[row], decisions[row] = Phase.FORWARD, _AUTO_SAVE
+    for row in _sizes_of_forward_values(facts):
+        phases[row], decisions[row] = Phase.FORWARD, _SIZE
+    live = set(gradients)
+    for row in range(len(facts) - 1, -1, -1):
+        if phases[row] != Phase.BACKWARD:
+            continue
+        if row not in live and not flags[row] & _EFFECTS:
+            inputs[row] = ()
+        live.update(inputs[row])
+    flags = [flag & ~_FEEDS_BACKWARD for flag in flags]
+    for row in read_by_backward(phases, inputs, facts.owners):
+        flags[row] |= _FEEDS_BACKWARD
+    return evolve(plan, facts=evolve(facts, phases=phases, inputs=inputs, flags=flags), decisions=decisions)
+
+
+def resolve_offloads_again(plan: Plan) -> Plan:
+    """The plan with its offloads decided once more: merged nodes share memory, and so does what min-cut saves.
+
+    What stays on the device after all is in the diagnostics.
+    """
+    if not any(map(offloads, plan.decisions)):
+        return plan
+    policy, decisions = plan.policy, list(plan.decisions)
+    facts = evolve(plan.facts, users=users_of(plan.facts.inputs))  # what was merged has other readers by now
+    stays = resolve_offloads(policy, facts, decisions, backward_needs(facts, decisions))
+    notes = offload_diagnostics(policy, facts, decisions, backward_needs(facts, decisions), stays)
+    return evolve(plan, decisions=decisions, diagnostics=(*plan.diagnostics, *notes))
+
+
+def _offloaded_memory(plan: Plan) -> frozenset[int]:
+    """The rows whose memory leaves the device, as far as decisions go."""
+    return frozenset(storage_roots(plan.facts)[row] for row, by in enumerate(plan.decisions) if offloads(by))
+
+
+def _sizes_of_forward_values(facts: Facts) -> list[int]:
+    """Backward rows that are a symbolic size of a tensor of the forward."""
+    from_tangent = bytearray(len(facts))
+    found: list[int] = []
+    for row, phase in enumerate(facts.phases):
+        if phase == Phase.INPUT:
+            from_tangent[row] = facts.input_kinds[row] == InputKind.TANGENT
+        elif phase == Phase.BACKWARD:
+            sources = facts.inputs[row]
+            from_tangent[row] = any(from_tangent[source] for source in sources)
+            is_size = facts.flags[row] & Flag.SYMBOLIC and not from_tangent[row]
+            if is_size and any(not facts.flags[source] & Flag.SYMBOLIC for source in sources):
+                found.append(row)
+    return found
+
+
+def gradient_rows(graph: fx.Graph, facts: Facts, num_fwd_outputs: int) -> list[int]:
+    """The rows that the backward returns."""
+    gradients = returned(graph)[num_fwd_outputs:]
+    return [facts.index[value.name] for value in gradients if isinstance(value, fx.Node)]
+
+
+def returned(graph: fx.Graph) -> list[Any]:
+    """The outputs of a graph, flat, in order."""
+    output = graph.output_node()
+    leaves: list[Any] = pytree.tree_leaves(output.args[0], is_leaf=lambda value: value is None)
+    return leaves

@@ -1,0 +1,361 @@
+"""Rematerialises a flat graph (forward, loss and backward in one), where no partitioner acts on tags.
+
+:func:`rematerialise` applies a plan in place, in the order of its schedule. Each backward region gets copies of
+what it has to run again; forward nodes that do not run any more go. What is saved across from forward to backward
+afterwards is what the plan saves, and nothing but copies is new: no node is rebuilt, other passes' metadata stays.
+
+The technique is that of PyTorch's ``remat_using_tags_for_fwd_loss_bwd_graph`` and TorchTitan's
+``selective_activation_remat_pass``, without their limits: random operators are replayed, there may be any number of
+backward regions, and memory written in place is understood (:mod:`policylang.graph.reading.memory`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from attrs import frozen
+from torch import fx
+
+from policylang.audit.flat import audit_flat
+from policylang.audit.outcome import Audit
+from policylang.backends import tags
+from policylang.backends.copies import copy_in, copy_out
+from policylang.backends.path import BackendPath
+from policylang.backends.rewriting import first_difference
+from policylang.backends.runtime import timed
+from policylang.errors import PolicyGraphError, PolicyMatchError
+from policylang.graph import marks
+from policylang.graph.facts import Facts, Flag, Phase
+from policylang.graph.reading.memory import GraphMemory, memory_of
+from policylang.graph.schedule import StepKind
+from policylang.language.codes import diagnose
+from policylang.language.syntax import Policy
+from policylang.planning.order.run_names import RunNames
+from policylang.planning.plan import Plan
+from policylang.planning.refusals import UNSAFE
+from policylang.planning.value_decision import recomputes
+from policylang.torch_compat import partition
+from policylang.torch_compat.graphs import OpOverload, schema_of
+from policylang.torch_compat.tracing import tree_leaves
+
+
+@frozen
+class Drawing:
+    """A random operator of the forward whose state is kept."""
+
+    state: fx.Node
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def keep_state(node: fx.Node, drawn: str, kept: str) -> tuple[Drawing, fx.Node]:
+    """Make a random operator keep the state it starts from; also return the node that now holds its result.
+
+    ``drawn`` and ``kept``: the names of the nodes that return the result and the state. The node stays where it is,
+    under its name, and returns ``(state, result)``; two ``getitem`` follow it.
+    """
+    save, _ = partition.random_state_operators()
+    graph = node.graph
+    target, args, kwargs = node.target, node.args, _with_device(node)
+    value = node.meta.get("val")
+    users = list(node.users)
+    with graph.inserting_after(node):
+        result = graph.create_node("call_function", operator.getitem, (node, 1), name=drawn)
+        state = graph.create_node("call_function", operator.getitem, (node, 0), name=kept)
+    result.name, state.name = drawn, kept
+    for user in users:
+        user.replace_input_with(node, result)
+    node.target = save
+    node.args = (target, *args)
+    node.kwargs = kwargs
+    result.meta = dict(node.meta)
+    state.meta = {key: node.meta[key] for key in ("nn_module_stack", "seq_nr", "custom") if key in node.meta}
+    state_value = _state_value(value)
+    for each, val in ((node, (state_value, value)), (result, value), (state, state_value)):
+        each.meta["val"] = val
+        each.meta.pop("tensor_meta", None)
+        each.meta["custom"] = {**marks.custom(each.meta), marks.RANDOM_STATE: node.name}
+    return Drawing(state, target, args, kwargs), result
+
+
+def repeat(
+    drawing: Drawing, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Target, arguments and keywords of a call that draws again what ``drawing`` drew."""
+    _, replay = partition.random_state_operators()
+    return replay, (drawing.state, drawing.target, *args), kwargs
+
+
+def _with_device(node: fx.Node) -> dict[str, Any]:
+    """The keywords, with a device where neither they nor a tensor argument name one: the state operators go by it."""
+    kwargs = dict(node.kwargs)
+    if kwargs.get("device") is not None or any(isinstance(argument, fx.Node) for argument in node.args):
+        return kwargs
+    takes_device = isinstance(node.target, OpOverload) and any(
+        argument.name == "device" for argument in schema_of(node.target).arguments
+    )
+    tensor = _first_tensor(node.meta.get("val"))
+    if takes_device and tensor is not None:
+        kwargs["device"] = tensor.device
+    return kwargs
+
+
+def _state_value(value: Any) -> torch.Tensor | None:
+    """A generator's state as a fake tensor beside ``value``; None where the graph carries no fake values."""
+    tensor = _first_tensor(value)
+    mode = getattr(tensor, "fake_mode", None)
+    if tensor is None or mode is None:
+        return None
+    size = 16 if tensor.device.type == "cuda" else torch.get_rng_state().numel()
+    with mode:
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    return next((leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)), None)
+
+
+GRAPH_CHANGED = "APL381"
+
+
+def check_same_graph(nodes: Sequence[fx.Node], facts: Facts) -> None:
+    """Raise PolicyGraphError where the graph is not the one that ``facts`` describe."""
+    difference = first_difference(nodes, facts)
+    if difference is None:
+        return
+    at, found, planned = difference
+    names = f"node {at} was `{planned or 'nothing more'}` and is `{found or 'nothing more'}`"
+    message = f"the graph changed after it was planned: {names}"
+    help = "plan again after the last pass that changes the graph"
+    raise PolicyGraphError([diagnose(GRAPH_CHANGED, message, help=help)])
+
+
+def check(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> None:
+    """Raise PolicyMatchError for every copy that would not compute what the forward computed."""
+    found = []
+    for row, reason in _unsafe(plan, nodes, memory):
+        rule = plan.rule_of(row)
+        who, span = (f"`{rule.text}`", rule.span) if rule is not None else ("the policy", None)
+        message = f"{who} cannot recompute `{plan.facts.names[row]}`: {reason}"
+        found.append(diagnose(UNSAFE, message, span, help="save it, or make the rule `optional`"))
+    if found:
+        raise PolicyMatchError(found)
+
+
+def _unsafe(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> Iterator[tuple[int, str]]:
+    seen: set[int] = set()
+    for (kind, row, _), anchor in zip(plan.schedule, plan.schedule.next_first_runs(), strict=True):
+        if kind == StepKind.SECOND_RUN and row not in seen:
+            reason = _reason(nodes[row], row, plan.facts, memory, anchor)
+            if reason is not None:
+                seen.add(row)
+                yield row, reason
+
+
+def _reason(node: fx.Node, row: int, facts: Facts, memory: GraphMemory, anchor: int) -> str | None:
+    if row in memory.written:
+        return "it writes to memory that outlives it, which a second run would do again"
+    if node.kwargs.get("generator") is not None:
+        return "it draws from a generator of its own, whose state is not kept"
+    if memory.roots[row] in memory.loose:
+        return "it is written to while others read it, so a second run would give another value"
+    if memory.reads_no_bytes[row]:
+        return None
+    left_out = memory.statistics.get(row, ())
+    ignored = {node.args[at] for at in left_out}
+    unit = memory.units[row]
+    for read, read_node in zip(facts.inputs[row], node.all_input_nodes, strict=True):
+        if read_node in ignored or (unit >= 0 and memory.units[read] == unit):
+            continue
+        writer = memory.written_between(read, row, anchor)
+        if writer is not None:
+            return f"it reads memory that `{facts.names[writer]}` changes before the backward asks for it"
+    return None
+
+
+def rematerialise(gm: fx.GraphModule, plan: Plan) -> None:
+    """Apply ``plan`` to the flat graph it was made for, in place; linear in the graph.
+
+    Raises:
+        PolicyMatchError: a value would be recomputed from other bytes than the forward saw. The graph is untouched.
+        PolicyGraphError: the graph is not the one that was planned.
+    """
+    nodes = list(gm.graph.nodes)
+    check_same_graph(nodes, plan.facts)
+    memory = memory_of(nodes, plan.facts.phases)
+    check(plan, nodes, memory)
+    tags.write(gm.graph, plan)  # before there are copies: a backward node carries no tag
+    _Rematerializer(gm, nodes, plan, memory).run()
+
+
+class _Rematerializer:
+    """The only part that touches the graph. Everything it does is in the plan's schedule."""
+
+    def __init__(self, gm: fx.GraphModule, nodes: Sequence[fx.Node], plan: Plan, memory: GraphMemory) -> None:
+        self.gm = gm
+        self.graph = gm.graph
+        self.nodes = nodes
+        self.plan = plan
+        self.facts: Facts = plan.facts
+        self.schedule = plan.schedule
+        self.memory = memory
+        self.names = RunNames(self.facts.names)
+        self.drawings: dict[int, Drawing] = {}
+        self.results: dict[int, fx.Node] = {}
+        self.ran: list[fx.Node | None] = []
+        """By step of the schedule, the node that runs then; None for a copy to the host or back."""
+        self.in_region: dict[fx.Node, int] = {}
+        """The nodes of the backward, recomputations among them."""
+
+    def run(self) -> None:
+        self._keep_random_states()
+        self._run_again()
+        runs = frozenset(self.schedule.rows_of(StepKind.FIRST_RUN))
+        for row in reversed(self.facts.forward):
+            if row not in runs:
+                self.graph.erase_node(self.nodes[row])
+        self._move()
+        self._mark_saved()
+        partition.recompile_when_called(self.gm)
+
+    def _keep_random_states(self) -> None:
+        again = sorted(set(self.schedule.rows_of(StepKind.SECOND_RUN)))
+        for row in (row for row in again if self.facts.flags[row] & Flag.RANDOM and self._draws(row)):
+            name = self.facts.names[row]
+            names = self.names.drawn(name), self.names.state(name)
+            self.drawings[row], self.results[row] = keep_state(self.nodes[row], *names)
+
+    def _draws(self, row: int) -> bool:
+        """A ``getitem`` of a random operator may carry its flag."""
+        return self.facts.owners[row] == row or self.memory.units[row] >= 0
+
+    def _run_again(self) -> None:
+        """Insert each second run before the node that it is for, and let the nodes of its region read it."""
+        copies: dict[fx.Node, fx.Node] = {}
+        current = 0
+        for (kind, row, region), anchor in zip(self.schedule, self.schedule.next_first_runs(), strict=True):
+            if region != current:
+                copies, current = {}, region
+            node: fx.Node | None = None
+            if kind == StepKind.FIRST_RUN:
+                node = self.nodes[row]
+                if self.facts.phases[row] == Phase.BACKWARD:
+                    self._read_copies(node, copies)
+                    self.in_region[node] = region
+            elif kind == StepKind.SECOND_RUN:
+                with self.graph.inserting_before(self.nodes[anchor]):
+                    node = self._copy(row, copies, self.nodes[anchor])
+                copies[self.nodes[row]] = copies[self._result(row)] = node
+                self.in_region[node] = region
+            self.ran.append(node)
+
+    def _read_copies(self, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> None:
+        if any(read in copies for read in node.all_input_nodes):
+            node.args = fx.map_arg(node.args, lambda read: copies.get(read, read))
+            node.kwargs = fx.map_arg(node.kwargs, lambda read: copies.get(read, read))
+
+    def _copy(self, row: int, copies: Mapping[fx.Node, fx.Node], anchor: fx.Node) -> fx.Node:
+        node = self.nodes[row]
+        drawing = self.drawings.get(row)
+        source_args, source_kwargs = (drawing.args, drawing.kwargs) if drawing else (node.args, node.kwargs)
+        if row in self.memory.statistics:
+            left_out = self.memory.statistics[row]
+            source_args = tuple(None if at in left_out else value for at, value in enumerate(source_args))
+
+        def copied(read: fx.Node) -> fx.Node:
+            found = copies.get(read)
+            if found is None:
+                return self._own_subgraph(read) if read.op == "get_attr" else read
+            return found
+
+        target, args, kwargs = node.target, fx.map_arg(source_args, copied), fx.map_arg(source_kwargs, copied)
+        if drawing:
+            target, args, kwargs = repeat(drawing, args, kwargs)
+        name = self.names.second_run(self.facts.names[row])
+        copy = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        copy.name = name  # torch does not give a name twice, not even that of a node that is gone
+        copy.meta = self._meta(node if drawing is None else self.results[row], anchor, row)
+        return copy
+
+    def _own_subgraph(self, read: fx.Node) -> fx.Node:
+        """A copy of a higher-order operator gets its own reference to its subgraph: passes that compile a region by
+        itself (flex_attention) cannot share one across regions."""
+        if not isinstance(getattr(self.gm, str(read.target), None), torch.nn.Module):
+            return read
+        name = self.names.second_run(read.name)
+        copy = self.graph.create_node("get_attr", read.target, (), {}, name=name)
+        copy.name = name
+        copy.meta = dict(read.meta)
+        return copy
+
+    def _meta(self, node: fx.Node, anchor: fx.Node, row: int) -> dict[str, Any]:
+        """The forward node's metadata, as a node of the backward: a backward node carries no tag."""
+        meta = dict(node.meta)
+        meta.pop("recompute", None)
+        meta.pop("ac_graph_id", None)
+        annotations = {key: value for key, value in marks.custom(meta).items() if key != marks.SAVED}
+        if (phase := marks.custom(anchor.meta).get("phase")) is not None:
+            annotations["phase"] = phase
+        if marks.PHASE in annotations:
+            annotations[marks.PHASE] = marks.BACKWARD
+        annotations.pop(marks.RANDOM_STATE, None)
+        annotations[marks.RECOMPUTED] = self.facts.names[row]
+        decision = self.plan.decisions[row]
+        if decision is not None:
+            annotations[marks.PROVENANCE] = tags.provenance(self.plan, decision)
+        meta["custom"] = annotations
+        meta["autograd_backward"] = True
+        return meta
+
+    def _move(self) -> None:
+        """Send what is offloaded to the host, and let the backward fetch it."""
+        values = {row: self._result(row) for row in self.schedule.rows_of(StepKind.COPY_TO_HOST)}
+        if values:
+            graph, schedule = self.graph, self.schedule
+            hosts = copy_out(graph, schedule, self.ran, values)
+            copy_in(graph, schedule, self.ran, values, hosts, lambda node: self.in_region.get(node, 0))
+
+    def _result(self, row: int) -> fx.Node:
+        return self.results.get(row, self.nodes[row])
+
+    def _mark_saved(self) -> None:
+        """Mark the forward values that nothing but the backward keeps alive now. One decided ``recompute`` that the
+        backward reads as it is lives on anyway, for a later part of the forward or for the caller."""
+        facts = self.facts
+        rows = {self.nodes[row]: row for row in facts.forward}
+        rows.update((result, row) for row, result in self.results.items())
+        read = {rows[read] for node in self.in_region for read in node.all_input_nodes if read in rows}
+        for row in sorted(row for row in read if not recomputes(self.plan.decisions[row])):
+            for marked in (row, facts.owners[row]):
+                meta = self._result(marked).meta
+                meta["custom"] = {**marks.custom(meta), marks.SAVED: True}
+
+
+APPLIED_BEFORE = "APL382"
+_DONE = {marks.RECOMPUTED: "recomputes", marks.MOVED: "moves"}
+
+
+class FlatPath(BackendPath):
+    name: ClassVar[str] = "flat"
+
+    def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
+        """Refuse a graph to which a policy was applied before: what that erased cannot be decided again."""
+        for node, found in ((node, marks.custom(node.meta)) for node in gm.graph.nodes):
+            for mark, verb in _DONE.items():
+                if mark in found:
+                    done = f"`{node.name}` {verb} `{found[mark]}`"
+                    help = "trace the step again, and apply one policy; `include` puts two policies into one"
+                    message = f"a policy was carried out on this graph before: {done}"
+                    raise PolicyGraphError([diagnose(APPLIED_BEFORE, message, help=help)])
+
+    def lower(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
+        super().lower(gm, plan, seconds)
+        with timed(seconds, "rematerialise"):
+            rematerialise(gm, plan)
+
+    def audit(self, plan: Plan, graph: fx.Graph) -> Audit:
+        return audit_flat(plan, graph)

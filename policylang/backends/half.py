@@ -1,0 +1,190 @@
+"""The half path: applies the edits and the order of a policy to a forward or backward graph that was split already,
+where nothing is left to decide about saving."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+from attrs import evolve, frozen
+from torch import fx
+
+from policylang.backends import refusals
+from policylang.backends.path import BackendPath, raise_errors
+from policylang.backends.records import AppliedPlan, announce, remember, without_gradients
+from policylang.backends.rewriting import apply_edits, put_in_order
+from policylang.backends.runtime import RankOrder
+from policylang.errors import PolicyGraphError
+from policylang.graph.chains import Chains
+from policylang.graph.facts import Facts, GraphKind, InputKind
+from policylang.graph.reading.collect import collect
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Expectation, ExpectTotal, Policy
+from policylang.planning.block_graph import Place
+from policylang.planning.capabilities import HALF
+from policylang.planning.decisions.weights_aside import WeightsAside
+from policylang.planning.graph_edit import Edits
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan as make_plan
+from policylang.planning.refusals import REWRITES_REFUSED
+from policylang.ranks.comparison import agree_on_collectives, is_compared, ranks_of
+from policylang.ranks.rank_account import GraphRun
+from policylang.torch_compat.compilers import settings_lines
+from policylang.torch_compat.partition import functorch_settings
+
+ONLY_REWRITES = "APL329"
+NOTHING_LEFT = "APL419"
+_OF_ORDER = ("exposed", "step time", "peak")
+
+
+@frozen(eq=False)
+class RewrittenGraph:
+    """A forward or backward graph after a policy rewrote it."""
+
+    kind: GraphKind
+    plan: Plan
+    groups: tuple[RankOrder, ...]
+    """The process groups that were found or made for it."""
+
+    @property
+    def edits(self) -> Edits:
+        """All that was rewritten, buckets included."""
+        order = self.plan.order
+        return self.plan.edits if order is None else self.plan.edits.followed_by(order.edits)
+
+    @property
+    def applied(self) -> AppliedPlan:
+        """The applied plan of a graph without gradients."""
+        return AppliedPlan("half", self.plan, without_backward=True)
+
+
+class HalfPath(BackendPath):
+    name: ClassVar[str] = "half"
+
+    def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
+        if not (policy.rewrites or policy.orders):
+            raise PolicyGraphError([refusals.no_path(facts.kind)])
+
+    def part_of(self, policy: Policy) -> Policy:
+        """Without the lines that decide about values. Exposed time, step time and peak can be told of one graph."""
+        kept = tuple(each for each in policy.expectations if policy.orders and _is_of_order(each))
+        blocks = policy.blocks if policy.orders else None
+        return evolve(policy, blocks=blocks, rules=(), undecided=None, expectations=kept)
+
+    def plan(
+        self,
+        facts: Facts,
+        policy: Policy,
+        *,
+        place: Place | None = None,
+        aside: WeightsAside | None = None,
+        deferred: Collection[str] = (),
+    ) -> Plan:
+        made = super().plan(facts, policy, place=place, aside=aside, deferred=deferred)
+        return evolve(made, diagnostics=made.diagnostics + _note_on_rules(policy, facts.kind))
+
+
+def _is_of_order(expectation: Expectation) -> bool:
+    """True if it is about a figure that the order of a graph decides."""
+    return isinstance(expectation, ExpectTotal) and expectation.figure in _OF_ORDER
+
+
+def rewrite_graph(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str = "") -> RewrittenGraph:
+    """Apply the ``fuse``, ``collapse``, ``bucket`` and scheduling lines of a joint graph's plan to the forward or the
+    backward graph, in place.
+
+    The ranks that share the joint graph agree on these rewrites too. Raises ``PolicyMatchError`` where lines and graph
+    do not fit; the graph is then as it was.
+    """
+    policy = joint.policy
+    # these graphs follow from the joint graph: there the ranks have agreed, and the lines were checked
+    lenient = evolve(
+        policy,
+        rewrites=tuple(evolve(each, optional=True) for each in policy.rewrites),
+        scheduling=tuple(evolve(each, optional=True) for each in policy.scheduling),
+        expectations=(),
+    )
+    ranks = ranks_of(joint.before, policy, kind.value)
+    facts = _with_inputs(collect(gm, kind=kind, root=root), joint.facts)
+    made = make_plan(HalfPath().part_of(lenient), facts, HALF, ranks=ranks)
+    raise_errors(made.diagnostics)
+    groups = apply_edits(gm, made)
+    if made.order is not None:
+        groups = (*groups, *put_in_order(gm, policy, made.order))
+    return RewrittenGraph(kind, made, groups)
+
+
+def rewrite_inference(gm: fx.GraphModule, policy: Policy, *, root: str = "") -> RewrittenGraph:
+    """Apply a policy's ``fuse`` and ``collapse`` lines to a graph without gradients, in place.
+
+    Raises ``PolicyMatchError`` where a line and the graph do not fit, and ``PolicyDivergenceError`` where other ranks
+    have another plan; the graph is then as it was.
+    """
+    facts = collect(gm, kind=GraphKind.FORWARD, root=root)
+    made = HalfPath().plan(facts, without_gradients(policy))
+    groups = apply_edits(gm, made)
+    if is_compared(made.before):
+        runs = [GraphRun("graph", collect(gm, kind=GraphKind.FORWARD, root=root))]
+        agree_on_collectives(made, runs, settings_lines("torch._functorch.config", functorch_settings()))
+    done = RewrittenGraph(
+        GraphKind.FORWARD, evolve(made, diagnostics=made.diagnostics + _note_on_training(policy)), groups
+    )
+    remember(done.applied, gm)
+    announce(done.applied)
+    return done
+
+
+def _with_inputs(facts: Facts, joint: Facts) -> Facts:
+    """The facts with what the joint graph says of the inputs. A value that was made of one parameter alone, and crosses
+    to the backward, counts as that parameter there: ``where from parameter`` holds for both graphs alike."""
+    origins, index = Chains(joint).origins, joint.index
+    kinds, names = list(facts.input_kinds), list(facts.input_names)
+    for row, (name, op) in enumerate(zip(facts.names, facts.ops, strict=True)):
+        source = index.get(name, -1) if op == "placeholder" else -1
+        if source >= 0 and joint.ops[source] == "call_function":
+            origin = origins[source]
+            source = origin if origin >= 0 and joint.input_kinds[origin] == InputKind.PARAMETER else -1
+        if source >= 0 and kinds[row] != InputKind.TANGENT:
+            kinds[row], names[row] = joint.input_kinds[source], joint.input_names[source]
+    return evolve(facts, input_kinds=kinds, input_names=names)
+
+
+def unanswered(joint: Plan, halves: Sequence[RewrittenGraph]) -> tuple[Diagnostic, ...]:
+    """Errors for the lines about the order of collectives that match in the joint graph, and not after the split."""
+    found = []
+    for number, statement in enumerate(joint.policy.scheduling):
+        matched = [half.plan.order.outcomes[number].matched for half in halves if half.plan.order is not None]
+        before = () if joint.order is None else joint.order.outcomes[number].matched
+        if before and not any(matched) and not statement.optional:
+            what = f"`{statement.span.one_line}` picks `{before[0]}` in the joint graph, and nothing in either half"
+            help = "what it picks does not run under this policy; make it `optional`, or drop it"
+            found.append(diagnose(NOTHING_LEFT, what, statement.span, help=help))
+    return tuple(found)
+
+
+def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[RewrittenGraph]) -> tuple[Diagnostic, ...]:
+    """The diagnostics without the warnings that a line changed nothing, where it did after the split."""
+    done = {half.plan.policy.rewrites[edit.statement].span for half in halves for edit in half.edits.done}
+    return tuple(found for found in diagnostics if found.code != REWRITES_REFUSED or found.span not in done)
+
+
+def _note_on_training(policy: Policy) -> tuple[Diagnostic, ...]:
+    """A note on the lines that do nothing where a graph without gradients was compiled."""
+    idle = (*policy.rules, *policy.expectations, *policy.buckets, *policy.scheduling)
+    if not idle:
+        return ()
+    lines = f"{len(idle)} lines say" if len(idle) > 1 else "1 line says"
+    message = f"{lines} nothing here: no gradient is computed through this graph, and it runs in the order of the trace"
+    return (diagnose(ONLY_REWRITES, message, idle[0].span),)
+
+
+def _note_on_rules(policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
+    """A note on the lines that do nothing where a user applies a policy to a half."""
+    deciding = (*policy.rules, *(each for each in policy.expectations if not (policy.orders and _is_of_order(each))))
+    if not deciding:
+        return ()
+    lines = f"{len(deciding)} lines decide" if len(deciding) > 1 else "1 line decides"
+    message = f"{lines} nothing here: a {kind.value} graph is one half of a partition, and what it saves is settled"
+    help = "apply the policy to the joint graph; of a half, the lines that rewrite or order collectives are carried out"
+    return (diagnose(ONLY_REWRITES, message, deciding[0].span, help=help),)

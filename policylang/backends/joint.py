@@ -1,0 +1,518 @@
+"""The joint path: tags a joint graph (forward and backward before partitioning), splits it exactly as the plan says,
+and audits what came out.
+
+The order matters. The plan was made on the user's graph, and everything wrong with it raised before the graph was
+touched; now equal nodes are merged, tags written, values chosen, and the graph is split by PyTorch's own extraction. It
+saves what the plan saves and the backward needs, and nothing else.
+
+A value that is offloaded crosses from the forward to the backward like one that is saved, and goes by its name, until
+the two graphs are there. Then the copy on the host takes its place: it is returned where the value was, and comes in
+where the value came in, so the order that AOTAutograd goes by stays. When copies start and are awaited is in a
+schedule: the plan's, or that of the forward and the backward graph where collectives were put in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, ClassVar
+
+from attrs import evolve, field, frozen
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from policylang.audit.joint import audit, audit_copies, read_halves
+from policylang.audit.order import audit_order
+from policylang.audit.outcome import Audit
+from policylang.backends import copies, finalize, refusals, tags
+from policylang.backends.half import RewrittenGraph, rewrite_graph, rewrite_inference, unanswered, without_answered
+from policylang.backends.path import BackendPath, raise_differences, raise_errors
+from policylang.backends.records import AppliedPlan, announce, remember
+from policylang.backends.rewriting import apply_edits, arrange
+from policylang.backends.runtime import RankOrder, collector_paused, timed
+from policylang.errors import PolicyMatchError
+from policylang.graph import marks
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase
+from policylang.graph.reading.collect import collect
+from policylang.graph.rowsets import mask_of
+from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Policy
+from policylang.operators.effects import function, piece_of_draw
+from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
+from policylang.planning.capabilities import JOINT
+from policylang.planning.decisions.weights_aside import WeightsAside
+from policylang.planning.expectations.deferred import check_deferred
+from policylang.planning.graph_edit import Edits
+from policylang.planning.liveness import Needs, backward_needs
+from policylang.planning.plan import Plan
+from policylang.planning.schedule.host_copy_steps import with_host_copies
+from policylang.ranks.comparison import agree_on_collectives, is_compared
+from policylang.ranks.rank_account import GraphRun
+from policylang.torch_compat import graphs, partition
+from policylang.torch_compat.compilers import settings_lines
+from policylang.torch_compat.partition import cse_enabled, functorch_settings, min_cut_saved_values
+
+_IN_BACKWARD = Flag.FEEDS_BACKWARD | Flag.GRADIENT
+
+
+def split(
+    joint: fx.GraphModule, plan: Plan, needs: Needs, *, num_fwd_outputs: int, static_inputs: Sequence[int]
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward that returns what ``needs`` keeps, and the backward that recomputes the rest of what it reads.
+
+    Both run in the order of the plan's schedule. What is offloaded crosses like what is saved, until
+    :func:`move_across`.
+    """
+    facts = plan.facts
+    nodes = {node.name: node for node in joint.graph.nodes}
+    rows = (*needs.saved, *needs.offloaded, *needs.inputs, *needs.symbolic)
+    symbols, opaque, tensors = list[fx.Node](), list[fx.Node](), list[fx.Node]()
+    for node in (nodes[facts.names[row]] for row in sorted(rows)):
+        if node.op != "get_attr":
+            (symbols if partition.is_symbolic(node) else opaque if partition.is_opaque(node) else tensors).append(node)
+    _exempt_statistics(joint.graph, facts)
+    with partition.modules_without_code():
+        forward, backward = partition.extract_forward_backward(
+            joint, tensors, symbols, opaque, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs
+        )
+    erase_strays(forward.graph, facts, Phase.BACKWARD)
+    erase_strays(backward.graph, facts, Phase.FORWARD)
+    for half, is_backward in ((forward, False), (backward, True)):
+        steps = (row for _, row, region in plan.schedule if (region > 0) == is_backward)
+        arrange(half.graph, (facts.names[row] for row in steps))
+    random = [nodes[facts.names[row]] for row in needs.recomputed if facts.flags[row] & Flag.RANDOM]
+    if random:
+        forward, backward = partition.replay_random(random, forward, backward, len(symbols))
+    return forward, backward
+
+
+def _exempt_statistics(graph: fx.Graph, facts: Facts) -> None:
+    """Spare inputs that the step writes, and only recomputed operators read, autograd's check that nobody wrote them.
+
+    Such an operator is recomputed only if what is written does not bear on its result: a BatchNorm in training takes
+    its running statistics to return them updated, and its backward needs neither. What the backward itself reads
+    stays under the check, as in eager.
+    """
+    output = graph.output_node()
+    written = {graphs.mutated_input(desc) for desc in pytree.tree_leaves(output.meta.get("desc"))} - {None}
+    for node in graph.find_nodes(op="placeholder"):
+        desc = node.meta.get("desc")
+        if desc is None or desc not in written or facts.has(facts.index[node.name], _IN_BACKWARD):
+            continue
+        node.meta["saved_tensor_with_no_vc_check"] = True
+
+
+def finish(
+    forward: fx.GraphModule, backward: fx.GraphModule, *, num_fwd_outputs: int, static_inputs: Sequence[int]
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Do what PyTorch's partitioners do last, and AOTAutograd expects."""
+    partition.offload_activations(forward, backward, num_fwd_outputs, static_inputs)
+    for half in (forward, backward):
+        half.recompile()
+    forward = partition.thread_random_states(forward, is_backward=False)
+    if backward.graph.find_nodes(op="placeholder"):
+        backward = partition.thread_random_states(backward, is_backward=True)
+    return forward, backward
+
+
+def erase_strays(graph: fx.Graph, facts: Facts, phase: Phase) -> None:
+    """Remove the unused nodes of ``phase``, which belongs to the other graph.
+
+    Extraction copies whatever it has the inputs for, and dead-code elimination then spares random and effectful
+    operators: a dropout whose mask is saved would be drawn again in the backward, for nothing.
+    """
+    index, phases = facts.index, facts.phases
+    for node in reversed(graph.nodes):
+        if node.users or node.op != "call_function" or partition.must_be_in_backward(node):
+            continue
+        row = index.get(node.name)
+        if row is not None and phases[row] == phase:
+            graph.erase_node(node)
+
+
+_WRAPPERS = (SAVES_RANDOM_STATE, *RUNS_WITH_RANDOM_STATE)
+
+
+@frozen
+class Crossing:
+    """A value that crosses from the forward to the backward."""
+
+    row: int
+    returned: int
+    """Its number among the outputs of the forward."""
+    taken: int
+    """Its number among the inputs of the backward."""
+
+
+def crossings(
+    facts: Facts, rows: Iterable[int], forward: fx.Graph, backward: fx.Graph, *, after: int
+) -> list[Crossing]:
+    """The crossings of some rows. Outputs of the forward before ``after`` are the caller's."""
+    values = list(enumerate(forward.output_node().args[0]))[after:]
+    sent = {value.name: at for at, value in values if isinstance(value, fx.Node)}
+    taken = {node.name: at for at, node in enumerate(backward.find_nodes(op="placeholder"))}
+    return [Crossing(row, sent[name], taken[name]) for row in rows if (name := facts.names[row]) in sent]
+
+
+def move_across(
+    facts: Facts, schedule: Schedule, crossing: Sequence[Crossing], forward: fx.Graph, backward: fx.Graph
+) -> None:
+    """Have the values that cross at these places wait on the host. Changes both graphs; one pass over each."""
+    if not crossing:
+        return
+    hosts = _send(schedule, _nodes(facts, schedule, forward, backward=False), crossing, forward)
+    _fetch(schedule, _nodes(facts, schedule, backward, backward=True), crossing, hosts, backward)
+
+
+def rows_in(plan: Plan, graph: fx.Graph, *, backward: bool) -> dict[str, int]:
+    """By name, the row that each operator of a forward or backward graph runs, before anything in it is moved. What
+    torch has put into a wrapper that keeps or takes a random state is known by its place among its like."""
+    facts, schedule = plan.facts, plan.schedule
+    wanted = [row for kind, row, region in schedule if kind <= StepKind.SECOND_RUN and (region > 0) == backward]
+    calls = {node.name: node for node in graph.nodes if node.op == "call_function" and piece_of_draw(node) is None}
+    found = {name: row for row in wanted if (name := facts.names[row]) in calls}
+    wrappers = [name for name, node in calls.items() if function(node) in _WRAPPERS and name not in found]
+    wrapped = [row for row in wanted if facts.names[row] not in found and facts.flags[row] & Flag.RANDOM]
+    found.update(zip(wrappers, (row for row in wrapped if facts.owners[row] == row), strict=False))
+    return found
+
+
+def schedule_of_graphs(
+    plan: Plan,
+    needs: Needs,
+    graphs: Sequence[fx.Graph],
+    rows: Sequence[Mapping[str, int]],
+    edits: Sequence[Edits],
+) -> Schedule:
+    """The steps of the forward and the backward graph in their order, on the rows of the plan that they were split by,
+    with the copies to the host and back where that order has them. ``rows``: as :func:`rows_in` finds them in each;
+    ``edits``: what was rewritten since. A replaced node runs where its replacement does."""
+    again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))
+    steps: list[ScheduleStep] = []
+    for region, (graph, row_of, rewritten) in enumerate(zip(graphs, rows, edits, strict=True)):
+        gone = {edit.nodes[0].name: edit.dead for edit in rewritten.done if edit.nodes}
+        for node in graph.nodes:
+            for row in (row_of[name] for name in (*gone.get(node.name, ()), node.name) if name in row_of):
+                kind = StepKind.SECOND_RUN if region and row in again else StepKind.FIRST_RUN
+                steps.append((kind, row, region))
+    return Schedule.of(with_host_copies(plan.facts, steps, mask_of(needs.offloaded, len(plan.facts))))
+
+
+def _send(schedule: Schedule, steps: copies.Nodes, crossing: Sequence[Crossing], graph: fx.Graph) -> dict[int, fx.Node]:
+    """Copy the values out in the forward, which returns the copies; gives their nodes by row."""
+    output = graph.output_node()
+    returned = list(output.args[0])
+    values = {place.row: returned[place.returned] for place in crossing}
+    hosts = copies.copy_out(graph, schedule, steps, values)
+    for place in crossing:
+        returned[place.returned] = hosts[place.row]
+    output.args = (type(output.args[0])(returned),)
+    return hosts
+
+
+def _fetch(
+    schedule: Schedule,
+    steps: copies.Nodes,
+    crossing: Sequence[Crossing],
+    sent: dict[int, fx.Node],
+    graph: fx.Graph,
+) -> None:
+    """Take the copies in place of the values, and fetch them before what reads the values."""
+    inputs = graph.find_nodes(op="placeholder")
+    values = {place.row: inputs[place.taken] for place in crossing}
+    hosts: dict[int, fx.Node] = {}
+    for row, value in values.items():
+        with graph.inserting_before(value):
+            host = hosts[row] = graph.placeholder(sent[row].name)
+        host.meta = {**copies.without_marks(value.meta), "val": sent[row].meta.get("val")}
+    copies.copy_in(graph, schedule, steps, values, hosts, lambda reader: 1)
+    for value in values.values():
+        graph.erase_node(value)
+
+
+def _nodes(facts: Facts, schedule: Schedule, graph: fx.Graph, *, backward: bool) -> list[fx.Node | None]:
+    """By step of the schedule, the node of one graph that runs then."""
+    names = {node.name: node for node in graph.nodes if node.op == "call_function"}
+    return [
+        names.get(facts.names[row]) if kind <= StepKind.SECOND_RUN and (region > 0) == backward else None
+        for kind, row, region in schedule
+    ]
+
+
+@frozen(eq=False)
+class Partition:
+    """The forward and the backward graph that a joint graph was split into."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    plan: Plan
+    """As made on the user's graph, with every expectation checked."""
+    audit: Audit
+    seconds: dict[str, float] = field(factory=dict)
+    """By stage, in the order they ran."""
+    halves: Mapping[str, Edits] = field(factory=dict)
+    """What was rewritten in the ``forward`` and in the ``backward`` once they were apart."""
+    groups: tuple[RankOrder, ...] = ()
+    """The process groups that were found or made for both."""
+    schedule: Schedule | None = None
+    """The order that both were brought into, on the rows of the plan: equal nodes merged, and min-cut asked. What was
+    rewritten once they were apart is not in it."""
+    orders: Mapping[str, Plan] = field(factory=dict)
+    """The plans of the ``forward`` and of the ``backward``, where the policy has scheduling lines."""
+
+    @property
+    def applied(self) -> AppliedPlan:
+        """The applied plan, without the graphs."""
+        return AppliedPlan("joint", self.plan, self.audit, self.seconds, self.halves, self.orders)
+
+
+@collector_paused()
+def partition_planned(
+    gm: fx.GraphModule,
+    plan: Plan,
+    *,
+    num_fwd_outputs: int,
+    static_inputs: Sequence[int],
+    root: str,
+    seconds: dict[str, float],
+    groups: Sequence[RankOrder],
+) -> Partition:
+    """Split a joint graph by a plan whose edits are applied and whose facts are the graph's. Changes ``gm``.
+
+    A gather that is recomputed has fewer readers in the backward than it had in the joint graph, so the forward and the
+    backward graph are rewritten once more. The order of collectives is planned on each of them.
+
+    Raises ``PolicyAuditError`` where the graphs that come out do not do what the plan says, and ``PolicyMatchError``
+    where min-cut, left to decide a rest, finds none that a decided recomputation allows, or decides it so that an
+    expectation fails.
+    """
+    with timed(seconds, "cse"):
+        merged = finalize.eliminate(gm.graph, plan) if cse_enabled() else finalize.NOTHING_MERGED
+        merged_plan = finalize.resolve_offloads_again(finalize.merge(plan, merged))
+    with timed(seconds, "tag"):
+        tags.write(gm.graph, merged_plan)
+    with timed(seconds, "choose"):
+        final, needs = _choose(gm, merged_plan, num_fwd_outputs, static_inputs)
+        plan, failures = check_deferred(evolve(plan, diagnostics=final.diagnostics), final, needs)
+        raise_errors(failures)
+    with timed(seconds, "split"):
+        tags.mark_saved(gm.graph, _saved_marks(final.facts, needs))
+        forward, backward = split(gm, final, needs, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
+    with timed(seconds, "audit"):
+        found = read_halves(final, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
+        result = audit(final, needs, found)
+    raise_differences(result.differences)
+    crossing = crossings(final.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
+    halves: tuple[RewrittenGraph, ...] = ()
+    graphs = (forward.graph, backward.graph)
+    rows = [rows_in(final, half, backward=half is graphs[1]) for half in graphs if plan.policy.orders]
+    if plan.policy.rewrites or plan.policy.orders:
+        with timed(seconds, "rewrite halves"):
+            kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
+            halves = tuple(rewrite_graph(half, plan, kind, root=root) for half, kind in kinds)
+        plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, halves))
+        raise_errors(unanswered(plan, halves))
+    schedule = final.schedule
+    if plan.policy.orders:
+        schedule = schedule_of_graphs(final, needs, graphs, rows, [half.edits for half in halves])
+    with timed(seconds, "move"):
+        move_across(final.facts, schedule, crossing, forward.graph, backward.graph)
+        raise_differences(audit_copies(final, needs, found, forward.graph, backward.graph))
+    with timed(seconds, "finish"):
+        forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
+    if plan.policy.orders:
+        with timed(seconds, "audit order"):
+            raise_differences(_order_differences(halves, forward, backward))
+    if is_compared(plan.before):
+        kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
+        runs = [GraphRun(kind.value, collect(half, kind=kind, root=root)) for half, kind in kinds]
+        agree_on_collectives(plan, runs, settings_lines("torch._functorch.config", functorch_settings()))
+    made = {*groups, *(group for half in halves for group in half.groups)}
+    edits = {half.kind.value: half.edits for half in halves}
+    orders = {half.kind.value: half.plan for half in halves if half.plan.order is not None}
+    partition = Partition(forward, backward, plan, result, seconds, edits, tuple(sorted(made)), schedule, orders)
+    remember(partition.applied, gm, forward, backward)
+    announce(partition.applied)
+    return partition
+
+
+def _order_differences(
+    halves: Sequence[RewrittenGraph], forward: fx.GraphModule, backward: fx.GraphModule
+) -> Sequence[Diagnostic]:
+    """Errors where the forward and the backward graph do not run in their planned orders."""
+    graphs = {GraphKind.FORWARD: forward.graph, GraphKind.BACKWARD: backward.graph}
+    orders = ((half.plan.order, graphs[half.kind]) for half in halves)
+    return [found for order, graph in orders if order is not None for found in audit_order(order, graph)]
+
+
+def _choose(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]) -> tuple[Plan, Needs]:
+    """Decide what is saved and recomputed; min-cut is asked only where it has something to decide."""
+    gradients = finalize.gradient_rows(gm.graph, plan.facts, num_fwd_outputs)
+    final = finalize.fit(plan, gradients)
+    needs = backward_needs(final.facts, final.decisions)
+    if not needs.final:
+        chosen = _ask_min_cut(gm, plan, num_fwd_outputs, static_inputs)
+        final = finalize.resolve_offloads_again(finalize.fit(plan, gradients, chosen))
+        needs = backward_needs(final.facts, final.decisions)
+    raise_errors(refusals.unsafe_after_all(final, needs, JOINT))
+    return final, needs
+
+
+def _ask_min_cut(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]) -> list[int]:
+    """The rows that PyTorch's min-cut would save, with the decided values as its fixed points."""
+    index = plan.facts.index
+    with tags.lent_to_min_cut(gm.graph, plan):
+        try:
+            saved = min_cut_saved_values(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
+        except RuntimeError as error:
+            raise PolicyMatchError([refusals.no_partition(plan, error)]) from error
+    return [index[node.name] for node in saved or () if node.name in index]
+
+
+def _saved_marks(facts: Facts, needs: Needs) -> dict[str, bool | str]:
+    """The names of the saved values and of the multi-output operators they are pieces of, with their marks.
+
+    Min-cut may save one piece of a tuple and recompute another; a decision on the operator cannot repeat that.
+    """
+    recomputed = frozenset(needs.recomputed)
+    marked: dict[str, bool | str] = {}
+    for row in (*needs.saved, *needs.offloaded):
+        owner = facts.owners[row]
+        whole = owner == row or owner not in recomputed
+        marked[facts.names[owner]] = True if whole else marks.PARTLY
+        marked[facts.names[row]] = True
+    return marked
+
+
+class JointPath(BackendPath):
+    """``apply`` prepares a graph. What it saves is audited once :func:`partition_planned` has split it."""
+
+    name: ClassVar[str] = "joint"
+    front: ClassVar[str] = "policylang.backends.torch_compile.hooks:of_compiled"
+
+    def refusals(self, plan: Plan) -> Sequence[Diagnostic]:
+        return refusals.unsaveable(plan)
+
+    def lower(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
+        super().lower(gm, plan, seconds)
+        with timed(seconds, "tag"):
+            tags.write(gm.graph, plan)
+
+    def put_in_order(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
+        """Nothing: the forward and the backward graph are put in order once they are split."""
+
+
+def returns_gradients(gm: fx.GraphModule, num_fwd_outputs: int) -> bool:
+    return any(isinstance(each, fx.Node) for each in finalize.returned(gm.graph)[num_fwd_outputs:])
+
+
+Done = Partition | RewrittenGraph
+_partitioned: ContextVar[list[Done] | None] = ContextVar("policylang_partitioned", default=None)
+
+
+@contextmanager
+def partitions() -> Iterator[list[Done]]:
+    """Collects what partitioners do meanwhile, and the graphs without gradients that are rewritten.
+
+    They are called from deep inside torch, and a list on the partitioner would be part of the caches' key. What an
+    inner collection gets, the outer one gets too.
+    """
+    outer = _partitioned.get()
+    collected: list[Done] = []
+    token = _partitioned.set(collected)
+    try:
+        yield collected
+    finally:
+        _partitioned.reset(token)
+        if outer is not None:
+            outer.extend(collected)
+
+
+@frozen
+class JointPartitioner:
+    """A ``partition_fn`` for AOTAutograd that follows a policy. Plain data, since Inductor's cache keys pickle it."""
+
+    policy: Policy
+    deferred: tuple[str, ...] = ()
+    """Codes of planning errors that are not raised: they stay in ``Partition.plan.diagnostics`` for the caller."""
+    root: str = ""
+    """Put before every module path, where a block of the model is compiled on its own."""
+    aside: WeightsAside | None = None
+    """The weights that FSDP gathers around the graph."""
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        joint_inputs: Any,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **options: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split ``gm``. ``options`` (such as Inductor's ``compiler``) do not bear on a plan and are accepted.
+
+        Raises ``PolicyMatchError`` before the graph is touched, ``PolicyAuditError`` after.
+        """
+        partition = self.partition(
+            gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
+        )
+        return partition.forward, partition.backward
+
+    def plan(
+        self,
+        gm: fx.GraphModule,
+        *,
+        num_fwd_outputs: int,
+        static_inputs: Sequence[int] | None = None,
+        seconds: dict[str, float] | None = None,
+    ) -> Plan:
+        """Plan a joint graph, without touching it. A graph that returns no gradient has no backward to plan for.
+
+        Raises as :meth:`JointPath.plan` does, and ``PolicyGraphError`` for a graph that is not a joint graph.
+        """
+        seconds = {} if seconds is None else seconds
+        kind = GraphKind.JOINT if returns_gradients(gm, num_fwd_outputs) else GraphKind.FORWARD
+        with timed(seconds, "collect"):
+            facts = collect(gm, kind=kind, static_inputs=static_inputs, root=self.root)
+        with timed(seconds, "plan"):
+            return JointPath().plan(facts, self.policy, aside=self.aside, deferred=self.deferred)
+
+    def partition(
+        self,
+        gm: fx.GraphModule,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        prepared: Plan | None = None,
+    ) -> Partition:
+        """Split ``gm``, and return all that is known of the partition. ``prepared``: the plan of a graph on which its
+        edits are applied."""
+        static, seconds = static_lifetime_input_indices, dict[str, float]()
+        groups: tuple[RankOrder, ...] = ()
+        if prepared is None:
+            prepared = self.plan(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static, seconds=seconds)
+            with timed(seconds, "rewrite"):
+                groups = apply_edits(gm, prepared)
+        done = partition_planned(
+            gm,
+            prepared,
+            num_fwd_outputs=num_fwd_outputs,
+            static_inputs=static or (),
+            root=self.root,
+            seconds=seconds,
+            groups=groups,
+        )
+        _collect(done)
+        return done
+
+    def rewrite_inference(self, gm: fx.GraphModule) -> None:
+        """Rewrite collectives in a graph without gradients, for which no partitioner is called."""
+        _collect(rewrite_inference(gm, self.policy, root=self.root))
+
+
+def _collect(done: Done) -> None:
+    collected = _partitioned.get()
+    if collected is not None:
+        collected.append(done)

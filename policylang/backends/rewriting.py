@@ -1,0 +1,393 @@
+"""Applies planned edits (``fuse``, ``collapse``, ``bucket``) and planned orders to an FX graph, exactly as planned.
+
+Nothing is decided here. What can fail without touching the graph comes first (is it the graph that was planned, are
+there the process groups); what comes out is compared with the plan, node by node.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, fx
+
+from policylang.backends import runtime
+from policylang.backends.copies import copies_in
+from policylang.backends.runtime import RankOrder
+from policylang.errors import PolicyAuditError
+from policylang.graph import marks
+from policylang.graph.facts import Facts
+from policylang.graph.schedule import Schedule, StepKind
+from policylang.language.codes import diagnose
+from policylang.language.syntax import Policy
+from policylang.operators.categories import describe, group_name
+from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node
+from policylang.planning.plan import Plan
+from policylang.planning.schedule.order_plan import OrderPlan
+from policylang.torch_compat import distributed
+from policylang.torch_compat.graphs import OpOverload, outside_of_modes, schema_of
+
+REWRITTEN_OTHERWISE = "APL408"
+
+_OF_THE_CALL = frozenset(
+    {
+        "val", "tensor_meta", "example_value", "original_aten", "from_node", "eager_input_vals", "unbacked_bindings",
+        "arg_kwarg_vals", "torch_fn", "source_fn_stack", "desc", "dist_from_bw",
+    }
+)  # fmt: skip
+"""What metadata says of one call of one operator; a node that takes another's place takes over all else."""
+
+
+def apply_edits(gm: fx.GraphModule, plan: Plan) -> tuple[RankOrder, ...]:
+    """Change the graph that was planned, in place; returns the process groups that it did not name before.
+
+    Linear in what changes, but for one look at every node. To be called once the ranks agree, since a group is made by
+    all its members: it blocks until they have come.
+
+    Raises:
+        PolicyAuditError: APL408 where the graph is not the one that was planned, or comes out otherwise.
+    """
+    if not plan.edits:
+        return ()
+    orders = edit_graph(gm.graph, plan.policy, plan.edits, plan.before, plan.facts)
+    gm.graph.lint()
+    gm.recompile()
+    return orders
+
+
+def edit_graph(
+    graph: fx.Graph,
+    policy: Policy,
+    edits: Edits,
+    before: Facts,
+    after: Facts,
+    beside: Collection[fx.Node] = (),
+) -> tuple[RankOrder, ...]:
+    """Edit the graph that ``before`` describes into the one that ``after`` does, without recompiling it.
+
+    ``beside``: nodes that neither describes, and that stay where they are.
+    """
+    check_names(graph, before, beside, "is not the one that was planned")
+    if not edits:
+        return ()
+    orders = _rank_orders(graph, edits)
+    runtime.ensure_groups(orders.values())
+    editor = _GraphEditor(graph, policy, {group: order.name for group, order in orders.items()})
+    for edit in edits.done:
+        editor.apply(edit)
+    check_names(graph, after, beside, "came out otherwise than planned")
+    return tuple(sorted(set(orders.values())))
+
+
+def _rank_orders(graph: fx.Graph, edits: Edits) -> dict[FusedGroup, RankOrder]:
+    """The groups that the graph does not name yet, with the backend of the collectives that they replace."""
+    wanted = {name for edit in edits.done for name in edit.collectives}
+    called = {node.name: group_name(describe(node.target), node) for node in graph.nodes if node.name in wanted}
+    stands_for: dict[str, str] = {}
+    found: dict[FusedGroup, RankOrder] = {}
+    for edit in edits.done:
+        if not edit.groups:
+            continue
+        first = stands_for.get(edit.collectives[0], edit.collectives[0])
+        stands_for.update({new.name: first for new in edit.nodes})  # a later statement may fuse what this one makes
+        if missing := [group for group in edit.groups if group.name is None]:
+            backend = distributed.group_backend(called[first])
+            found.update({group: RankOrder(group.ranks, backend) for group in missing})
+    return found
+
+
+class _GraphEditor:
+    """The only part that touches the graph."""
+
+    def __init__(self, graph: fx.Graph, policy: Policy, group_names: dict[FusedGroup, str]) -> None:
+        self.graph = graph
+        self.policy = policy
+        self.group_names = group_names
+        self.nodes = {node.name: node for node in graph.nodes}
+
+    def apply(self, edit: Edit) -> None:
+        """New nodes first, then everyone who reads the old ones reads the new ones, then the old ones go."""
+        nodes = self.nodes
+        who = self.policy.rewrites[edit.statement].span.location
+        place = nodes[edit.before]
+        for name in edit.ahead:
+            place.prepend(nodes[name])
+        with self.graph.inserting_before(place):
+            for new in edit.nodes:
+                nodes[new.name] = self._insert(new, who)
+        for name in edit.behind:
+            place.prepend(nodes[name])
+        dead = {nodes[name] for name in edit.dead}
+        for old, new_name in edit.replaced:
+            _move_mark(nodes[old], nodes[new_name])
+            nodes[old].replace_all_uses_with(nodes[new_name], delete_user_cb=lambda user: user not in dead)
+        for name in reversed(edit.dead):
+            self.graph.erase_node(nodes.pop(name))
+        for name, stride in edit.restrided:
+            _lay_out_anew(nodes[name], stride)
+
+    def _insert(self, new: NewNode, who: str) -> fx.Node:
+        target = _operator(new.target)
+        args, kwargs = self._arguments(target, new.arguments)
+        node = self.graph.create_node("call_function", target, args, kwargs, name=new.name)
+        node.name = new.name  # torch does not give a name twice, not even that of a node that is gone
+        like = self.nodes[new.like].meta
+        node.meta = {key: value for key, value in like.items() if key not in _OF_THE_CALL}
+        annotations = {key: value for key, value in marks.custom(like).items() if key != marks.SAVED}
+        node.meta["custom"] = {**annotations, marks.REWRITTEN: who}
+        node.meta["val"] = _value(node)
+        _check_value(node, new.shape, new.stride, new.dtype)
+        return node
+
+    def _arguments(self, target: Any, planned: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not isinstance(target, OpOverload):
+            return tuple(map(self._argument, planned)), {}
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for given, value in zip(schema_of(target).arguments, planned, strict=False):
+            made = self._argument(value)
+            if isinstance(value, str):
+                made = _constant(value, str(given.type))
+            if given.kwarg_only:
+                kwargs[given.name] = made
+            else:
+                args.append(made)
+        return tuple(args), kwargs
+
+    def _argument(self, planned: Any) -> Any:
+        if isinstance(planned, Node):
+            return self.nodes[planned.name]
+        if isinstance(planned, FusedGroup):
+            return planned.name if planned.name is not None else self.group_names[planned]
+        if isinstance(planned, tuple):
+            return [self._argument(part) for part in planned]
+        return planned
+
+
+def _operator(name: str) -> Any:
+    namespace, _, rest = name.partition(".")
+    if namespace == "builtin":
+        return getattr(operator, rest)
+    bare, _, overload = rest.rpartition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), bare), overload)
+
+
+def _constant(text: str, kind: str) -> Any:
+    """The value of a text where the schema has ``kind``: dtypes, layouts and memory formats count as numbers."""
+    if "Device" in kind:
+        return torch.device(text)
+    return getattr(torch, text) if "int" in kind else text
+
+
+def _move_mark(old: fx.Node, new: fx.Node) -> None:
+    """Move the mark of a saved value to the node that has the value now."""
+    saved = marks.custom(old.meta).get(marks.SAVED)
+    if saved is not None:
+        new.meta["custom"] = {**marks.custom(new.meta), marks.SAVED: saved}
+
+
+def _lay_out_anew(node: fx.Node, stride: tuple[int, ...]) -> None:
+    old = node.meta["val"]
+    node.meta["val"] = _value(node)
+    node.meta.pop("tensor_meta", None)
+    _check_value(node, tuple(old.shape), stride, str(old.dtype).removeprefix("torch."))
+
+
+def _value(node: fx.Node) -> Any:
+    """The result of the call on the fake values of its arguments, which share memory as real ones would."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
+    with torch.no_grad(), outside_of_modes():
+        return node.target(*args, **kwargs)
+
+
+def _check_value(node: fx.Node, shape: tuple[int, ...], stride: tuple[int, ...], dtype: str) -> None:
+    value = node.meta["val"]
+    if not isinstance(value, Tensor):  # the tuple of a split, whose pieces are checked
+        return
+    found = tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch.")
+    if found != (shape, stride, dtype):
+        refuse(f"`{node.name}` came out as {_said(*found)}, and was planned as {_said(shape, stride, dtype)}")
+
+
+def _said(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str) -> str:
+    return f"{dtype}{list(shape)} with strides {list(stride)}"
+
+
+def first_difference(nodes: Iterable[fx.Node], facts: Facts) -> tuple[int, str, str] | None:
+    """The first difference between a graph and facts: the position, the name there, and the name that was planned;
+    a name is empty where the graph, or the plan, has ended."""
+    pairs = zip_longest((node.name for node in nodes), facts.names, fillvalue="")
+    return next(((at, found, planned) for at, (found, planned) in enumerate(pairs) if found != planned), None)
+
+
+def check_names(graph: fx.Graph, facts: Facts, beside: Collection[fx.Node], complaint: str) -> None:
+    """Raise ``PolicyAuditError`` where a graph, but for the nodes ``beside``, is not the one that facts describe."""
+    difference = first_difference((node for node in graph.nodes if node not in beside), facts)
+    if difference is not None:
+        _, found, planned = difference
+        have = f"has `{found}`" if found else "ends"
+        refuse(f"the graph {complaint}: it {have} where the plan {f'has `{planned}`' if planned else 'ends'}")
+
+
+def refuse(message: str) -> NoReturn:
+    """Raise ``PolicyAuditError`` where graph and plan do not fit."""
+    help = "apply the policy after the passes that change the graph; otherwise this is a bug in policylang"
+    raise PolicyAuditError([diagnose(REWRITTEN_OTHERWISE, message, help=help)])
+
+
+def arrange(graph: fx.Graph, names: Iterable[str]) -> None:
+    """Order the operators of a graph as ``names`` are, which may name more than it has.
+
+    One rule for the nodes that a schedule does not know, constants and what torch adds: a ``getitem`` comes right
+    behind what it reads, a node with an effect or without readers right behind the one it came behind, any other right
+    before the first node that reads it. And no node comes behind one that reads it, whatever the schedule says. For a
+    backward that is the order that PyTorch's ``reordering_to_mimic_autograd_engine`` and ``raise_getitems`` make.
+    O(nodes + edges), plus the sorting of what is pulled before a node together.
+    """
+    by_name = {node.name: node for node in graph.nodes if node.op == "call_function"}
+    arrange_nodes(graph, [by_name[name] for name in names if name in by_name])
+
+
+def arrange_nodes(graph: fx.Graph, planned: Sequence[fx.Node]) -> None:
+    """Order some operators of a graph as they are given, and all else by the rule of :func:`arrange`."""
+    position = {node: at for at, node in enumerate(graph.nodes)}
+    beside = _followers(position, frozenset(planned))
+    waiting = {node for node in position if node.op not in ("placeholder", "output")}
+    order: list[fx.Node] = []
+
+    def put(node: fx.Node) -> None:
+        found = [node]
+        waiting.discard(node)
+        for each in found:
+            for source in each.all_input_nodes:
+                if source in waiting:
+                    waiting.discard(source)
+                    found.append(source)
+        order.extend(sorted(found, key=position.__getitem__))
+
+    for node in (*beside.get(None, ()), *planned):
+        pending = [node]
+        while pending:
+            if (following := pending.pop()) in waiting:
+                put(following)
+            pending.extend(reversed(beside.get(following, ())))
+    put(graph.output_node())
+    _relink(graph, order)
+
+
+def _followers(position: Iterable[fx.Node], planned: frozenset[fx.Node]) -> dict[fx.Node | None, list[fx.Node]]:
+    """By node, the nodes that come right behind it, in order; None for the beginning of the graph."""
+    found: dict[fx.Node | None, list[fx.Node]] = {}
+    before: fx.Node | None = None
+    for node in position:
+        if node in planned:
+            before = node
+        elif node.op == "call_function" and node.target is operator.getitem and node.args[0] in position:
+            source = node.args[0]
+            assert isinstance(source, fx.Node)
+            found.setdefault(source if source.op == "call_function" else before, []).append(node)
+        elif node.op == "call_function" and (not node.users or node.is_impure()):
+            found.setdefault(before, []).append(node)
+            before = node
+    return found
+
+
+def _relink(graph: fx.Graph, order: Iterable[fx.Node]) -> None:
+    last = next((node for node in reversed(graph.nodes) if node.op == "placeholder"), None)
+    for node in order:
+        if last is None:
+            next(iter(graph.nodes)).prepend(node)
+        elif last.next is not node:
+            last.append(node)
+        last = node
+
+
+_SECOND_RUN = StepKind.SECOND_RUN
+
+
+def check_order(order: OrderPlan) -> None:
+    """Raise ``PolicyAuditError`` for an order in which something runs twice, never, or before what it reads. Linear."""
+    facts = order.facts
+    if len(order.traced_schedule) == 0 and len(order.schedule) == 0:
+        return
+    at: dict[int, int] = {}
+    for step, (kind, row, _) in enumerate(order.schedule):
+        if kind <= _SECOND_RUN:
+            if row in at:
+                refuse(f"the order has `{facts.names[row]}` twice")
+            at[row] = step
+    for row, op in enumerate(facts.ops):
+        if op != "call_function":
+            continue
+        if row not in at:
+            refuse(f"the order leaves `{facts.names[row]}` out")
+        late = next((read for read in facts.inputs[row] if at.get(read, -1) > at[row]), None)
+        if late is not None:
+            refuse(f"the order has `{facts.names[row]}` before `{facts.names[late]}`, which it reads")
+
+
+def put_in_order(gm: fx.GraphModule, policy: Policy, order: OrderPlan) -> tuple[RankOrder, ...]:
+    """Apply buckets and order, in place; returns the process groups that the graph did not name before.
+
+    O(nodes + edges). Raises ``PolicyAuditError`` (APL408) where the graph is not the one that was planned.
+    """
+    graph = gm.graph
+    check_order(order)
+    beside = copies_in(graph.nodes)
+    check_names(graph, order.traced, beside, "is not the one whose order was planned")
+    _check_copies(graph, order)
+    if not order.moves and order.traced_schedule == order.schedule:
+        return ()
+    groups = edit_graph(graph, policy, order.edits, order.traced, order.facts, beside)
+    arrange_nodes(graph, list(_in_order(graph, order.facts, order.schedule)))
+    graph.lint()
+    gm.recompile()
+    return groups
+
+
+def _check_copies(graph: fx.Graph, order: OrderPlan) -> None:
+    """The copies to the host and back that the final order has are those of the graph."""
+    instead = {old: new for edit in order.edits.done for old, new in edit.replaced}
+
+    def name_of(name: str) -> str:
+        while name in instead:
+            name = instead[name]
+        return name
+
+    there = Counter((kind, name_of(value)) for kind, value in copies_in(graph.nodes).values())
+    planned = Counter((kind, name) for kind, name, _ in _copy_steps(order.facts, order.schedule))
+    wrong = next(iter((there - planned) + (planned - there)), None)
+    if wrong is not None:
+        refuse(f"the copies of `{wrong[1]}` to the host and back are not those of the order")
+
+
+def _copy_steps(facts: Facts, schedule: Schedule) -> Iterator[tuple[StepKind, str, int]]:
+    return ((StepKind(kind), facts.names[row], region) for kind, row, region in schedule if kind > _SECOND_RUN)
+
+
+def _in_order(graph: fx.Graph, facts: Facts, schedule: Schedule) -> Iterator[fx.Node]:
+    """The nodes by the steps of a schedule. Copies of one value come in the order of their regions."""
+    nodes = {node.name: node for node in graph.nodes}
+    copies: dict[tuple[StepKind, str], list[fx.Node]] = {}
+    for node, key in copies_in(graph.nodes).items():
+        copies.setdefault(key, []).append(node)
+    by_region = _numbered(sorted(_copy_steps(facts, schedule), key=lambda step: step[2]))
+    for kind, row, region in schedule:
+        name = facts.names[row]
+        if kind <= _SECOND_RUN:
+            yield nodes[name]
+        else:
+            yield copies[StepKind(kind), name][by_region[StepKind(kind), name, region]]
+
+
+def _numbered(steps: Iterable[tuple[StepKind, str, int]]) -> Mapping[tuple[StepKind, str, int], int]:
+    seen: Counter[tuple[StepKind, str]] = Counter()
+    found = {}
+    for kind, name, region in steps:
+        found[kind, name, region] = seen[kind, name]
+        seen[kind, name] += 1
+    return found

@@ -1,0 +1,219 @@
+"""A policy where torch takes a pass or a partitioner, ``policylang.pass_`` and ``policylang.partitioner``, and the
+findings on whatever users hold of compiled code and of checkpoints.
+
+In a list of passes, a pass does what ``policylang.apply`` does. Behind a hook of Inductor's it writes tags for the
+partitioner that comes next, PyTorch's min-cut, which knows no others than these; nobody audits what that makes of them;
+and where Inductor takes a graph from its caches, the pass is not called at all.
+
+Behind ``custom_partitioner_fn`` nobody wraps the compiled graph, as ``policylang.backend`` does. So every graph is
+checked against the whole policy, and where something has to happen before a graph runs that a cache would leave out
+(ranks compare plans, process groups are made), the caches of other processes are not used.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from attrs import evolve
+from torch import fx, nn
+
+from policylang.backends import caching, refusals
+from policylang.backends.compiled_graphs import CompiledGraph, GraphUse
+from policylang.backends.dispatch import apply_policy
+from policylang.backends.eager.checkpoint import sessions_of
+from policylang.backends.joint import JointPartitioner, partitions
+from policylang.backends.records import AppliedPlan, Findings, findings_of
+from policylang.backends.tags import HookPath
+from policylang.backends.torch_compile import inductor
+from policylang.backends.torch_compile.backend import graph_uses_of
+from policylang.backends.torch_compile.inductor import KeyedPartitioner, KeyedPass
+from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
+from policylang.graph.facts import GraphKind
+from policylang.graph.reading.collect import collect
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Policy
+from policylang.ranks.comparison import Known, comparing
+from policylang.torch_compat import compilers
+from policylang.torch_compat.distributed import mesh_ranks
+
+WRONG_HOOK = "APL331"
+
+
+class PolicyPass(KeyedPass):
+    """What :func:`pass_` returns."""
+
+    def __init__(self, policy: Policy, mesh: Any = None, agree: bool = True) -> None:
+        self.policy = policy
+        self.mesh = mesh
+        self.agree = agree
+        self.__name__ = f"apl_{policy.name}"  # what lists of passes call it in their logs
+        ranks = () if mesh is None else (tuple(mesh.mesh_dim_names or ()), mesh_ranks(mesh))
+        self._key = f"{caching.policy_key(policy, root='')}:{ranks!r}"
+
+    def __repr__(self) -> str:
+        return f"policylang.pass_({self.policy.name!r})"
+
+    def __call__(self, graph: fx.Graph | fx.GraphModule, *ignored: Any, **also_ignored: Any) -> fx.GraphModule | None:
+        """Apply the policy, in place. The other arguments of passes (example inputs) are not needed.
+
+        Raises as ``policylang.apply`` does, and behind a hook ``PolicyMatchError`` and ``PolicyGraphError`` with what
+        cannot be done there.
+        """
+        if isinstance(graph, fx.GraphModule):
+            return apply_policy(graph, self.policy, self.mesh, agree=self.agree)
+        if not isinstance(graph, fx.Graph):
+            raise PolicyGraphError([refusals.not_a_graph(graph, "a pass is called with a graph module or a graph")])
+        owner = graph.owning_module
+        gm = owner if owner is not None else fx.GraphModule(nn.Module(), graph)
+        hooks = compilers.hooks_that_hold(self)
+        if not hooks:
+            apply_policy(gm, self.policy, self.mesh, agree=self.agree)
+            return None
+        try:
+            _tag(gm, self.policy, self.mesh, hooks)
+        except PolicyError as error:
+            raise compilers.through_dynamo(error, sys._getframe()) from None
+        return None
+
+
+def _tag(gm: fx.GraphModule, policy: Policy, mesh: Any, hooks: tuple[str, ...]) -> None:
+    """Write a policy's tags on a joint graph, for min-cut."""
+    facts = collect(gm, mesh=mesh)
+    joint_only = all(name.startswith("joint_") for name in hooks)
+    if facts.kind is GraphKind.FORWARD and joint_only:
+        return  # a model that runs without gradients: it keeps nothing, so nothing is decided
+    path = HookPath()
+    if not path.recognises(facts):
+        raise PolicyGraphError([_wrong_hook(hooks, facts.kind)])
+    path.apply(gm, policy, facts)
+
+
+def _wrong_hook(hooks: tuple[str, ...], kind: GraphKind) -> Diagnostic:
+    return diagnose(
+        WRONG_HOOK,
+        f"behind `{hooks[0]}` this is a {kind.value} graph, where nothing is decided about what is saved",
+        help="set `joint_custom_post_pass`; of a half, lines that rewrite or order collectives are carried out by "
+        "`policylang.backend`, or by a pass in a list of your own",
+    )
+
+
+_INDUCTOR = "inductor"
+"""Inductor's name for itself when it calls a partitioner."""
+ORDER_NOT_KEPT = "APL344"
+_THIS_PROCESS = uuid.uuid4().hex
+
+
+class PolicyPartitioner(KeyedPartitioner):
+    """What :func:`partitioner` returns."""
+
+    def __init__(self, policy: Policy, root: str = "", agree: bool = True) -> None:
+        self.policy = policy
+        self.root = root
+        self.agree = agree
+        self._partitioner = JointPartitioner(policy, root=root)
+        self._key = caching.policy_key(policy, root=root)
+        self.findings: list[Findings] = []
+        """The findings on each graph that it split in this process, in order."""
+        self._known: dict[int, Known] = {}
+        """By the code that Dynamo compiles, the graphs that ranks have agreed on."""
+
+    def __repr__(self) -> str:
+        root = f", root={self.root!r}" if self.root else ""
+        return f"policylang.partitioner({self.policy.name!r}{root})"
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split a joint graph. Raises as ``policylang.partition`` does, and ``PolicyMatchError`` for a policy that
+        schedules where Inductor is going to compile the result: nobody tells it to keep the order."""
+        known = self._known.setdefault(compilers.code_being_compiled(), [])
+        topic = inductor.topic_of("splitting", "a joint graph", self.root)
+        settings = inductor.comparable_settings
+        try:
+            if self.policy.scheduling and options.get("compiler") == _INDUCTOR:
+                raise PolicyMatchError([_unkept(self.policy)])
+            with comparing(topic, self.agree, known=known, settings=settings), partitions() as done:
+                halves = self._partitioner(gm, joint_inputs, **options)
+        except PolicyError as error:
+            if not compilers.dynamo_graphs():
+                raise
+            raise compilers.through_dynamo(error, sys._getframe()) from None
+        self.findings.extend(findings_of(each.applied) for each in done)
+        return halves
+
+    def uuid(self) -> str:
+        """Stands for the partitioner in the keys of torch's caches, with all that it would read of the graph that
+        Dynamo is handing over and that the graph's code does not say."""
+        context = caching.context_of_graphs(compilers.dynamo_graphs())
+        surroundings = caching.groups_key(self.policy), caching.formulas_key()
+        return ":".join((self._key, context, *surroundings, self._process()))
+
+    def _process(self) -> str:
+        """A word that keeps the caches of other processes away where something has to happen before a graph runs."""
+        compares = self.agree and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        return _THIS_PROCESS if compares or self.policy.rewrites else ""
+
+    def __copy__(self) -> PolicyPartitioner:
+        return self
+
+    def __deepcopy__(self, memo: object) -> PolicyPartitioner:
+        return self
+
+
+def _unkept(policy: Policy) -> Diagnostic:
+    message = (
+        "the order that this line gives is not kept behind `custom_partitioner_fn`: Inductor sorts both halves anew"
+    )
+    help = "compile with `policylang.backend`, which has Inductor keep it"
+    return diagnose(ORDER_NOT_KEPT, message, policy.scheduling[0].span, help=help)
+
+
+def of_compiled(subject: Any) -> Sequence[Findings] | None:
+    """The findings by graph and module that runs it, in order of compilation; None where it is not compiled by us."""
+    if isinstance(subject, PolicyPartitioner):
+        return tuple(subject.findings)
+    uses = graph_uses_of(subject)
+    return None if uses is None else _findings(uses)
+
+
+def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
+    """The findings by block and way in which it was called, in the order of the blocks; then by graph that was compiled
+    in checkpoints or around them, and module that runs it. None where there is no checkpoint of ours."""
+    sessions = sessions_of(subject)
+    if not sessions:
+        return None
+    regions = [region for session in sessions for region in session.regions.values()]
+    found = [
+        _of_block(findings_of(AppliedPlan("eager", each.instructions.plan, each.audit)), region.root)
+        for region in regions
+        for each in region.kept.values()
+    ]
+    compiled = [session for session in sessions if session.compiled]
+    if not compiled:
+        return found
+    # of the whole subject, where it is a model of which only parts are checkpoints
+    modules = [subject] if isinstance(subject, nn.Module) else [block for each in compiled for block in each.regions]
+    uses = [use for module in modules for use in graph_uses_of(module) or ()]
+    if not uses:
+        uses = [GraphUse(graph) for session in compiled for graph in session.graphs]
+    return [*found, *_findings(uses)]
+
+
+def _of_block(found: Findings, name: str) -> Findings:
+    """Add the block's name to its report, where it is known."""
+    return evolve(found, report=evolve(found.report, label=name))
+
+
+def _findings(uses: Iterable[GraphUse]) -> list[Findings]:
+    """The findings of a graph as often as modules run it: each of them keeps what the graph keeps."""
+    return [_with_code(found, use.graph) for use in uses for _ in range(use.modules) for found in use.graph.findings]
+
+
+def _with_code(found: Findings, graph: CompiledGraph) -> Findings:
+    """Add what the generated code was read to do, which is known of the backward only once that has run."""
+    if graph.code is None:
+        return found
+    return evolve(found, report=evolve(found.report, code=graph.code.reports()))

@@ -1,0 +1,396 @@
+"""The private names of torch.distributed: process groups, meshes, stores and FSDP2."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import nn
+
+from policylang.torch_compat.graphs import outside_of_modes, require
+
+
+@frozen
+class KnownGroup:
+    """A process group that this process belongs to."""
+
+    name: str
+    ranks: tuple[int, ...]
+    """Global, in group order."""
+    backend: str
+    """As ``init_process_group`` and ``new_group`` take it: ``nccl``, ``cpu:gloo,cuda:nccl``."""
+    description: str
+
+
+def _initialized() -> bool:
+    """True if there is a default process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def known_groups() -> Iterator[KnownGroup]:
+    """Every process group that this process belongs to, oldest first.
+
+    Private because the table of groups is; torch offers only the way from a group to its ranks.
+    """
+    if not _initialized():
+        return
+    world = _c10d()._world
+    for group, name in list(world.pg_names.items()):
+        ranks = tuple(dist.get_process_group_ranks(group))
+        yield KnownGroup(str(name), ranks, str(world.pg_map[group][0]), str(group.group_desc))
+
+
+def group_backend(name: str) -> str:
+    """The backend of the group that a collective names, as in :class:`KnownGroup`.
+
+    Private because functional collectives name a group by a string and there is no public way back.
+    """
+    c10d = _c10d()
+    return str(c10d._world.pg_map[c10d._resolve_process_group(name)][0])
+
+
+def known_meshes() -> list[Any]:
+    """Every ``DeviceMesh`` of this process, in no particular order.
+
+    Neither public nor private: torch keeps no list of them, and only what refers to their class tells where they are.
+    """
+    if not _initialized():
+        return []
+    from torch.distributed.device_mesh import DeviceMesh
+
+    # of the class itself: a proxy that only says it were one is none
+    return [found for found in gc.get_referrers(DeviceMesh) if issubclass(type(found), DeviceMesh)]
+
+
+def mesh_layout(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]] | None:
+    """Names and sizes of a mesh's dimensions and its global ranks in row-major order; None where this rank is not in
+    it, or where its groups are not there any more, as after the default group was destroyed."""
+    place = mesh.get_coordinate()
+    if place is None:
+        return None
+    try:
+        groups = [frozenset(dist.get_process_group_ranks(group)) for group in mesh.get_all_groups()]
+    except (RuntimeError, ValueError, LookupError, AssertionError):
+        return None
+    with outside_of_modes():
+        ranks = mesh.mesh
+        for dim, members in enumerate(groups):
+            row = ranks[tuple(slice(None) if each == dim else at for each, at in enumerate(place))]
+            if members != frozenset(row.tolist()):  # a later default group has groups of the same names
+                return None
+    return mesh_order(mesh)
+
+
+def mesh_order(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
+    """Names and sizes of a ``DeviceMesh``'s dimensions, and its global ranks in row-major order.
+
+    Not private. Dimensions without names are called as torch calls them in the descriptions of their groups. A mesh
+    makes its tensor of ranks under the modes that are active: a ``FakeTensorMode`` would leave no numbers in it.
+    """
+    with outside_of_modes():
+        ranks = tuple(int(rank) for rank in mesh.mesh.flatten().tolist())
+    names = mesh.mesh_dim_names or tuple(f"dim_{dim}" for dim in range(len(mesh.shape)))
+    return tuple(map(str, names)), tuple(int(size) for size in mesh.shape), ranks
+
+
+def mesh_ranks(mesh: Any) -> tuple[int, ...]:
+    """The global ranks of a ``DeviceMesh``, sorted."""
+    return tuple(sorted(mesh_order(mesh)[2]))
+
+
+def mesh_groups(mesh: Any) -> dict[str, tuple[int, ...]]:
+    """This rank's groups of a mesh, one a dimension: by name, the global ranks. Over these all ranks of the mesh hang
+    together. Of a mesh whose groups are not there, none."""
+    try:
+        return {group.group_name: tuple(dist.get_process_group_ranks(group)) for group in mesh.get_all_groups()}
+    except (RuntimeError, ValueError, LookupError, AssertionError):
+        return {}
+
+
+def rename_group(name: str, known_as: str) -> None:
+    """Make ``known_as`` another name of the group ``name`` wherever a collective names its group.
+
+    Private because functional collectives find groups in a table by name, which has no public entry. One group may be
+    there under several names.
+    """
+    c10d = _c10d()
+    c10d._register_process_group(known_as, c10d._resolve_process_group(name))
+
+
+def forget_group(name: str) -> None:
+    """Take a name out of that table, if it is there."""
+    with suppress(RuntimeError, ValueError):
+        _c10d()._unregister_process_group(name)
+
+
+def create_group(name: str, ranks: Sequence[int], backend: str) -> None:
+    """Make the process group ``name`` of these ranks, in this order. Called by its members and by no other rank.
+
+    Private because ``new_group`` names groups itself: by how many groups were made so far, which every rank of the
+    world has to count alike, or (``use_local_synchronization``) by how many this rank is in, which is not the same on
+    every member. A name that follows from the ranks alone is the same on every member, in every process.
+    """
+    c10d = _c10d()
+    world, whole = c10d._world, c10d._get_default_group()
+    backend = c10d.Backend(backend)
+    with _not_split_off(whole):
+        group, _ = c10d._new_process_group_helper(
+            len(ranks),
+            list(ranks).index(dist.get_rank()),
+            list(ranks),
+            backend,
+            world.pg_map[whole][1],
+            name,
+            timeout=c10d._get_default_timeout(backend),
+            group_desc="policylang",
+        )
+    world.pg_group_ranks[group] = {rank: position for position, rank in enumerate(ranks)}
+
+
+@contextmanager
+def _not_split_off(whole: Any) -> Iterator[None]:
+    """Within, a new group is not split off the default one, which every rank of the world would have to take part in.
+
+    torch does that where a device was given to ``init_process_group``.
+    """
+    device = whole.bound_device_id
+    if device is None:
+        yield
+        return
+    whole.bound_device_id = None
+    try:
+        yield
+    finally:
+        whole.bound_device_id = device
+
+
+def _c10d() -> Any:
+    import torch.distributed.distributed_c10d as c10d
+
+    wanted = ("_new_process_group_helper", "_register_process_group", "_resolve_process_group", "_get_default_timeout")
+    why = "makes the process groups of fused collectives with torch 2.11 and later"
+    require(c10d, (*wanted, "_world"), why)
+    return c10d
+
+
+def default_store() -> Any:
+    """The store that the default process group was made with; None where no real group of several ranks exists.
+
+    Private because torch hands the store out to nobody: a group of gloo, NCCL or any other kind has one, so comparing
+    through it needs no collective and no device. Ranks of the ``fake`` group are pretended by one process.
+    """
+    if not _initialized():
+        return None
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    try:
+        if dist.get_world_size() < 2 or "fake" in dist.get_backend():
+            return None
+        return _get_default_store()
+    except (KeyError, RuntimeError, ValueError):  # the group was destroyed meanwhile, by another thread
+        return None
+
+
+def own_connection(store: Any) -> Any:
+    """A second connection to a store, so that nobody waits while somebody else's call on the first one blocks.
+
+    Of a TCP store it is a client only: it does not keep the server alive, whose port a later group may ask for. A read
+    of what was taken away meanwhile is given up after a minute. Raises ``RuntimeError`` where the store is gone, which
+    only the old connection notices at once: a new one is tried for as long as the store's own timeout.
+    """
+    if store is None:
+        raise RuntimeError("the default process group was destroyed")
+    store.check(["policylang"])
+    found = store.clone()
+    found.set_timeout(timedelta(seconds=60))
+    return found
+
+
+def own_rank() -> int | None:
+    """This process's global rank; None where torch.distributed is not set up."""
+    return dist.get_rank() if _initialized() else None
+
+
+def ranks_are_threads() -> bool:
+    """True if the ranks are threads of this process, as in torch's tests of its own."""
+    return _initialized() and "threaded" in dist.get_backend()
+
+
+def place_among_ranks() -> str:
+    """``3 of 8`` in a program of several ranks, real or pretended; empty in any other."""
+    return f"{dist.get_rank()} of {dist.get_world_size()}" if _initialized() else ""
+
+
+def read_all(store: Any, keys: Sequence[str]) -> list[bytes] | None:
+    """Values of a store, without waiting for those that are not there; None then.
+
+    ``multi_get`` waits for what is missing as long as the store's own timeout, and a rank may take away what it has
+    posted between a look and the reading. Raises ``RuntimeError`` where the store is gone.
+    """
+    if not store.check(list(keys)):
+        return None
+    try:
+        found: list[bytes] = store.multi_get(list(keys))
+    except RuntimeError:
+        if store.check(list(keys)):
+            raise
+        return None
+    return found
+
+
+def shortest_timeout(groups: Iterable[str]) -> float:
+    """The shortest timeout of some process groups, in seconds: as long as their collectives would wait for a rank.
+
+    Private because a group's timeout is to be had from its backends alone, and a group from its name. Where none
+    of them tells, that of the default group; half an hour, the longest of torch's own defaults, where that does not.
+    """
+    import torch.distributed.distributed_c10d as c10d
+
+    def timeouts(find: Callable[[], Any]) -> list[float]:
+        try:
+            group = find()
+            found = [group._get_backend(device).options._timeout for device in group._device_types]
+        except (AttributeError, KeyError, LookupError, RuntimeError, ValueError):
+            return []
+        return [timeout.total_seconds() for timeout in found]
+
+    found = [each for name in groups for each in timeouts(partial(c10d._resolve_process_group, name))]
+    return min(found or timeouts(c10d._get_default_group), default=1800.0)
+
+
+@frozen(eq=False)
+class ShardedWeight:
+    """A parameter that ``fully_shard`` gathers before the modules of one of its groups run."""
+
+    module: nn.Module
+    """Whose parameter it is."""
+    name: str
+    """In that module."""
+    reshards: bool
+    """True if the gathered weight is freed after the forward, and gathered again in the backward."""
+    gathered: torch.Tensor | None
+    """The tensor that modules compute with; None before the first gather."""
+    group: tuple[nn.Module, ...]
+    """The modules that ``fully_shard`` was called with."""
+    outermost: bool
+    """True if no other call of it lies around that one. Unless told, it keeps the weights of this one gathered."""
+    together: int = 0
+    """A number, equal for all that is gathered at once."""
+    ranks: tuple[int, ...] = ()
+    """Over which it is gathered; empty where it is not."""
+    over: str = ""
+    """The name of their process group."""
+
+
+def sharded_weights(modules: Iterable[nn.Module] | None) -> Iterator[ShardedWeight]:
+    """The parameters of some modules that ``fully_shard`` gathers, in the order of the modules and of their names; of
+    None, those of every model in the process.
+
+    Also where it was called with a module around these.
+    """
+    if "torch.distributed.fsdp" not in sys.modules:
+        return
+    known = _by_owner()
+    if modules is None:
+        yield from known.values()
+    elif known:
+        for module in modules:
+            yield from (known[key] for name in module._parameters if (key := (module, name)) in known)
+
+
+def gathered_parameters(model: nn.Module) -> list[torch.Tensor]:
+    """The tensors that ``fully_shard`` gives the modules of a model for their parameters."""
+    found = (each.gathered for each in sharded_weights(model.modules()))
+    return [each for each in found if each is not None]
+
+
+def _by_owner() -> dict[tuple[nn.Module, str], ShardedWeight]:
+    """The weights of every model in the process: a module does not know that a module around it shards it."""
+    from torch.distributed import _composable_state
+
+    states = {ref() for ref in getattr(_composable_state, "_module_state_mapping", {}).values()}
+    return {owner: weight for state in states if state is not None for owner, weight in _weights(state)}
+
+
+def _weights(state: Any) -> Iterator[tuple[tuple[nn.Module, str], ShardedWeight]]:
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # torch 2.11 and before: one group
+        groups = [each] if (each := getattr(state, "_fsdp_param_group", None)) is not None else []
+    for group in groups:
+        over = getattr(getattr(group, "mesh_info", None), "shard_process_group", None)
+        ranks = _ranks(over)
+        shared = (id(group), ranks, getattr(over, "group_name", "") if ranks else "")
+        for parameter in group.fsdp_params:
+            info = parameter._module_info
+            reshards, gathered = bool(group._reshard_after_forward), getattr(parameter, "_unsharded_param", None)
+            owners = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
+            for module, name in owners:
+                weight = ShardedWeight(
+                    *(module, name, reshards, gathered, tuple(state._modules), bool(state._is_root)), *shared
+                )
+                yield (module, name), weight
+
+
+def _ranks(group: torch.distributed.ProcessGroup | None) -> tuple[int, ...]:
+    """The ranks of a group; none of one that is gone, as that of a model that was trained before."""
+    try:
+        return () if group is None else tuple(torch.distributed.get_process_group_ranks(group))
+    except (KeyError, ValueError):
+        return ()
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """True if ``fully_shard`` was called with a module."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def lies_within_another(module: nn.Module) -> bool:
+    """True if a forward has found a sharded module inside another: what FSDP gathers ahead has to share its streams.
+
+    Private because torch finds out in the first forward, and keeps it in its state of the module.
+    """
+    return module._get_fsdp_state()._is_root is False
+
+
+def gathered_ahead(module: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The modules that a sharded one gathers ahead, in the forward and in the backward.
+
+    Private because torch has a setter for each, and no getter.
+    """
+    state: Any = module._get_fsdp_state()
+    lists = state._states_to_forward_prefetch, state._states_to_backward_prefetch
+    forward, backward = ([each._modules[0] for each in states] for states in lists)
+    return forward, backward
+
+
+def ran_forward(module: nn.Module) -> list[nn.Module]:
+    """The modules FSDP has seen run since the last backward, around and beside a sharded one, in order.
+
+    Private because torch keeps it for the order of its own prefetching in the backward.
+    """
+    context: Any = module._get_fsdp_state()._comm_ctx
+    return [module for group in context.post_forward_order for module in group.modules]
+
+
+def own_class(module: nn.Module) -> str:
+    """The name of a module's class, without what ``fully_shard`` has made of it."""
+    own = (each for each in type(module).__mro__ if not each.__module__.startswith("torch.distributed.fsdp"))
+    name = type(module).__name__
+    return next((each.__name__ for each in own if each.__name__ == name.removeprefix("FSDP")), name)
+
+
+def is_of_fsdp(hook: object) -> bool:
+    """True if a module's hook was put there by ``fully_shard``: such hooks gather and free weights.
+
+    Private because they are methods of a class that torch does not name in public.
+    """
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
