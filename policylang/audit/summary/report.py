@@ -10,7 +10,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from attrs import asdict, field, frozen, has
 
-from policylang.audit.summary.fsdp_lines import FsdpOrderReport
 from policylang.audit.summary.order_account import OrderAccount
 from policylang.audit.summary.order_figures import order_figures
 from policylang.language.figures import counted, figure
@@ -154,6 +153,29 @@ class RewriteReport:
 
 
 @frozen
+class LineByFsdpReport:
+    """The account of one scheduling line in eager."""
+
+    source: str
+    """``file:line``."""
+    text: str
+    """The line as it is written."""
+    said: str
+    """What came of it."""
+
+
+@frozen
+class FsdpOrderReport:
+    """The account of one model's scheduling lines in eager."""
+
+    policy: str
+    """Its name."""
+    lines: tuple[LineByFsdpReport, ...] = ()
+    differences: tuple[str, ...] = ()
+    """What FSDP has been told otherwise since."""
+
+
+@frozen
 class Report:
     """One graph under a policy, or, with ``graphs``, all the graphs of a compiled model and their sum.
 
@@ -193,7 +215,7 @@ class Report:
     orders: tuple[OrderAccount, ...] = ()
     """Of a policy with scheduling lines: the whole step as planned, then what was carried out on each half of it."""
     by_fsdp: tuple[FsdpOrderReport, ...] = ()
-    """In eager, what `prefetch` and `bucket` lines came to where `fully_shard` gathers."""
+    """In eager, what `prefetch` lines came to where `fully_shard` gathers."""
     expectations: tuple[ExpectationReport, ...] = ()
     """An entry for each ``expect`` line."""
     warnings: tuple[str, ...] = ()

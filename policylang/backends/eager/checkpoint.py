@@ -20,12 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from policylang.backends.eager import problems
 from policylang.backends.eager.eligibility import runs_for_backward, stands_aside
-from policylang.backends.eager.fsdp_order import (
-    put_order_on,
-    refuse_for_one_block,
-    take_order_off,
-    warn_of_unchecked,
-)
+from policylang.backends.eager.fsdp_prefetch import put_order_on, refuse_for_one_block, take_order_off
 from policylang.backends.eager.session import BlockCall, Contexts, Session, innermost, session_behind, this_thread
 from policylang.graph import marks
 from policylang.graph.reading.modules import normalise
@@ -120,7 +115,8 @@ def put_on(model: nn.Module, policy: Policy, *, strict: bool, preserve_rng_state
     _refuse_replaced(blocks)
     put_order_on(model, policy, partial(blocks_in, policy=policy, root=""))
     if policy.orders and not decides_about_values(policy):
-        warn_of_unchecked(policy)
+        for expectation in policy.expectations:  # no block is planned
+            problems.warn(problems.UNCHECKED.diagnostic(span=expectation.span, line=expectation.span.one_line))
         for block in blocks:
             _take_off(block)
         return
