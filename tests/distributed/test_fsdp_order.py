@@ -163,9 +163,8 @@ def check_bits(mesh: DeviceMesh) -> None:
 
 
 def check_report(mesh: DeviceMesh) -> None:
-    model = under(
-        shard(Model(), mesh), f"{AHEAD}; optional bucket ({WEIGHTS}) per block; optional delay reduce_scatter 1 block"
-    )
+    left = f"optional bucket ({WEIGHTS}) per block; optional delay reduce_scatter 1 block"
+    model = under(shard(Model(), mesh), f"{AHEAD}; {left}")
     assert not any("forward" in layer.__dict__ for layer in model.layers), "no checkpoint where nothing is decided"
     run(model, 0)
     report = policylang.report(model)

@@ -161,11 +161,8 @@ class FsdpOrder:
                 said = f"left: {said.message}"
             lines.append((statement, said))
         raise_errors(wrong)
-        self.lines, self.told, self.names = (
-            lines,
-            sharding.lists(running or range(len(sharding.blocks))),
-            sharding.names(),
-        )
+        self.lines, self.names = lines, sharding.names()
+        self.told = sharding.lists(running or range(len(sharding.blocks)))
         if self.before is None:
             self.before = {module: gathered_ahead(module) for module in self.told}
         _tell(self.told)
