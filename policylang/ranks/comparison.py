@@ -8,7 +8,6 @@ compared: whatever its ranks decide, none of them waits for another in it.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -43,7 +42,7 @@ from policylang.ranks.rank_account import (
 from policylang.torch_compat import process_groups, store
 from policylang.torch_compat.graphs import group_ranks
 
-PATIENCE = "POLICYLANG_AGREE_TIMEOUT"
+TIMEOUT = "POLICYLANG_AGREE_TIMEOUT"
 
 Known = list[RankAccount]
 """The graphs that were agreed on for one piece of code."""
@@ -127,8 +126,8 @@ class RankComparison:
         shared = {name: ranks for name, ranks in every.items() if len(ranks) > 1 and self.store.rank in ranks}
         if not shared:
             return
-        label, patience = self._label(account), _patience(shared)
-        self.meeting = Meeting(self.store, self.topic, shared, account.operators, label, policy, patience)
+        label, timeout = self._label(account), _timeout(shared)
+        self.meeting = Meeting(self.store, self.topic, shared, account.operators, label, policy, timeout)
         self.meeting.compare(settings_stage([*self._mesh_lines(), *self.settings()]))
 
     def _label(self, account: RankAccount) -> str:
@@ -235,13 +234,13 @@ class RankComparison:
 
         def why() -> PolicyDivergenceError | None:
             with suppress(StoreFailure):
-                end = found.end_of(keys, math.inf)
+                end = found.end_of(keys)
                 if end is not None:
                     return PolicyDivergenceError([end.diagnostic])
                 for rank in sorted(members):
                     status = found.status(rank)
                     if status.kind == "stopped":
-                        found.history.known.add(status.absences[-1].id)
+                        found.history.told.add(status.absences[-1].id)
                         return PolicyDivergenceError([differences.stopped(rank, status.text)])
             return None
 
@@ -275,10 +274,10 @@ class _AskedRanks:
         return meeting.settle(stage)
 
 
-def _patience(groups: Iterable[str]) -> float:
+def _timeout(groups: Iterable[str]) -> float:
     """How long a rank is waited for, in seconds: as long as its process groups would, unless the user says."""
     try:
-        return float(os.environ[PATIENCE])
+        return float(os.environ[TIMEOUT])
     except (KeyError, ValueError):
         return store.shortest_timeout(groups)
 

@@ -31,7 +31,7 @@ def address_of(*words: str) -> str:
 
 @frozen
 class MeetingKey:
-    """Where the members of a process group meet: a topic, the group, and how often a rank has come to the topic."""
+    """Names one comparison over a process group, alike on all of its members."""
 
     topic: str
     """Its address."""
@@ -39,7 +39,8 @@ class MeetingKey:
     """By the name that c10d gives it, on all of its members alike."""
     ranks: tuple[int, ...]
     """Global, sorted."""
-    number: int
+    epoch: int
+    """How often the group has compared something under this topic."""
 
     @property
     def place(self) -> str:
@@ -47,31 +48,17 @@ class MeetingKey:
 
     def message(self, rank: int, step: int) -> str:
         """Where the message of a rank is in one step of the comparison, counted from 1."""
-        return f"{self.place}/{self.number}/{step}/{rank}"
+        return f"{self.place}/{self.epoch}/{step}/{rank}"
 
     @property
     def end(self) -> str:
         """Where a rank says why nobody is to go on."""
-        return f"{self.place}/{self.number}/end"
-
-    def at(self, rank: int) -> str:
-        """Where a rank that waits says which number it has come to."""
-        return f"{self.place}/at/{rank}"
+        return f"{self.place}/{self.epoch}/end"
 
     @property
     def done(self) -> str:
         """Where the ranks that are through are counted."""
-        return f"{self.place}/{self.number}/done"
-
-
-@frozen
-class Awaited:
-    """A message that is waited for."""
-
-    key: MeetingKey
-    step: int
-    rank: int
-    """Which is to send it."""
+        return f"{self.place}/{self.epoch}/done"
 
 
 @frozen
@@ -92,7 +79,7 @@ class Absence:
     rank: int
     topic: str
     """Its address; empty where it concerns whatever is compared next."""
-    time: int
+    visit: int
     """How often the rank had come to the topic by then."""
     graph: str
     """The digest of the operators of what is not compared; empty where it stopped before there was a graph."""
@@ -122,13 +109,15 @@ class RankMessage:
     """In the order in which the graph first uses the groups."""
     graph: str = ""
     """The digest of its operators."""
+    visit: int = 1
+    """How often the rank has come to the topic."""
     absences: tuple[Absence, ...] = ()
     """The last of this rank."""
 
     def misses(self, absence: Absence) -> bool:
         """Whether it waits for a rank that is absent."""
-        at = self.keys[0].topic, self.keys[0].number
-        return not absence.topic or ((absence.topic, absence.time) == at and absence.graph in ("", self.graph))
+        here = (absence.topic, absence.visit) == (self.keys[0].topic, self.visit)
+        return not absence.topic or (here and absence.graph in ("", self.graph))
 
 
 @frozen
@@ -141,10 +130,8 @@ class EndOfComparison:
     details: tuple[str, ...] = ()
     rules: Mapping[str, int] = field(factory=dict)
     """By the digest of a policy, the rule of it that the message is about."""
-    absence: str = ""
-    """The id of that which is why."""
-    steps: int = 0
-    """How many steps the rank that says it has taken with the others: until there, all go on."""
+    id: str = ""
+    """A rank is told once; that of the absence where one is why."""
     keys: tuple[MeetingKey, ...] = ()
     """All that it is said under."""
 
@@ -167,8 +154,11 @@ class RankStatus:
     """For people: what the rank has, why it stopped, or why it does not compare."""
     absences: tuple[Absence, ...] = ()
     """Its last."""
-    awaited: tuple[Awaited, ...] = ()
-    """The messages that the rank waits for, while nothing else of it can run that others may wait for."""
+    keys: tuple[MeetingKey, ...] = ()
+    """Of its comparison, while it waits and nothing else of it can run that others may wait for."""
+    awaited: str = ""
+    """The first message that it waits for, then."""
+    awaited_rank: int = 0
 
 
 # --- as text --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import policylang
 from policylang import TracedStep, trace_step
 from policylang.backends import path
-from policylang.ranks.comparison import PATIENCE
+from policylang.ranks.comparison import TIMEOUT
 from policylang.ranks.message_store import SWITCH
 from tests.support.meshed import WIDTH, Meshed
 from tests.support.ranks import run_ranks
@@ -147,7 +147,7 @@ def late(rank: int) -> dict[str, Any]:
     if rank == 1:
         time.sleep(1.5)
     found = {"late": said(lambda: traced(mesh, dims=(1,)).apply(policy))}
-    os.environ[PATIENCE] = "2"
+    os.environ[TIMEOUT] = "2"
     if rank == 0:
         found["never"] = said(lambda: traced(mesh, dims=(1,)).apply(policy))
     else:
@@ -175,7 +175,7 @@ def dies_with_a_plan(rank: int) -> list[str]:
     model = Meshed(mesh, (0, 1))
     step = traced(mesh)
     nodes = len(step.gm.graph.nodes)
-    os.environ[PATIENCE] = "3"
+    os.environ[TIMEOUT] = "3"
     with mock.patch.object(path, "agree_on_plan", die if rank == 2 else path.agree_on_plan):
         compiled = torch.compile(model, backend=policylang.backend(policy, inner="aot_eager"))
         found = [said(lambda: compiled(BATCH))]

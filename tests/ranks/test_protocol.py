@@ -21,8 +21,8 @@ from policylang.graph.facts import Facts, Flag, GraphKind, Group
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import JOINT
 from policylang.planning.planner import plan as make_plan
-from policylang.ranks import exchange, message_store
-from policylang.ranks.comparison import PATIENCE, agree_on_plan, comparing, ranks_of
+from policylang.ranks import meeting, message_store
+from policylang.ranks.comparison import TIMEOUT, agree_on_plan, comparing, ranks_of
 from policylang.ranks.message_store import MessageStore
 from policylang.ranks.messages import LONGEST
 from tests.support.textgraph import GraphBuilder
@@ -117,7 +117,7 @@ def run(world: int, episodes: Sequence[Episode], seed: int) -> list[list[str]]:
 
     with (
         mock.patch.object(message_store, "message_store", side_effect=lambda: own.store),
-        mock.patch.object(exchange, "_LOOK", QUICK * exchange._LOOK),
+        mock.patch.object(meeting, "_LOOK", QUICK * meeting._LOOK),
     ):
         threads = [threading.Thread(target=rank_in_a_thread, args=(rank,), daemon=True) for rank in range(world)]
         for thread in threads:
@@ -172,7 +172,7 @@ def test_every_fault_is_told_to_whom_it_concerns_and_to_nobody_later(
 ) -> None:
     world, episodes = program
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(PATIENCE, "20")
+        environment.setenv(TIMEOUT, "20")
         found = run(world, [*episodes, evolve(episodes[-1], fault=WELL)], seed)
     for number, episode in enumerate((*episodes, evolve(episodes[-1], fault=WELL))):
         for rank in range(world):
@@ -202,7 +202,7 @@ def test_threads_with_groups_of_their_own_never_meet() -> None:
     pools = [ThreadPoolExecutor(3) for _ in range(2)]
     with (
         mock.patch.object(message_store, "message_store", side_effect=lambda: own.store),
-        mock.patch.object(exchange, "_LOOK", QUICK * exchange._LOOK),
+        mock.patch.object(meeting, "_LOOK", QUICK * meeting._LOOK),
         ThreadPoolExecutor(6) as drivers,
     ):
         for each in [drivers.submit(models, rank, number) for rank in range(2) for number in range(3)]:

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import policylang
 from policylang import TracedStep, trace_step
-from policylang.ranks import exchange, message_store
+from policylang.ranks import meeting, message_store
 from tests.support.flat_graphs import copy_graph
 from tests.support.joint import capture_joint
 from tests.support.rank_faults import Case, Place, gradients
@@ -759,7 +759,7 @@ def is_late(seconds: float, noticed: float) -> Case:
         model = nets(at)
         if fault:
             time.sleep(seconds)
-        with mock.patch.object(exchange, "NOTICE", noticed):
+        with mock.patch.object(meeting, "NOTICE", noticed):
             at.trains(compiled(model, SAVE), model, batch())
 
     return case
