@@ -9,6 +9,8 @@ from torch.utils import _pytree as pytree
 
 from policylang.backends.surgery.order import arrange
 from policylang.graph.facts import Facts, Flag, Phase
+from policylang.operators.categories import describe
+from policylang.operators.effects import function, unread
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
 from policylang.torch_compat import graphs, partition
@@ -58,9 +60,16 @@ def _exempt_statistics(graph: fx.Graph, facts: Facts) -> None:
     written = {graphs.mutated_input(desc) for desc in pytree.tree_leaves(output.meta.get("desc"))} - {None}
     for node in graph.find_nodes(op="placeholder"):
         desc = node.meta.get("desc")
-        if desc is None or desc not in written or facts.has(facts.index[node.name], _IN_BACKWARD):
-            continue
-        node.meta["saved_tensor_with_no_vc_check"] = True
+        is_written = (desc is not None and desc in written) or _is_copied_to(node)
+        if is_written and not facts.has(facts.index[node.name], _IN_BACKWARD):
+            node.meta["saved_tensor_with_no_vc_check"] = True
+
+
+def _is_copied_to(node: fx.Node) -> bool:
+    """The step writes an input that it reads nowhere else but in operators that return it updated: Dynamo has buffers
+    written in the graph."""
+    others = [user for user in node.users if function(user) != "copy_.default" or user.args[0] is not node]
+    return len(others) < len(node.users) and all(node in unread(user, describe(user.target)) for user in others)
 
 
 def finish(
