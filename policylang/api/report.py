@@ -7,8 +7,8 @@ from typing import Any
 from attrs import evolve
 from torch import fx
 
-from policylang.audit.summary.combine import combined
-from policylang.audit.summary.report import AuditReport, FsdpOrderReport, Report, ValuesReport
+from policylang.audit.report import AuditReport, FsdpOrderReport, Report, ValuesReport
+from policylang.audit.summary import combined
 from policylang.backends import refusals
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.eager.fsdp_prefetch import order_reports

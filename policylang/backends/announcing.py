@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 from base64 import b64encode
 
-from policylang.audit.summary.order_figures import order_figures
-from policylang.audit.summary.report import Report
+from policylang.audit.report import Report, order_figures
 from policylang.backends.findings import findings_of
 from policylang.backends.graph_registry import CarriedOut
 from policylang.errors import PolicyGraphError

@@ -7,9 +7,8 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from policylang.audit.summary.assemble import partition_report, plan_report
-from policylang.audit.summary.order_account import OrderAccount
-from policylang.audit.summary.report import NO_GRADIENTS, AuditReport, Report, RewriteReport, report_from_dict
+from policylang.audit.report import NO_GRADIENTS, AuditReport, OrderAccount, Report, RewriteReport, report_from_dict
+from policylang.audit.summary import partition_report, plan_report
 from policylang.backends.graph_registry import CarriedOut
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Bucket, Policy

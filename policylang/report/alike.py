@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from policylang.audit.summary.report import ExpectationReport, Report, ValuesReport
+from policylang.audit.report import ExpectationReport, Report, ValuesReport
 from policylang.language.figures import counted, figure, folded_names
 
 _IN_BLOCK = re.compile(r" in block \d+$")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from policylang.audit.summary.report import Report
+from policylang.audit.report import Report
 from policylang.language.figures import counted, figure, file_name
 from policylang.planning.plan import Plan
 from policylang.report.device_times import seconds_text

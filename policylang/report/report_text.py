@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from policylang.audit.summary.report import (
-    NO_GRADIENTS,
-    CodeOrderReport,
-    Report,
-    RewriteReport,
-    RuleReport,
-    ValuesReport,
-)
+from policylang.audit.report import NO_GRADIENTS, CodeOrderReport, Report, RewriteReport, RuleReport, ValuesReport
 from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
 from policylang.report.alike import expectation_lines, graph_rows
 from policylang.report.device_times import seconds_text

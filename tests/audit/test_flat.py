@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 import policylang
-from policylang.audit.flat import audit_flat
+from policylang.audit.graphs import audit_flat
 from policylang.backends.flat.path import FlatPath
 from policylang.backends.runtime import copy_operators
 from policylang.graph import marks

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import policylang
-from policylang.audit.summary.report import AuditReport, Report, ValuesReport
+from policylang.audit.report import AuditReport, Report, ValuesReport
 from policylang.backends.eager.execution import plan_modes
 from policylang.backends.runtime import profiler_ranges
 from policylang.backends.torch_compile import backend

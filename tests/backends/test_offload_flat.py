@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 import policylang
-from policylang.audit.flat import audit_flat
-from policylang.audit.summary.report import report_from_dict
+from policylang.audit.graphs import audit_flat
+from policylang.audit.report import report_from_dict
 from policylang.backends.flat.path import FlatPath
 from policylang.backends.graph_registry import CarriedOut
 from policylang.backends.runtime import copy_operators

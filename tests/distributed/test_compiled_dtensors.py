@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import policylang
-from policylang.audit.summary.report import Report
+from policylang.audit.report import Report
 from tests.support.compiled import fresh_dynamo
 from tests.support.sharded import fake_ranks, sharded_stack
 

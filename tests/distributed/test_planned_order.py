@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 import policylang
 from policylang import trace_step
-from policylang.audit.summary.report import Report
+from policylang.audit.report import Report
 from tests.support.compiled import fresh_dynamo
 from tests.support.models import llama
 from tests.support.ranks import run_ranks

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from policylang.audit.code_audit import CodeAudit
+from policylang.audit.code import CodeAudit
 from policylang.backends.caching.keyed import KeyedForCaches
 from policylang.backends.joint.path import JointPartitioner
 from policylang.torch_compat import inductor

@@ -15,7 +15,7 @@ from attrs import define, evolve, field, frozen
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from policylang.audit.summary.report import FsdpOrderReport, LineByFsdpReport
+from policylang.audit.report import FsdpOrderReport, LineByFsdpReport
 from policylang.backends.eager import problems
 from policylang.backends.eager.observation.fsdp_hooks import is_first_fsdp
 from policylang.backends.fsdp_weights import NamedBlock, sharded_in

@@ -8,7 +8,7 @@ from typing import ClassVar
 from attrs import frozen
 from torch import Tensor
 
-from policylang.audit.eager import audit_eager
+from policylang.audit.graphs import audit_eager
 from policylang.audit.outcome import Audit
 from policylang.backends.eager.execution.instructions import PlannedInstructions, instructions_of
 from policylang.backends.eager.observation.block_trace import BlockTrace

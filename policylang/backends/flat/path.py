@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from policylang.audit.flat import audit_flat
+from policylang.audit.graphs import audit_flat
 from policylang.audit.outcome import Audit
 from policylang.backends.flat.remat import rematerialise
 from policylang.backends.path import BackendPath

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from attrs import evolve, field, frozen
 from torch import fx
 
-from policylang.audit.joint import audit, audit_copies, read_halves
+from policylang.audit.graphs import audit, audit_copies, read_halves
 from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
 from policylang.backends import refusals

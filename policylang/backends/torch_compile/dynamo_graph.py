@@ -14,7 +14,7 @@ import torch
 from attrs import frozen
 from torch import fx
 
-from policylang.audit.code_audit import CodeAudit
+from policylang.audit.code import CodeAudit
 from policylang.backends.announcing import announce_cached
 from policylang.backends.caching import fingerprint, sidecar
 from policylang.backends.caching.cached_partitioner import CachedPartitioner

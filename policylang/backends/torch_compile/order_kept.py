@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import fx
 
-from policylang.audit.code_audit import CodeAudit
+from policylang.audit.code import CodeAudit
 from policylang.backends.caching.keyed import KeyedForCaches
 from policylang.errors import PolicyAuditError, PolicyMeaningError, PolicyWarning
 from policylang.language.codes import diagnose, is_error

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
-from policylang.audit.summary.order_account import OrderAccount, ScheduledLine
-from policylang.audit.summary.report import Report
+from policylang.audit.report import OrderAccount, Report, ScheduledLine
 from policylang.language.figures import Measured, counted, figure, file_name, listed
 
 _MOST_NAMES = 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import asdict
 
-from policylang.audit.summary.assemble import word
+from policylang.audit.summary import word
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Policy

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError, PolicyWarning
-from policylang.audit.summary.report import Report
+from policylang.audit.report import Report
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.language.syntax import Policy
 from tests.support import models

@@ -23,7 +23,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 import policylang
-from policylang.audit.summary.assemble import rewrite_reports
+from policylang.audit.summary import rewrite_reports
 from policylang.backends.flat.path import FlatPath
 from policylang.backends.runtime import groups
 from policylang.backends.surgery.edits import carry_out

@@ -1,16 +1,16 @@
-"""Assembles the report on a graph from its plan and, where it was partitioned, the audit."""
+"""Makes reports of plans and audits, and one of several."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from math import fsum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from attrs import evolve
+from attrs import evolve, fields
 
-from policylang.audit.summary.order_account import order_account
-from policylang.audit.summary.report import (
+from policylang.audit.report import (
     AuditReport,
     DecisionReport,
     ExpectationReport,
@@ -19,10 +19,13 @@ from policylang.audit.summary.report import (
     RewriteReport,
     RuleReport,
     ValuesReport,
+    order_account,
 )
 from policylang.graph.facts import GraphKind, uncounted_operators
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.figures import listed
+from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.syntax import Action, Policy
 from policylang.planning.expectations.data_sizes import counted_by_data
 from policylang.planning.graph_edit import Edit, Edits
@@ -31,7 +34,162 @@ from policylang.planning.value_decision import Decision, Why
 
 if TYPE_CHECKING:
     from policylang.audit.outcome import Audit
+    from policylang.audit.report import DecisionReport
     from policylang.planning.schedule.order_plan import OrderPlan
+
+
+_MOST_NAMES = 4
+_Default = TypeVar("_Default")
+
+
+class DecidedValues(dict[str, "DecisionReport"]):
+    """Of several graphs: ``layers.3/mm_3``, or by the number of its graph, ``3/mm_3``, where that has no name.
+
+    ``[…]``, ``in`` and ``get`` also take the name alone, ``mm_3``, or with the end of a block's path, where one graph
+    alone has such a value or where all that have it decide alike; of a name that is decided differently, ``in`` says
+    no. All else about it is a dictionary of the full names.
+    """
+
+    def __missing__(self, name: str) -> DecisionReport:
+        """Raises ``KeyError`` that names the values it may be, or those that are spelled nearly so."""
+        by_graph = self._of_short_name(name)
+        if not by_graph:
+            known = self if "/" in str(name) else (full.rpartition("/")[2] for full in self)
+            help_ = did_you_mean(nearest(str(name), known)) or f"the report has {len(self):,} values"
+            raise KeyError(f"no forward value is called `{name}`; {help_}")
+        if len(set(by_graph.values())) > 1:
+            said: dict[DecisionReport, list[str]] = {}
+            for full, decision in by_graph.items():
+                said.setdefault(decision, []).append(full)
+            ways = (f"{decision.action} {listed(names, _MOST_NAMES)}" for decision, names in said.items())
+            raise KeyError(f"`{name}` is decided differently in {len(by_graph)} graphs: {'; '.join(ways)}")
+        return next(iter(by_graph.values()))
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or len(set(self._of_short_name(name).values())) == 1
+
+    @overload
+    def get(self, name: str, default: None = None, /) -> DecisionReport | None: ...
+    @overload
+    def get(self, name: str, default: DecisionReport, /) -> DecisionReport: ...
+    @overload
+    def get(self, name: str, default: _Default, /) -> DecisionReport | _Default: ...
+    def get(self, name: str, default: Any = None, /) -> Any:
+        if name not in self:
+            return default
+        return self[name]
+
+    def _of_short_name(self, name: object) -> dict[str, DecisionReport]:
+        """The values that it may be, by their full names."""
+        if not isinstance(name, str):
+            return {}
+        graph, _, value = name.rpartition("/")
+        graphs = dict.fromkeys(full.rpartition("/")[0] for full in self)
+        near = (each for each in graphs if not graph or f".{each}".endswith(f".{graph}"))
+        own = super().__contains__
+        return {full: self[full] for each in near if own(full := f"{each}/{value}")}
+
+    def __reduce__(self) -> tuple[type[DecidedValues], tuple[dict[str, DecisionReport]]]:
+        return DecidedValues, (dict(self),)
+
+
+_SUMMED = tuple(each.name for each in fields(RuleReport) if each.name not in ("source", "text"))
+
+
+def combined(reports: Iterable[Report]) -> Report:
+    """The graphs of one model as one report. A rule's account is the sum of its accounts."""
+    graphs = _told_apart(reports)
+    if len(graphs) == 1:
+        return graphs[0]
+    names = [graph.label or str(number) for number, graph in enumerate(graphs)]
+
+    def each(name: str) -> list[Any]:
+        return [getattr(graph, name) for graph in graphs]
+
+    together: dict[str, Any] = {
+        **{name: sum(each(name)) for name in ("forward_nodes", "blocks", "undecided", "forward_flops")},
+        **{name: _summed_values(each(name), names) for name in ("saved", "recomputed", "offloaded")},
+        **{name: _counts(each(name)) for name in ("uncounted", "uncounted_recomputed")},
+        **{name: tuple(chain.from_iterable(each(name))) for name in ("rewrites", "orders", "expectations", "code")},
+        **{name: tuple(dict.fromkeys(chain.from_iterable(each(name)))) for name in ("warnings", "notes")},
+    }
+    return Report(
+        policy=", ".join(dict.fromkeys(each("policy"))),
+        decisions=DecidedValues(
+            {
+                f"{graph_name}/{name}": decision
+                for graph_name, graph in zip(names, graphs, strict=True)
+                for name, decision in graph.decisions.items()
+            }
+        ),
+        rules=_summed_rules(graphs),
+        undecided_fate=graphs[0].undecided_fate,
+        undecided_saved_bytes=_sum(each("undecided_saved_bytes")),
+        audit=_joined(each("audit"), names),
+        device=", ".join(dict.fromkeys(filter(None, each("device")))) or None,
+        forward_seconds=_sum(each("forward_seconds")),
+        from_cache=all(each("from_cache")),
+        graphs=graphs,
+        **together,
+    )
+
+
+def _told_apart(reports: Iterable[Report]) -> tuple[Report, ...]:
+    """With a number behind the label of a block that is called in several ways, from the second on."""
+    seen = Counter[str]()
+    found = []
+    for report in reports:
+        seen[report.label] += 1
+        again = report.label and seen[report.label] > 1
+        found.append(evolve(report, label=f"{report.label}#{seen[report.label]}") if again else report)
+    return tuple(found)
+
+
+def _joined(audits: Sequence[AuditReport | None], names: Sequence[str]) -> AuditReport | None:
+    places = [name if not name.isdecimal() else f"graph {name}" for name in names]
+    there = [(place, audit) for place, audit in zip(places, audits, strict=True) if audit is not None]
+    if not there:
+        return None
+    differences = tuple(f"{place}: {difference}" for place, audit in there for difference in audit.differences)
+    return AuditReport(all(audit.agrees for _, audit in there), differences)
+
+
+def _summed_values(parts: Sequence[ValuesReport | None], names: Sequence[str]) -> ValuesReport | None:
+    there = [(graph, values) for graph, values in zip(names, parts, strict=True) if values is not None]
+    if not there:
+        return None
+    return ValuesReport(
+        tuple(f"{graph}/{name}" for graph, values in there for name in values.names),
+        sum(values.bytes for _, values in there),
+        sum(values.flops for _, values in there),
+        _sum(values.seconds for _, values in there),
+    )
+
+
+def _summed_rules(graphs: Sequence[Report]) -> tuple[RuleReport, ...]:
+    """Graphs of one policy have the same rules in the same order; parts of a model may follow different policies."""
+    by_rule: dict[tuple[str, int, str, str], list[RuleReport]] = {}
+    for graph in graphs:
+        for number, account in enumerate(graph.rules):
+            by_rule.setdefault((graph.policy, number, account.source, account.text), []).append(account)
+    return tuple(
+        RuleReport(source, text, **{name: _sum(getattr(each, name) for each in accounts) for name in _SUMMED})
+        for (_, _, source, text), accounts in by_rule.items()
+    )
+
+
+def _counts(parts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in parts:
+        total.update(each)
+    return dict(sorted(total.items()))
+
+
+def _sum(figures: Iterable[float | None]) -> Any:
+    """The sum of the figures there are; None where there is none."""
+    there = [figure for figure in figures if figure is not None]
+    return sum(there) if there else None
+
 
 _ROUNDING = "sums are taken in another order: equal up to rounding, not bitwise"
 _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
