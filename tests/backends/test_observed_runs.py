@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import policylang
 from policylang.audit.report import AuditReport, Report, ValuesReport
-from policylang.backends.eager.execution import plan_modes
+from policylang.backends.eager import plan_modes
 from policylang.backends.runtime import profiler_ranges
 from policylang.backends.torch_compile import backend
 from policylang.graph import marks

@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from policylang.backends.eager import problems
-from policylang.backends.eager.eligibility import runs_for_backward, stands_aside
 from policylang.backends.eager.fsdp_prefetch import put_order_on, refuse_for_one_block, take_order_off
+from policylang.backends.eager.region import runs_for_backward, stands_aside
 from policylang.backends.eager.session import BlockCall, Contexts, Session, innermost, session_behind, this_thread
 from policylang.graph import marks
 from policylang.graph.reading.modules import normalise

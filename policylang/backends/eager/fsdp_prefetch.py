@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from policylang.audit.report import FsdpOrderReport, LineByFsdpReport
 from policylang.backends.eager import problems
-from policylang.backends.eager.observation.fsdp_hooks import is_first_fsdp
+from policylang.backends.eager.first_call import is_first_fsdp
 from policylang.backends.fsdp_weights import NamedBlock, sharded_in
 from policylang.backends.path import raise_errors
 from policylang.graph.builder import GraphBuilder

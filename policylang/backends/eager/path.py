@@ -10,8 +10,8 @@ from torch import Tensor
 
 from policylang.audit.graphs import audit_eager
 from policylang.audit.outcome import Audit
-from policylang.backends.eager.execution.instructions import PlannedInstructions, instructions_of
-from policylang.backends.eager.observation.block_trace import BlockTrace
+from policylang.backends.eager.block_trace import BlockTrace
+from policylang.backends.eager.followed_call import PlannedInstructions, instructions_of
 from policylang.backends.path import BackendPath, raise_errors
 from policylang.backends.runtime.stages import timed
 from policylang.graph.schedule import StepKind

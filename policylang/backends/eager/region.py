@@ -12,24 +12,23 @@ from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from policylang.audit.outcome import Audit
 from policylang.backends.announcing import announce
 from policylang.backends.eager import problems
-from policylang.backends.eager.eligibility import check_parts
-from policylang.backends.eager.execution.followed_call import FollowedCall, observed_call, unfinished_call
-from policylang.backends.eager.execution.instructions import PlannedInstructions
-from policylang.backends.eager.observation.block_trace import BlockTrace, fingerprint, trace_of
-from policylang.backends.eager.observation.first_call import Observation
-from policylang.backends.eager.observation.origins import HeldResult, tensors_in
-from policylang.backends.eager.observation.surroundings import Before, Surroundings, Volatile, surroundings
+from policylang.backends.eager.block_trace import BlockTrace, fingerprint, trace_of
+from policylang.backends.eager.first_call import Observation, is_first_fsdp
+from policylang.backends.eager.followed_call import FollowedCall, PlannedInstructions, observed_call, unfinished_call
+from policylang.backends.eager.origins import HeldResult, tensors_in
 from policylang.backends.eager.path import EagerPath, HeldTensors
+from policylang.backends.eager.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.fsdp_weights import NamedBlock, weights_of_blocks
 from policylang.backends.graph_registry import CarriedOut
 from policylang.backends.path import raise_differences
 from policylang.errors import PolicyGraphError
+from policylang.graph import marks
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
@@ -39,9 +38,71 @@ from policylang.planning.block_graph import Place
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.comparison import Known, comparing, tell_stopped
-from policylang.torch_compat.dynamo import compiled_in_place
-from policylang.torch_compat.eager import forward_derivatives, held_bytes, made_by_reentrant_checkpoint
+from policylang.torch_compat.dynamo import compiled_in_place, compiler_of, is_compiled
+from policylang.torch_compat.eager import (
+    differentiated_by_transform,
+    forward_derivatives,
+    graph_being_traced,
+    held_bytes,
+    made_by_reentrant_checkpoint,
+    transformed,
+)
 from policylang.torch_compat.subclasses import take_apart
+
+
+def traced_for_others() -> bool:
+    """Whether the model is being traced by torch's exporters: what they write down has no backward of its own."""
+    return bool(torch.jit.is_tracing() or torch.compiler.is_exporting())
+
+
+def runs_for_backward(module: nn.Module) -> bool:
+    """Whether a block runs as it does in training, and nothing traces or transforms it."""
+    if not (module.training and torch.is_grad_enabled()) or transformed() or traced_for_others():
+        return False
+    return graph_being_traced() is None and any(each.requires_grad for each in module.parameters())
+
+
+def stands_aside(module: nn.Module, root: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the block is to run as it is. Warns where a backward could follow.
+
+    Raises ``PolicyGraphError`` under a transformation that differentiates by itself: nothing it keeps can be saved or
+    recomputed from here.
+    """
+    if traced_for_others() or any(isinstance(each, fx.Proxy) for each in (*args, *kwargs.values())):
+        return True
+    if not transformed():
+        return False
+    name = problems.block(module, root)
+    if differentiated_by_transform():
+        raise problems.DIFFERENTIATED.error(name=name)
+    if torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters()):
+        problems.warn(problems.RUNS_TRANSFORMED.diagnostic(name=name))
+    return True
+
+
+def carries_policies(module: nn.Module) -> bool:
+    """Whether a compiled module was compiled with a backend of policylang's, which carries out policies by itself."""
+    return bool(getattr(compiler_of(module), marks.COMPILER, False))
+
+
+def check_parts(module: nn.Module, root: str) -> None:
+    """Raises ``PolicyGraphError`` where a block or a part of it does not run as operators that repeat.
+
+    A block that policylang's compiler left to eager is followed there; any other compiled code has no operators.
+    """
+    name = problems.block(module, root)
+    parts = {inner: ".".join(filter(None, (root, path))) for path, inner in module.named_modules()}
+    for inner, path in parts.items():
+        if is_compiled(inner):
+            if inner is not module:
+                raise problems.COMPILED_PART.error(name=name, part=problems.block(inner, path))
+            if not carries_policies(module):
+                raise problems.COMPILED.error(name=name)
+            problems.warn(problems.RUNS_UNCOMPILED.diagnostic(name=name))
+    for inner, path in parts.items():
+        if is_first_fsdp(inner):
+            raise problems.FIRST_FSDP.error(name=name, part=problems.block(inner, path))
+
 
 _PATH = EagerPath()
 

@@ -18,15 +18,18 @@ from torch import Tensor, nn
 
 from policylang.backends.compiled_graphs import CompiledGraph
 from policylang.backends.eager import problems
-from policylang.backends.eager.eligibility import carries_policies, traced_for_others
-from policylang.backends.eager.execution.followed_call import FollowedCall
-from policylang.backends.eager.execution.plan_modes import ForwardMode, RecomputeMode
-from policylang.backends.eager.execution.saved_tensors import SavedTensors, handing_over, noting_saved
-from policylang.backends.eager.observation.block_mode import moments, unseen_since
-from policylang.backends.eager.observation.first_call import Observation, Observer, watched
-from policylang.backends.eager.observation.fsdp_hooks import gathers_aside
-from policylang.backends.eager.observation.origins import tensors_in
-from policylang.backends.eager.region import CheckpointRegion, RunningBlock, Traces, is_alike
+from policylang.backends.eager.first_call import Observation, Observer, gathers_aside, moments, unseen_since, watched
+from policylang.backends.eager.followed_call import FollowedCall
+from policylang.backends.eager.origins import tensors_in
+from policylang.backends.eager.plan_modes import ForwardMode, RecomputeMode, SavedTensors, handing_over, noting_saved
+from policylang.backends.eager.region import (
+    CheckpointRegion,
+    RunningBlock,
+    Traces,
+    carries_policies,
+    is_alike,
+    traced_for_others,
+)
 from policylang.backends.fsdp_weights import NamedBlock
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks

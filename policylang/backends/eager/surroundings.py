@@ -21,7 +21,7 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 
-from policylang.backends.eager.observation.origins import tensors_in
+from policylang.backends.eager.origins import tensors_in
 from policylang.torch_compat.eager import storage_is_freed
 from policylang.torch_compat.subclasses import take_apart
 from policylang.torch_compat.tracing import is_wrapper_subclass

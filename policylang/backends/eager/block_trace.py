@@ -15,9 +15,8 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import fx
 
-from policylang.backends.eager.observation.first_call import Observation, Operation, TensorFacts
-from policylang.backends.eager.observation.origins import OUTSIDE, External, TensorOrigin, mapped
-from policylang.backends.eager.observation.stream import OperatorStream, gives_data
+from policylang.backends.eager.first_call import Observation, Operation, TensorFacts
+from policylang.backends.eager.origins import OUTSIDE, External, OperatorStream, TensorOrigin, gives_data, mapped
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.marks import BACKWARD, FORWARD, PHASE
 from policylang.graph.reading.collect import collect

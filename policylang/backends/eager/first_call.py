@@ -1,17 +1,14 @@
-"""Observes the first call of a block as it runs: its operators, its modules, and what its backward will read.
-
-The call is the one that the program makes. Nothing runs beside it, so there is nothing that the program could notice.
-A dispatch mode sees the operators, hooks of this one call see the modules, and what autograd saves says what the
-backward will read. Until the block returns, all that its operators give is held; then there is a plan, and what it does
-not save is let go. A recomputation of the block holds as much at once.
-"""
+"""Watches the first call of a block: every operator, with FSDP's own doing and what is thrown away left out."""
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -21,38 +18,202 @@ from torch.fx import traceback
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from policylang.backends.eager import problems
-from policylang.backends.eager.observation.block_mode import BlockMode, note_write
-from policylang.backends.eager.observation.fsdp_hooks import gathered_over, gathers
-from policylang.backends.eager.observation.origins import (
+from policylang.backends.eager.origins import (
+    GeneratorState,
     HeldResult,
     NotedTensor,
+    OperatorStream,
     Origins,
     TensorOrigin,
+    addresses,
     described,
-    mapped,
-    tensors_in,
-    without_history,
-)
-from policylang.backends.eager.observation.stream import (
-    GeneratorState,
-    OperatorStream,
     draws,
     gives_number,
     is_ignored,
     is_kept_unread,
     is_no_step,
+    leaves_in,
+    mapped,
     numbers_among,
+    tensors_in,
     traces_again,
+    without_history,
     writes,
     written_by,
 )
-from policylang.backends.eager.observation.surroundings import Before
-from policylang.backends.eager.observation.thrown_away import thrown_away
+from policylang.backends.eager.surroundings import Before
 from policylang.graph.marks import annotated
 from policylang.graph.reading.modules import MODULE_ANNOTATION
-from policylang.torch_compat.eager import DispatchMode, are_of_checkpoint, is_wrapper_class, saved_tensor_hooks
+from policylang.torch_compat.eager import (
+    DispatchMode,
+    active_modes,
+    are_of_checkpoint,
+    is_wrapper_class,
+    saved_tensor_hooks,
+    storage_address,
+    storage_users,
+)
+from policylang.torch_compat.fsdp import is_of_fsdp
 from policylang.torch_compat.graphs import hint, outside_of_modes
+from policylang.torch_compat.process_groups import mesh_groups
 from policylang.torch_compat.subclasses import take_apart
+
+moments = count()
+"""Tells what began first."""
+
+
+_written: dict[int, int] = {}
+"""When a block wrote last to memory, by address. Of memory that has been given back an entry says nothing: who asks
+holds what it asks about."""
+
+
+def note_write(tensors: Iterable[Tensor]) -> None:
+    """A block has written to these."""
+    _written.update(dict.fromkeys(addresses(tensors), next(moments)))
+
+
+def written_since(address: int | None, moment: int) -> bool:
+    """Whether a block has written to memory since a moment."""
+    return address is not None and _written.get(address, -1) > moment
+
+
+class BlockMode(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
+    """Sees every operator of one run of a block."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = next(moments)
+        self.suspended = 0
+        self.reading: frozenset[int] = frozenset()
+        """By ``id``, the tensors whose readers are the block's all the same while this is suspended."""
+
+    def aside(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """An operator that runs while this is suspended."""
+        if not self.reading or not any(id(each) in self.reading for each in tensors_in((args, kwargs))):
+            return func(*args, **kwargs)
+        suspended, self.suspended = self.suspended, 0
+        try:
+            return self.__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self.suspended = suspended
+
+
+def unseen_since(moment: int) -> AbstractContextManager[None]:
+    """What runs meanwhile is no operator of a block whose run began after a moment."""
+    return _suspended(lambda mode: mode.began >= moment)
+
+
+def only_readers(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Of what runs meanwhile, only what reads one of these tensors is an operator of a block."""
+    return _suspended(lambda mode: not mode.suspended, frozenset(map(id, tensors)))
+
+
+@contextmanager
+def _suspended(which: Callable[[BlockMode], bool], reading: frozenset[int] = frozenset()) -> Iterator[None]:
+    modes = [mode for mode in active_modes() if isinstance(mode, BlockMode) and which(mode)]
+    before = [mode.reading for mode in modes]
+    for mode in modes:
+        mode.reading = reading
+        mode.suspended += 1
+    try:
+        yield
+    finally:
+        for mode, earlier in zip(modes, before, strict=True):
+            mode.suspended -= 1
+            mode.reading = earlier
+
+
+@define(eq=False)
+class _Aside:
+    """Stands in for a hook of FSDP's while blocks run that are watched."""
+
+    hook: Any
+    runs: int = 0
+    """How many blocks that run have put it there."""
+
+    def __call__(self, module: nn.Module, *given: Any) -> Any:
+        with only_readers(tensors_in(given)):
+            return self.hook(module, *given)
+
+
+def gathers(module: nn.Module) -> bool:
+    """Whether FSDP gathers weights before a module runs."""
+    return any(_is_either(hook) for hook in module._forward_pre_hooks.values())
+
+
+def gathered_over(block: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The groups of the meshes over which FSDP gathers weights inside a block, as far as their parts are in place."""
+    modules = (module for module in block.modules() if gathers(module))
+    meshes = (getattr(weight, "device_mesh", None) for module in modules for weight in module.parameters())
+    return {name: ranks for mesh in meshes if mesh is not None for name, ranks in mesh_groups(mesh).items()}
+
+
+def is_first_fsdp(module: nn.Module) -> bool:
+    """Whether a module is what ``FullyShardedDataParallel`` returns."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel)
+
+
+@contextmanager
+def gathers_aside(block: nn.Module) -> Iterator[None]:
+    """Under it, what FSDP does of its own accord around the modules of a block is no operator of it."""
+    put: list[tuple[dict[int, Any], int, _Aside]] = []
+    if "torch.distributed.fsdp" in sys.modules:
+        for module in block.modules():
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                for key, hook in [(key, hook) for key, hook in hooks.items() if _is_either(hook)]:
+                    aside = hooks[key] = hook if isinstance(hook, _Aside) else _Aside(hook)
+                    aside.runs += 1
+                    put.append((hooks, key, aside))
+    try:
+        yield
+    finally:
+        for hooks, key, aside in put:
+            aside.runs -= 1
+            if not aside.runs and hooks.get(key) is aside:
+                hooks[key] = aside.hook
+
+
+def _is_either(hook: Any) -> bool:
+    return isinstance(hook, _Aside) or is_of_fsdp(hook)
+
+
+def thrown_away(
+    entries: Mapping[int, HeldResult],
+    spans: Sequence[tuple[int, int]],
+    reads: Sequence[Any],
+    needed: Collection[int],
+) -> list[int]:
+    """The operators, of those with ``entries``, that nobody can read any more. Linear in operations and what they read.
+
+    Args:
+        spans: by operator, its operations: the first, and the first of the next.
+        reads: by operation its arguments, tensors as their origins.
+        needed: operations that are needed in any case.
+    """
+    parts = {at: take_apart(list(tensors_in(each.value)))[0] for at, each in entries.items()}
+    ours = Counter(storage_address(part) for own in parts.values() for part in own)
+    live = bytearray(len(reads))
+    for call in needed:
+        live[call] = True
+    for at, own in parts.items():
+        if any(_is_held_elsewhere(part, ours) for part in own):
+            for call in range(*spans[at]):
+                live[call] = True
+    for call in range(len(reads) - 1, -1, -1):
+        if live[call]:
+            for origin in leaves_in(reads[call], TensorOrigin):
+                if origin.call >= 0:
+                    live[origin.call] = True
+    return [at for at, own in parts.items() if own and not any(live[call] for call in range(*spans[at]))]
+
+
+def _is_held_elsewhere(part: Tensor, ours: Mapping[int | None, int]) -> bool:
+    at = storage_address(part)
+    return at is None or storage_users(part) > ours[at]
+
 
 _LOOKS_FROM = 32 << 20
 """Bytes of results below which nobody asks whether the block has thrown them away."""

@@ -8,38 +8,115 @@ drift.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 import torch
+from attrs import define
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from policylang.backends.eager import problems
-from policylang.backends.eager.execution.followed_call import FREED, FollowedCall, without_unread
-from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, QUIET, RUN
-from policylang.backends.eager.observation.block_mode import BlockMode, note_write
-from policylang.backends.eager.observation.origins import (
-    HeldResult,
-    NotedTensor,
-    tensors_in,
-    without_history,
-)
-from policylang.backends.eager.observation.stream import (
+from policylang.backends.eager.first_call import BlockMode, note_write
+from policylang.backends.eager.followed_call import DRAW, FREED, KEEP, PASS, QUIET, RUN, FollowedCall, without_unread
+from policylang.backends.eager.origins import (
     VIEW,
     GeneratorState,
+    HeldResult,
+    NotedTensor,
     is_no_step,
     is_same_view,
     numbers_among,
+    tensors_in,
+    without_history,
     writes,
     written_by,
 )
 from policylang.backends.runtime.profiler_ranges import recomputation
 from policylang.errors import PolicyGraphError
 from policylang.operators.effects import statistics_positions
-from policylang.torch_compat.eager import keeps_graph, set_versions, storage_address, storage_is_freed, version
+from policylang.torch_compat.eager import (
+    keeps_graph,
+    running_backward,
+    saved_tensor_hooks,
+    set_versions,
+    storage_address,
+    storage_is_freed,
+    version,
+)
 from policylang.torch_compat.graphs import outside_of_modes, schema_of
 from policylang.torch_compat.subclasses import take_apart
 from policylang.torch_compat.watching import is_profiling, named_range
+
+
+@define(eq=False)
+class SavedTensor:
+    """What a node has in place of a tensor; it dies when autograd frees what the node saved."""
+
+    packed: Any
+    """What the checkpoint has given for it."""
+    written: int
+    """How often its memory had been written to."""
+    recomputed: HeldResult | None = None
+    by: int = -1
+    """The backward that has recomputed it. In that one the checkpoint gives it, and lets it go."""
+
+
+SavedTensors = list[ref[SavedTensor]]
+"""Of one run of a block, in the order in which autograd saves; its recomputation saves in the same order."""
+
+
+@contextmanager
+def noting_saved(tensors: SavedTensors, name: str, check: Callable[[Tensor, int], None]) -> Iterator[None]:
+    """Around a forward in a checkpoint: adds what autograd saves. ``name``: the block's, as a sentence names it;
+    ``check`` is told what a backward is given, and how often its memory had been written to."""
+    save, give = saved_tensor_hooks()
+
+    def pack(value: Tensor) -> SavedTensor:
+        saved = SavedTensor(save(value), version(value))
+        tensors.append(ref(saved))
+        return saved
+
+    def unpack(saved: SavedTensor) -> Tensor:
+        held = saved.recomputed
+        if held is None or saved.by == running_backward():
+            value: Tensor = give(saved.packed)
+            saved.recomputed = None
+        else:
+            value = held.value
+            happened = held.changed()
+            if happened:
+                raise problems.CHANGED_BETWEEN.error(name=name, shape=list(value.shape), happened=happened)
+        check(value, saved.written)
+        return value
+
+    with saved_tensors_hooks(pack, unpack):
+        yield
+
+
+@contextmanager
+def handing_over(tensors: Sequence[ref[SavedTensor]]) -> Iterator[None]:
+    """Around a recomputation: what it makes is given to those nodes of the forward that are still there."""
+    save, give = saved_tensor_hooks()
+    each, running = iter(tensors), running_backward()
+    made: list[tuple[SavedTensor, Tensor]] = []
+
+    def pack(value: Tensor) -> Any:
+        made_for = next(each, None)
+        saved = None if made_for is None else made_for()
+        if saved is not None:
+            made.append((saved, value.detach()))
+        return save(value)
+
+    try:
+        with saved_tensors_hooks(pack, give):
+            yield
+    finally:  # by now a write that was not done again is not counted any more
+        for saved, value in made:
+            saved.recomputed, saved.by = HeldResult.of(value), running
+        made.clear()
 
 
 class ForwardMode(BlockMode):
