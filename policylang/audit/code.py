@@ -37,16 +37,15 @@ class CommunicationStep:
 
     starts: bool
     number: int
-    """Of the collective, by the order in which they start."""
+    """The collective's number, by the order in which they start."""
     operator: str
-    """With its namespace and without what says where its result goes: ``_c10d_functional.all_reduce``."""
+    """With namespace, and without the suffix that says where the result goes: ``_c10d_functional.all_reduce``."""
     group: str = ""
     """The process group, where the call names it."""
     kernels: int = field(default=0, eq=False)
-    """What computes between the step before and this one: products in a graph, kernels in code."""
+    """Compute between the previous step and this one: products in a graph, kernels in code."""
     alone: int = field(default=0, eq=False)
-    """Of the products, those that stay where they are: Inductor makes one of a product and the sum that it goes into,
-    where the sum stands."""
+    """The products that Inductor does not move: it fuses a product into the sum that reads it, at the sum's place."""
     name: str = field(default="", eq=False)
     """The node, or what the code calls the result."""
 
@@ -57,7 +56,7 @@ class CommunicationStep:
 
 
 def steps_of(graph: fx.Graph) -> tuple[CommunicationStep, ...]:
-    """The steps of a half, in the order in which its nodes stand. Linear in nodes and edges."""
+    """The communication steps of a forward or backward graph, in node order. Linear in nodes and edges."""
     found: list[CommunicationStep] = []
     started: dict[fx.Node, int] = {}
     operators: list[str] = []
@@ -91,8 +90,8 @@ def _goes_into_sum(node: fx.Node) -> bool:
 
 
 def between(steps: Sequence[CommunicationStep], *, alone: bool = False) -> dict[int, int]:
-    """By collective, how many kernels run between its start and the first wait for it. ``alone``: of those that stay
-    where they are."""
+    """By collective, the number of kernels between its start and its first wait. ``alone``: counts only products that
+    stay in place."""
     found: dict[int, int] = {}
     since: dict[int, int] = {}
     total = 0
@@ -108,7 +107,7 @@ def between(steps: Sequence[CommunicationStep], *, alone: bool = False) -> dict[
 def differences(
     planned: Sequence[CommunicationStep], found: Sequence[CommunicationStep], half: str
 ) -> Iterator[Diagnostic]:
-    """Where generated code communicates otherwise than its half was ordered. ``half``: ``forward`` or ``backward``."""
+    """Where generated code communicates in another order than its graph. ``half``: ``forward`` or ``backward``."""
     for at, (expected, came) in enumerate(zip_longest(planned, found)):
         if expected is None or came is None or not _same(expected, came):
             message = f"in the code of the {half}, step {at} of its communication is {came or 'missing'}"
@@ -182,12 +181,12 @@ class _CodeReader:
         self.collectives = collectives
         self.steps: list[CommunicationStep] = []
         self.started: dict[str, int] = {}
-        """By the name of what a collective fills, or of a piece or a view of that."""
+        """By the name of a collective's output, or of a piece or view of it."""
         self.operators: list[str] = []
         self.kernels = 0
 
     def statements(self, function: ast.FunctionDef) -> Iterator[ast.stmt]:
-        """Those of a function in order, of the partitions that it calls and of what stands in blocks."""
+        """The statements of a function in order, including the partitions that it calls and nested blocks."""
         pending: list[ast.stmt] = list(reversed(function.body))
         while pending:
             statement = pending.pop()
@@ -215,7 +214,7 @@ class _CodeReader:
                     self.started[name] = source
 
     def _call(self, call: ast.Call, made: list[str]) -> bool:
-        """Whether a call communicates or computes."""
+        """The call communicates or computes."""
         function = _dotted(call.func)
         operator = function.removeprefix(_OPERATORS) if function.startswith(_OPERATORS) else ""
         if operator and self._communicates(operator):
@@ -300,20 +299,21 @@ _Steps = tuple[CommunicationStep, ...]
 
 @define(eq=False)
 class CodeAudit:
-    """Of the halves that one graph of Dynamo's was split in."""
+    """The planned and the generated order of the forward and backward graphs of one Dynamo graph."""
 
     planned: dict[str, list[_Steps]] = field(factory=lambda: {half: [] for half in HALVES})
-    """By half, those of each partition, which is one but for regions that torch partitions on their own."""
+    """By graph, the steps of each partition: one, except for regions that torch partitions on their own."""
     found: dict[str, CodeOrderReport] = field(factory=dict)
-    """By half, once it is compiled."""
+    """By graph, once it is compiled."""
 
     def note(self, forward: fx.Graph, backward: fx.Graph) -> None:
-        """What was planned: to be called when a joint graph is split."""
+        """Record what was planned; called when a joint graph is split."""
         for half, graph in zip(HALVES, (forward, backward), strict=True):
             self.planned[half].append(steps_of(graph))
 
     def reader(self, graph: fx.Graph, *, is_backward: bool) -> Callable[[str], list[Diagnostic]]:
-        """From a half as it comes to Inductor, which will change it, to what compares the code that is made of it."""
+        """Reads a graph as Inductor receives it, before Inductor changes it, and returns the check of the code made of
+        it."""
         return partial(self.check, HALVES[is_backward], arrived=steps_of(graph))
 
     def check_loaded(self, codes: Iterable[tuple[bool, str]]) -> list[Diagnostic]:
@@ -321,8 +321,8 @@ class CodeAudit:
         return [found for is_backward, source in codes for found in self.check(HALVES[is_backward], source)]
 
     def check(self, half: str, source: str, arrived: Iterable[CommunicationStep] = ()) -> list[Diagnostic]:
-        """Compare the code of a half. ``arrived``: its steps as it came to Inductor, which say which partition it is of
-        where there are several."""
+        """Compare the generated code of a graph. ``arrived``: its steps as Inductor received it, which tell several
+        partitions apart."""
         candidates, order = self.planned[half], list(arrived)
         planned = next((steps for steps in candidates if list(steps) == order), candidates[-1] if candidates else ())
         operators = {step.operator for step in planned}

@@ -43,7 +43,7 @@ _OFFLOAD, _RELOAD, _WAIT = (f"policylang.{name}.default" for name in ("offload",
 _RANDOM, _WRITES, _SYMBOLIC = int(Flag.RANDOM), int(Flag.WRITES), int(Flag.SYMBOLIC)
 _EFFECTS = int(Flag.WRITES | Flag.EFFECTFUL | Flag.COLLECTIVE)
 _ORDERED = int(Flag.RANDOM | Flag.READS_MUTATED) | _EFFECTS
-"""What the edges of a graph do not order, and its positions do."""
+"""Effects that graph edges do not order, and node positions do."""
 _NO_NODES: Mapping[fx.Node, Any] = {}
 
 
@@ -52,7 +52,7 @@ def is_random_state(value: Any) -> bool:
 
 
 def is_copy(node: fx.Node) -> bool:
-    """Whether a node starts or awaits a copy between device and host."""
+    """The node starts or awaits a copy between device and host."""
     return node.op == "call_function" and describe(node.target).name in (_OFFLOAD, _RELOAD, _WAIT)
 
 
@@ -64,11 +64,8 @@ def read(
     handed: Mapping[fx.Node, fx.Node] = _NO_NODES,
     replays: Mapping[fx.Node, int] = _NO_NODES,
 ) -> Found:
-    """What runs, in a flat graph or in a forward and its backward.
-
-    ``handed``: what the backward takes, to what the forward returns for it. ``replays``: the rows of random operators
-    that stand in the halves without their names.
-    """
+    """Read what runs in a flat graph, or in a forward and its backward. ``handed``: by backward input, the forward
+    output it receives. ``replays``: the rows of random operators that the two graphs have under other names."""
     nodes = list(graph.nodes)
     if backward is not None:  # what the forward returns is held until the end
         nodes = [*nodes[:-1], *backward.nodes, nodes[-1]]
@@ -86,22 +83,22 @@ class _GraphReader:
     found: Found = field(factory=Found)
     position: dict[fx.Node, int] = field(factory=dict)
     rows: array[int] = field(factory=lambda: array("i"))
-    """Of the plan; -1 for what it does not have, for copies and for random states."""
+    """By position, rows of the plan; -1 for nodes it does not have, copies and random states."""
     second: bytearray = field(factory=bytearray)
-    """Whether a node computes its row once more, for the backward."""
+    """By position, 1 for a recomputed node."""
     late: bytearray = field(factory=bytearray)
-    """Whether a node is work of the backward."""
+    """By position, 1 for a backward node."""
     copies: dict[fx.Node, str] = field(factory=dict)
     hosts: dict[fx.Node, fx.Node] = field(factory=dict)
-    """What hands a copy on the host out, to what started it."""
+    """By the node that gives a copy on the host, the node that started it."""
     back: dict[fx.Node, fx.Node] = field(factory=dict)
-    """What hands a copy that came back out, to the copy on the host as its half has it."""
+    """By the node that gives a copy back on the device, the copy on the host."""
     in_region: set[int] = field(factory=set)
     latest: int = 0
     drawn: set[int] = field(factory=set)
     """Random operators of the forward."""
     unclaimed: bool = False
-    """Whether the forward half has a wrapped random operator that no wrapper of the backward goes back to."""
+    """The forward has a wrapped random operator that no wrapper of the backward replays."""
 
     def read(self) -> Found:
         found, phases, flags = self.found, self.facts.phases, self.facts.flags
@@ -146,7 +143,7 @@ class _GraphReader:
         self.late.append(in_half or origin is not None or is_backward or self._comes_back(node))
 
     def _origin(self, node: fx.Node) -> str | None:
-        """The node that a second run of a flat graph repeats."""
+        """The node that a recomputed node of a flat graph repeats."""
         return marks.custom(node.meta).get(marks.RECOMPUTED) if self.half is None else None
 
     def _row(self, node: fx.Node) -> int:
@@ -268,12 +265,9 @@ def read_halves(plan: Plan, needs: Needs, forward: fx.Graph, backward: fx.Graph,
 
 
 def audit(plan: Plan, needs: Needs, found: Found) -> Audit:
-    """Compare a partition with what its plan came to.
-
-    ``plan`` is the plan as it stood when the graph was split and ``needs`` what follows from it
-    (:func:`policylang.planning.liveness.backward_needs`). Differences are returned, not raised. What is offloaded still
-    crosses as a value of the device here; :func:`audit_copies` looks at its copies.
-    """
+    """Compare a partition with its plan. ``plan`` is the plan at the time of the split and ``needs`` what it saves
+    (:func:`policylang.planning.liveness.backward_needs`). Differences are returned, not raised. Offloaded values still
+    cross as device values here; :func:`audit_copies` checks their copies."""
     to_host = frozenset(needs.offloaded)
     saved = [row for row in found.saved if row not in to_host]
     crosses = to_host.union(needs.saved)
@@ -295,11 +289,9 @@ def audit(plan: Plan, needs: Needs, found: Found) -> Audit:
 def audit_copies(
     plan: Plan, needs: Needs, split: Found, forward: fx.Graph, backward: fx.Graph
 ) -> tuple[Diagnostic, ...]:
-    """What of the copies between device and host in two halves, as they will run, is not as planned.
-
-    ``split`` is what was read as they were split: nodes that were rewritten since have other names, outputs and
-    inputs the same places.
-    """
+    """Differences between the planned and the actual copies between device and host, in the graphs as they will run.
+    ``split`` was read at the time of the split: rewritten nodes have other names, but outputs and inputs keep their
+    places."""
     outputs, inputs = _returned(forward), backward.find_nodes(op="placeholder")
     places = {row: split.places[row] for row in needs.offloaded if row in split.places}
     sent = {inputs[taken]: outputs[number] for number, taken in places.values()}
@@ -350,14 +342,14 @@ def _replays(
 
 
 def _number(wrapper: fx.Node) -> int:
-    """Of the state that a wrapper is handed: an input of the graph, whose name ends with it."""
+    """The number at the end of the name of the generator state that a wrapper receives."""
     state = wrapper.kwargs.get("rng_state", wrapper.args[0])
     number = state.name.rpartition("_")[2] if isinstance(state, fx.Node) else ""
     return int(number) if number.isdigit() else 0
 
 
 def _is(facts: Facts, row: int, wrapper: fx.Node) -> bool:
-    """Whether a wrapper is this row's: the operator, and every neighbour that has kept its name."""
+    """A wrapper belongs to a row: it calls the same operator, and every neighbour that kept its name agrees."""
     index = facts.index
     called = wrapper.args[1 if function(wrapper) == RUNS_WITH_RANDOM_STATE[0] else 0]
     read = {index[source.name] for source in wrapper.all_input_nodes if source.name in index}
@@ -415,7 +407,7 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
 
 
 def _saves(plan: Plan, row: int) -> bool:
-    """Whether a value is decided to be saved, and the backward of the plan reads it."""
+    """A value is decided to be saved, and the plan's backward reads it."""
     facts = plan.facts
     return saves(plan.decisions[row]) and any(facts.phases[user] == Phase.BACKWARD for user in facts.users[row])
 

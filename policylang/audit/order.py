@@ -36,8 +36,8 @@ Item = TypeVar("Item", bound=Hashable)
 
 @frozen
 class Displaced:
-    """A step that stands elsewhere. ``behind`` and ``planned``: the numbers of the steps that it stands behind, among
-    those that are in place, in the order found and in the order planned; -1 for the beginning."""
+    """A step in another place. ``behind`` and ``planned``: the numbers of the steps before it, among those that keep
+    their places, in the order found and in the planned order; -1 for the beginning."""
 
     at: int
     behind: int
@@ -124,8 +124,8 @@ def _falling(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _of_memory(facts: Facts, nodes: Mapping[int, fx.Node]) -> Iterator[Late]:
-    """How often memory was written before a node that reads or writes it tells whether it comes in its turn. What only
-    looks into memory may do so at any time."""
+    """A node that reads or writes memory is in its turn if as many writes to that memory came before it as planned.
+    Views may run at any time."""
     roots = _roots(nodes)
     written = {row: found for row, node in nodes.items() if (found := _memory(roots, _written(node)))}
     contested = {root for found in written.values() for root in found}
@@ -177,7 +177,7 @@ def _written(node: fx.Node) -> list[fx.Node]:
 def _turns(
     order: Iterable[int], touched: Mapping[int, Iterable[fx.Node]], written: Mapping[int, Iterable[fx.Node]]
 ) -> dict[tuple[int, fx.Node], int]:
-    """By row and memory, how many writes to it come before."""
+    """By row and memory, the number of writes to it before the row."""
     so_far: dict[fx.Node, int] = {}
     found = {}
     for row in order:
@@ -193,7 +193,7 @@ DISPLACED = "APL418"
 _HELP = "another pass changed the graph after the policy was carried out, or this is a bug in policylang"
 _MOST = 8
 _COMPUTATION, _COMMUNICATION = 3, 2
-"""What it counts to have moved."""
+"""The cost of moving a step."""
 _OFFLOAD, _RELOAD, _WAIT = (f"policylang.{name}.default" for name in ("offload", "reload", "wait"))
 _STARTS = {_OFFLOAD: StepKind.COPY_TO_HOST, _RELOAD: StepKind.COPY_FROM_HOST}
 _RUN, _COPIES = StepKind.FIRST_RUN, range(StepKind.COPY_TO_HOST, StepKind.WAIT_FROM_HOST + 1)
@@ -205,15 +205,13 @@ _SAID = {
 }
 
 Step = tuple[StepKind, str, int]
-"""What runs: its kind, the node that runs or whose value is copied, and which of several copies of it that is."""
+"""Kind of step, the node that runs or whose value is copied, and which of several copies of it."""
 
 
 def audit_order(order: OrderPlan, graph: fx.Graph) -> tuple[Diagnostic, ...]:
-    """Where a graph does not start, await and join collectives as planned. Differences are returned, not raised.
-
-    Copies to the host and back are compared where the plan's schedule has any. Nodes that torch adds beside those of
-    the plan are passed over, collectives and waits excepted.
-    """
+    """Where a graph does not start, await and join collectives as planned. Differences are returned, not raised. Copies
+    to the host and back are compared where the plan's schedule has any. Nodes that torch adds to those of the plan are
+    ignored, except for collectives and waits."""
     reader = _OrderReader(graph, order, order.facts)
     return (*reader.other_collectives(), *reader.other_edges(), *reader.other_order(), *reader.turned_around())
 
@@ -232,7 +230,7 @@ class _OrderReader:
     # --- which collectives there are ----------------------------------------------------------------------------------
 
     def other_collectives(self) -> Iterator[Diagnostic]:
-        """Those that nobody planned, those that are missing or others, and buckets that were not made."""
+        """Unplanned, missing and changed collectives, and buckets that were not made."""
         facts, there = self.facts, set[str]()
         for node in self.graph.nodes:
             if node.op != "call_function":
@@ -303,7 +301,7 @@ class _OrderReader:
     # --- the order ----------------------------------------------------------------------------------------------------
 
     def other_order(self) -> Iterator[Diagnostic]:
-        """What stands elsewhere. Of two orders that are alike but for some nodes, those are named."""
+        """Steps in other places: the fewest that have to move to make both orders alike."""
         there, planned = list(self._steps_there()), list(self._steps_planned())
         both = frozenset(there) & frozenset(planned)
         found = [step for step in there if step in both]
@@ -316,7 +314,7 @@ class _OrderReader:
             yield _differs(DISPLACED, f"{more} elsewhere than planned")
 
     def turned_around(self) -> Iterator[Diagnostic]:
-        """What runs out of turn, whatever the plan says."""
+        """Nodes out of turn, whatever the plan says."""
         index = self.facts.index
         nodes = [node for node in self.graph.nodes if node.op == "call_function" and node.name in index]
         own = [node for node in nodes if self._is_of_plan(node, index[node.name])]
@@ -337,7 +335,8 @@ class _OrderReader:
                 yield _RUN, node.name, 0
 
     def _is_of_plan(self, node: fx.Node, row: int) -> bool:
-        """Whether a node is the one of its name: what torch puts into a wrapper leaves its name to others."""
+        """A node is the one that the plan calls by its name: torch may reuse the name of an operator that it
+        wrapped."""
         return self._is_subject(row) or describe(node.target).name == self.facts.targets[row]
 
     def _steps_planned(self) -> Iterator[Step]:

@@ -27,33 +27,35 @@ class HostCopy:
     started: int
     awaited: int
     fetched: bool
-    """Whether anything reads it once it is back on the device."""
+    """Something reads it on the device afterwards."""
 
 
 @define
 class Found:
-    """What runs, read off what came out. Values are rows of the planned facts; positions are those in ``order``."""
+    """What runs, read off the actual graph. Values are rows of the planned facts; positions are indices into
+    ``order``."""
 
     order: list[str] = field(factory=list)
     """The nodes, as they run."""
     begins: int = 0
-    """Where the backward begins."""
+    """The position of the first backward node."""
     crossing: dict[int, int] = field(factory=dict)
-    """What of the forward and of the inputs the backward reads, second runs included: to the last position where."""
+    """Forward values and inputs that the backward reads, recomputation included, by the last position that reads
+    them."""
     saved: list[int] = field(factory=list)
-    """Of these, the tensors that the forward computes, in graph order."""
+    """The tensors among these that the forward computes, in graph order."""
     held: dict[int, int] = field(factory=dict)
-    """By the row that allocated some memory: the last position at which the forward, or what is returned, reads it."""
+    """By allocating row, the last position at which the forward, or an output, reads its memory."""
     written: dict[int, int] = field(factory=dict)
-    """The same of the forward's writes in place."""
+    """By allocating row, the last position at which the forward writes its memory in place."""
     recomputed: list[int] = field(factory=list)
-    """What runs again, in the order in which it does, and as often."""
+    """Recomputed rows, in execution order, with repetitions."""
     twice: list[int] = field(factory=list)
-    """Second runs beyond the first of their backward region, which is what stands between two forward operators."""
+    """Recomputations beyond the first in one backward region, which is a stretch between two forward operators."""
     redrawn: list[int] = field(factory=list)
     """Second runs that do not start from the random state of the first."""
     rewritten: list[int] = field(factory=list)
-    """Second runs that write to memory that is not a second run's."""
+    """Recomputed operators that write to memory that was not recomputed."""
     random_states: int = 0
     early: list[tuple[str, str]] = field(factory=list)
     """Nodes that run before a node they read, and that node."""
@@ -62,9 +64,9 @@ class Found:
     unknown: list[str] = field(factory=list)
     """Nodes that the plan does not have; of two halves, those with an effect."""
     kept_unknown: list[str] = field(factory=list)
-    """What a forward keeps, and the plan does not have or the backward does not take."""
+    """Forward outputs for the backward that the plan does not have or the backward does not take."""
     places: dict[int, tuple[int, int]] = field(factory=dict)
-    """Of what crosses between two halves: its number among the outputs of one and among the inputs of the other."""
+    """By row that crosses between the two graphs, its output number in one and its input number in the other."""
     copies: list[HostCopy] = field(factory=list)
     unsent: list[str] = field(factory=list)
     """Nodes that bring back what is not handed over as a copy on the host."""
@@ -74,14 +76,14 @@ class Found:
 
 @frozen
 class Audit:
-    """What a partition came to, by node name in graph order, and where it differs from its plan."""
+    """What a partition saves and recomputes, by node name in graph order, and where it differs from its plan."""
 
     saved: tuple[str, ...]
     """Values of the forward kept for the backward; no graph inputs, no symbolic sizes."""
     saved_bytes: int
-    """Of the distinct memory they keep alive."""
+    """Of distinct storages."""
     recomputed: tuple[str, ...]
-    """Forward operators that run again in the backward."""
+    """Forward operators that the backward recomputes."""
     recomputed_bytes: int
     recomputed_flops: int
     forward_flops: int
@@ -129,22 +131,23 @@ class Expected:
 
 @frozen
 class Wording:
-    """How a path says it. ``{node}`` is what differs, ``{found}`` and ``{expected}`` what it does and was to do."""
+    """A path's sentences. ``{node}`` is the node that differs, ``{found}`` and ``{expected}`` its actual and planned
+    treatment."""
 
     sentence: str
     help: str
-    """Of what is said of the nodes of the plan."""
+    """For differences in nodes of the plan."""
     codes: Mapping[str, str] = field(factory=dict)
-    """By code, where a sentence of its own is said."""
+    """By code, a sentence of its own."""
     is_brief: bool = False
-    """Whether module and line go without saying."""
+    """Leaves out module and line."""
 
     def of_node(self, code: str, name: str, found: str = "") -> Diagnostic:
-        """Of a node that the plan may not have."""
+        """A difference in a node that the plan may not have."""
         return Diagnostic(code, self._text(code).format(node=f"`{name}`", found=found, expected=""))
 
     def of_row(self, code: str, plan: Plan, row: int, found: str) -> Diagnostic:
-        """Of a node of the plan that is not as planned."""
+        """A difference in a node of the plan."""
         facts, rule, module = plan.facts, plan.rule_of(row), "" if self.is_brief else plan.facts.modules[row]
         node = f"`{facts.names[row]}` ({facts.targets[row]}){module and f' in {module}'}"
         message = self._text(code).format(node=node, found=found, expected=_planned(plan.decisions[row], rule))
@@ -157,8 +160,8 @@ class Wording:
 def runs_otherwise(
     say: Wording, plan: Plan, expected: Expected, saved: Iterable[int], found: Found
 ) -> Iterator[Diagnostic]:
-    """What is saved, runs again or runs at another place than planned. ``saved``: what crosses by being kept, copies
-    on the host included."""
+    """What is saved, recomputed or placed otherwise than planned. ``saved``: values that cross by being kept, host
+    copies included."""
     now, again = frozenset(saved), frozenset(found.recomputed)
     for code, rows, happened in (
         (SAVED_UNPLANNED, now.difference(expected.may_save), "was saved"),
@@ -175,15 +178,15 @@ def runs_otherwise(
 
 
 def reads_otherwise(say: Wording, found: Found) -> Iterator[Diagnostic]:
-    """What runs before something that it reads."""
+    """Nodes that run before something they read."""
     return (say.of_node(OUT_OF_ORDER, name, f"before `{read}`, which it reads") for name, read in found.early)
 
 
 def moves_otherwise(
     say: Wording, plan: Plan, found: Found, moved: Mapping[int, HostCopy | None], unplanned: Iterable[str]
 ) -> Iterator[Diagnostic]:
-    """What of the copies is not as planned. ``moved``: the rows that are to wait on the host, with their copies;
-    ``unplanned``: the names of nodes that take part in any other."""
+    """Copies that are not as planned. ``moved``: the rows that are to wait on the host, with their copies;
+    ``unplanned``: the names of nodes that take part in any other copy."""
     yield from (say.of_node(RACE, name) for name in found.races)
     yield from (say.of_node(OFFLOADED_UNPLANNED, name) for name in unplanned)
     roots = storage_roots(plan.facts)
@@ -220,7 +223,7 @@ def summary(
     saved: Sequence[int],
     offloaded: Sequence[int] = (),
 ) -> Audit:
-    """What was read, with what it costs."""
+    """The audit with its costs."""
     facts, again = plan.facts, sorted(found.recomputed)
     needs = Needs(saved=tuple(saved), offloaded=tuple(offloaded), recomputed=tuple(again))
     cost = with_cost(needs, facts, plan.block_of, len(plan.block_names))

@@ -1,4 +1,4 @@
-"""The report on a graph or a model, as plain data: what was planned, what came out, what scheduling lines came to."""
+"""The report on a graph or a model, as plain data: the plan, the actual graphs, the order of collectives."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class ScheduledLine:
     matched: int
     """How many collectives it picks."""
     moved: int
-    """Of a ``bucket`` line, how many became one with others; of any other, how many start earlier or are awaited later
-    because of it."""
+    """Collectives that joined others, for a ``bucket`` line; for other lines, those that start earlier or are awaited
+    later because of it."""
     buckets: int = 0
-    """How many a ``bucket`` line made of them."""
+    """How many buckets a ``bucket`` line made."""
     left: dict[str, tuple[str, ...]] = field(factory=dict)
     """Why collectives were left where they are, and which."""
 
@@ -53,13 +53,13 @@ class CollectiveAccount:
     bytes: int
     """The more of what it is given and what it gives."""
     members: int = 1
-    """How many collectives of the graph as traced it stands for."""
+    """How many collectives of the traced graph it replaces."""
     seconds: float | None = None
-    """How long it is on its way; None without a device."""
+    """From start to completion; None without a device."""
     exposed: float | None = None
     """Seconds for which computation waits for it."""
     exposed_by: str | None = None
-    """What keeps it exposed: ``data``, ``limit``, ``group`` or ``order``; None where it is hidden."""
+    """The limiting factor: ``data``, ``limit``, ``group`` or ``order``; None where it is hidden."""
 
 
 @frozen
@@ -67,7 +67,6 @@ class StepTotals:
     """A graph as it runs in one order."""
 
     collectives: int
-    """How many run."""
     peak: int
     """Bytes alive at most."""
     in_flight: int
@@ -75,7 +74,7 @@ class StepTotals:
     step: float | None = None
     """Seconds; None without a device."""
     exposed: float | None = None
-    """Of these, in which computation waits for a collective or a copy."""
+    """The part in which compute waits for a collective or a copy."""
 
 
 @frozen
@@ -83,7 +82,7 @@ class OrderAccount:
     """The order of one graph: the whole step as it is planned, or what was carried out on a half of it."""
 
     traced: StepTotals
-    """Without any scheduling line."""
+    """Without scheduling lines."""
     planned: StepTotals
     half: str = ""
     """``forward`` or ``backward`` for what was planned after the graph was split, and carried out on that half."""
@@ -156,8 +155,8 @@ def _collectives(entries: Sequence[CollectiveEntry]) -> list[CollectiveAccount]:
 
 
 def order_figures(orders: Sequence[OrderAccount]) -> dict[str, int | float]:
-    """Of whole graphs as they are planned: sums, and the most of what is alive and in flight in any of them. Empty
-    without scheduling lines; without a device there are no times."""
+    """Totals over whole planned graphs: sums, and maxima of memory alive and in flight. Empty without scheduling lines;
+    no times without a device."""
     whole = [account for account in orders if not account.half]
     if not whole:
         return {}
@@ -189,14 +188,14 @@ NO_GRADIENTS = "inference"
 
 @frozen
 class DecisionReport:
-    """What became of one forward value."""
+    """The outcome of one forward value."""
 
     action: str
     """``save``, ``recompute``, …, as the language writes it; ``auto`` where PyTorch's partitioner decided."""
     rule: str | None
     """``file:line`` of the rule that decided, None where none did."""
     reason: str = ""
-    """Where something other than a rule decided: why."""
+    """Set where no rule decided."""
 
 
 @frozen
@@ -208,21 +207,21 @@ class RuleReport:
     text: str
     """The rule as it is written."""
     matched: int
-    """How many forward values its selector denotes."""
+    """How many forward values its selector matches."""
     decided: int
-    """Of the matched, those that no later rule took over."""
+    """Of the matched, those that no later rule decided."""
     overridden: int
-    """Of the matched, those that a later rule took over."""
+    """Of the matched, those that a later rule decided."""
     kept_by_user: int = 0
     """Of the matched, those that kept the tag of the user's own ``checkpoint``."""
     saved_bytes: int | None = None
-    """What the values saved by this rule keep alive; None before a partition."""
+    """Memory kept alive by values that this rule saves; None before a partition."""
     recomputed_flops: int | None = None
-    """What it costs to recompute what this rule recomputes; None before a partition."""
+    """Cost of recomputing what this rule recomputes; None before a partition."""
     offloaded_bytes: int | None = None
-    """What this rule moves to the host; None before a partition."""
+    """Memory that this rule moves to the host; None before a partition."""
     recomputed_seconds: float | None = None
-    """What it takes to recompute that once more on the policy's device; None without one and before a partition."""
+    """Time of that recomputation on the policy's device; None without one and before a partition."""
 
 
 @frozen
@@ -233,7 +232,7 @@ class ValuesReport:
     bytes: int = 0
     """Of distinct memory: views of one value count once."""
     flops: int = 0
-    """What it takes to compute them a second time; 0 of values that are saved."""
+    """Cost of recomputing them; 0 for saved values."""
     seconds: float | None = None
     """The time of that on the policy's device; None without one, and of values that are not computed again."""
 
@@ -243,7 +242,7 @@ class ValuesReport:
 
 @frozen
 class AuditReport:
-    """Whether the graphs that came out do what the plan said."""
+    """The comparison of the actual graphs with the plan."""
 
     agrees: bool
     differences: tuple[str, ...] = ()
@@ -252,7 +251,7 @@ class AuditReport:
 
 @frozen
 class ExpectationReport:
-    """What an ``expect`` line came to."""
+    """The result of an ``expect`` line."""
 
     source: str
     """``file:line``."""
@@ -263,8 +262,8 @@ class ExpectationReport:
     found: str
     """The figure that was found, in words."""
     margin: float | None = None
-    """How far what was found is from the limit, in bytes, FLOPs, a fraction or nodes: negative where it fails; None
-    where there is no figure to compare."""
+    """The distance from the limit, in bytes, FLOPs, a fraction or nodes: negative where it fails; None where there is
+    no number to compare."""
 
 
 @frozen
@@ -280,7 +279,7 @@ class CodeOrderReport:
     waits: int = 0
     """How many waits it has for them."""
     kernels: dict[str, int] = field(factory=dict)
-    """By the node of each collective beside which the plan computes products, how many kernels run before its wait."""
+    """By collective beside which the plan computes products, the number of kernels before its wait."""
 
 
 @frozen
@@ -306,16 +305,16 @@ class RewriteReport:
     half: str = ""
     """``forward`` or ``backward`` for what was done after the graph was split, on that half."""
     done: int = 0
-    """How many chains, or round trips, were rewritten."""
+    """Rewritten chains or round trips."""
     gone: int = 0
-    """How many collectives fewer that makes."""
+    """By how many collectives the graph has shrunk."""
     ranks: int = 0
-    """How many ranks the proof of each covers."""
+    """The number of ranks that each proof covers."""
     proven: bool = True
     """False where a proof takes something for granted; :attr:`notes` then says what."""
     notes: tuple[str, ...] = ()
     left: tuple[LeftAlone, ...] = ()
-    """What looked alike and was not rewritten."""
+    """Candidates that were not rewritten."""
 
     def __str__(self) -> str:
         return as_text(self)
@@ -330,7 +329,7 @@ class LineByFsdpReport:
     text: str
     """The line as it is written."""
     said: str
-    """What came of it."""
+    """The result, as a phrase."""
 
 
 @frozen
@@ -360,7 +359,6 @@ class Report:
     forward_nodes: int = 0
     """Decisions that the policy could take: forward operators, counted like those of :class:`RuleReport`."""
     blocks: int = 0
-    """How many the graph has."""
     decisions: dict[str, DecisionReport] = field(factory=dict, repr=False)
     """In a sum, ``decisions["mm_3"]`` serves as well where all that have such a value decide alike."""
     rules: tuple[RuleReport, ...] = ()
@@ -372,27 +370,27 @@ class Report:
     saved: ValuesReport | None = None
     """Bytes on the device: what is offloaded is not among them."""
     recomputed: ValuesReport | None = None
-    """Values that the backward computes a second time."""
     offloaded: ValuesReport | None = None
     """On the host between their last forward and their first backward use."""
     forward_flops: int = 0
-    """Of the forward: what a share of recomputed FLOPs is a share of."""
+    """The denominator of the recomputed share of FLOPs."""
     undecided_saved_bytes: int | None = None
-    """Of ``saved``, what no rule asked for: kept by PyTorch's partitioner or because it always is."""
+    """The part of ``saved`` that no rule asked for: kept by PyTorch's partitioner or because it always is."""
     rewrites: tuple[RewriteReport, ...] = ()
     """An entry for each ``fuse``, ``collapse`` and ``bucket`` line."""
     orders: tuple[OrderAccount, ...] = ()
-    """Of a policy with scheduling lines: the whole step as planned, then what was carried out on each half of it."""
+    """Of a policy with scheduling lines: the whole planned step, then what was applied to the forward and the backward
+    graph."""
     by_fsdp: tuple[FsdpOrderReport, ...] = ()
-    """In eager, what `prefetch` lines came to where `fully_shard` gathers."""
+    """In eager under FSDP2, the results of `prefetch` lines."""
     expectations: tuple[ExpectationReport, ...] = ()
     """An entry for each ``expect`` line."""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was done otherwise than a rule says on its face, and why that is meant."""
+    """Deliberate deviations from the letter of a rule, with reasons."""
     audit: AuditReport | None = None
     code: tuple[CodeOrderReport, ...] = ()
-    """What the code of each half was read to do, where a policy orders and Inductor compiles."""
+    """The order in Inductor's generated code, where a policy has scheduling lines."""
     digest: str = ""
     """Equal for equal plans, in every process and on every rank."""
     from_cache: bool = False
@@ -400,20 +398,21 @@ class Report:
     graphs: tuple[Report, ...] = ()
     """The reports that this one is the sum of; empty where it is of one graph."""
     label: str = ""
-    """Of a graph that is one block of a model: the block. ``layers.3#2`` for the second way in which it is called."""
+    """The block, of a graph that is one block of a model; ``layers.3#2`` for its second variant."""
     half: str = ""
     """``forward`` or ``backward``: of one half of a partition, of which a policy's rewrites are carried out and where
     nothing is decided about values. ``inference``: of a compiled graph that has no backward, in the same way."""
     uncounted: dict[str, int] = field(factory=dict)
     """The forward's operators that could do matrix work and that no FLOP formula counts, and how many calls."""
     uncounted_recomputed: dict[str, int] = field(factory=dict)
-    """The same of what runs again; empty before a partition."""
+    """Recomputed ones; empty before a partition."""
     operators: int = 0
-    """Of a half, or a graph without a backward: how many it runs, counted like decisions."""
+    """Of a forward or backward graph by itself, or a graph without a backward: its operators, counted like
+    decisions."""
     device: str | None = None
     """The profile that seconds are worked out from, by its name; None where the policy has none."""
     forward_seconds: float | None = None
-    """Of the forward's operators on that device: what a share of recomputed time is a share of."""
+    """The denominator of the recomputed share of time, on that device."""
 
     def __str__(self) -> str:
         return as_text(self)
@@ -467,7 +466,7 @@ class Report:
         return asdict(self)
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The same as text; ``indent`` as in ``json.dumps``."""
+        """:meth:`to_dict` as text; ``indent`` as in ``json.dumps``."""
         return json.dumps(self.to_dict(), indent=indent)
 
 

@@ -135,7 +135,7 @@ def combined(reports: Iterable[Report]) -> Report:
 
 
 def _told_apart(reports: Iterable[Report]) -> tuple[Report, ...]:
-    """With a number behind the label of a block that is called in several ways, from the second on."""
+    """Numbers the labels of a block that has several variants, from the second on."""
     seen = Counter[str]()
     found = []
     for report in reports:
@@ -196,7 +196,8 @@ _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
 
 
 def plan_report(plan: Plan) -> Report:
-    """Of a graph that is planned and not partitioned: decisions and rules, no bytes. Of a half: its rewrites."""
+    """The report on a graph that is planned and not partitioned: decisions and rules, no bytes. Of a forward or
+    backward graph by itself: its rewrites."""
     # buckets of a joint graph are made on its halves
     report = _report(plan, None, plan.order if plan.facts.kind is not GraphKind.JOINT else None)
     if plan.facts.kind not in _HALVES:
@@ -210,11 +211,8 @@ def plan_report(plan: Plan) -> Report:
 def partition_report(
     plan: Plan, audit: Audit, halves: Mapping[str, Edits] | None = None, orders: Mapping[str, Plan] | None = None
 ) -> Report:
-    """Of a graph that was split, or rematerialised, after a plan, with what the audit found in it.
-
-    ``halves``: what was rewritten in the ``forward`` and the ``backward`` once they were apart; ``orders``: the plans
-    of those that were put in another order.
-    """
+    """The report on a graph that was split, or rematerialised, with the findings of the audit. ``halves``: later
+    rewrites of the ``forward`` and the ``backward``; ``orders``: the plans of reordered graphs."""
     report = _report(plan, audit, plan.order if plan.facts.kind is GraphKind.FLAT else None)
     later = (rewrite_reports(plan.policy, edits, half) for half, edits in (halves or {}).items())
     ordered = (order_account(made, half) for half, made in (orders or {}).items())
@@ -270,7 +268,7 @@ def _no_times(plan: Plan) -> tuple[str, ...]:
 
 
 def _by_data(plan: Plan, audit: Audit | None) -> tuple[str, ...]:
-    """What of the saved bytes is counted by a hint; of an eager block the report says what its calls held."""
+    """Saved bytes that are counted by a hint; an eager block reports what its calls held."""
     if audit is None or plan.checkpoints is not None:
         return ()
     found = counted_by_data(plan.facts, [plan.facts.index[name] for name in audit.saved])
@@ -304,10 +302,8 @@ def word(action: Action | None) -> str:
 
 
 def _amounts_by_rule(plan: Plan, audit: Audit) -> dict[str, Counter[int]]:
-    """What each rule's saved and offloaded values keep alive and its recomputed ones cost, by the number of the rule.
-
-    Memory that values of several rules look into counts for the first of them in graph order.
-    """
+    """Per rule, by number: memory kept alive by its saved and offloaded values, and the cost of its recomputed ones.
+    Memory shared by values of several rules counts for the first of them in graph order."""
     facts, roots = plan.facts, storage_roots(plan.facts)
     saved, recomputed, offloaded = (
         [facts.index[name] for name in names] for names in (audit.saved, audit.recomputed, audit.offloaded)
@@ -332,7 +328,7 @@ def _summed(plan: Plan, costs: Iterable[tuple[int, int]]) -> Counter[int]:
 
 
 def _seconds_by_rule(plan: Plan, recomputed: Iterable[int]) -> dict[int, float]:
-    """What the rows that each rule recomputes take; empty without a device."""
+    """Per rule, the recomputation time; empty without a device."""
     if plan.shown_times is None:
         return {}
     found = dict.fromkeys(range(len(plan.rules)), 0.0)

@@ -31,7 +31,7 @@ _SWITCH = "`agree=False`, or `POLICYLANG_AGREE=0` for the whole program, leaves 
 
 Pair = tuple[int, int]
 Found = tuple[Diagnostic, dict[str, int]]
-"""What is said, and by the digest of a policy the rule that it is about."""
+"""The diagnostic, and by the digest of a policy the rule that it is about."""
 
 
 def first_pair(messages: Mapping[int, RankMessage]) -> Pair | None:
@@ -178,7 +178,6 @@ def store_gone(error: Exception) -> Diagnostic:
 
 
 def unreadable(key: str, why: str) -> Diagnostic:
-    """Of the store."""
     message = f"what is in the store of the default process group under `{key}` is no message of policylang's"
     help = "give every rank the same version of policylang, and write nothing there under keys that begin so"
     return diagnose(UNREADABLE, message, help=help, details=(why.partition("\n")[0][:200],))

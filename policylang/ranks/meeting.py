@@ -99,7 +99,7 @@ class Meeting:
     timeout: float
     """Seconds."""
     alike: bool = True
-    """Whether all have the same policy. Otherwise they rewrite nothing together, and their plans will differ."""
+    """All have the same policy. Otherwise they rewrite nothing together, and their plans will differ."""
     keys: tuple[MeetingKey, ...] = ()
     _visit: int = 0
     _step: int = 0
@@ -378,7 +378,7 @@ class Meeting:
             return found
 
     def _poll(self, look: Callable[[], _T | None], seconds: float, pause: float) -> _T | None:
-        """What is found when it is there; None where it does not come in time."""
+        """The first result that is not None, or None after a timeout."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             found = look()

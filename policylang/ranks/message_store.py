@@ -55,7 +55,7 @@ class StoreFailure(Exception):
 
 
 class _Visits(threading.local):
-    """By topic, how often a thread has come to it. Threads run beside each other in no order that ranks share."""
+    """Per topic and thread, the number of visits. Threads run beside each other in no order that ranks share."""
 
     def __init__(self) -> None:
         self.by_topic: dict[str, int] = {}
@@ -63,7 +63,7 @@ class _Visits(threading.local):
 
 @define(eq=False)
 class RankHistory:
-    """What a rank remembers of comparisons, so that it takes no message for one of another time."""
+    """A rank's memory of earlier comparisons, so that it mistakes no old message for a new one."""
 
     token: str = field(factory=lambda: uuid.uuid4().hex)
     """Stands in the stores that it was made for: one may outlive a process group."""
@@ -76,17 +76,15 @@ class RankHistory:
     _visits: _Visits = field(factory=_Visits)
 
     def visit(self, topic: str) -> int:
-        """How often this thread has come there by now."""
+        """Counts, per thread."""
         self._visits.by_topic[topic] = found = self._visits.by_topic.get(topic, 0) + 1
         return found
 
 
 @define(eq=False)
 class MessageStore:
-    """Where this rank sends and reads messages, over a connection of policylang's own.
-
-    Methods raise :class:`StoreFailure` where the process that held the store has ended.
-    """
+    """This rank's access to the store, over a connection of policylang's own. Methods raise :class:`StoreFailure` where
+    the process that held the store has ended."""
 
     rank: int
     default: Callable[[], Any]
@@ -94,7 +92,7 @@ class MessageStore:
     earlier: RankHistory = field(factory=RankHistory)
     """Of the store before, which may be this one."""
     threads: bool = False
-    """Whether ranks are threads of one process."""
+    """Ranks are threads of one process."""
     said: RankStatus = field(factory=RankStatus)
     _connection: Any = None
 
@@ -107,7 +105,7 @@ class MessageStore:
 
     @property
     def alone(self) -> bool:
-        """Whether no other thread of this rank may come to a comparison while this one waits."""
+        """No other thread of this rank may come to a comparison while this one waits."""
         return self.threads or threading.current_thread() is threading.main_thread()
 
     def _ask(self, call: Callable[[Any], _T]) -> _T:
@@ -149,12 +147,12 @@ class MessageStore:
         return int(self._ask(lambda at: at.add(f"{PREFIX}/{key}", 1)))
 
     def first(self, key: str, value: _T) -> _T:
-        """What is there afterwards: the first that one of several ranks has written."""
+        """Write unless another rank has; returns what is there."""
         there = self._ask(lambda at: at.compare_set(f"{PREFIX}/{key}", "", pack(value)))
         return _read(unpack, type(value), key, there)
 
     def write_long(self, key: str, content: Any) -> None:
-        """What may be too long for a message. Of what a store does not take, nothing."""
+        """Compressed, for values that may be long. Too long for the store: nothing is written."""
         data = compress(content)
         if len(data) <= _MOST:
             self._ask(lambda to: to.set(f"{PREFIX}/{key}", data))
@@ -195,11 +193,11 @@ def _read(how: Callable[[type[_T], bytes], _T], kind: type[_T], key: str, data: 
 
 
 _current: dict[int, MessageStore] = {}
-"""By rank: of a process that plays several in threads, each has its own."""
+"""By rank: a process may play several in threads."""
 
 
 def message_store() -> MessageStore | None:
-    """Of the default process group; None where there are no ranks to compare with."""
+    """The store of the default process group; None where there are no ranks to compare with."""
     default, rank = store.default_store(), store.own_rank()
     if default is None or rank is None:
         return None

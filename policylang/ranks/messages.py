@@ -18,7 +18,7 @@ from policylang.language.diagnostics import Diagnostic
 LONGEST = 1 << 20
 """Bytes of a message. Whatever is longer was not written by policylang, and is not read."""
 _LARGEST = 1 << 28
-"""Of what was compressed."""
+"""Of decompressed text."""
 OWN = "own"
 """In the metadata of a field: it stays with its rank."""
 _T = TypeVar("_T")
@@ -36,7 +36,7 @@ class MeetingKey:
     topic: str
     """Its address."""
     group: str
-    """By the name that c10d gives it, on all of its members alike."""
+    """Its c10d name, the same on all members."""
     ranks: tuple[int, ...]
     """Global, sorted."""
     epoch: int
@@ -47,23 +47,23 @@ class MeetingKey:
         return address_of(self.topic, self.group, ranges(self.ranks))
 
     def message(self, rank: int, step: int) -> str:
-        """Where the message of a rank is in one step of the comparison, counted from 1."""
+        """The store key of a rank's message in one step, counted from 1."""
         return f"{self.place}/{self.epoch}/{step}/{rank}"
 
     @property
     def end(self) -> str:
-        """Where a rank says why nobody is to go on."""
+        """The store key of the reason why nobody goes on."""
         return f"{self.place}/{self.epoch}/end"
 
     @property
     def done(self) -> str:
-        """Where the ranks that are through are counted."""
+        """The store key that counts the ranks that are through."""
         return f"{self.place}/{self.epoch}/done"
 
 
 @frozen
 class GroupDigest:
-    """What a rank is about to run over one process group: every member has to be about to run the same."""
+    """What a rank is about to run over one process group; the same on every member."""
 
     name: str
     ranks: tuple[int, ...]
@@ -73,7 +73,7 @@ class GroupDigest:
 
 @frozen
 class Absence:
-    """That a rank does not take part in what others compare: it stopped before it could, or it does not compare."""
+    """A rank takes no part in what others compare: it stopped before it could, or it does not compare."""
 
     id: str
     rank: int
@@ -93,13 +93,13 @@ class Absence:
 
 @frozen
 class RankMessage:
-    """What a rank sends in one step, the same under each of its keys."""
+    """One rank's message in one step, the same under each of its keys."""
 
     rank: int
     stage: str
     """``settings``, ``rewrites of the joint graph``, ``plan``, ``collectives``: what the step compares."""
     digest: str
-    """Of what has to be equal on all ranks that hang together."""
+    """Equal on all ranks that are connected through groups."""
     keys: tuple[MeetingKey, ...]
     label: str = ""
     """For people: what is compared, ``a joint graph of 812 nodes``."""
@@ -115,7 +115,7 @@ class RankMessage:
     """The last of this rank."""
 
     def misses(self, absence: Absence) -> bool:
-        """Whether it waits for a rank that is absent."""
+        """It waits for a rank that is absent."""
         here = (absence.topic, absence.visit) == (self.keys[0].topic, self.visit)
         return not absence.topic or (here and absence.graph in ("", self.graph))
 
@@ -129,7 +129,7 @@ class EndOfComparison:
     help: str | None = None
     details: tuple[str, ...] = ()
     rules: Mapping[str, int] = field(factory=dict)
-    """By the digest of a policy, the rule of it that the message is about."""
+    """By policy digest, the rule that the message is about."""
     id: str = ""
     """A rank is told once; that of the absence where one is why."""
     keys: tuple[MeetingKey, ...] = ()
@@ -146,7 +146,7 @@ class EndOfComparison:
 
 @frozen
 class RankStatus:
-    """What a rank has to say outside of any comparison. The last one replaces those before."""
+    """What a rank says outside of any comparison. The last one replaces those before."""
 
     kind: str = ""
     """``waiting``, ``stopped``, ``uncompared``; empty while there is nothing to say."""
@@ -170,7 +170,7 @@ def pack(value: Any) -> str:
 
 
 def compress(value: Any) -> bytes:
-    """The same of what is long."""
+    """:func:`pack` for long values."""
     return zlib.compress(pack(value).encode(), 1)
 
 

@@ -88,7 +88,7 @@ def contexts_for(module: nn.Module, policy: Callable[[], Policy], identity: Any,
 
 
 def _without_layers(model: nn.Module, policy: Policy) -> str:
-    """What would hold the blocks of a model and holds none, as in a pipeline stage of a norm and a head; else empty."""
+    """The empty list of layers of a model, as in a pipeline stage of a norm and a head; else empty."""
     glob = None if policy.blocks is None else PathGlob(policy.blocks.glob)
     for path, module in model.named_modules():
         child = f"{normalise(path)[1]}.0".lstrip(".")
@@ -131,7 +131,7 @@ def put_on(model: nn.Module, policy: Policy, *, strict: bool, preserve_rng_state
 
 
 def decides_about_values(policy: Policy) -> bool:
-    """Whether a policy says what is saved or recomputed: one of scheduling lines alone puts no checkpoint anywhere."""
+    """A policy that says what is saved or recomputed; one of scheduling lines alone needs no checkpoint."""
     return bool(policy.rules or policy.undecided)
 
 
@@ -317,7 +317,7 @@ class Watch:
 
 
 def sessions_of(subject: object) -> list[Session]:
-    """The sessions that a model, a block or a context function stands for."""
+    """The sessions of a model, a block or a context function."""
     own = session_behind(subject)
     if own is not None:
         return [own]

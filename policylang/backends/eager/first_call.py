@@ -73,7 +73,7 @@ def note_write(tensors: Iterable[Tensor]) -> None:
 
 
 def written_since(address: int | None, moment: int) -> bool:
-    """Whether a block has written to memory since a moment."""
+    """A block has written to memory since a moment."""
     return address is not None and _written.get(address, -1) > moment
 
 
@@ -87,7 +87,7 @@ class BlockMode(DispatchMode):  # type: ignore[misc]  # torch does not say what 
         self.began = next(moments)
         self.suspended = 0
         self.reading: frozenset[int] = frozenset()
-        """By ``id``, the tensors whose readers are the block's all the same while this is suspended."""
+        """By ``id``, the tensors whose readers are seen even while this is suspended."""
 
     def aside(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """An operator that runs while this is suspended."""
@@ -101,12 +101,12 @@ class BlockMode(DispatchMode):  # type: ignore[misc]  # torch does not say what 
 
 
 def unseen_since(moment: int) -> AbstractContextManager[None]:
-    """What runs meanwhile is no operator of a block whose run began after a moment."""
+    """Operators that run meanwhile are hidden from blocks whose run began after a moment."""
     return _suspended(lambda mode: mode.began >= moment)
 
 
 def only_readers(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Of what runs meanwhile, only what reads one of these tensors is an operator of a block."""
+    """Of the operators that run meanwhile, blocks see only those that read one of these tensors."""
     return _suspended(lambda mode: not mode.suspended, frozenset(map(id, tensors)))
 
 
@@ -131,7 +131,7 @@ class _Aside:
 
     hook: Any
     runs: int = 0
-    """How many blocks that run have put it there."""
+    """The number of running blocks that put it there."""
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:
         with only_readers(tensors_in(given)):
@@ -139,7 +139,7 @@ class _Aside:
 
 
 def gathers(module: nn.Module) -> bool:
-    """Whether FSDP gathers weights before a module runs."""
+    """FSDP gathers weights before the module runs."""
     return any(_is_either(hook) for hook in module._forward_pre_hooks.values())
 
 
@@ -151,7 +151,7 @@ def gathered_over(block: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def is_first_fsdp(module: nn.Module) -> bool:
-    """Whether a module is what ``FullyShardedDataParallel`` returns."""
+    """The module is a ``FullyShardedDataParallel`` (FSDP1)."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel)
 
@@ -221,7 +221,7 @@ _LOOKS_FROM = 32 << 20
 
 @frozen
 class TensorFacts:
-    """What a plan asks of a tensor."""
+    """The properties of a tensor that a plan needs."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None
@@ -242,9 +242,9 @@ class Operation:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: Any
-    """As the operator returned them, each tensor as :class:`TensorFacts`."""
+    """The results, each tensor as :class:`TensorFacts`."""
     path: str
-    """Of the module that it ran in, below the block."""
+    """The path of its module, below the block."""
     kind: type[nn.Module]
     annotations: tuple[str, ...] = ()
     """The names that ``torch.fx.traceback.annotate`` gave it."""
@@ -252,10 +252,10 @@ class Operation:
 
 @define(eq=False)
 class Observation:
-    """What is known of a call of a block while it runs."""
+    """A block's first call while it runs."""
 
     name: str
-    """Of the block, as a sentence names it."""
+    """The block's name in a sentence."""
     module: nn.Module
     origins: Origins
     before: Before
@@ -266,29 +266,29 @@ class Observation:
     """By operator, its operations: the first, and the first of the next."""
     operations: list[Operation] = field(factory=list)
     read_by_backward: dict[TensorOrigin, None] = field(factory=dict)
-    """What autograd has saved, in order."""
+    """Values that autograd has saved, in order."""
     noted: dict[int, dict[int, NotedTensor]] = field(factory=dict)
-    """By operator and position among those that it reads: the tensors in memory from outside."""
+    """By operator and position among its tensor arguments: those in memory from outside the block."""
     origins_noted: dict[int, dict[int, list[TensorOrigin | None]]] = field(factory=dict)
-    """Where the parts of these came from at that time."""
+    """The origins of their parts at that time."""
     numbers: dict[int, list[Any]] = field(factory=dict)
-    """By operator: the plain numbers that it was called with."""
+    """By operator, its plain number arguments."""
     entries: dict[int, HeldResult] = field(factory=dict)
     writes: dict[int, list[Tensor]] = field(factory=dict)
-    """By operator: what it says that it writes to, where that is memory from outside."""
+    """By operator, the tensors in memory from outside that it declares to write."""
     states: dict[int, GeneratorState] = field(factory=dict)
     unlooked_at: int = 0
     """Bytes that are held since it was last asked which of them the block has thrown away."""
     looked_at: int = 0
-    """Those that were held then."""
+    """Bytes that were held then."""
     hooks: Any = None
-    """What autograd is to give to what it saves, as long as the block puts nothing else in its place."""
+    """Autograd's hooks for saved tensors, unless the block sets its own."""
     hooked: bool = False
-    """Whether the block has put hooks of its own there (``save_on_cpu``) for some of it."""
+    """The block has set hooks of its own (``save_on_cpu``) for some operators."""
     free: bool = False
-    """Whether it has left others without."""
+    """The block has left the hooks in place for some operators."""
     own_checkpoint: bool = False
-    """Whether they were those of a checkpoint."""
+    """The block's own hooks were those of a checkpoint."""
     path: list[tuple[str, type[nn.Module]]] = field(factory=list)
     """The modules that are being called, the block first."""
 
@@ -358,7 +358,7 @@ class Observation:
         return out
 
     def _let_go(self) -> None:
-        """Of what the block has thrown away, as often as what is held doubles."""
+        """Drop results that the block has thrown away, whenever the held memory has doubled."""
         calls = enumerate(self.operations)
         needed = [call for call, each in calls if writes(each.operator) or is_kept_unread(each.operator)]
         needed += [origin.call for origin in self.read_by_backward if origin.call >= 0]
@@ -369,7 +369,7 @@ class Observation:
         self.unlooked_at = 0
 
     def finish(self) -> None:
-        """To be called when the block has returned: only then is it known what it writes, and what autograd keeps."""
+        """Called when the block has returned: only then is it known what it writes, and what autograd keeps."""
         self.origins.finish()
         for at, outside in self.noted.items():
             state = [number for number, each in outside.items() if self.origins.is_state(each.tensor)]

@@ -47,15 +47,15 @@ from policylang.torch_compat.subclasses import take_apart
 RUN = 0
 """Run it both times."""
 KEEP = 1
-"""Hold what it gives; the second time give that."""
+"""Hold the result, and return it in the recomputation."""
 HELD = 2
-"""Writes to a value that is held: run it the first time only, the second time that is done."""
+"""Writes to a held value: run it in the forward only, since the held value includes the write."""
 PASS = 3
 """Writes to memory from outside the block: run it the first time only."""
 DRAW = 4
-"""Draws random numbers: the second time from the state of the generator that the first time found."""
+"""Draws random numbers: recompute from the generator state of the forward."""
 QUIET = 5
-"""BatchNorm: the second run leaves the running statistics alone."""
+"""BatchNorm: recompute without the running statistics."""
 
 _WRITES = int(Flag.WRITES)
 _REPEATABLE = int(Flag.REPEATABLE)
@@ -64,17 +64,18 @@ _RANDOM = int(Flag.RANDOM)
 
 @frozen(eq=False)
 class Instructions:
-    """By operator; ``operators`` and ``kinds`` have one entry more, the end. The rest is as in the observed stream."""
+    """By operator; ``operators`` and ``kinds`` have one entry more, the end. The other fields are those of the observed
+    stream."""
 
     operators: tuple[Any, ...]
     kinds: tuple[int, ...]
     reach: int
     read: dict[int, frozenset[int]] = field(factory=dict)
-    """Of operators with several results: which of them anyone reads."""
+    """By operator with several results, the results that anyone reads."""
     written: dict[int, tuple[int, ...]] = field(factory=dict)
-    """Of an operator that writes to a held value: the operators that hold it."""
+    """By operator that writes to a held value, the operators that hold it."""
     outside: dict[int, tuple[int, ...]] = field(factory=dict)
-    """As ``from_outside`` of the stream, of operators that run again."""
+    """``from_outside`` of the stream, for recomputed operators."""
     kept: dict[int, tuple[int, ...]] = field(factory=dict)
     """As in the stream, and so is the next."""
     state: dict[int, tuple[int, ...]] = field(factory=dict)
@@ -89,12 +90,12 @@ class Instructions:
         return {at: tuple(dict.fromkeys((*self.outside.get(at, ()), *self.kept.get(at, ())))) for at in both}
 
     def decided_by(self, at: int) -> str:
-        """The line that has an operator run again, or what else does; empty where nothing is known of it."""
+        """The line that decided an operator's recomputation, or another reason; empty where none is known."""
         return ""
 
     def after_what_is_made_once(self, at: int, operator: Any) -> int | None:
-        """Where an operator (None: the end) comes next, behind others at a position that no gradient flows through:
-        they may have made something that is kept, a table in an attribute or in a cache, and need not run again."""
+        """The next position of an operator (None: the end) behind operators without gradients: these may have made
+        something once, a table in an attribute or in a cache, and need not run again."""
         for position in range(at, len(self.operators)):
             if self.operators[position] is operator:
                 return position
@@ -105,15 +106,15 @@ class Instructions:
 
 @frozen(eq=False, kw_only=True)
 class PlannedInstructions(Instructions):
-    """What a plan says, and the plan."""
+    """The instructions of a plan."""
 
     plan: Plan
     needs: Needs
     rows: tuple[int, ...]
 
     def is_planned(self, at: int) -> bool:
-        """Whether what is held of an operator is for the plan to say, and not a number that Python has read, or what
-        an operator makes that writes to memory from outside."""
+        """The plan decides about an operator's held result: it is no number that Python has read, and no extra result
+        of a write to memory from outside."""
         row = self.rows[at]
         return row >= 0 and self.plan.facts.flags[row] & (_WRITES | _REPEATABLE) != _WRITES
 
@@ -124,14 +125,14 @@ class PlannedInstructions(Instructions):
 
 
 def instructions_so_far(observation: Observation) -> Instructions:
-    """Of a call that has no plan yet: whatever it has made is held, and what it has written is written."""
+    """For a call without a plan yet: everything it has made is held, and everything it has written stays written."""
     operators, held = observation.stream.operators, observation.entries
     kinds = [_write(each) if writes(each) else KEEP if at in held else RUN for at, each in enumerate(operators)]
     return Instructions((*operators, None), (*kinds, RUN), len(operators))
 
 
 def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
-    """What the plan says, operator by operator."""
+    """The plan as instructions, operator by operator."""
     facts, stream = plan.facts, trace.stream
     needs = saved_and_recomputed(plan)
     held = kept_rows(facts, needs.saved)
@@ -165,12 +166,12 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
 
 
 def _second(kind: int, operator: Any) -> int:
-    """What is held is held in the shape in which it was made."""
+    """In-place geometry changes are replayed on saved tensors: a saved tensor keeps its original shape."""
     return RUN if kind == HELD and changes_only_geometry(operator) else kind
 
 
 def _write(operator: Any) -> int:
-    """Of an operator that writes to memory from outside: what it makes beside that is held."""
+    """For an operator that writes to memory from outside: its other results are held."""
     return PASS if gives_what_it_writes(operator) else KEEP
 
 
@@ -207,22 +208,22 @@ class FollowedCall:
     entries: dict[int, HeldResult] = field(factory=dict)
     states: dict[int, GeneratorState] = field(factory=dict)
     passed: dict[int, list[Tensor]] = field(factory=dict)
-    """Of an operator that is not to run again: what it wrote to, from outside the block."""
+    """By operator that is not recomputed, the tensors from outside that it wrote to."""
     let_go: set[int] = field(factory=set)
-    """Of these, the ones whose memory has been let go since."""
+    """Those of ``passed`` whose memory has been freed since."""
     noted: dict[int, dict[int, NotedTensor]] = field(factory=dict)
-    """By position among those that an operator reads, what a second run has to find as it was."""
+    """By operator and position among its tensor arguments: tensors that the recomputation has to find unchanged."""
     numbers: dict[int, list[Any]] = field(factory=dict)
     """The plain numbers that an operator was called with."""
     written_since_kept: dict[int | None, tuple[int, int]] = field(factory=dict)
-    """By the address of memory that autograd keeps and that was written to since, where in ``noted`` it is."""
+    """By address of memory that autograd keeps and that was written to since, its place in ``noted``."""
     began: int = field(factory=lambda: next(moments))
     drifted_at: int | None = None
     tail: list[tuple[Any, int]] = field(factory=list)
-    """The operators that ran from there on, and what a second run does with each."""
+    """The operators that ran from there on, and the instruction for each."""
     _own: set[int] | None = None
     left_out: bool = False
-    """Whether operators did not run that had made something which is kept since."""
+    """Operators were missing that had once made something which the block keeps."""
 
     def ran(self, position: int) -> Any:
         """The operator that the forward ran at a position; None where it was over."""
@@ -232,22 +233,22 @@ class FollowedCall:
         return self.tail[at][0] if at < len(self.tail) else None
 
     def kind(self, position: int) -> int:
-        """What a second run does with an operator that the forward has run."""
+        """The instruction for an operator that the forward has run."""
         if self.is_planned(position):
             return self.instructions.kinds[position]
         return self.tail[position - (self.drifted_at or 0)][1]
 
     @property
     def reach(self) -> int:
-        """A second run that was not interrupted has run so many operators."""
+        """The length of a complete recomputation."""
         return self.instructions.reach if self.drifted_at is None else self.drifted_at + len(self.tail)
 
     def after_what_is_made_once(self, at: int, operator: Any) -> int | None:
-        """As the instructions say; None where the forward did not follow them."""
+        """As in the instructions; None where the forward did not follow them."""
         return self.instructions.after_what_is_made_once(at, operator) if self.drifted_at is None else None
 
     def run_unplanned(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """An operator behind the plan runs, and runs again, except for what it does to the buffers of the block."""
+        """Run an operator behind the point of drift; it is recomputed, except for its writes to the block's buffers."""
         assert self.drifted_at is not None
         at, kind = self.drifted_at + len(self.tail), RUN
         if draws(func):
@@ -294,7 +295,7 @@ class FollowedCall:
         return not written.isdisjoint(addresses(tensors))
 
     def count_writes(self) -> None:
-        """To be called when the block has returned: what it wrote itself to held values is as it should be."""
+        """Called when the block has returned: its own writes to held values are expected."""
         for at, holders in self.instructions.written.items():
             if self.is_planned(at):
                 for holder in holders:
@@ -307,7 +308,7 @@ class FollowedCall:
                     noted[number] = NotedTensor.of(each.tensor)
 
     def check_given(self, value: Tensor, written: int) -> None:
-        """To be called as a backward is given what autograd kept, which had then been ``written`` to so often."""
+        """Called as a backward receives a tensor that autograd kept and that had then been ``written`` to so often."""
         found = self.written_since_kept.get(storage_address(value))
         if found is not None and version(value) != written:
             self.changed(*found, same=True)
@@ -323,7 +324,7 @@ class FollowedCall:
         problems.warn(found)
 
     def is_state(self, at: int, number: int) -> bool:
-        """Whether an operator read there what the block itself writes to, as far as that is known."""
+        """The block itself writes to what an operator read there, as far as that is known."""
         return number in self.instructions.state.get(at, ()) if self.is_planned(at) else True
 
     def read_again(self, at: int) -> Collection[int]:
@@ -331,8 +332,8 @@ class FollowedCall:
         return self.instructions.outside.get(at, ()) if self.is_planned(at) else self.noted[at]
 
     def written_by_blocks(self, address: int | None) -> bool:
-        """Whether a block has written to memory since, even where autograd does not count it (``.data``). What was let
-        go is filled again before it is read."""
+        """A block has written to memory since, even where autograd does not count it (``.data``). Freed memory is
+        filled again before it is read."""
         filled = (each for at in self.let_go for each in self.passed[at])
         return written_since(address, self.began) and address not in addresses(filled)
 
@@ -340,15 +341,15 @@ class FollowedCall:
         return self.drifted_at is None or at < self.drifted_at
 
     def note_let_go(self) -> None:
-        """What was written from outside, and is gone by now, has to be written again: whoever let go of that memory
-        fills it where it is needed."""
+        """Tensors from outside that were written and freed since are written again: whoever freed that memory fills it
+        when it is needed."""
         for at, tensors in self.passed.items():
             if any(map(storage_is_freed, take_apart(tensors)[0])):
                 self.let_go.add(at)
 
 
 def observed_call(call: FollowedCall, observation: Observation) -> FollowedCall:
-    """Of a call that was observed and has a plan now: what the plan does not save is let go."""
+    """The call that was observed, once it has a plan: results that the plan does not save are dropped."""
     kinds, read = call.instructions.kinds, call.instructions.read
     held = {at: entry for at, entry in observation.entries.items() if kinds[at] == KEEP}
     call.entries = {at: _without_unread(entry, read.get(at)) for at, entry in held.items()}
@@ -362,13 +363,13 @@ def observed_call(call: FollowedCall, observation: Observation) -> FollowedCall:
 
 
 def unfinished_call(observation: Observation) -> FollowedCall:
-    """Of a call that is being observed and runs again from within: all that it has made so far is held."""
+    """A call that is still being observed and recomputes a part of itself: everything it has made so far is held."""
     found = observation.before.surroundings(observation.before.volatile())
     return FollowedCall(observation.name, instructions_so_far(observation), problems.warn, found, observation.entries)
 
 
 def _without_unread(held: HeldResult, read: frozenset[int] | None) -> HeldResult:
-    """Its memory is as it was when it was made; only what stands in for a result that nobody reads is new."""
+    """Keeps the recorded memory, except for placeholders of unread results."""
     value = without_unread(held.value, read)
     pairs = zip(tensors_in(value), tensors_in(held.value), held.memory, strict=True)
     with outside_of_modes():
@@ -376,11 +377,8 @@ def _without_unread(held: HeldResult, read: frozenset[int] | None) -> HeldResult
 
 
 def without_unread(out: Any, read: frozenset[int] | None) -> Any:
-    """Results that no operator reads give way to one element in their shape: a second run has to give something.
-
-    Not so integers on a CPU, which Python and C++ read without any operator: the lengths of a packed sequence, what
-    ``tolist`` gives.
-    """
+    """Replace results that no operator reads by one element in their shape. Not so integers on a CPU, which Python and
+    C++ read without any operator: the lengths of a packed sequence, the argument of ``tolist``."""
     if read is None or not isinstance(out, tuple | list) or len(read) == len(out):
         return out
     with outside_of_modes():

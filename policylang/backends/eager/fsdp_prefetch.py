@@ -35,32 +35,32 @@ from policylang.torch_compat.fsdp import gathered_ahead, is_sharded, lies_within
 _NOT_YET = "`fully_shard` is not told: no forward of the model has run in eager"
 _LEFT = "left: an eager checkpoint has no order of collectives"
 Lists = Mapping[nn.Module, tuple[Sequence[nn.Module], Sequence[nn.Module]]]
-"""By sharded module, what it gathers ahead in the forward and in the backward."""
+"""By sharded module, the modules it gathers ahead in the forward and in the backward."""
 BlocksOf = Callable[[nn.Module], Mapping[nn.Module, str]]
 """From a model to its blocks and their paths."""
 
 
 @define(eq=False)
 class _Unit:
-    """What ``fully_shard`` gathers at once."""
+    """The weights that one call of ``fully_shard`` gathers at once."""
 
     module: nn.Module
-    """With which it was called."""
+    """The argument of that call."""
     path: str
     in_one_block: bool
     weights: list[WeightAside] = field(factory=list)
     reach: int = 0
-    """How many blocks ahead it is to be gathered."""
+    """How many blocks ahead it is gathered."""
 
 
 @frozen(eq=False)
 class _Sharding:
-    """What ``fully_shard`` gathers for the blocks of a model."""
+    """The weights that ``fully_shard`` gathers for the blocks of a model."""
 
     blocks: Mapping[nn.Module, str]
     units: Sequence[_Unit]
     units_of: Sequence[Sequence[_Unit]]
-    """By block, in the order of its modules."""
+    """By block, in module order."""
     groups: Mapping[str, tuple[int, ...]]
     """The process groups over which they are gathered."""
 
@@ -113,8 +113,8 @@ class _Sharding:
         return f"`fully_shard` gathers the weights of {blocks} {counted(statement.blocks, 'block')} ahead"
 
     def lists(self, running: Sequence[int]) -> Lists:
-        """What the modules of the blocks are to be told. ``running``: the blocks as the forward runs them. Where
-        ``fully_shard`` was called with parts of a block alone, the first of them is told."""
+        """The settings of all blocks. ``running``: the blocks in execution order. Where ``fully_shard`` was called with
+        parts of a block alone, the first of them gets the setting."""
         running = [block for block in running if self.units_of[block]]
         farthest = max((unit.reach for unit in self.units), default=0)
         modules = list(self.blocks)
@@ -138,14 +138,14 @@ def _ahead(blocks: Sequence[Sequence[_Unit]]) -> tuple[nn.Module, ...]:
 
 @define(eq=False)
 class FsdpOrder:
-    """What FSDP is told for one model, as far as it is known."""
+    """The prefetch settings of one model, as far as they are known."""
 
     policy: Policy
     told: Lists = field(factory=dict)
     before: Lists | None = None
-    """What the modules had been told before."""
+    """The settings before the policy."""
     lines: Sequence[tuple[Bucket | Scheduling, str]] = ()
-    """What came of each line, as a phrase."""
+    """The result of each line, as a phrase."""
     names: Mapping[nn.Module, str] = field(factory=dict)
 
     def settle(self, sharding: _Sharding, running: Sequence[int] | None = None) -> None:
@@ -172,7 +172,7 @@ class FsdpOrder:
             _tell(self.before)
 
     def words(self) -> list[str]:
-        """What has to be the same on every rank."""
+        """The settings as text, which has to be equal on every rank."""
         return [
             f"{half} of {self._named([module])}: {self._named(ahead)}"
             for module, lists in self.told.items()
@@ -181,7 +181,7 @@ class FsdpOrder:
         ]
 
     def differences(self) -> list[str]:
-        """Where FSDP is told otherwise by now."""
+        """Modules whose settings were changed since."""
         found = []
         for module, lists in self.told.items():
             for half, planned, now in zip(("forward", "backward"), lists, gathered_ahead(module), strict=True):
@@ -308,7 +308,7 @@ def refuse_for_one_block(policy: Policy, name: str) -> None:
 
 
 def order_reports(subject: object) -> list[FsdpOrderReport]:
-    """What FSDP was told for a model and for those inside it, compared with what it is told now."""
+    """The settings made for a model and its submodules, compared with FSDP's current ones."""
     if not isinstance(subject, nn.Module):
         return []
     found = [_orders[module] for module in subject.modules() if module in _orders]

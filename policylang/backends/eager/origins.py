@@ -54,14 +54,14 @@ Geometry = tuple[int, int, tuple[int, ...], tuple[int, ...], Any]
 
 @define(eq=False)
 class Origins:
-    """Of the plain tensors of one call of a block. Tensors made of tensors are looked up part by part.
+    """The origins of the plain tensors of one call of a block; tensor subclasses are looked up part by part.
 
-    A tensor is known by itself, and for as long as it lives. Where autograd hands on another object for the same value,
-    as it does with what it saves, it is known by its place in memory: the call that gave that place last made it.
+    A tensor is known by identity while it lives. Where autograd returns another object for the same value, as it does
+    for saved tensors, it is known by its place in memory: the origin is the last call that returned that place.
     """
 
     given: dict[int, tuple[InputKind, str]]
-    """By ``id``, what is known of tensors from outside; they live as long as the call."""
+    """Tensors from outside, by ``id``; they live as long as the call."""
     externals: list[External] = field(factory=list)
     state: set[int] = field(factory=set)
     """The memory from outside, by address, that the block has written to: its next call writes there again."""
@@ -98,7 +98,7 @@ class Origins:
             self._by_place[place] = origin
 
     def finish(self) -> None:
-        """To be called when the block has returned: what it has filled and let go of, it fills each time it runs."""
+        """Called when the block has returned: memory that it has filled and freed is filled in each of its runs."""
         self.state -= addresses(each.tensor for each in self.externals if storage_is_freed(each.tensor))
 
     def forget(self, gone: Iterable[Tensor]) -> None:
@@ -110,19 +110,19 @@ class Origins:
         return [self.known(part) for part in take_apart([tensor])[0]]
 
     def is_from_outside(self, parts: Iterable[TensorOrigin | None]) -> bool:
-        """Whether these are a parameter's, a buffer's or a constant's; what the block was called with is not meant."""
+        """A parameter, a buffer or a constant, not an argument of the call."""
         return all(
             each is not None and each.call == OUTSIDE and self.externals[each.result].kind is not InputKind.USER
             for each in parts
         )
 
     def lies_outside(self, tensor: Tensor) -> bool:
-        """Whether it lies in memory that the block has not made; what has none may be a part of anything."""
+        """The block has not made its memory; without an address it may be a part of anything."""
         found = addresses([tensor])
         return not found or not self._outside.isdisjoint(found)
 
     def is_state(self, tensor: Tensor) -> bool:
-        """Whether it lies in memory from outside that the block has written to."""
+        """It lies in memory from outside that the block has written to."""
         return bool(self.state) and not self.state.isdisjoint(addresses([tensor]))
 
     def same_memory(self) -> dict[int, int]:
@@ -143,7 +143,7 @@ def addresses(tensors: Iterable[Tensor]) -> set[int]:
 
 
 def described(module: nn.Module, inputs: Iterable[Tensor]) -> dict[int, tuple[InputKind, str]]:
-    """What is known of the tensors that a block is called with and has. A tensor that is both is an input."""
+    """The kind and name of a block's inputs and state, by ``id``. A tensor that is both is an input."""
     state = read_state(module)
     found: dict[int, tuple[InputKind, str]] = {}
     named = [
@@ -158,7 +158,7 @@ def described(module: nn.Module, inputs: Iterable[Tensor]) -> dict[int, tuple[In
 
 
 Memory = tuple[int, int]
-"""How often the memory of a tensor has been written to, and how large it is."""
+"""The version of a tensor's memory, and its size."""
 
 
 def memory_of(tensor: Tensor) -> Memory:
@@ -167,7 +167,7 @@ def memory_of(tensor: Tensor) -> Memory:
 
 @frozen(eq=False)
 class HeldResult:
-    """What an operator gave, as tensors without a history, and the memory of each."""
+    """An operator's result, as tensors without a history, and the memory of each."""
 
     value: Any
     memory: list[Memory]
@@ -177,7 +177,7 @@ class HeldResult:
         return cls(value, [memory_of(each) for each in tensors_in(value)])
 
     def changed(self) -> str:
-        """What has happened to its memory since, as a sentence says it; empty where nothing has."""
+        """The change of its memory since, as a phrase; empty where there is none."""
         found = [memory_of(each) for each in tensors_in(self.value)]
         if found == self.memory:
             return ""
@@ -207,17 +207,17 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def without_history(value: Any) -> Any:
-    """What an operator gave, as tensors of the same memory."""
+    """A result as detached tensors of the same memory."""
     return mapped(detached, value)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Of an operator's arguments or results, in order."""
+    """The tensors among an operator's arguments or results, in order."""
     return leaves_in(value, Tensor)
 
 
 def leaves_in(value: Any, kind: type[_T]) -> Iterator[_T]:
-    """Those of a kind in an operator's arguments or results, in order."""
+    """The leaves of one type among an operator's arguments or results, in order."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, tuple | list):
@@ -244,47 +244,47 @@ class OperatorStream:
     """The operators of one call of a block; the other fields count them from 0."""
 
     operators: list[Any] = field(factory=list)
-    """As the block calls them: on tensors made of tensors (DTensor), one of these is several operations, or none."""
+    """As the block calls them: on tensor subclasses (DTensor), one of these is several operations, or none."""
     reach: int = 0
-    """How many had run when the last value was saved: a checkpoint runs so many again."""
+    """How many had run when the last value was saved: a checkpoint recomputes so many."""
     differentiable: set[int] = field(factory=set)
-    """Those that a gradient flows through."""
+    """Operators that a gradient flows through."""
     numbers: set[int] = field(factory=set)
-    """Those that have told Python what is in a tensor (``item``, ``equal``): a graph has no nodes for them, and what
-    the block does next may hang on it."""
+    """Operators that returned data of a tensor to Python (``item``, ``equal``): a graph has no nodes for them, and the
+    block's next operators may depend on them."""
     numbered: set[int] = field(factory=set)
-    """Those that are called with plain numbers."""
+    """Operators that are called with plain numbers."""
     from_outside: dict[int, tuple[int, ...]] = field(factory=dict)
     """Which of the tensors that an operator reads are parameters, buffers or constants that the block does not
     write to."""
     kept: dict[int, tuple[int, ...]] = field(factory=dict)
-    """Which of the tensors that an operator reads autograd keeps, and lie in memory from outside: a second run hands
-    it what is there by then, whatever the operator gives."""
+    """By operator, the arguments that autograd keeps and that lie in memory from outside: the recomputation keeps their
+    current content, whatever the operator returns."""
     state: dict[int, tuple[int, ...]] = field(factory=dict)
     """Which of these the block writes to."""
 
 
 @cache
 def is_ignored(operator: Any) -> bool:
-    """Whether an operator is none of the block's: autograd asks for it as often as it likes, or it only marks a place
-    in a profile."""
+    """Not counted as an operator of the block: autograd calls it as often as it likes, or it only marks a place in a
+    profile."""
     return operator in _IGNORED or getattr(operator, "namespace", "") == "profiler"
 
 
 def is_same_view(args: Sequence[Any]) -> bool:
-    """Of a call of ``view``: whether it gives its argument as it is. Those who track modules do that (``view_as``) to
-    hang a hook on a tensor, in a forward and not in its recomputation."""
+    """A ``view`` that returns its argument. Module trackers call it (``view_as``) to hang a hook on a tensor, in a
+    forward and not in its recomputation."""
     return len(args) == 2 and tuple(args[1]) == tuple(args[0].shape)
 
 
 def is_no_step(operator: Any, args: Sequence[Any]) -> bool:
-    """Whether a call of an operator is passed by where the operators of a block are counted."""
+    """A call that is not counted among the operators of a block."""
     return is_ignored(operator) or (operator is VIEW and is_same_view(args))
 
 
 @cache
 def is_kept_unread(operator: Any) -> bool:
-    """Whether a graph keeps an operator although nobody reads what it gives."""
+    """A graph keeps the operator although nobody reads its result."""
     return schema_of(operator) is None or draws(operator) or operator in side_effect_functions()
 
 
@@ -303,45 +303,45 @@ def numbers_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
 
 
 def gives_number(out: Any) -> bool:
-    """Whether this is what an operator tells Python of the bytes of a tensor."""
+    """The result tells Python about the data of a tensor."""
     return isinstance(out, bool | int | float | complex)
 
 
 def draws(operator: Any) -> bool:
-    """Whether torch says of an operator that it draws random numbers."""
+    """torch tags the operator as drawing random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
 
 
 def gives_data(operator: Any, masked: bool) -> bool:
-    """Whether torch says of an operator that what it gives is of a size that comes from data. ``masked``: whether it
-    reads truth values, by which alone an ``index`` does."""
+    """torch tags the operator as returning a size that depends on data. ``masked``: it reads truth values, without
+    which an ``index`` does not."""
     by_data = torch.Tag.dynamic_output_shape in getattr(operator, "tags", ())
     return by_data and (masked or operator is not torch.ops.aten.index.Tensor)
 
 
 @cache
 def traces_again(operator: Any) -> bool:
-    """Whether an operator takes functions, and its backward traces them, which fails where torch has not compiled
-    them first (:func:`policylang.torch_compat.eager.failed_in`)."""
+    """The operator takes functions that its backward traces, which fails unless torch has compiled them first
+    (:func:`policylang.torch_compat.eager.failed_in`)."""
     return isinstance(operator, HigherOrderOperator) and operator.name() in ("cond", "map_impl", "scan")
 
 
 @cache
 def changes_only_geometry(operator: Any) -> bool:
-    """Whether what an operator changes in place is the shape or the strides of a tensor, not its bytes."""
+    """In place, the operator changes the shape or strides of a tensor, not its data."""
     return torch.Tag.inplace_view in getattr(operator, "tags", ())
 
 
 @cache
 def writes(operator: Any) -> bool:
-    """Whether an operator writes to one of its arguments and says so."""
+    """The operator's schema declares a write to an argument."""
     schema = schema_of(operator)
     return bool(schema is not None and schema.is_mutable)
 
 
 @cache
 def gives_what_it_writes(operator: Any) -> bool:
-    """Whether an operator that writes gives nothing but the arguments that it has written to."""
+    """An operator that writes returns nothing but the arguments that it has written to."""
     return all(each.alias_info is not None and each.alias_info.is_write for each in schema_of(operator).returns)
 
 

@@ -26,7 +26,7 @@ from policylang.torch_compat.subclasses import take_apart
 
 @frozen(eq=False)
 class HeldTensors:
-    """What a block holds once its first call has returned."""
+    """The tensors that a block holds once its first call has returned."""
 
     needs: Needs
     by_row: Mapping[int, Sequence[Tensor]]
@@ -46,7 +46,7 @@ class EagerPath(BackendPath):
             raise_errors(found)
 
     def carry_out(self, trace: BlockTrace, plan: Plan, seconds: dict[str, float]) -> PlannedInstructions:
-        """What the block is to do at each operator. Nothing runs: the checkpoint follows it, call by call."""
+        """The plan as instructions for each operator. Nothing runs: the checkpoint follows them, call by call."""
         with timed(seconds, "schedule"):
             instructions = instructions_of(trace, plan)
         again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))

@@ -53,19 +53,19 @@ from policylang.torch_compat.watching import is_profiling, named_range
 
 @define(eq=False)
 class SavedTensor:
-    """What a node has in place of a tensor; it dies when autograd frees what the node saved."""
+    """A node's stand-in for a saved tensor; it dies when autograd frees what the node saved."""
 
     packed: Any
-    """What the checkpoint has given for it."""
+    """The checkpoint's own stand-in."""
     written: int
-    """How often its memory had been written to."""
+    """The version of its memory."""
     recomputed: HeldResult | None = None
     by: int = -1
     """The backward that has recomputed it. In that one the checkpoint gives it, and lets it go."""
 
 
 SavedTensors = list[ref[SavedTensor]]
-"""Of one run of a block, in the order in which autograd saves; its recomputation saves in the same order."""
+"""The saved tensors of one run of a block in autograd's order, which is that of its recomputation too."""
 
 
 @contextmanager
@@ -157,7 +157,7 @@ class ForwardMode(BlockMode):
         return out
 
     def end(self) -> None:
-        """To be called when the block has returned."""
+        """Called when the block has returned."""
         call = self._call
         if call.drifted_at is None and self._at != len(self._operators) - 1:
             if call.instructions.after_what_is_made_once(self._at, None) is None:
@@ -247,7 +247,7 @@ class RecomputeMode(BlockMode):
         return self._not_again(func, args, kwargs)
 
     def _not_again(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What an operator that writes returns: the arguments that it wrote to."""
+        """The return value of an operator that writes: the arguments that it wrote to."""
         targets = written_by(func, args, kwargs)
         self._leave_uncounted(targets)
         returns = schema_of(func).returns
@@ -266,7 +266,7 @@ class RecomputeMode(BlockMode):
         super().__exit__(*error)
 
     def end(self) -> None:
-        """To be called when the block has returned, and nothing has interrupted it."""
+        """Called when the block has returned, and nothing has interrupted it."""
         call, at = self._call, self._at
         if self._within or at >= call.reach or call.after_what_is_made_once(at, None) is not None:
             return
@@ -278,8 +278,8 @@ class RecomputeMode(BlockMode):
         return problems.DIVERGED.error(name=call.name, number=at + 1, expected=ran, came=runs)
 
     def _elsewhere(self, func: Any) -> int | None:
-        """Where the forward ran an operator that is not the next one; None for what it did not run at all, once the
-        backward has all that it needs: what a block does on its way out of the interruption."""
+        """The position of an operator that is not the next one of the forward; None for one that the forward did not
+        run, once the backward has all that it needs: a block may run it on its way out of the interruption."""
         call, at = self._call, self._at
         if call.drifted_at is None and at >= call.instructions.reach:
             rest = enumerate(call.instructions.operators[at:], at)
@@ -307,9 +307,9 @@ class RecomputeMode(BlockMode):
                 self._call.changed(at, number, same)
 
     def _check_kept(self) -> None:
-        """What autograd keeps of memory from outside it is given as it is by now, at the latest where this run is
-        interrupted: the operator itself may not be asked for again. What no backward asks for is no mistake: the call
-        checks what it is given."""
+        """Check tensors from outside that autograd keeps and returns as they are by now, at the latest where this run
+        is interrupted: the operator itself may not be recomputed. What no backward asks for is no mistake:
+        ``check_given`` checks what it receives."""
         call = self._call
         for at, numbers in call.instructions.kept.items():
             for number in numbers if at in call.noted and call.is_planned(at) else ():
@@ -337,8 +337,8 @@ class RecomputeMode(BlockMode):
 
 
 def _same_value(now: Tensor, then: Tensor) -> bool:
-    """Of what the forward read, and what stands in its place by now. Views are made anew, and FSDP gathers weights into
-    memory that it has let go in between: such memory can't be compared."""
+    """A recomputed argument equals that of the forward. Views are made anew, and FSDP gathers weights into memory that
+    it has freed in between: freed memory cannot be compared."""
     parts = take_apart([now])[0], take_apart([then])[0]
     for new, old in zip(*parts, strict=True):
         if storage_address(new) == storage_address(old) or storage_is_freed(old):

@@ -51,19 +51,19 @@ from policylang.torch_compat.subclasses import take_apart
 
 
 def traced_for_others() -> bool:
-    """Whether the model is being traced by torch's exporters: what they write down has no backward of its own."""
+    """torch's exporters are tracing the model: their result has no backward of its own."""
     return bool(torch.jit.is_tracing() or torch.compiler.is_exporting())
 
 
 def runs_for_backward(module: nn.Module) -> bool:
-    """Whether a block runs as it does in training, and nothing traces or transforms it."""
+    """The block runs as in training, and nothing traces or transforms it."""
     if not (module.training and torch.is_grad_enabled()) or transformed() or traced_for_others():
         return False
     return graph_being_traced() is None and any(each.requires_grad for each in module.parameters())
 
 
 def stands_aside(module: nn.Module, root: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the block is to run as it is. Warns where a backward could follow.
+    """The block is to run without its checkpoint. Warns where a backward could follow.
 
     Raises ``PolicyGraphError`` under a transformation that differentiates by itself: nothing it keeps can be saved or
     recomputed from here.
@@ -81,7 +81,7 @@ def stands_aside(module: nn.Module, root: str, args: tuple[Any, ...], kwargs: di
 
 
 def carries_policies(module: nn.Module) -> bool:
-    """Whether a compiled module was compiled with a backend of policylang's, which carries out policies by itself."""
+    """A compiled module has a backend of policylang's, which applies policies by itself."""
     return bool(getattr(compiler_of(module), marks.COMPILER, False))
 
 
@@ -109,7 +109,7 @@ _PATH = EagerPath()
 
 @define(eq=False)
 class CachedPlan:
-    """What is remembered of a block called in one way."""
+    """The plan of a block called in one way."""
 
     instructions: PlannedInstructions
     volatile: Volatile
@@ -129,7 +129,7 @@ class RunningBlock:
     kept: CachedPlan | None = None
 
     def so_far(self) -> FollowedCall:
-        """What it holds already, for a part of it that runs again from within."""
+        """The results so far, for a part of the block that is recomputed from within."""
         if isinstance(self.run, FollowedCall):
             return self.run
         return unfinished_call(self.run)
@@ -141,7 +141,7 @@ class RunningBlock:
 
 
 Traces = dict[Hashable, BlockTrace]
-"""Of the blocks of one model: those that do the same share what is known of it."""
+"""Of the blocks of one model: equal blocks share a trace."""
 
 
 @define(eq=False)
@@ -156,15 +156,15 @@ class CheckpointRegion:
     traces: Traces = field(factory=dict)
     kept: dict[Hashable, CachedPlan] = field(factory=dict)
     nothing: dict[Hashable, tuple[Diagnostic, ...]] = field(factory=dict)
-    """By the way it is called, the errors that say "matches nothing": another block may have what a rule names."""
+    """By call key, the errors that say "matches nothing": another block may have what a rule names."""
     agreed: Known = field(factory=list)
-    """What the ranks that share the block have agreed on."""
+    """The agreements of the ranks that share the block."""
     seen: Traces = field(factory=dict)
-    """Those of :attr:`traces` that are of this block, without its name."""
+    """This block's part of :attr:`traces`, without its name."""
     around: tuple[Diagnostic, ...] = ()
-    """What is to be said of another checkpoint around it."""
+    """The warning of another checkpoint around it."""
     idle: bool = False
-    """Whether it has been called without anything for its backward to read."""
+    """A call had nothing for its backward to read."""
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RunningBlock:
         """A call of the block: the first of its kind is observed, the others follow what was planned then."""
@@ -222,11 +222,11 @@ class CheckpointRegion:
         return call
 
     def topic(self, module: nn.Module) -> str:
-        """What ranks compare of the block."""
+        """The topic of its comparison among ranks."""
         return f"checkpoint of {self._named(module)}"
 
     def _instructions(self, trace: BlockTrace, module: nn.Module) -> tuple[PlannedInstructions, tuple[Diagnostic, ...]]:
-        """What is done with the block, and the errors that say "matches nothing"."""
+        """The instructions for the block, and the errors that say "matches nothing"."""
         plan, nothing = self._planned(trace, module)
         return _PATH.carry_out(trace, _of_one_block(plan, self._named(module)), {}), nothing
 
@@ -277,7 +277,7 @@ class CheckpointRegion:
 
 
 def is_alike(module: nn.Module, other: nn.Module) -> bool:
-    """Whether two blocks are made of the same modules and parameters, so that they may be taken to do the same."""
+    """Two blocks have the same modules and parameters, and are taken to do the same."""
     one, two = (
         (
             [(path, type(each)) for path, each in made.named_modules()],
@@ -297,7 +297,7 @@ def _of_one_block(plan: Plan, name: str) -> Plan:
 
 
 def _read(held: HeldResult, read: frozenset[int] | None) -> list[Tensor]:
-    """Of what an operator gave, what anyone reads: the rest is only stood in for."""
+    """The results of an operator that anyone reads: the others have placeholders."""
     if read is None or not isinstance(held.value, tuple | list):
         return list(tensors_in(held.value))
     return list(tensors_in([part for at, part in enumerate(held.value) if at in read]))
