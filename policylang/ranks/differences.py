@@ -99,10 +99,10 @@ def _unlike_plans(pair: Pair, one: StageContent, two: StageContent, messages: Ma
             messages[rank].policy: row.rule for rank, row in ((right, theirs), (left, ours)) if row.rule is not None
         }
         return diagnose(DECIDED, message, help=help, details=details), rules
-    if one.again != two.again:
-        at = next(at for at, pair in enumerate(zip_longest(one.again, two.again)) if pair[0] != pair[1])
+    if one.recomputed != two.recomputed:
+        at = next(at for at, pair in enumerate(zip_longest(one.recomputed, two.recomputed)) if pair[0] != pair[1])
         message = f"ranks {left} and {right} run different collectives a second time, at place {at + 1} of these"
-        details = (*_first_unlike(pair, one.again, two.again), *parties)
+        details = (*_first_unlike(pair, one.recomputed, two.recomputed), *parties)
         return diagnose(DIFFERENT_COLLECTIVES, message, help=_SAME_TRACE, details=details), {}
     if one.order != two.order:
         return _unlike_orders(pair, one, two, (*rewrites, *parties)), {}

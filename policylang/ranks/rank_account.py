@@ -208,7 +208,7 @@ def plan_stage(plan: Plan, collectives: Sequence[CollectiveCall]) -> ComparedSta
     """``collectives``: of ``plan.before``, whose groups exist; the plan's own facts may name others."""
     facts = plan.facts
     rows = _counted(facts)
-    again = [facts.targets[row] for row in plan.schedule.rows_of(StepKind.SECOND_RUN) if facts.group_names[row]]
+    recomputed = [facts.targets[row] for row in plan.schedule.rows_of(StepKind.SECOND_RUN) if facts.group_names[row]]
     digest = digest_of(
         [
             _text(plan.policy),
@@ -219,14 +219,14 @@ def plan_stage(plan: Plan, collectives: Sequence[CollectiveCall]) -> ComparedSta
             "",
             *_order(collectives),
             "",
-            *again,
+            *recomputed,
             "",
             *plan.edits.words(),
             "",
             *(() if plan.order is None else plan.order.words()),
         ]
     )
-    make = partial(_plan_content, plan, rows, collectives, tuple(again))
+    make = partial(_plan_content, plan, rows, collectives, tuple(recomputed))
     return ComparedStage(PLAN, digest, _by_group(collectives), make=make)
 
 
@@ -315,14 +315,14 @@ class StageContent:
     rows: tuple[ComparedNode, ...] = ()
     lines: tuple[str, ...] = ()
     """Settings."""
-    again: tuple[str, ...] = ()
+    recomputed: tuple[str, ...] = ()
     """The collectives that are recomputed."""
     offers: tuple[Offer, ...] = ()
     """To rewrite."""
 
 
 def _plan_content(
-    plan: Plan, rows: Sequence[int], collectives: Sequence[CollectiveCall], again: tuple[str, ...]
+    plan: Plan, rows: Sequence[int], collectives: Sequence[CollectiveCall], recomputed: tuple[str, ...]
 ) -> StageContent:
     facts = plan.facts
     calls = {each.node: each for each in collectives}
@@ -338,7 +338,7 @@ def _plan_content(
         (*plan.edits.words(), *(() if order is None else order.edits.words())),
         () if order is None else tuple(order.communication()),
         nodes,
-        again=again,
+        recomputed=recomputed,
     )
 
 

@@ -201,7 +201,7 @@ class Checkpointed:
         """A copied model has blocks of its own under the same policy."""
         session = memo.get(id(self.session))
         if session is None:
-            session = memo[id(self.session)] = self.session.again()
+            session = memo[id(self.session)] = self.session.for_copy()
         module = copy.deepcopy(self.module, memo)
         session.add(module, self.root, self.number)
         return evolve(self, module=module, forward=copy.deepcopy(self.forward, memo), session=session)

@@ -354,10 +354,10 @@ class Observation:
             self.entries[at] = held
             self.unlooked_at += sum(size for _, size in held.memory)
             if self.unlooked_at > max(_LOOKS_FROM, self.looked_at):
-                self._let_go()
+                self._drop_thrown_away()
         return out
 
-    def _let_go(self) -> None:
+    def _drop_thrown_away(self) -> None:
         """Drop results that the block has thrown away, whenever the held memory has doubled."""
         calls = enumerate(self.operations)
         needed = [call for call, each in calls if writes(each.operator) or is_kept_unread(each.operator)]

@@ -209,7 +209,7 @@ class FollowedCall:
     states: dict[int, GeneratorState] = field(factory=dict)
     passed: dict[int, list[Tensor]] = field(factory=dict)
     """By operator that is not recomputed, the tensors from outside that it wrote to."""
-    let_go: set[int] = field(factory=set)
+    freed: set[int] = field(factory=set)
     """Those of ``passed`` whose memory has been freed since."""
     noted: dict[int, dict[int, NotedTensor]] = field(factory=dict)
     """By operator and position among its tensor arguments: tensors that the recomputation has to find unchanged."""
@@ -301,7 +301,7 @@ class FollowedCall:
                 for holder in holders:
                     if holder in self.entries:
                         self.entries[holder] = HeldResult.of(self.entries[holder].value)
-        self.note_let_go()
+        self.note_freed()
         for at, noted in self.noted.items():
             for number, each in noted.items():
                 if not self.is_state(at, number):  # FSDP may have filled the memory of a parameter since
@@ -334,18 +334,18 @@ class FollowedCall:
     def written_by_blocks(self, address: int | None) -> bool:
         """A block has written to memory since, even where autograd does not count it (``.data``). Freed memory is
         filled again before it is read."""
-        filled = (each for at in self.let_go for each in self.passed[at])
+        filled = (each for at in self.freed for each in self.passed[at])
         return written_since(address, self.began) and address not in addresses(filled)
 
     def is_planned(self, at: int) -> bool:
         return self.drifted_at is None or at < self.drifted_at
 
-    def note_let_go(self) -> None:
+    def note_freed(self) -> None:
         """Tensors from outside that were written and freed since are written again: whoever freed that memory fills it
         when it is needed."""
         for at, tensors in self.passed.items():
             if any(map(storage_is_freed, take_apart(tensors)[0])):
-                self.let_go.add(at)
+                self.freed.add(at)
 
 
 def observed_call(call: FollowedCall, observation: Observation) -> FollowedCall:

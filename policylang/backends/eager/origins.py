@@ -375,7 +375,7 @@ class GeneratorState:
         return cls(generator, None if generator is None else generator.get_state())
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def restored(self) -> Iterator[None]:
         """Under it the generator draws what it drew then; afterwards it goes on as if it had not."""
         if self.generator is None or self.state is None:
             yield

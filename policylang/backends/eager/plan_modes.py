@@ -204,7 +204,7 @@ class RecomputeMode(BlockMode):
         self._frees = not within and not keeps_graph()
         self._ranged = is_profiling()
         self._not_written: list[tuple[Tensor, int]] = []
-        call.note_let_go()
+        call.note_freed()
         if not within:
             self._check_kept()
 
@@ -230,23 +230,23 @@ class RecomputeMode(BlockMode):
                 self._leave_uncounted(written_by(func, args, kwargs))
             return self._held(at, func)  # without early stop a run within goes on, past where the forward is
         if not self._ranged:
-            return self._again(kind, at, func, args, kwargs)
+            return self._recompute(kind, at, func, args, kwargs)
         with named_range(recomputation(call.instructions.decided_by(at))):
-            return self._again(kind, at, func, args, kwargs)
+            return self._recompute(kind, at, func, args, kwargs)
 
-    def _again(self, kind: int, at: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _recompute(self, kind: int, at: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         call = self._call
         if kind == DRAW and at in call.states:
-            with call.states[at].again():
+            with call.states[at].restored():
                 return func(*args, **kwargs)
         if kind == QUIET:
             statistics = statistics_positions(func)
             return func(*(None if each in statistics else value for each, value in enumerate(args)), **kwargs)
-        if kind in (RUN, KEEP, DRAW) or at in call.let_go:
+        if kind in (RUN, KEEP, DRAW) or at in call.freed:
             return func(*args, **kwargs)
-        return self._not_again(func, args, kwargs)
+        return self._skip_write(func, args, kwargs)
 
-    def _not_again(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _skip_write(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The return value of an operator that writes: the arguments that it wrote to."""
         targets = written_by(func, args, kwargs)
         self._leave_uncounted(targets)

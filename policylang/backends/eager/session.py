@@ -120,7 +120,7 @@ class Session:
         rewrites = tuple(each for each in self.policy.rewrites if not isinstance(each, Bucket))
         return evolve(self.policy, rewrites=rewrites, scheduling=()) if self.policy.orders else self.policy
 
-    def again(self) -> Session:
+    def for_copy(self) -> Session:
         """For a copy of the model, still without its blocks."""
         return Session(self.policy, self.strict, self.names)
 
@@ -381,7 +381,7 @@ class CheckpointContext:
     def _begin_within(self) -> None:
         if self.first is not None:
             if self.first.lies_within:
-                self._begin_again(self.first)
+                self._begin_recomputation(self.first)
             return
         call = this_thread.called[-1] if this_thread.called else None
         if call is None or call.session is not self.session:
@@ -406,7 +406,7 @@ class CheckpointContext:
         if self.first is None:
             self._begin_first(block)
         else:
-            self._begin_again(self.first)
+            self._begin_recomputation(self.first)
 
     def _begin_first(self, block: BlockCall) -> None:
         this_thread.begun += 1
@@ -437,7 +437,7 @@ class CheckpointContext:
             found = problem.diagnostic(name=self.session.named(block.module))
             block.region.around = (self.session.warn_once(found),)
 
-    def _begin_again(self, first: CheckpointContext) -> None:
+    def _begin_recomputation(self, first: CheckpointContext) -> None:
         """Recompute the block; or a part of it, while it is still running and differentiates that part."""
         self.block = first.block
         clear_cast_weights()
@@ -453,7 +453,7 @@ class CheckpointContext:
             return
         if first.block is not None:
             self._contexts.enter_context(gathers_aside(first.block))
-        self._contexts.enter_context(call.surroundings.again())
+        self._contexts.enter_context(call.surroundings.restored())
         if not within and not keeps_graph():
             self._contexts.enter_context(handing_over(first.saved))
         self.mode = self._contexts.enter_context(RecomputeMode(call, within=within))

@@ -122,7 +122,7 @@ class Surroundings:
     held: list[_Held | _PythonDraws]
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def restored(self) -> Iterator[None]:
         """Under it, everything is as the call found it; afterwards as it was before."""
         instead: list[_Held | _PythonDraws] = [*self._swapped(), *self.held]
         before = [each.put_back() for each in instead]
