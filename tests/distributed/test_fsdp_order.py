@@ -179,7 +179,6 @@ def check_report(mesh: DeviceMesh) -> None:
     assert report.to_dict()["by_fsdp"][0]["lines"][1]["text"] == AHEAD
     model.layers[1].set_modules_to_forward_prefetch([])
     audit = policylang.report(model).audit
-    assert audit is not None
     assert not audit.agrees
     assert (
         "`layers.1` was told to gather `layers.2` ahead in the forward, and is told to gather nothing"
