@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
 
-    from policylang.audit.summary.report import Report
+    from policylang.audit.report import Report
 
 _PUBLIC = {
     "apply": "policylang.api.apply",
@@ -29,7 +29,7 @@ _PUBLIC = {
     "Diagnostic": "policylang.language.diagnostics",
     "Facts": "policylang.graph.facts",
     "Policy": "policylang.language.syntax",
-    "Report": "policylang.audit.summary.report",
+    "Report": "policylang.audit.report",
     "PolicyAuditError": "policylang.errors",
     "PolicyDivergenceError": "policylang.errors",
     "PolicyError": "policylang.errors",

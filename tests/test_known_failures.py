@@ -18,7 +18,7 @@ from torch._functorch import config as functorch_config
 from torch.utils.checkpoint import checkpoint
 
 import policylang
-from policylang.audit.summary.report import Report
+from policylang.audit.report import Report
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.language.resolution.loader import parse_policy
 from policylang.language.syntax import Policy

@@ -7,12 +7,11 @@ from typing import Any
 from attrs import evolve
 from torch import fx
 
-from policylang.audit.summary.combine import combined
-from policylang.audit.summary.fsdp_lines import FsdpOrderReport
-from policylang.audit.summary.report import AuditReport, Report, ValuesReport
+from policylang.audit.report import AuditReport, FsdpOrderReport, Report, ValuesReport
+from policylang.audit.summary import combined
 from policylang.backends import refusals
 from policylang.backends.eager.checkpoint import sessions_of
-from policylang.backends.eager.fsdp_order import order_reports
+from policylang.backends.eager.fsdp_prefetch import order_reports
 from policylang.backends.path import findings_on
 from policylang.backends.torch_compile.backend import frames_left_of
 from policylang.errors import PolicyGraphError

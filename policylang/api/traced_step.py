@@ -29,7 +29,7 @@ from policylang.tracing.target_device import Capability, Device, TargetDevice, a
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from policylang.audit.summary.report import Report
+    from policylang.audit.report import Report
     from policylang.language.syntax import Policy
 
 

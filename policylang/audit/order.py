@@ -12,24 +12,181 @@ O(nodes + edges), and O(nodes log nodes) where the order differs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import TypeVar
 
-from attrs import define, field
+from attrs import define, field, frozen
 from torch import fx
 
-from policylang.audit.against_plan import OUT_OF_ORDER
-from policylang.audit.sequences import displaced
-from policylang.audit.unsaid_order import turned_around
+from policylang.audit.outcome import OUT_OF_ORDER
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted
 from policylang.operators.categories import describe
-from policylang.operators.names import HOST_COPY_WAIT, OFFLOAD, RELOAD, WAITS, Category
+from policylang.operators.effects import effects, function, written_statistics
+from policylang.operators.names import GETITEM, HOST_COPY_WAIT, OFFLOAD, RELOAD, RUNS_WITH_RANDOM_STATE, WAITS, Category
 from policylang.planning.graph_edit import Edit
 from policylang.planning.schedule.order_plan import OrderPlan
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+@frozen
+class Displaced:
+    """A step in another place. ``behind`` and ``planned``: the numbers of the steps before it, among those that keep
+    their places, in the order found and in the planned order; -1 for the beginning."""
+
+    at: int
+    behind: int
+    planned: int
+
+
+def displaced(found: Sequence[Item], planned: Sequence[Item], weight: Callable[[Item], int]) -> list[Displaced]:
+    """The steps of ``found`` that are not where ``planned`` has them, of the least weight in all; in the order of
+    ``found``. Both have the same steps, each once. O(n log n), and O(n) where nothing differs.
+
+    What stays is a heaviest increasing subsequence (Fredman, 1975, of unit weights), found with a Fenwick tree of
+    prefix maxima.
+    """
+    if list(found) == list(planned):
+        return []
+    position = {step: at for at, step in enumerate(planned)}
+    places = [position[step] for step in found]
+    stays = _heaviest_increasing(places, [weight(step) for step in found])
+    kept = [at in stays for at in range(len(found))]
+    before_there = _before([at if kept[at] else -1 for at in range(len(found))])
+    number = {place: at for at, place in enumerate(places)}
+    before_planned = _before([number[place] if kept[number[place]] else -1 for place in range(len(planned))])
+    return [Displaced(at, before_there[at], before_planned[place]) for at, place in enumerate(places) if not kept[at]]
+
+
+def _before(kept: Sequence[int]) -> list[int]:
+    """For each place the last number that stays before it."""
+    found, last = [], -1
+    for number in kept:
+        found.append(last)
+        last = number if number >= 0 else last
+    return found
+
+
+def _heaviest_increasing(places: Sequence[int], weights: Sequence[int]) -> frozenset[int]:
+    """The numbers of the elements of a heaviest subsequence whose places rise."""
+    tree: list[tuple[int, int]] = [(0, -1)] * (len(places) + 1)
+    previous: list[int] = []
+    top = (0, -1)
+    for number, place in enumerate(places):
+        best, at = (0, -1), place  # of the places before
+        while at > 0:
+            best = max(best, tree[at])
+            at &= at - 1
+        previous.append(best[1])
+        total = (best[0] + weights[number], number)
+        top = max(top, total)
+        at = place + 1
+        while at < len(tree):
+            tree[at] = max(tree[at], total)
+            at += at & -at
+    stays, number = set(), top[1]
+    while number >= 0:
+        stays.add(number)
+        number = previous[number]
+    return frozenset(stays)
+
+
+Late = tuple[str, str]
+"""A node, and one that runs before it and has to run after it."""
+
+
+def turned_around(facts: Facts, nodes: Sequence[fx.Node]) -> Iterator[Late]:
+    """Pairs of nodes that the facts have in one order and a graph in the other, though both draw, both act, or one
+    writes memory that the other reads or writes. ``nodes``: those of the facts, in the order of the graph. Linear."""
+    rows = [facts.index[node.name] for node in nodes]
+    flags = facts.flags
+    draws = [
+        row
+        for row, node in zip(rows, nodes, strict=True)
+        if flags[row] & Flag.RANDOM and facts.targets[row] != GETITEM and function(node) not in RUNS_WITH_RANDOM_STATE
+    ]
+    for like in (draws, [row for row in rows if flags[row] & Flag.EFFECTFUL]):
+        yield from ((facts.names[first], facts.names[second]) for first, second in _falling(like))
+    yield from _of_memory(facts, dict(zip(rows, nodes, strict=True)))
+
+
+def _falling(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    highest = -1
+    for row in rows:
+        if row < highest:
+            yield row, highest
+        highest = max(highest, row)
+
+
+def _of_memory(facts: Facts, nodes: Mapping[int, fx.Node]) -> Iterator[Late]:
+    """A node that reads or writes memory is in its turn if as many writes to that memory came before it as planned.
+    Views may run at any time."""
+    roots = _roots(nodes)
+    written = {row: found for row, node in nodes.items() if (found := _memory(roots, _written(node)))}
+    contested = {root for found in written.values() for root in found}
+    if not contested:
+        return
+    touched = {
+        row: [root for root in _memory(roots, node.all_input_nodes) if root in contested]
+        for row, node in nodes.items()
+        if row in written or not (facts.flags[row] & Flag.VIEW or facts.targets[row] == GETITEM)
+    }
+    writers: dict[fx.Node, list[int]] = {}
+    for row in sorted(written):
+        for root in written[row]:
+            writers.setdefault(root, []).append(row)
+    as_traced = _turns(sorted(touched), touched, written)
+    for (row, root), turn in _turns(touched, touched, written).items():
+        planned = as_traced[row, root]
+        other = writers[root][min(turn, planned)] if turn != planned else row
+        if row != other:
+            behind, ahead = (row, other) if turn > planned else (other, row)
+            yield facts.names[behind], facts.names[ahead]
+
+
+def _roots(nodes: Mapping[int, fx.Node]) -> dict[fx.Node, fx.Node]:
+    """The nodes that look into memory of others, with the node that the memory is of."""
+    found: dict[fx.Node, fx.Node] = {}
+    for _, node in sorted(nodes.items()):
+        aliased, _ = effects(node)
+        if aliased:
+            found[node] = _root(found, aliased[0])
+    return found
+
+
+def _root(roots: Mapping[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
+    return roots.get(node, node)
+
+
+def _memory(roots: Mapping[fx.Node, fx.Node], nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """The memory that some nodes look into, each once."""
+    return list(dict.fromkeys(_root(roots, node) for node in nodes))
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    _, targets = effects(node)
+    statistics = (node.args[at] for at in written_statistics(node))
+    return [*targets, *(each for each in statistics if isinstance(each, fx.Node))]
+
+
+def _turns(
+    order: Iterable[int], touched: Mapping[int, Iterable[fx.Node]], written: Mapping[int, Iterable[fx.Node]]
+) -> dict[tuple[int, fx.Node], int]:
+    """By row and memory, the number of writes to it before the row."""
+    so_far: dict[fx.Node, int] = {}
+    found = {}
+    for row in order:
+        for root in touched[row]:
+            found[row, root] = so_far.get(root, 0)
+        for root in written.get(row, ()):
+            so_far[root] = so_far.get(root, 0) + 1
+    return found
+
 
 NOT_THE_COLLECTIVES = "APL417"
 DISPLACED = "APL418"
@@ -47,15 +204,13 @@ _SAID = {
 }
 
 Step = tuple[StepKind, str, int]
-"""What runs: its kind, the node that runs or whose value is copied, and which of several copies of it that is."""
+"""Kind of step, the node that runs or whose value is copied, and which of several copies of it."""
 
 
 def audit_order(order: OrderPlan, graph: fx.Graph) -> tuple[Diagnostic, ...]:
-    """Where a graph does not start, await and join collectives as planned. Differences are returned, not raised.
-
-    Copies to the host and back are compared where the plan's schedule has any. Nodes that torch adds beside those of
-    the plan are passed over, collectives and waits excepted.
-    """
+    """Where a graph does not start, await and join collectives as planned. Differences are returned, not raised. Copies
+    to the host and back are compared where the plan's schedule has any. Nodes that torch adds to those of the plan are
+    ignored, except for collectives and waits."""
     reader = _OrderReader(graph, order, order.facts)
     return (*reader.other_collectives(), *reader.other_edges(), *reader.other_order(), *reader.turned_around())
 
@@ -74,7 +229,7 @@ class _OrderReader:
     # --- which collectives there are ----------------------------------------------------------------------------------
 
     def other_collectives(self) -> Iterator[Diagnostic]:
-        """Those that nobody planned, those that are missing or others, and buckets that were not made."""
+        """Unplanned, missing and changed collectives, and buckets that were not made."""
         facts, there = self.facts, set[str]()
         for node in self.graph.nodes:
             if node.op != "call_function":
@@ -145,7 +300,7 @@ class _OrderReader:
     # --- the order ----------------------------------------------------------------------------------------------------
 
     def other_order(self) -> Iterator[Diagnostic]:
-        """What stands elsewhere. Of two orders that are alike but for some nodes, those are named."""
+        """Steps in other places: the fewest that have to move to make both orders alike."""
         there, planned = list(self._steps_there()), list(self._steps_planned())
         both = frozenset(there) & frozenset(planned)
         found = [step for step in there if step in both]
@@ -158,7 +313,7 @@ class _OrderReader:
             yield _differs(DISPLACED, f"{more} elsewhere than planned")
 
     def turned_around(self) -> Iterator[Diagnostic]:
-        """What runs out of turn, whatever the plan says."""
+        """Nodes out of turn, whatever the plan says."""
         index = self.facts.index
         nodes = [node for node in self.graph.nodes if node.op == "call_function" and node.name in index]
         own = [node for node in nodes if self._is_of_plan(node, index[node.name])]
@@ -179,7 +334,8 @@ class _OrderReader:
                 yield _RUN, node.name, 0
 
     def _is_of_plan(self, node: fx.Node, row: int) -> bool:
-        """Whether a node is the one of its name: what torch puts into a wrapper leaves its name to others."""
+        """A node is the one that the plan calls by its name: torch may reuse the name of an operator that it
+        wrapped."""
         return self._is_subject(row) or describe(node.target).name == self.facts.targets[row]
 
     def _steps_planned(self) -> Iterator[Step]:

@@ -14,8 +14,8 @@ import torch
 from attrs import define, field, frozen
 from torch import fx
 
-from policylang.audit.code_audit import CodeAudit
-from policylang.audit.summary.report import Report
+from policylang.audit.code import CodeAudit
+from policylang.audit.report import Report
 from policylang.backends.records import Findings
 from policylang.graph.reading.modules import ModulePaths, raw_path
 from policylang.torch_compat.distributed import gathered_parameters

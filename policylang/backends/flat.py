@@ -19,7 +19,7 @@ import torch
 from attrs import frozen
 from torch import fx
 
-from policylang.audit.flat import audit_flat
+from policylang.audit.graphs import audit_flat
 from policylang.audit.outcome import Audit
 from policylang.backends import tags
 from policylang.backends.copies import copy_in, copy_out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,13 +24,17 @@ class NamedBlock:
 
 
 def weights_of_blocks(blocks: Iterable[NamedBlock], names: Sequence[str]) -> WeightsAside | None:
-    """The weights inside some blocks, of which ``names`` are the paths; None where ``fully_shard`` gathers none."""
-    found: list[WeightAside] = []
+    """Those inside some blocks, of which ``names`` are the paths; None where ``fully_shard`` gathers none."""
+    found = tuple(weight for weight, _ in sharded_in(blocks))
+    return WeightsAside(found, tuple(names)) if found else None
+
+
+def sharded_in(blocks: Iterable[NamedBlock]) -> Iterator[tuple[WeightAside, ShardedWeight]]:
+    """The weights inside some blocks, as planning takes them and as ``fully_shard`` knows them."""
     for block in blocks:
         paths = {module: _joined(block.path, path) for path, module in block.module.named_modules()}
-        weights = sharded_weights(block.module.modules())
-        found += [_told(each, paths[each.module], paths, block.number) for each in weights]
-    return WeightsAside(tuple(found), tuple(names)) if found else None
+        for each in sharded_weights(block.module.modules()):
+            yield _told(each, paths[each.module], paths, block.number), each
 
 
 def weights_among(inputs: Sequence[Any], root: str) -> WeightsAside | None:
@@ -53,7 +57,8 @@ def _told(weight: ShardedWeight, path: str, paths: Mapping[nn.Module, str], numb
     unit = next((paths[each] for each in weight.group if paths.get(each)), own_class(weight.group[0]))
     value: torch.Tensor = getattr(weight.module, weight.name)  # sharded, or gathered at the moment
     size = value.numel() * value.element_size()
-    return WeightAside(path, weight.name, unit, weight.reshards, number, tuple(value.shape), size)
+    ranks = max(2, len(weight.ranks))
+    return WeightAside(path, weight.name, unit, weight.reshards, number, tuple(value.shape), size, ranks)
 
 
 def _joined(root: str, path: str) -> str:

@@ -22,7 +22,7 @@ from attrs import evolve, field, frozen
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from policylang.audit.joint import audit, audit_copies, read_halves
+from policylang.audit.graphs import audit, audit_copies, read_halves
 from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
 from policylang.backends import copies, finalize, refusals, tags
@@ -39,7 +39,8 @@ from policylang.graph.rowsets import mask_of
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
-from policylang.operators.effects import function, piece_of_draw
+from policylang.operators.categories import describe
+from policylang.operators.effects import function, piece_of_draw, unread
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.planning.capabilities import JOINT
 from policylang.planning.decisions.weights_aside import WeightsAside
@@ -99,9 +100,16 @@ def _exempt_statistics(graph: fx.Graph, facts: Facts) -> None:
     written = {graphs.mutated_input(desc) for desc in pytree.tree_leaves(output.meta.get("desc"))} - {None}
     for node in graph.find_nodes(op="placeholder"):
         desc = node.meta.get("desc")
-        if desc is None or desc not in written or facts.has(facts.index[node.name], _IN_BACKWARD):
-            continue
-        node.meta["saved_tensor_with_no_vc_check"] = True
+        is_written = (desc is not None and desc in written) or _is_copied_to(node)
+        if is_written and not facts.has(facts.index[node.name], _IN_BACKWARD):
+            node.meta["saved_tensor_with_no_vc_check"] = True
+
+
+def _is_copied_to(node: fx.Node) -> bool:
+    """The step writes an input that it reads nowhere else but in operators that return it updated: Dynamo has buffers
+    written in the graph."""
+    others = [user for user in node.users if function(user) != "copy_.default" or user.args[0] is not node]
+    return len(others) < len(node.users) and all(node in unread(user, describe(user.target)) for user in others)
 
 
 def finish(

@@ -14,10 +14,16 @@ from attrs import evolve, field, frozen
 from torch import fx
 
 from policylang.audit.outcome import Audit
-from policylang.audit.summary.assemble import partition_report, plan_report
-from policylang.audit.summary.order_account import OrderAccount
-from policylang.audit.summary.order_figures import order_figures
-from policylang.audit.summary.report import NO_GRADIENTS, AuditReport, Report, RewriteReport, report_from_dict
+from policylang.audit.report import (
+    NO_GRADIENTS,
+    AuditReport,
+    OrderAccount,
+    Report,
+    RewriteReport,
+    order_figures,
+    report_from_dict,
+)
+from policylang.audit.summary import partition_report, plan_report
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
 from policylang.graph.files.snapshot import dump

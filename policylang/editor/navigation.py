@@ -10,9 +10,8 @@ from pathlib import Path
 from attrs import evolve, frozen
 from lsprotocol import types
 
-from policylang.editor import names as occurrences
 from policylang.editor.locations import location, positions_of, uri_of_path
-from policylang.editor.names import Occurrence, PolicyFiles, PolicyText, is_bundled
+from policylang.editor.names import Occurrence, PolicyFiles, PolicyText, is_bundled, occurrences
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language.devices.reading import find_device

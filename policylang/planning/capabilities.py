@@ -25,7 +25,7 @@ class Capabilities:
     orders: bool = False
     """Whether it carries out buckets and the order of collectives."""
     orders_weights: bool = False
-    """Whether, where it carries out no order, FSDP may: what `prefetch` and `bucket … per block` say of weights."""
+    """FSDP2 can honour `prefetch` of weights on this path, although the path itself reorders nothing."""
     unsorted_groups: bool = True
     """Whether process groups keep the order of the ranks they are made with (torch's ``sort_ranks=False``)."""
     undecided_auto: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import assert_never
 
 from attrs import evolve
 
@@ -32,8 +33,12 @@ from policylang.language.syntax import (
     Bucket,
     Compare,
     CrossesCut,
+    Delay,
     Expectation,
+    KeepOrder,
+    Overlap,
     Policy,
+    Prefetch,
     Rewriting,
     Rule,
     Scheduling,
@@ -323,10 +328,23 @@ def cannot_edit(statement: Rewriting, capabilities: Capabilities) -> Diagnostic:
 
 def cannot_order(statement: Bucket | Scheduling, capabilities: Capabilities) -> Diagnostic:
     asks = f"asks for an order of collectives, which {capabilities.name} cannot keep"
-    help = None
-    if capabilities.orders_weights:
-        help = "in eager there are `prefetch … N blocks ahead` and `bucket … per block`; the rest takes a compiler"
+    help = _done_with_fsdp(statement) if capabilities.orders_weights else None
     return diagnose(PATH_CANNOT, f"`{statement.span.one_line}` {asks}", statement.span, help=help)
+
+
+def _done_with_fsdp(statement: Bucket | Scheduling) -> str:
+    """The calls of FSDP2 that do in eager what a line asks for."""
+    match statement:
+        case Bucket():
+            return "leave the line out: `fully_shard` gathers and scatters at once what it is called with"
+        case Prefetch() | Overlap():
+            return "FSDP2 gathers beside what computes; `prefetch … N blocks ahead` says how far ahead"
+        case Delay():
+            return "FSDP2 has no call for that: it scatters a block's gradients behind its backward; compile the model"
+        case KeepOrder():
+            return "leave the line out: FSDP2 gathers in the order in which the blocks run"
+        case _:
+            assert_never(statement)
 
 
 def cannot_be_auto(

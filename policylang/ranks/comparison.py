@@ -8,7 +8,6 @@ compared: whatever its ranks decide, none of them waits for another in it.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -43,17 +42,17 @@ from policylang.ranks.rank_account import (
 from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import group_ranks
 
-PATIENCE = "POLICYLANG_AGREE_TIMEOUT"
+TIMEOUT = "POLICYLANG_AGREE_TIMEOUT"
 
 Known = list[RankAccount]
 """The graphs that were agreed on for one piece of code."""
 Groups = Mapping[str, Sequence[int]]
-"""By the name of a process group, its ranks."""
+"""By the name of a process group."""
 
 
 @define(eq=False)
 class RankComparison:
-    """What one rank compares with the others while it compiles a graph, or changes one."""
+    """One rank's comparison with the others while it compiles or changes a graph."""
 
     topic: str
     agree: bool
@@ -64,21 +63,20 @@ class RankComparison:
     """Over which collectives run that are in no graph, whenever this rank runs."""
     store: MessageStore | None
     accounts: list[RankAccount] = field(factory=list)
-    """Of the graphs that have collectives, compared or not, for whoever keeps them beside a cache."""
+    """Accounts of all graphs with collectives, compared or not, to be stored beside a cache."""
     facts: Facts | None = None
     """Of the graph that is being planned."""
     collectives: Sequence[CollectiveCall] = ()
-    """Of that graph."""
     account: RankAccount | None = None
     before: RankAccount | None = None
-    """Of the same code but for sizes, on which the ranks have agreed: nobody is asked again."""
+    """The account of the same code with other sizes, on which the ranks have agreed: nobody is asked again."""
     meeting: Meeting | None = None
     members: frozenset[int] = frozenset()
     """The ranks that share groups of the graphs with this one."""
 
     @property
     def asks(self) -> bool:
-        """Whether this rank compares at all."""
+        """This rank compares at all."""
         return self.agree and message_store.is_on() and self.store is not None
 
     # --- one graph ---
@@ -127,8 +125,8 @@ class RankComparison:
         shared = {name: ranks for name, ranks in every.items() if len(ranks) > 1 and self.store.rank in ranks}
         if not shared:
             return
-        label, patience = self._label(account), _patience(shared)
-        self.meeting = Meeting(self.store, self.topic, shared, account.operators, label, policy, patience)
+        label, timeout = self._label(account), _timeout(shared)
+        self.meeting = Meeting(self.store, self.topic, shared, account.operators, label, policy, timeout)
         self.meeting.compare(settings_stage([*self._mesh_lines(), *self.settings()]))
 
     def _label(self, account: RankAccount) -> str:
@@ -235,13 +233,13 @@ class RankComparison:
 
         def why() -> PolicyDivergenceError | None:
             with suppress(StoreFailure):
-                end = found.end_of(keys, math.inf)
+                end = found.end_of(keys)
                 if end is not None:
                     return PolicyDivergenceError([end.diagnostic])
                 for rank in sorted(members):
                     status = found.status(rank)
                     if status.kind == "stopped":
-                        found.history.known.add(status.absences[-1].id)
+                        found.history.told.add(status.absences[-1].id)
                         return PolicyDivergenceError([differences.stopped(rank, status.text)])
             return None
 
@@ -275,10 +273,10 @@ class _AskedRanks:
         return meeting.settle(stage)
 
 
-def _patience(groups: Iterable[str]) -> float:
-    """How long a rank is waited for, in seconds: as long as its process groups would, unless the user says."""
+def _timeout(groups: Iterable[str]) -> float:
+    """Seconds that a rank is waited for: as long as its process groups would, unless the user says."""
     try:
-        return float(os.environ[PATIENCE])
+        return float(os.environ[TIMEOUT])
     except (KeyError, ValueError):
         return distributed.shortest_timeout(groups)
 
@@ -320,7 +318,7 @@ def tell_stopped(topic: str, error: BaseException) -> None:
 
 
 def is_compared(facts: Facts) -> bool:
-    """Whether a graph is one that ranks compare here, or would."""
+    """Ranks compare this graph here, or would."""
     return _comparison_of(facts) is not None
 
 
@@ -370,7 +368,7 @@ def agree_on_collectives(plan: Plan, runs: Sequence[GraphRun], settings: Sequenc
 
 
 def agree_on_cached(accounts: Sequence[RankAccount], policy: Policy) -> None:
-    """The same for graphs that came out of a cache: what was compared stands in their sidecars."""
+    """:func:`agree_on_collectives` for graphs out of a cache, from the accounts in their sidecars."""
     comparison = _comparison.get()
     if comparison is not None:
         for account in accounts:

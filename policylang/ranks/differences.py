@@ -31,7 +31,7 @@ _SWITCH = "`agree=False`, or `POLICYLANG_AGREE=0` for the whole program, leaves 
 
 Pair = tuple[int, int]
 Found = tuple[Diagnostic, dict[str, int]]
-"""What is said, and by the digest of a policy the rule that it is about."""
+"""The diagnostic, and by the digest of a policy the rule that it is about."""
 
 
 def first_pair(messages: Mapping[int, RankMessage]) -> Pair | None:
@@ -99,10 +99,10 @@ def _unlike_plans(pair: Pair, one: StageContent, two: StageContent, messages: Ma
             messages[rank].policy: row.rule for rank, row in ((right, theirs), (left, ours)) if row.rule is not None
         }
         return diagnose(DECIDED, message, help=help, details=details), rules
-    if one.again != two.again:
-        at = next(at for at, pair in enumerate(zip_longest(one.again, two.again)) if pair[0] != pair[1])
+    if one.recomputed != two.recomputed:
+        at = next(at for at, pair in enumerate(zip_longest(one.recomputed, two.recomputed)) if pair[0] != pair[1])
         message = f"ranks {left} and {right} run different collectives a second time, at place {at + 1} of these"
-        details = (*_first_unlike(pair, one.again, two.again), *parties)
+        details = (*_first_unlike(pair, one.recomputed, two.recomputed), *parties)
         return diagnose(DIFFERENT_COLLECTIVES, message, help=_SAME_TRACE, details=details), {}
     if one.order != two.order:
         return _unlike_orders(pair, one, two, (*rewrites, *parties)), {}
@@ -178,7 +178,6 @@ def store_gone(error: Exception) -> Diagnostic:
 
 
 def unreadable(key: str, why: str) -> Diagnostic:
-    """Of the store."""
     message = f"what is in the store of the default process group under `{key}` is no message of policylang's"
     help = "give every rank the same version of policylang, and write nothing there under keys that begin so"
     return diagnose(UNREADABLE, message, help=help, details=(why.partition("\n")[0][:200],))

@@ -1,15 +1,12 @@
 """Compares one graph, step by step, with the other ranks that share it. This is the protocol.
 
-**Where ranks meet.** A rank that is about to plan a graph comes to one place for each process group of the graph. A
-place is named by the topic (the code that is compiled, ``apply``, the block) and by the group: the name that c10d gives
-it, which is the same on all members, and its ranks. Nothing of the graph is in the name, so ranks whose graphs differ
-meet, and are told so. Two models with groups of their own never meet, in whatever order threads run them. A meeting has
-a number: how often the rank's thread has come to the topic. Ranks that run one program count alike. Where one has run
-what others did not have, or threads take turns, one of them is ahead: a rank that waits says its number, and who reads
-a higher one at its own place goes there.
+**Keys.** A rank that is about to plan a graph has a key for each process group of the graph: the topic (the code that
+is compiled, ``apply``, the block), the group (by the name that c10d gives it, which is the same on all members, and its
+ranks), and the epoch, which counts the comparisons of these two. Nothing of the graph is in a key, so ranks whose
+graphs differ meet, and are told so. Two models with groups of their own never meet, in whatever order threads run them.
 
-**A step.** A rank writes one message under each of its keys (place and number) and reads those of the members of its
-groups; messages name the keys of who sent them, and the ranks of these are read too. All that hang together over any
+**A step.** A rank writes one message under each of its keys and reads those of the members of its groups; messages name
+the keys of who sent them, and the ranks of these are read too, breadth first. So all ranks that hang together over any
 groups read the same messages, and come to the same verdict without a further word: they are alike, or two ranks differ.
 Of two that differ, the second writes what is behind its digest, and the first reads it and tells all what the
 difference is. A step over, a rank takes away its messages of the step before. The last of all ranks that leaves a
@@ -17,22 +14,23 @@ meeting takes away the rest.
 
 **An end.** Whoever finds why nobody can go on writes it under every key that it concerns; of several, the first is
 believed. Whoever reads it writes it under the keys that it knows of, too, and raises. It stays, so that a rank that
-comes late is told.
+comes late is told. A rank that has been told of it goes on to the next epoch.
 
-**An absence.** A rank that stops before it knows its groups, or does not compare, counts that as having come, and says
-so beside its status, with the topic and the number. A rank that waits for it under this number, or reads a later
-message of it, ends its meeting with that.
+**An absence.** A rank that stops before it knows its groups, or does not compare, says so beside its status, with the
+topic and how often it has come there. A rank that waits for it as often, or reads a later message of it, ends its
+meeting with that.
 
-**Waiting.** A rank is waited for as long as its process groups would wait for it. A rank that waits says for what,
-unless other threads of it may come meanwhile; ranks that wait for each other over different graphs are told.
+**Waiting.** Nobody guesses whether a rank is alive: it is waited for as long as its process groups would wait for it.
 """
 
 from __future__ import annotations
 
-import math
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TypeVar
 
 from attrs import define, evolve, field
@@ -42,14 +40,44 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning.edits.offers import Offer, compared
 from policylang.ranks import differences
-from policylang.ranks.exchange import BehindOthers, Ended, Exchange
 from policylang.ranks.message_store import MessageStore, StoreFailure
-from policylang.ranks.messages import EndOfComparison, MeetingKey, RankMessage, RankStatus, address_of
+from policylang.ranks.messages import (
+    Absence,
+    EndOfComparison,
+    MeetingKey,
+    RankMessage,
+    RankStatus,
+    address_of,
+    named,
+)
 from policylang.ranks.rank_account import SETTINGS, ComparedStage, StageContent, policy_digest
 
+NOTICE = 10.0
+"""Seconds after which a rank says whom it waits for; then whenever it has waited twice as long."""
+_LOOK = 0.25
+"""Seconds between two looks at why a rank has not sent anything yet."""
+_FEW = 32
+"""Ranks that are looked at one by one. Where more are awaited, looks become rarer: a thousand that wait for a thousand
+others would bring the store down."""
+_LONGEST = 4.0
+_CIRCLE = 4
+"""Looks on end after which ranks that wait for each other are told so: they may be about to hear a better reason."""
 _REPLY = 20.0
 """Seconds that a rank is waited for which has sent a digest, and is to say what is behind it."""
 _T = TypeVar("_T")
+
+log = logging.getLogger("policylang.ranks")
+
+
+@define
+class _Ended(Exception):
+    """Nobody can go on. This rank has found why, or another has told it."""
+
+    end: EndOfComparison
+
+
+class _Overtaken(Exception):
+    """The others end this epoch with what this rank was told of before."""
 
 
 @define(eq=False)
@@ -68,37 +96,54 @@ class Meeting:
     label: str
     """For people: what is compared, ``a joint graph of 812 nodes, compiling forward (model.py:12)``."""
     policy: Policy
-    patience: float
+    timeout: float
+    """Seconds."""
     alike: bool = True
-    """Whether all have the same policy. Otherwise they rewrite nothing together, and their plans will differ."""
+    """All have the same policy. Otherwise they rewrite nothing together, and their plans will differ."""
     keys: tuple[MeetingKey, ...] = ()
+    _visit: int = 0
     _step: int = 0
-    _taken: int = 0
-    """How many steps are behind it."""
+    _mine: RankMessage = field(init=False)
     _messages: dict[int, RankMessage] = field(factory=dict)
-    """The last that were read."""
+    """The last that were read, by rank."""
     _reached: dict[MeetingKey, RankMessage] = field(factory=dict)
+    """All keys that hang together, and the message that names them."""
+    _awaited: dict[int, MeetingKey] = field(factory=dict)
+    """The ranks that have not sent anything yet, and a key under which they will."""
     _sent: list[str] = field(factory=list)
     """In this step."""
+    _circle: tuple[tuple[str, ...], int] = ((), 0)
+    """The messages that ranks wait for in a circle, and in how many looks on end they have been the same."""
 
     def __attrs_post_init__(self) -> None:
         with self._telling():
+            self._visit = self.store.history.visit(address_of(self.topic))
             self._come()
 
-    def _come(self, at_least: int = 0) -> None:
+    def _come(self) -> None:
+        """Join, at each place, the first epoch whose end this rank has not been told of."""
         topic, history = address_of(self.topic), self.store.history
-        found = [MeetingKey(topic, group, tuple(sorted(ranks)), 0) for group, ranks in self.groups.items()]
-        places = {key.place: key for key in found}
-        number = history.come_to(topic, max(at_least, *(history.numbers.get(place, 0) + 1 for place in places)))
-        history.numbers.update(dict.fromkeys(places, number))
-        self.keys = tuple(evolve(places[place], number=number) for place in sorted(places))
+        keys: list[MeetingKey] = []
+        ends: list[EndOfComparison] = []
+        for group, ranks in self.groups.items():
+            key = MeetingKey(topic, group, tuple(sorted(ranks)), 0)
+            key = evolve(key, epoch=history.epochs.get(key.place, 0) + 1)
+            while (end := self.store.end_of([key])) is not None and end.id in history.told:
+                key = evolve(key, epoch=key.epoch + 1)
+            history.epochs[key.place] = key.epoch
+            keys.append(key)
+            ends += [] if end is None else [end]
+        self.keys = tuple(sorted(keys, key=lambda key: key.place))
+        self._step, self._sent = 0, []
+        if ends:
+            raise _Ended(ends[0])
 
     def leave(self) -> None:
         """This rank goes on. The last to do so takes away the messages of the last step."""
         if not self._messages:
             return
         with self._telling():
-            root = min(self._reached, key=lambda key: (key.place, key.number))
+            root = min(self._reached, key=lambda key: (key.place, key.epoch))
             if self.store.count(root.done) == len(self._messages):
                 messages = self._messages.values()
                 self.store.remove(key.message(each.rank, self._step) for each in messages for key in each.keys)
@@ -118,7 +163,10 @@ class Meeting:
     def settle(self, stage: ComparedStage) -> Mapping[str, str]:
         """One round: what not all ranks offer alike (see :class:`Ranks`)."""
         messages = self._exchange(stage)
-        self._check_stages(messages)
+        for rank, message in sorted(messages.items()):
+            if message.stage != self._mine.stage:  # its graph is from a cache, and has settled other rewrites, or none
+                with self._telling():
+                    raise _Ended(EndOfComparison.of(differences.out_of_step(self._mine, rank, message)))
         first: dict[str, int] = {}
         for rank in sorted(messages):
             first.setdefault(messages[rank].digest, rank)
@@ -138,20 +186,19 @@ class Meeting:
 
     def end(self, end: EndOfComparison) -> EndOfComparison:
         """Say that nobody is to go on, to all who wait or will: the first to say so is believed."""
-        own = {*self.keys, *self._reached}
-        keys = tuple(sorted({*own, *end.keys}, key=lambda key: (key.place, key.number)))
-        for topic in {key.topic for key in keys} - {address_of(self.topic)}:
-            self.store.history.come_to(topic)  # where others were meanwhile
+        keys = sorted({*self.keys, *self._reached}, key=lambda key: (key.place, key.epoch))
+        keys = list(dict.fromkeys((*keys, *end.keys)))  # those of others last: they may go on once they are told
+        end = evolve(end, id=end.id or uuid.uuid4().hex, keys=tuple(keys))
         for key in keys:
-            end = self.store.first(key.end, evolve(end, steps=self._taken if key in own else 0, keys=keys))
-        self.store.history.known.add(end.absence)
+            end = self.store.first(key.end, end)
+            self.store.history.told.add(end.id)
         return end
 
     def tell(self, found: Diagnostic) -> None:
         """This rank goes no further."""
         self.end(EndOfComparison.of(found))
 
-    # --- steps ---
+    # --- a step ---
 
     def _exchange(self, stage: ComparedStage) -> dict[int, RankMessage]:
         with self._telling():
@@ -159,28 +206,14 @@ class Meeting:
                 try:
                     self._exchange_once(stage)
                     return self._messages
-                except BehindOthers as behind:
-                    self.store.remove([*self._sent, *(key.at(self.store.rank) for key in self.keys)])
-                    self._come(at_least=behind.number)
-                    self._step, self._sent = 0, []
+                except _Overtaken:
+                    self.store.remove(self._sent)
+                    self._come()
 
     def _exchange_once(self, stage: ComparedStage) -> None:
         self._step += 1
         before, self._sent = self._sent, [key.message(self.store.rank, self._step) for key in self.keys]
-        mine = self._message(stage)
-        one = Exchange(self.store, mine, self._step, self.patience)
-        for key in self._sent:
-            self.store.write(key, mine)
-        try:
-            self._messages = one.run()
-        finally:
-            self._reached = one.named_by
-        self._taken = self._step
-        self.store.remove([*before, *(key.at(self.store.rank) for key in self.keys if one.waits)])
-        self._say_nothing()
-
-    def _message(self, stage: ComparedStage) -> RankMessage:
-        return RankMessage(
+        self._mine = RankMessage(
             self.store.rank,
             stage.name,
             stage.digest,
@@ -189,51 +222,163 @@ class Meeting:
             policy_digest(self.policy),
             stage.by_group,
             self.operators,
+            self._visit,
             self.store.history.absences,
         )
+        for key in self._sent:
+            self.store.write(key, self._mine)
+        self._messages, self._reached, self._awaited = {}, {}, {}
+        self._take(self._mine)
+        self._wait()
+        self._hear(self._reached)
+        self.store.remove(before)
+        self._say_nothing()
 
-    def _confront(self, stage: ComparedStage, first: int, second: int) -> None:
-        """Two ranks differ: the second publishes what is behind its digest, the first says for all how they differ."""
-        mine = self.store.rank
-        with self._telling():
-            if mine == second:
-                self._publish(stage.content())
-            if mine == first:
-                contents = {first: stage.content(), second: self._content(second)}
-                found, rules = differences.between(stage.name, self._messages, contents)
-                raise Ended(EndOfComparison.of(found, rules=rules))
-            end = self._poll(lambda: self.store.end_of(self.keys, math.inf), self.patience, 0.02)
-            if end is None:
-                why = {first: "differs, and has not said how"}
-                end = EndOfComparison.of(differences.missing(self._messages[mine], why))
-            raise Ended(end)
+    def _wait(self) -> None:
+        """Until every rank that hangs together with this one has sent its message."""
+        started = looked = time.monotonic()
+        since = datetime.now()
+        pause, look, notice = 0.001, _LOOK, NOTICE
+        while self._awaited:
+            if self._read(dict(self._awaited)):
+                continue
+            time.sleep(pause)
+            few = len(self._awaited) <= _FEW
+            pause = min(2 * pause, 0.1 if few else 1.0)
+            now = time.monotonic()
+            if now - looked < look:
+                continue
+            looked, look = now, _LOOK if few else min(1.5 * look, _LONGEST)
+            self._look()
+            if self._awaited and now - started > self.timeout:
+                raise _Ended(self._missing(now - started))
+            if self._awaited and now - started > notice:
+                notice *= 2
+                waiting = "rank %d waits for %s to compare %s: for %.0f s, since %s"
+                whom = named(list(self._awaited))
+                log.warning(waiting, self.store.rank, whom, self.label, now - started, f"{since:%H:%M:%S}")
 
-    def _check_stages(self, messages: Mapping[int, RankMessage]) -> None:
-        """A rank whose graph is from a cache may have settled other rewrites than are settled now, or none."""
-        mine = messages[self.store.rank]
-        for rank, message in sorted(messages.items()):
-            if message.stage != mine.stage:
-                with self._telling():
-                    raise Ended(EndOfComparison.of(differences.out_of_step(mine, rank, message)))
+    def _hear(self, keys: Iterable[MeetingKey]) -> None:
+        """Raises where another rank has said that nobody is to go on."""
+        end = self.store.end_of(keys)
+        if end is not None:
+            raise _Overtaken if end.id in self.store.history.told else _Ended(end)
+
+    def _read(self, ranks: Mapping[int, MeetingKey]) -> bool:
+        """Read what these have sent, if all of them have."""
+        messages = self.store.read(RankMessage, [key.message(rank, self._step) for rank, key in ranks.items()])
+        for message in messages or ():
+            self._check_absences(message.absences)
+            for own in self.store.history.absences:
+                if own.topic and message.misses(own):  # it waits for what this rank was absent from
+                    self.end(EndOfComparison.of(differences.absent(message, own), id=own.id))
+                    raise _Overtaken
+            self._take(message)
+        return messages is not None and not self._awaited.keys() >= ranks.keys()
+
+    def _take(self, message: RankMessage) -> None:
+        self._messages[message.rank] = message
+        self._awaited.pop(message.rank, None)
+        for key, other in self._reached.items():
+            if message.rank in key.ranks and key not in message.keys:
+                raise _Ended(EndOfComparison.of(differences.not_shared(message, key, other)))
+        for key in message.keys:
+            if key in self._reached:
+                continue
+            self._reached[key] = message
+            for rank in key.ranks:
+                if rank not in self._messages:
+                    self._awaited[rank] = key
+                elif key not in self._messages[rank].keys:
+                    raise _Ended(EndOfComparison.of(differences.not_shared(self._messages[rank], key, message)))
+
+    # --- why somebody has not come ---
+
+    def _look(self) -> None:
+        """Raises where waiting on makes no sense."""
+        self._hear(self._reached)
+        few = sorted(self._awaited, key=int)[:_FEW]
+        for rank in few:
+            if rank in self._awaited:
+                self._read({rank: self._awaited[rank]})
+        if not self._awaited:
+            return
+        absences, first = self.store.history.absences, min(self._awaited)
+        if self.store.alone:
+            awaited = self._awaited[first].message(first, self._step)
+            self.store.say(RankStatus("waiting", self.label, absences, self.keys, awaited, first))
+        for rank in few:
+            self._check_absences(self.store.status(rank).absences)
+        if self.store.alone:
+            self._look_for_circle(first)
+
+    def _check_absences(self, absences: Sequence[Absence]) -> None:
+        for absence in absences:
+            if absence.id not in self.store.history.told and self._mine.misses(absence):
+                raise _Ended(EndOfComparison.of(differences.absent(self._mine, absence), id=absence.id))
+
+    def _look_for_circle(self, first: int) -> None:
+        """Raises where the ranks that are waited for, each for its first, wait for each other, for some looks on end.
+        What a rank waits for counts only while it is not there."""
+        waiting: dict[int, RankStatus] = {}
+        at = first
+        while at != self.store.rank and at not in waiting:
+            status = self.store.status(at)
+            if not status.awaited or self.store.has(status.awaited):
+                self._circle = ((), 0)
+                return
+            waiting[at], at = status, status.awaited_rank
+        awaited = tuple(status.awaited for status in waiting.values())
+        self._circle = (awaited, self._circle[1] + 1 if awaited == self._circle[0] else 1)
+        if self._circle[1] >= _CIRCLE:
+            told = differences.waiting(self._mine, self._awaited[first], first, waiting)
+            raise _Ended(EndOfComparison.of(told, keys=_keys_of(waiting)))
+
+    def _missing(self, seconds: float) -> EndOfComparison:
+        """Who has not come, and what each of these ranks is seen to do."""
+        statuses = {rank: self.store.status(rank) for rank in self._awaited}
+        does = {
+            "waiting": "; it waits for other ranks, with {}",
+            "stopped": "; it stopped elsewhere: {}",
+            "uncompared": "; what it ran last was not compared ({})",
+        }
+        why = {
+            rank: f"has not come in {seconds:.0f} s{does.get(status.kind, '').format(status.text)}"
+            for rank, status in statuses.items()
+        }
+        return EndOfComparison.of(differences.missing(self._mine, why), keys=_keys_of(statuses))
 
     # --- what is behind a digest ---
 
+    def _confront(self, stage: ComparedStage, first: int, second: int) -> None:
+        """Two ranks differ: the second publishes what is behind its digest, the first says for all how they differ."""
+        with self._telling():
+            if self.store.rank == second:
+                self._publish(stage.content())
+            if self.store.rank == first:
+                contents = {first: stage.content(), second: self._content(second)}
+                found, rules = differences.between(stage.name, self._messages, contents)
+                raise _Ended(EndOfComparison.of(found, rules=rules))
+            end = self._poll(lambda: self.store.end_of(self.keys), self.timeout, 0.02)
+            why = {first: "differs, and has not said how"}
+            raise _Ended(end or EndOfComparison.of(differences.missing(self._mine, why)))
+
     def _publish(self, content: StageContent) -> None:
         with self._telling():
-            self._sent.append(self._place(self._messages[self.store.rank]))
+            self._sent.append(self._place(self._mine))
             self.store.write_long(self._sent[-1], content)
 
     def _content(self, rank: int) -> StageContent:
         with self._telling():
             place = self._place(self._messages[rank])
-            found = self._poll(lambda: self.store.read_long(StageContent, place), min(_REPLY, self.patience), 0.01)
+            found = self._poll(lambda: self.store.read_long(StageContent, place), min(_REPLY, self.timeout), 0.01)
             if found is None:
                 why = {rank: "has posted a digest, and not what is behind it"}
-                raise Ended(EndOfComparison.of(differences.missing(self._messages[self.store.rank], why)))
+                raise _Ended(EndOfComparison.of(differences.missing(self._mine, why)))
             return found
 
     def _poll(self, look: Callable[[], _T | None], seconds: float, pause: float) -> _T | None:
-        """What is found when it is there; None where it does not come in time."""
+        """The first result that is not None, or None after a timeout."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             found = look()
@@ -258,7 +403,7 @@ class Meeting:
             try:
                 yield
                 return
-            except Ended as ended:  # over one of the groups: the ranks of the others are to hear it, too
+            except _Ended as ended:  # over one of the groups: the ranks of the others are to hear it, too
                 end = self.end(ended.end)
             except StoreFailure as failed:
                 if failed.is_gone:
@@ -270,3 +415,7 @@ class Meeting:
         rule = end.rules.get(policy_digest(self.policy))
         span = self.policy.rules[rule].span if rule is not None else None
         raise PolicyDivergenceError([evolve(end.diagnostic, span=span)]) from None
+
+
+def _keys_of(statuses: Mapping[int, RankStatus]) -> tuple[MeetingKey, ...]:
+    return tuple(key for status in statuses.values() for key in status.keys)

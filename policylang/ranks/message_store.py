@@ -54,8 +54,8 @@ class StoreFailure(Exception):
         self.diagnostic, self.is_gone = diagnostic, is_gone
 
 
-class _Times(threading.local):
-    """By topic, how often a thread has come to it. Threads run beside each other in no order that ranks share."""
+class _Visits(threading.local):
+    """Per topic and thread, the number of visits. Threads run beside each other in no order that ranks share."""
 
     def __init__(self) -> None:
         self.by_topic: dict[str, int] = {}
@@ -63,28 +63,28 @@ class _Times(threading.local):
 
 @define(eq=False)
 class RankHistory:
-    """What a rank remembers of comparisons, so that it takes no message for one of another time."""
+    """A rank's memory of earlier comparisons, so that it mistakes no old message for a new one."""
 
     token: str = field(factory=lambda: uuid.uuid4().hex)
     """Stands in the stores that it was made for: one may outlive a process group."""
-    numbers: dict[str, int] = field(factory=dict)
-    """Of the last meeting at each place: another thread may have been there."""
+    epochs: dict[str, int] = field(factory=dict)
+    """The last at each place, whichever thread was there."""
     absences: tuple[Absence, ...] = ()
     """The last of this rank."""
-    known: set[str] = field(factory=set)
-    """The absences of other ranks that it was told of."""
-    _times: _Times = field(factory=_Times)
+    told: set[str] = field(factory=set)
+    """The ids of the ends and absences that this rank was told of, or has told."""
+    _visits: _Visits = field(factory=_Visits)
 
-    def come_to(self, topic: str, at_least: int = 0) -> int:
-        """How often this thread has come there by now; ``at_least``: others have, and ran what this rank did not."""
-        times = self._times.by_topic
-        times[topic] = max(times.get(topic, 0) + 1, at_least)
-        return times[topic]
+    def visit(self, topic: str) -> int:
+        """Counts, per thread."""
+        self._visits.by_topic[topic] = found = self._visits.by_topic.get(topic, 0) + 1
+        return found
 
 
 @define(eq=False)
 class MessageStore:
-    """Where this rank sends and reads messages, over a connection of policylang's own."""
+    """This rank's access to the store, over a connection of policylang's own. Methods raise :class:`StoreFailure` where
+    the process that held the store has ended."""
 
     rank: int
     default: Callable[[], Any]
@@ -92,7 +92,7 @@ class MessageStore:
     earlier: RankHistory = field(factory=RankHistory)
     """Of the store before, which may be this one."""
     threads: bool = False
-    """Whether ranks are threads of one process."""
+    """Ranks are threads of one process."""
     said: RankStatus = field(factory=RankStatus)
     _connection: Any = None
 
@@ -105,11 +105,10 @@ class MessageStore:
 
     @property
     def alone(self) -> bool:
-        """Whether no other thread of this rank may come to a comparison while this one waits."""
+        """No other thread of this rank may come to a comparison while this one waits."""
         return self.threads or threading.current_thread() is threading.main_thread()
 
     def _ask(self, call: Callable[[Any], _T]) -> _T:
-        """Raises :class:`StoreFailure` where the process that held the store has ended."""
         try:
             return call(self._connection or self._join())
         except RuntimeError as failure:  # torch's own errors of a store
@@ -125,19 +124,13 @@ class MessageStore:
         return found
 
     def write(self, key: str, value: Any) -> None:
-        self._write(key, pack(value))
-
-    def _write(self, key: str, text: str | bytes) -> None:
+        text = pack(value)
         self._ask(lambda to: to.set(f"{PREFIX}/{key}", text))
 
     def read(self, kind: type[_T], keys: Sequence[str]) -> list[_T] | None:
         """None where one of them is not there."""
         found = self._ask(lambda at: distributed.read_all(at, [f"{PREFIX}/{key}" for key in keys]))
-        return (
-            None
-            if found is None
-            else [_unpacked(unpack, kind, key, text) for key, text in zip(keys, found, strict=True)]
-        )
+        return None if found is None else [_read(unpack, kind, *each) for each in zip(keys, found, strict=True)]
 
     def read_one(self, kind: type[_T], key: str) -> _T | None:
         found = self.read(kind, [key])
@@ -154,25 +147,24 @@ class MessageStore:
         return int(self._ask(lambda at: at.add(f"{PREFIX}/{key}", 1)))
 
     def first(self, key: str, value: _T) -> _T:
-        """What is there afterwards: the first that one of several ranks has written."""
+        """Write unless another rank has; returns what is there."""
         there = self._ask(lambda at: at.compare_set(f"{PREFIX}/{key}", "", pack(value)))
-        return _unpacked(unpack, type(value), key, there)
+        return _read(unpack, type(value), key, there)
 
     def write_long(self, key: str, content: Any) -> None:
-        """What may be too long for a message. Of what a store does not take, nothing."""
+        """Compressed, for values that may be long. Too long for the store: nothing is written."""
         data = compress(content)
         if len(data) <= _MOST:
-            self._write(key, data)
+            self._ask(lambda to: to.set(f"{PREFIX}/{key}", data))
 
     def read_long(self, kind: type[_T], key: str) -> _T | None:
         """None while it is not there."""
         found = self._ask(lambda at: distributed.read_all(at, [f"{PREFIX}/{key}"]))
-        return None if found is None else _unpacked(decompress, kind, key, found[0])
+        return None if found is None else _read(decompress, kind, key, found[0])
 
-    def end_of(self, keys: Iterable[MeetingKey], step: float) -> EndOfComparison | None:
-        """What concerns a rank that is in a step of a comparison over these keys."""
-        found = (self.read_one(EndOfComparison, key.end) for key in keys)
-        return next((end for end in found if end is not None and end.steps < step), None)
+    def end_of(self, keys: Iterable[MeetingKey]) -> EndOfComparison | None:
+        """Why comparisons under some keys have ended."""
+        return next(filter(None, (self.read_one(EndOfComparison, key.end) for key in keys)), None)
 
     def say(self, status: RankStatus) -> None:
         """Tell other ranks what this one does."""
@@ -186,13 +178,14 @@ class MessageStore:
     def be_absent(self, topic: str, graph: str, reason: str) -> None:
         """Say that this rank takes no part in what others may compare (see :class:`Absence`)."""
         history, said = self.history, reason.partition("\n")[0][:_REASON]
-        time = history.come_to(topic) if topic else 0
-        added = Absence(uuid.uuid4().hex, self.rank, topic, time, graph, said)
+        added = Absence(uuid.uuid4().hex, self.rank, topic, history.visit(topic) if topic else 0, graph, said)
         history.absences = (*history.absences, added)[-_KEPT:]
+        if topic:
+            history.told.add(added.id)
         self.say(RankStatus("stopped" if added.stopped else "uncompared", said, history.absences))
 
 
-def _unpacked(how: Callable[[type[_T], bytes], _T], kind: type[_T], key: str, data: bytes) -> _T:
+def _read(how: Callable[[type[_T], bytes], _T], kind: type[_T], key: str, data: bytes) -> _T:
     try:
         return how(kind, data)
     except ValueError as error:
@@ -200,11 +193,11 @@ def _unpacked(how: Callable[[type[_T], bytes], _T], kind: type[_T], key: str, da
 
 
 _current: dict[int, MessageStore] = {}
-"""By rank: of a process that plays several in threads, each has its own."""
+"""By rank: a process may play several in threads."""
 
 
 def message_store() -> MessageStore | None:
-    """Of the default process group; None where there are no ranks to compare with."""
+    """The store of the default process group; None where there are no ranks to compare with."""
     default, rank = distributed.default_store(), distributed.own_rank()
     if default is None or rank is None:
         return None

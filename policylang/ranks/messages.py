@@ -18,7 +18,7 @@ from policylang.language.diagnostics import Diagnostic
 LONGEST = 1 << 20
 """Bytes of a message. Whatever is longer was not written by policylang, and is not read."""
 _LARGEST = 1 << 28
-"""Of what was compressed."""
+"""Of decompressed text."""
 OWN = "own"
 """In the metadata of a field: it stays with its rank."""
 _T = TypeVar("_T")
@@ -31,52 +31,39 @@ def address_of(*words: str) -> str:
 
 @frozen
 class MeetingKey:
-    """Where the members of a process group meet: a topic, the group, and how often a rank has come to the topic."""
+    """Names one comparison over a process group, alike on all of its members."""
 
     topic: str
     """Its address."""
     group: str
-    """By the name that c10d gives it, on all of its members alike."""
+    """Its c10d name, the same on all members."""
     ranks: tuple[int, ...]
     """Global, sorted."""
-    number: int
+    epoch: int
+    """How often the group has compared something under this topic."""
 
     @property
     def place(self) -> str:
         return address_of(self.topic, self.group, ranges(self.ranks))
 
     def message(self, rank: int, step: int) -> str:
-        """Where the message of a rank is in one step of the comparison, counted from 1."""
-        return f"{self.place}/{self.number}/{step}/{rank}"
+        """The store key of a rank's message in one step, counted from 1."""
+        return f"{self.place}/{self.epoch}/{step}/{rank}"
 
     @property
     def end(self) -> str:
-        """Where a rank says why nobody is to go on."""
-        return f"{self.place}/{self.number}/end"
-
-    def at(self, rank: int) -> str:
-        """Where a rank that waits says which number it has come to."""
-        return f"{self.place}/at/{rank}"
+        """The store key of the reason why nobody goes on."""
+        return f"{self.place}/{self.epoch}/end"
 
     @property
     def done(self) -> str:
-        """Where the ranks that are through are counted."""
-        return f"{self.place}/{self.number}/done"
-
-
-@frozen
-class Awaited:
-    """A message that is waited for."""
-
-    key: MeetingKey
-    step: int
-    rank: int
-    """Which is to send it."""
+        """The store key that counts the ranks that are through."""
+        return f"{self.place}/{self.epoch}/done"
 
 
 @frozen
 class GroupDigest:
-    """What a rank is about to run over one process group: every member has to be about to run the same."""
+    """What a rank is about to run over one process group; the same on every member."""
 
     name: str
     ranks: tuple[int, ...]
@@ -86,13 +73,13 @@ class GroupDigest:
 
 @frozen
 class Absence:
-    """That a rank does not take part in what others compare: it stopped before it could, or it does not compare."""
+    """A rank takes no part in what others compare: it stopped before it could, or it does not compare."""
 
     id: str
     rank: int
     topic: str
     """Its address; empty where it concerns whatever is compared next."""
-    time: int
+    visit: int
     """How often the rank had come to the topic by then."""
     graph: str
     """The digest of the operators of what is not compared; empty where it stopped before there was a graph."""
@@ -106,13 +93,13 @@ class Absence:
 
 @frozen
 class RankMessage:
-    """What a rank sends in one step, the same under each of its keys."""
+    """One rank's message in one step, the same under each of its keys."""
 
     rank: int
     stage: str
     """``settings``, ``rewrites of the joint graph``, ``plan``, ``collectives``: what the step compares."""
     digest: str
-    """Of what has to be equal on all ranks that hang together."""
+    """Equal on all ranks that are connected through groups."""
     keys: tuple[MeetingKey, ...]
     label: str = ""
     """For people: what is compared, ``a joint graph of 812 nodes``."""
@@ -122,13 +109,15 @@ class RankMessage:
     """In the order in which the graph first uses the groups."""
     graph: str = ""
     """The digest of its operators."""
+    visit: int = 1
+    """How often the rank has come to the topic."""
     absences: tuple[Absence, ...] = ()
     """The last of this rank."""
 
     def misses(self, absence: Absence) -> bool:
-        """Whether it waits for a rank that is absent."""
-        at = self.keys[0].topic, self.keys[0].number
-        return not absence.topic or ((absence.topic, absence.time) == at and absence.graph in ("", self.graph))
+        """It waits for a rank that is absent."""
+        here = (absence.topic, absence.visit) == (self.keys[0].topic, self.visit)
+        return not absence.topic or (here and absence.graph in ("", self.graph))
 
 
 @frozen
@@ -140,11 +129,9 @@ class EndOfComparison:
     help: str | None = None
     details: tuple[str, ...] = ()
     rules: Mapping[str, int] = field(factory=dict)
-    """By the digest of a policy, the rule of it that the message is about."""
-    absence: str = ""
-    """The id of that which is why."""
-    steps: int = 0
-    """How many steps the rank that says it has taken with the others: until there, all go on."""
+    """By policy digest, the rule that the message is about."""
+    id: str = ""
+    """A rank is told once; that of the absence where one is why."""
     keys: tuple[MeetingKey, ...] = ()
     """All that it is said under."""
 
@@ -159,7 +146,7 @@ class EndOfComparison:
 
 @frozen
 class RankStatus:
-    """What a rank has to say outside of any comparison. The last one replaces those before."""
+    """What a rank says outside of any comparison. The last one replaces those before."""
 
     kind: str = ""
     """``waiting``, ``stopped``, ``uncompared``; empty while there is nothing to say."""
@@ -167,8 +154,11 @@ class RankStatus:
     """For people: what the rank has, why it stopped, or why it does not compare."""
     absences: tuple[Absence, ...] = ()
     """Its last."""
-    awaited: tuple[Awaited, ...] = ()
-    """The messages that the rank waits for, while nothing else of it can run that others may wait for."""
+    keys: tuple[MeetingKey, ...] = ()
+    """Of its comparison, while it waits and nothing else of it can run that others may wait for."""
+    awaited: str = ""
+    """The first message that it waits for, then."""
+    awaited_rank: int = 0
 
 
 # --- as text --------------------------------------------------------------------------------------------------------
@@ -180,7 +170,7 @@ def pack(value: Any) -> str:
 
 
 def compress(value: Any) -> bytes:
-    """The same of what is long."""
+    """:func:`pack` for long values."""
     return zlib.compress(pack(value).encode(), 1)
 
 

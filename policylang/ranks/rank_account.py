@@ -79,11 +79,11 @@ class GraphRun:
     """``forward``, ``backward``; empty for all at once."""
     facts: Facts
     rows: Collection[int] | None = None
-    """Where it is a part."""
+    """For a part of a graph."""
 
 
 def collectives_of(run: GraphRun) -> list[CollectiveCall]:
-    """Those over groups of several ranks, in order."""
+    """Collectives over groups of several ranks, in order."""
     found = []
     facts = run.facts
     for row, name in enumerate(facts.group_names):
@@ -135,12 +135,12 @@ class ComparedStage:
     digest: str
     by_group: tuple[GroupDigest, ...] = ()
     session: str = ""
-    """Of a round of settling: which of the graphs that are made of one, the joint graph itself or one of its halves."""
+    """For a round of settling: the joint graph, or the forward or backward graph made of it."""
     known: StageContent | None = field(default=None, repr=False, eq=False)
     make: Callable[[], StageContent] | None = field(default=None, repr=False, eq=False, metadata={OWN: True})
 
     def content(self) -> StageContent:
-        """What is behind the digest. Of a plan it is made when it is asked for: ranks that agree never do."""
+        """The data behind the digest. For a plan it is made on demand: ranks that agree never need it."""
         return self.make() if self.make is not None else self.known or StageContent()
 
 
@@ -155,23 +155,23 @@ class RankAccount:
     operators: str
     """The digest of its operators, those on sizes left out."""
     static: str
-    """Of the types and sizes of its parameters and buffers, which do not change while a model trains."""
+    """Types and sizes of its parameters and buffers, which do not change while a model trains."""
     inputs: str
-    """Of those of its other inputs."""
+    """Types and sizes of its other inputs."""
     signature: str
-    """Of what two compilations of one piece of code have alike where they differ in sizes alone: its parameters and
-    buffers, and the collectives but for sizes."""
+    """Equal for two compilations of one piece of code that differ in sizes alone: its parameters and buffers, and the
+    collectives but for sizes."""
     steps: list[ComparedStage] = field(factory=list, eq=False)
     launched: list[str] = field(factory=list, eq=False)
     """The digest of the collectives that run, but for sizes, once it is known."""
 
     @property
     def rounds(self) -> list[ComparedStage]:
-        """Of settling."""
+        """The steps of settling."""
         return [each for each in self.steps if each.session]
 
     def pack(self) -> str:
-        """As text, with all that is behind its digests."""
+        """As text, including the data behind its digests."""
         whole = evolve(self, steps=[evolve(each, known=each.content()) for each in self.steps])
         return base64.b64encode(compress(whole)).decode()
 
@@ -199,7 +199,7 @@ def policy_digest(policy: Policy) -> str:
 
 
 def _text(policy: Policy) -> str:
-    """Without its name, which is that of its file unless it says another: it decides nothing."""
+    """The policy's text without its name, which decides nothing."""
     first, _, rest = policy_text(policy).partition("\n")
     return rest if first.startswith("policy ") else f"{first}\n{rest}"
 
@@ -208,7 +208,7 @@ def plan_stage(plan: Plan, collectives: Sequence[CollectiveCall]) -> ComparedSta
     """``collectives``: of ``plan.before``, whose groups exist; the plan's own facts may name others."""
     facts = plan.facts
     rows = _counted(facts)
-    again = [facts.targets[row] for row in plan.schedule.rows_of(StepKind.SECOND_RUN) if facts.group_names[row]]
+    recomputed = [facts.targets[row] for row in plan.schedule.rows_of(StepKind.SECOND_RUN) if facts.group_names[row]]
     digest = digest_of(
         [
             _text(plan.policy),
@@ -219,14 +219,14 @@ def plan_stage(plan: Plan, collectives: Sequence[CollectiveCall]) -> ComparedSta
             "",
             *_order(collectives),
             "",
-            *again,
+            *recomputed,
             "",
             *plan.edits.words(),
             "",
             *(() if plan.order is None else plan.order.words()),
         ]
     )
-    make = partial(_plan_content, plan, rows, collectives, tuple(again))
+    make = partial(_plan_content, plan, rows, collectives, tuple(recomputed))
     return ComparedStage(PLAN, digest, _by_group(collectives), make=make)
 
 
@@ -245,7 +245,7 @@ def settings_stage(settings: Sequence[str]) -> ComparedStage:
 
 
 def offers_stage(session: str, offers: Sequence[Offer]) -> ComparedStage:
-    """What a rank offers to rewrite in one round of settling."""
+    """One rank's proposed rewrites in one round of settling."""
     words = (f"{offer.name} {offer.terms} {offer.among}" for offer in offers)
     content = StageContent(offers=tuple(offers))
     return ComparedStage(f"rewrites of the {session} graph", digest_of(words), session=session, known=content)
@@ -273,7 +273,7 @@ def _by_group(collectives: Sequence[CollectiveCall]) -> tuple[GroupDigest, ...]:
 
 
 def _order(collectives: Sequence[CollectiveCall]) -> Iterator[str]:
-    """What is run over which group, told without the names of groups: those differ from rank to rank."""
+    """The collectives in order, with group names, which differ from rank to rank, replaced by numbers."""
     numbers: dict[str, int] = {}
     for each in collectives:
         yield f"{each.when} {each.operator} {numbers.setdefault(each.group, len(numbers))}"
@@ -290,7 +290,7 @@ def _word(decision: Decision | None) -> str:
 
 @frozen
 class ComparedNode:
-    """What is done with a node, as text."""
+    """The treatment of a node, as text."""
 
     node: str
     operator: str
@@ -304,7 +304,7 @@ class ComparedNode:
 
 @frozen
 class StageContent:
-    """What is behind the digest of a stage."""
+    """The data behind the digest of a stage."""
 
     policy: str = ""
     device: tuple[str, ...] = ()
@@ -315,14 +315,14 @@ class StageContent:
     rows: tuple[ComparedNode, ...] = ()
     lines: tuple[str, ...] = ()
     """Settings."""
-    again: tuple[str, ...] = ()
-    """The collectives that run a second time."""
+    recomputed: tuple[str, ...] = ()
+    """The collectives that are recomputed."""
     offers: tuple[Offer, ...] = ()
     """To rewrite."""
 
 
 def _plan_content(
-    plan: Plan, rows: Sequence[int], collectives: Sequence[CollectiveCall], again: tuple[str, ...]
+    plan: Plan, rows: Sequence[int], collectives: Sequence[CollectiveCall], recomputed: tuple[str, ...]
 ) -> StageContent:
     facts = plan.facts
     calls = {each.node: each for each in collectives}
@@ -338,7 +338,7 @@ def _plan_content(
         (*plan.edits.words(), *(() if order is None else order.edits.words())),
         () if order is None else tuple(order.communication()),
         nodes,
-        again=again,
+        recomputed=recomputed,
     )
 
 

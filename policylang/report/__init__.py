@@ -5,7 +5,7 @@ Those of ``str()`` register themselves here.
 
 from __future__ import annotations
 
-from policylang.audit.summary.report import Report, RewriteReport
+from policylang.audit.report import Report, RewriteReport
 from policylang.errors import PolicyError
 from policylang.language.shown import as_page, as_text
 from policylang.planning.plan import Plan

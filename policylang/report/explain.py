@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from attrs import asdict, frozen
 
-from policylang.audit.summary.assemble import word
+from policylang.audit.summary import word
 from policylang.graph.facts import Facts, Phase
 from policylang.language.figures import counted, figure, listed
 from policylang.language.globs import NameGlob, PathGlob, is_magic, path_glob_problem

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from policylang.audit.summary.assemble import word
+from policylang.audit.summary import word
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Policy

@@ -6,14 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from policylang.audit.summary.order_account import OrderAccount, ScheduledLine
-from policylang.audit.summary.report import (
+from policylang.audit.report import (
     NO_GRADIENTS,
     CodeOrderReport,
     ExpectationReport,
+    OrderAccount,
     Report,
     RewriteReport,
     RuleReport,
+    ScheduledLine,
     ValuesReport,
 )
 from policylang.language.figures import (

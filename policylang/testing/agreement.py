@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import asdict, define, field, frozen
 
-from policylang.audit.summary.report import Report
+from policylang.audit.report import Report
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted, figure, joined, listed, uncounted_text

@@ -105,7 +105,7 @@ def held_bytes(held: Iterable[torch.Tensor], outside: Iterable[torch.Tensor] = (
     """The bytes of the distinct storages of some plain tensors, without those of ``outside``."""
     known = {_place(part) for tensor in outside for part in strided_parts(tensor)}
     found = {_place(part): part for tensor in held for part in strided_parts(tensor)}
-    return sum(part.untyped_storage().nbytes() for key, part in found.items() if key not in known)
+    return sum(storage_bytes(part) for key, part in found.items() if key not in known)
 
 
 def _place(tensor: torch.Tensor) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import policylang
-from policylang.audit.eager import audit_eager
+from policylang.audit.graphs import audit_eager
 from policylang.audit.outcome import Audit
 from policylang.backends.eager import path
 from policylang.language.diagnostics import Severity

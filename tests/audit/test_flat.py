@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 import policylang
-from policylang.audit.flat import audit_flat
+from policylang.audit.graphs import audit_flat
 from policylang.backends import copies
 from policylang.backends.flat import FlatPath
 from policylang.graph import marks

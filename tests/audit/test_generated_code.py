@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from policylang.audit import communication
-from policylang.audit.code_audit import CodeAudit
-from policylang.audit.communication import ELSEWHERE, CommunicationStep, between, differences
-from policylang.audit.generated_code import read_code
+from policylang.audit import code as communication
+from policylang.audit.code import ELSEWHERE, CodeAudit, CommunicationStep, between, differences, read_code
 
 # as Inductor of torch 2.13 generated it of a function of every kind of collective, without sizes and comments
 ALL_KINDS = """

@@ -12,8 +12,7 @@ import torch.distributed._functional_collectives as functional
 from attrs import evolve
 from torch import fx
 
-from policylang.audit.graph_reader import is_random_state
-from policylang.audit.joint import audit, read_halves
+from policylang.audit.graphs import audit, is_random_state, read_halves
 from policylang.audit.outcome import Audit
 from policylang.backends import finalize
 from policylang.backends import joint as module

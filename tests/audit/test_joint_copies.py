@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import fx
 
-from policylang.audit.joint import audit_copies
+from policylang.audit.graphs import audit_copies
 from policylang.audit.outcome import Found
 from policylang.backends import copies as copy_operators
 from policylang.backends.joint import Partition

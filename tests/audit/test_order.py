@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 from policylang import trace_step
-from policylang.audit.order import audit_order
-from policylang.audit.sequences import displaced
+from policylang.audit.order import audit_order, displaced
 from policylang.graph.reading.collect import collect
 from policylang.planning.graph_edit import Edit, Edits, NewNode, Proof
 from policylang.planning.schedule.order_plan import OrderPlan

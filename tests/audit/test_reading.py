@@ -9,9 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
-from policylang.audit.flat import audit_flat
-from policylang.audit.graph_reader import read
-from policylang.audit.joint import read_halves
+from policylang.audit.graphs import audit_flat, read, read_halves
 from policylang.audit.outcome import Found
 from policylang.backends.flat import rematerialise
 from policylang.graph import marks

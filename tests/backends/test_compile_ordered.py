@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import policylang
 from policylang import trace_step
-from policylang.audit.summary.report import Report, report_from_dict
+from policylang.audit.report import Report, report_from_dict
 from policylang.backends import records
 from policylang.backends.half import unanswered
 from policylang.backends.joint import partitions

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import policylang
-from policylang.audit.summary.report import AuditReport, Report, ValuesReport
+from policylang.audit.report import AuditReport, Report, ValuesReport
 from policylang.backends import runtime
-from policylang.backends.eager.execution import plan_modes
+from policylang.backends.eager import plan_modes
 from policylang.backends.torch_compile import backend
 from policylang.graph import marks
 from policylang.graph.files import snapshot

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 import policylang
-from policylang.audit.flat import audit_flat
-from policylang.audit.summary.report import report_from_dict
+from policylang.audit.graphs import audit_flat
+from policylang.audit.report import report_from_dict
 from policylang.backends import copies as copy_operators
 from policylang.backends.copies import copied_over
 from policylang.backends.flat import FlatPath

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 
-from policylang.audit.flat import audit_flat
+from policylang.audit.graphs import audit_flat
 from policylang.backends.flat import rematerialise
 from policylang.graph import marks
 from policylang.graph.reading.collect import collect

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from policylang.audit.flat import audit_flat
+from policylang.audit.graphs import audit_flat
 from policylang.backends.flat import rematerialise
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
 from policylang.graph import marks

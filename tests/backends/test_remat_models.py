@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import policylang
 from policylang import TracedStep
-from policylang.audit.summary.report import Report
+from policylang.audit.report import Report
 from policylang.errors import PolicyMatchError
 from policylang.language.resources import policies_folder
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph, gradients, trace_flat

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from policylang.audit.flat import audit_flat
+from policylang.audit.graphs import audit_flat
 from policylang.backends.flat import rematerialise
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Phase

@@ -16,7 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import aot_function
 
 import policylang
-from policylang.audit.summary.report import Report
+from policylang.audit.report import Report
 from tests.support.versions import needs_marked_backwards
 
 FIRST = "blocks layers.*\nrecompute everything\nsave everything in block where crosses block"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import policylang
-from policylang.audit.summary.report import Report
+from policylang.audit.report import Report
 from policylang.commands.small_llama.memory import step_memory
 from tests.support.compiled import fresh_dynamo
 

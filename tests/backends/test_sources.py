@@ -177,7 +177,7 @@ def test_what_a_compile_imports_is_in_the_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["audit/eager.py", "audit/flat.py", "audit/joint.py", "api/apply.py", "api/load.py", "api/traced_step.py"],
+    ["audit/graphs.py", "audit/order.py", "api/apply.py", "api/load.py", "api/traced_step.py"],
 )
 def test_modules_that_act_are_in_the_key(name: str) -> None:
     assert name in KEY
@@ -212,7 +212,7 @@ def test_a_byte_of_what_acts_changes_the_files_and_no_other_does(tmp_path: Path)
     for name in sorted(ALL - KEY):
         (package / name).write_bytes(b"# another text\n")
     assert acting_sources(package) == before
-    (package / "audit/joint.py").write_bytes(before["audit/joint.py"] + b"# a change\n")
+    (package / "audit/graphs.py").write_bytes(before["audit/graphs.py"] + b"# a change\n")
     assert acting_sources(package) != before
 
 

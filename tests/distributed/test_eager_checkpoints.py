@@ -128,7 +128,6 @@ def check_compiled(rank: int, mesh: DeviceMesh) -> None:
     def check(example: models.Example, make: Wrap, other: Wrap, run: Callable[..., Tensor]) -> None:
         compare(example, make, {"compiled": other}, run)
         recomputed = policylang.report(backend).recomputed
-        assert recomputed is not None
         assert recomputed.names
 
     gpt2, mlp = models.gpt2(), models.mlp()

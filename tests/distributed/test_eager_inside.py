@@ -78,7 +78,6 @@ def _same_bits(rank: int, name: str, make: Callable[[], nn.Module], change: Chan
             model = checkpointed()
             assert differences(expected, train(model, _run(rank), STEPS)) == [], (name, text, order)
             audit = policylang.report(model).audit
-            assert audit is not None
             assert audit.differences == (), (name, text, order)
 
 

@@ -9,7 +9,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.editor import names as occurrences
+from policylang.editor.names import occurrences
 from policylang.editor.navigation import RenameRefused, renameable, renamed
 from policylang.language.resolution.loader import load_policy
 from policylang.language.source import Source

@@ -29,7 +29,11 @@ def test_a_change_runs_what_imports_it() -> None:
         [sys.executable, "-c", PRINT, *changes], cwd=ROOT, text=True, capture_output=True, check=True, timeout=300
     )
     syntax, editor, page, policy, nothing = (set(line.split()) for line in done.stdout.split("\n")[:-1])
-    assert {"tests/language/test_formatter.py", "tests/planning/test_planner.py", "tests/editor/test_server.py"} <= syntax
+    assert {
+        "tests/language/test_formatter.py",
+        "tests/planning/test_planner.py",
+        "tests/editor/test_server.py",
+    } <= syntax
     assert "tests/editor/test_server.py" in editor
     assert not {"tests/language/test_formatter.py", "tests/planning/test_planner.py"} & editor
     assert "tests/documents/test_python_blocks.py" in page

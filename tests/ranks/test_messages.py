@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from policylang.ranks.messages import (
     Absence,
-    Awaited,
     EndOfComparison,
     MeetingKey,
     RankMessage,
@@ -40,7 +39,7 @@ def test_regular_ranks_are_short(ranks: range, text: str) -> None:
     "value",
     [
         RankMessage(0, "plan", "00", (KEY,), absences=(ABSENCE,)),
-        RankStatus("waiting", "a graph", (ABSENCE,), (Awaited(KEY, 1, 0),)),
+        RankStatus("waiting", "a graph", (ABSENCE,), (KEY,), KEY.message(0, 1)),
         EndOfComparison("APL601", "so", None, ("a", "b"), {"digest": 3}, keys=(KEY,)),
     ],
 )

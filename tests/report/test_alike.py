@@ -24,8 +24,7 @@ from transformers import (
 )
 
 import policylang
-from policylang.audit.summary.combine import combined
-from policylang.audit.summary.report import (
+from policylang.audit.report import (
     AuditReport,
     DecisionReport,
     ExpectationReport,
@@ -33,6 +32,7 @@ from policylang.audit.summary.report import (
     ValuesReport,
     report_from_dict,
 )
+from policylang.audit.summary import combined
 
 SAVE, AGAIN = DecisionReport("save", "p.apl:2"), DecisionReport("recompute", "p.apl:1")
 

@@ -9,8 +9,8 @@ from importlib.metadata import version
 from attrs import evolve
 
 import policylang
-from policylang.audit.summary.combine import combined
-from policylang.audit.summary.report import AuditReport, Report, RuleReport, ValuesReport
+from policylang.audit.report import AuditReport, Report, RuleReport, ValuesReport
+from policylang.audit.summary import combined
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
 from tests.support.textgraph import CHAIN, facts_of

@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from policylang.audit.summary.assemble import plan_report
-from policylang.audit.summary.combine import combined
-from policylang.audit.summary.report import report_from_dict
+from policylang.audit.report import report_from_dict
+from policylang.audit.summary import combined, plan_report
 from policylang.backends.records import announce_cached
 from policylang.language.devices.profile import DeviceProfile
 from policylang.planning.capabilities import JOINT

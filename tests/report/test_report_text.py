@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from policylang.audit.summary.combine import combined
-from policylang.audit.summary.report import (
+from policylang.audit.report import (
     AuditReport,
     DecisionReport,
     ExpectationReport,
@@ -14,6 +13,7 @@ from policylang.audit.summary.report import (
     ValuesReport,
     report_from_dict,
 )
+from policylang.audit.summary import combined
 
 MIB = 2**20
 

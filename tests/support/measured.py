@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from policylang.audit.graph_reader import is_random_state
+from policylang.audit.graphs import is_random_state
 from policylang.backends.joint import Partition
 from policylang.torch_compat.graphs import hint
 

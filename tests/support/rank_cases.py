@@ -25,7 +25,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import policylang
 from policylang import TracedStep, trace_step
-from policylang.ranks import exchange, message_store
+from policylang.backends import runtime
+from policylang.ranks import meeting
 from tests.support.flat_graphs import copy_graph
 from tests.support.joint import capture_joint
 from tests.support.rank_faults import Case, Place, gradients
@@ -425,7 +426,7 @@ def fails_in_a_block(error: type[BaseException]) -> Case:
 
 def writes_garbage(at: Place, fault: bool) -> None:
     model = nets(at)
-    with mock.patch.object(message_store, "pack", return_value="gAOVCg==") if fault else nullcontext():
+    with mock.patch.object(runtime, "pack", return_value="gAOVCg==") if fault else nullcontext():
         at.trains(compiled(model, SAVE), model, batch())
 
 
@@ -759,7 +760,7 @@ def is_late(seconds: float, noticed: float) -> Case:
         model = nets(at)
         if fault:
             time.sleep(seconds)
-        with mock.patch.object(exchange, "NOTICE", noticed):
+        with mock.patch.object(meeting, "NOTICE", noticed):
             at.trains(compiled(model, SAVE), model, batch())
 
     return case

@@ -19,13 +19,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from policylang.backends.eager import problems
-from policylang.backends.eager.eligibility import runs_for_backward, stands_aside
-from policylang.backends.eager.fsdp_order import (
-    put_order_on,
-    refuse_for_one_block,
-    take_order_off,
-    warn_of_unchecked,
-)
+from policylang.backends.eager.fsdp_prefetch import put_order_on, refuse_for_one_block, take_order_off
+from policylang.backends.eager.region import runs_for_backward, stands_aside
 from policylang.backends.eager.session import BlockCall, Contexts, Session, innermost, session_behind, this_thread
 from policylang.graph import marks
 from policylang.graph.reading.modules import normalise
@@ -93,7 +88,7 @@ def contexts_for(module: nn.Module, policy: Callable[[], Policy], identity: Any,
 
 
 def _without_layers(model: nn.Module, policy: Policy) -> str:
-    """What would hold the blocks of a model and holds none, as in a pipeline stage of a norm and a head; else empty."""
+    """The empty list of layers of a model, as in a pipeline stage of a norm and a head; else empty."""
     glob = None if policy.blocks is None else PathGlob(policy.blocks.glob)
     for path, module in model.named_modules():
         child = f"{normalise(path)[1]}.0".lstrip(".")
@@ -120,7 +115,8 @@ def put_on(model: nn.Module, policy: Policy, *, strict: bool, preserve_rng_state
     _refuse_replaced(blocks)
     put_order_on(model, policy, partial(blocks_in, policy=policy, root=""))
     if policy.orders and not decides_about_values(policy):
-        warn_of_unchecked(policy)
+        for expectation in policy.expectations:  # no block is planned
+            problems.warn(problems.UNCHECKED.diagnostic(span=expectation.span, line=expectation.span.one_line))
         for block in blocks:
             _take_off(block)
         return
@@ -135,7 +131,7 @@ def put_on(model: nn.Module, policy: Policy, *, strict: bool, preserve_rng_state
 
 
 def decides_about_values(policy: Policy) -> bool:
-    """Whether a policy says what is saved or recomputed: one of scheduling lines alone puts no checkpoint anywhere."""
+    """A policy that says what is saved or recomputed; one of scheduling lines alone needs no checkpoint."""
     return bool(policy.rules or policy.undecided)
 
 
@@ -205,7 +201,7 @@ class Checkpointed:
         """A copied model has blocks of its own under the same policy."""
         session = memo.get(id(self.session))
         if session is None:
-            session = memo[id(self.session)] = self.session.again()
+            session = memo[id(self.session)] = self.session.for_copy()
         module = copy.deepcopy(self.module, memo)
         session.add(module, self.root, self.number)
         return evolve(self, module=module, forward=copy.deepcopy(self.forward, memo), session=session)
@@ -326,7 +322,7 @@ class Watch:
 
 
 def sessions_of(subject: object) -> list[Session]:
-    """The sessions that a model, a block or a context function stands for."""
+    """The sessions of a model, a block or a context function."""
     own = session_behind(subject)
     if own is not None:
         return [own]

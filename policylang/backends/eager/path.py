@@ -8,10 +8,10 @@ from typing import ClassVar
 from attrs import frozen
 from torch import Tensor
 
-from policylang.audit.eager import audit_eager
+from policylang.audit.graphs import audit_eager
 from policylang.audit.outcome import Audit
-from policylang.backends.eager.execution.instructions import PlannedInstructions, instructions_of
-from policylang.backends.eager.observation.block_trace import BlockTrace
+from policylang.backends.eager.block_trace import BlockTrace
+from policylang.backends.eager.followed_call import PlannedInstructions, instructions_of
 from policylang.backends.path import BackendPath, raise_errors
 from policylang.backends.runtime import timed
 from policylang.graph.schedule import StepKind
@@ -26,7 +26,7 @@ from policylang.torch_compat.tracing import take_apart
 
 @frozen(eq=False)
 class HeldTensors:
-    """What a block holds once its first call has returned."""
+    """The tensors that a block holds once its first call has returned."""
 
     needs: Needs
     by_row: Mapping[int, Sequence[Tensor]]
@@ -46,7 +46,7 @@ class EagerPath(BackendPath):
             raise_errors(found)
 
     def lower(self, trace: BlockTrace, plan: Plan, seconds: dict[str, float]) -> PlannedInstructions:
-        """What the block is to do at each operator. Nothing runs: the checkpoint follows it, call by call."""
+        """The plan as instructions for each operator. Nothing runs: the checkpoint follows them, call by call."""
         with timed(seconds, "schedule"):
             instructions = instructions_of(trace, plan)
         again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))

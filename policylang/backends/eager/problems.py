@@ -15,8 +15,8 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Span
 from policylang.language.syntax import Policy
+from policylang.planning.block_graph import WHOLE_GRAPH
 from policylang.planning.digest import policy_text
-from policylang.planning.order.by_fsdp import NOT_SHARDED
 from policylang.planning.refusals import NO_SUCH_BLOCKS, PATH_CANNOT
 
 AROUND_IT = "the model around this checkpoint"
@@ -211,12 +211,43 @@ TWO_POLICIES = Problem(
 )
 
 NOT_FULLY_SHARDED = Problem(
-    NOT_SHARDED,
+    "APL387",
     "this asks for an order of gathers, which `fully_shard` keeps in eager and `{name}` does not",
     "shard the model with `fully_shard`, or leave the line out",
 )
+NONE_SHARDED = Problem(
+    "APL387",
+    "`{line}` asks for gathers, which `fully_shard` does in eager, and it has sharded none of the blocks",
+    "call `fully_shard` with each block and then with the model, before the first step; "
+    "`FullyShardedDataParallel` and `DistributedDataParallel` take no order",
+)
+GATHERED_TOGETHER = Problem(
+    "APL388",
+    "`{line}` asks for gathers, and `fully_shard` of {units} gathers more than one block at once",
+    "call `fully_shard` with each block by itself, then with the model",
+)
+PREFETCH_BY_TIMES = Problem(
+    "APL389",
+    "`{line}` asks for gathers by their times, which are not known in eager",
+    "pick them by `bytes`, or by where they are",
+)
+PREFETCHES_NOTHING = Problem(
+    "APL389",
+    "`{line}` asks for gathers, and picks no weight of a block",
+    "in eager, what is gathered is weights: write `all_gather where from parameter`",
+)
+PREFETCHES_A_PART = Problem(
+    "APL389",
+    "`{line}` asks for gathers of a part of the weights that `fully_shard` of {units} gathers at once",
+    "pick all of a block's gathers, such as `all_gather where from parameter`",
+)
+PREFETCHES_ONE_BLOCK = Problem(
+    "APL389",
+    "`{line}` asks for gathers, and the model has one block: there is none before it",
+    "leave the line out, or write `optional` before it",
+)
 WITHOUT_ROOT = Problem(
-    NOT_SHARDED,
+    "APL387",
     "this gathers blocks ahead, and `fully_shard` was called with `{name}`, and with no module around the blocks",
     "call `fully_shard` with the model too, once it was called with its blocks",
 )
@@ -229,6 +260,13 @@ ONE_OF_THE_BLOCKS = Problem(
     PATH_CANNOT,
     "this is about the blocks of a model in their order, and the `context_fn` was made for {name} alone",
     "make it for the model, `policylang.context_fn(policy, model)`, or call `policylang.checkpoint_model`",
+)
+
+
+UNCHECKED = Problem(  # only a warning
+    WHOLE_GRAPH,
+    "`{line}` is not checked: a policy of scheduling lines alone plans no values in eager",
+    "check it with `policylang plan` on a snapshot of the model",
 )
 
 

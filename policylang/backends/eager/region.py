@@ -12,23 +12,22 @@ from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from policylang.audit.outcome import Audit
 from policylang.backends.eager import problems
-from policylang.backends.eager.eligibility import check_parts
-from policylang.backends.eager.execution.followed_call import FollowedCall, observed_call, unfinished_call
-from policylang.backends.eager.execution.instructions import PlannedInstructions
-from policylang.backends.eager.observation.block_trace import BlockTrace, fingerprint, trace_of
-from policylang.backends.eager.observation.first_call import Observation
-from policylang.backends.eager.observation.origins import HeldResult, tensors_in
-from policylang.backends.eager.observation.surroundings import Before, Surroundings, Volatile, surroundings
+from policylang.backends.eager.block_trace import BlockTrace, fingerprint, trace_of
+from policylang.backends.eager.first_call import Observation, is_first_fsdp
+from policylang.backends.eager.followed_call import FollowedCall, PlannedInstructions, observed_call, unfinished_call
+from policylang.backends.eager.origins import HeldResult, tensors_in
 from policylang.backends.eager.path import EagerPath, HeldTensors
+from policylang.backends.eager.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.fsdp_weights import NamedBlock, weights_of_blocks
 from policylang.backends.path import raise_differences
 from policylang.backends.records import AppliedPlan, announce
 from policylang.errors import PolicyGraphError
+from policylang.graph import marks
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
@@ -38,16 +37,78 @@ from policylang.planning.block_graph import Place
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.comparison import Known, comparing, tell_stopped
-from policylang.torch_compat.compilers import compiled_in_place
-from policylang.torch_compat.eager import forward_derivatives, held_bytes, made_by_reentrant_checkpoint
+from policylang.torch_compat.compilers import compiled_in_place, compiler_of, is_compiled
+from policylang.torch_compat.eager import (
+    differentiated_by_transform,
+    forward_derivatives,
+    graph_being_traced,
+    held_bytes,
+    made_by_reentrant_checkpoint,
+    transformed,
+)
 from policylang.torch_compat.tracing import take_apart
+
+
+def traced_for_others() -> bool:
+    """torch's exporters are tracing the model: their result has no backward of its own."""
+    return bool(torch.jit.is_tracing() or torch.compiler.is_exporting())
+
+
+def runs_for_backward(module: nn.Module) -> bool:
+    """The block runs as in training, and nothing traces or transforms it."""
+    if not (module.training and torch.is_grad_enabled()) or transformed() or traced_for_others():
+        return False
+    return graph_being_traced() is None and any(each.requires_grad for each in module.parameters())
+
+
+def stands_aside(module: nn.Module, root: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """The block is to run without its checkpoint. Warns where a backward could follow.
+
+    Raises ``PolicyGraphError`` under a transformation that differentiates by itself: nothing it keeps can be saved or
+    recomputed from here.
+    """
+    if traced_for_others() or any(isinstance(each, fx.Proxy) for each in (*args, *kwargs.values())):
+        return True
+    if not transformed():
+        return False
+    name = problems.block(module, root)
+    if differentiated_by_transform():
+        raise problems.DIFFERENTIATED.error(name=name)
+    if torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters()):
+        problems.warn(problems.RUNS_TRANSFORMED.diagnostic(name=name))
+    return True
+
+
+def carries_policies(module: nn.Module) -> bool:
+    """A compiled module has a backend of policylang's, which applies policies by itself."""
+    return bool(getattr(compiler_of(module), marks.COMPILER, False))
+
+
+def check_parts(module: nn.Module, root: str) -> None:
+    """Raises ``PolicyGraphError`` where a block or a part of it does not run as operators that repeat.
+
+    A block that policylang's compiler left to eager is followed there; any other compiled code has no operators.
+    """
+    name = problems.block(module, root)
+    parts = {inner: ".".join(filter(None, (root, path))) for path, inner in module.named_modules()}
+    for inner, path in parts.items():
+        if is_compiled(inner):
+            if inner is not module:
+                raise problems.COMPILED_PART.error(name=name, part=problems.block(inner, path))
+            if not carries_policies(module):
+                raise problems.COMPILED.error(name=name)
+            problems.warn(problems.RUNS_UNCOMPILED.diagnostic(name=name))
+    for inner, path in parts.items():
+        if is_first_fsdp(inner):
+            raise problems.FIRST_FSDP.error(name=name, part=problems.block(inner, path))
+
 
 _PATH = EagerPath()
 
 
 @define(eq=False)
 class CachedPlan:
-    """What is remembered of a block called in one way."""
+    """The plan of a block called in one way."""
 
     instructions: PlannedInstructions
     volatile: Volatile
@@ -67,7 +128,7 @@ class RunningBlock:
     kept: CachedPlan | None = None
 
     def so_far(self) -> FollowedCall:
-        """What it holds already, for a part of it that runs again from within."""
+        """The results so far, for a part of the block that is recomputed from within."""
         if isinstance(self.run, FollowedCall):
             return self.run
         return unfinished_call(self.run)
@@ -79,7 +140,7 @@ class RunningBlock:
 
 
 Traces = dict[Hashable, BlockTrace]
-"""Of the blocks of one model: those that do the same share what is known of it."""
+"""Of the blocks of one model: equal blocks share a trace."""
 
 
 @define(eq=False)
@@ -94,15 +155,15 @@ class CheckpointRegion:
     traces: Traces = field(factory=dict)
     kept: dict[Hashable, CachedPlan] = field(factory=dict)
     nothing: dict[Hashable, tuple[Diagnostic, ...]] = field(factory=dict)
-    """By the way it is called, the errors that say "matches nothing": another block may have what a rule names."""
+    """By call key, the errors that say "matches nothing": another block may have what a rule names."""
     agreed: Known = field(factory=list)
-    """What the ranks that share the block have agreed on."""
+    """The agreements of the ranks that share the block."""
     seen: Traces = field(factory=dict)
-    """Those of :attr:`traces` that are of this block, without its name."""
+    """This block's part of :attr:`traces`, without its name."""
     around: tuple[Diagnostic, ...] = ()
-    """What is to be said of another checkpoint around it."""
+    """The warning of another checkpoint around it."""
     idle: bool = False
-    """Whether it has been called without anything for its backward to read."""
+    """A call had nothing for its backward to read."""
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RunningBlock:
         """A call of the block: the first of its kind is observed, the others follow what was planned then."""
@@ -160,11 +221,11 @@ class CheckpointRegion:
         return call
 
     def topic(self, module: nn.Module) -> str:
-        """What ranks compare of the block."""
+        """The topic of its comparison among ranks."""
         return f"checkpoint of {self._named(module)}"
 
     def _instructions(self, trace: BlockTrace, module: nn.Module) -> tuple[PlannedInstructions, tuple[Diagnostic, ...]]:
-        """What is done with the block, and the errors that say "matches nothing"."""
+        """The instructions for the block, and the errors that say "matches nothing"."""
         plan, nothing = self._planned(trace, module)
         return _PATH.lower(trace, _of_one_block(plan, self._named(module)), {}), nothing
 
@@ -215,7 +276,7 @@ class CheckpointRegion:
 
 
 def is_alike(module: nn.Module, other: nn.Module) -> bool:
-    """Whether two blocks are made of the same modules and parameters, so that they may be taken to do the same."""
+    """Two blocks have the same modules and parameters, and are taken to do the same."""
     one, two = (
         (
             [(path, type(each)) for path, each in made.named_modules()],
@@ -235,7 +296,7 @@ def _of_one_block(plan: Plan, name: str) -> Plan:
 
 
 def _read(held: HeldResult, read: frozenset[int] | None) -> list[Tensor]:
-    """Of what an operator gave, what anyone reads: the rest is only stood in for."""
+    """The results of an operator that anyone reads: the others have placeholders."""
     if read is None or not isinstance(held.value, tuple | list):
         return list(tensors_in(held.value))
     return list(tensors_in([part for at, part in enumerate(held.value) if at in read]))

@@ -18,15 +18,18 @@ from torch import Tensor, nn
 
 from policylang.backends.compiled_graphs import CompiledGraph
 from policylang.backends.eager import problems
-from policylang.backends.eager.eligibility import carries_policies, traced_for_others
-from policylang.backends.eager.execution.followed_call import FollowedCall
-from policylang.backends.eager.execution.plan_modes import ForwardMode, RecomputeMode
-from policylang.backends.eager.execution.saved_tensors import SavedTensors, handing_over, noting_saved
-from policylang.backends.eager.observation.block_mode import moments, unseen_since
-from policylang.backends.eager.observation.first_call import Observation, Observer, watched
-from policylang.backends.eager.observation.fsdp_hooks import gathers_aside
-from policylang.backends.eager.observation.origins import tensors_in
-from policylang.backends.eager.region import CheckpointRegion, RunningBlock, Traces, is_alike
+from policylang.backends.eager.first_call import Observation, Observer, gathers_aside, moments, unseen_since, watched
+from policylang.backends.eager.followed_call import FollowedCall
+from policylang.backends.eager.origins import tensors_in
+from policylang.backends.eager.plan_modes import ForwardMode, RecomputeMode, SavedTensors, handing_over, noting_saved
+from policylang.backends.eager.region import (
+    CheckpointRegion,
+    RunningBlock,
+    Traces,
+    carries_policies,
+    is_alike,
+    traced_for_others,
+)
 from policylang.backends.fsdp_weights import NamedBlock
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
@@ -55,11 +58,12 @@ Pair = tuple["CheckpointContext", "CheckpointContext"]
 
 
 class Contexts(partial[Pair]):
-    """What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward.
+    """The ``context_fn`` of ``torch.utils.checkpoint.checkpoint``. Each call serves one forward.
 
-    ``torch.compile`` takes plain functions there, which are not pickled, and partials of them, which are: arguments of
-    a training are stored with all that is among them. What is loaded has the policy, and the blocks of the model that
-    was stored along with it; without one it has none. A copy is the same, since it does not know what it is called for.
+    ``torch.compile`` takes plain functions there, which are not pickled, and partials of them, which are: the arguments
+    of a trainer are stored with everything in them. A loaded one has the policy, and the blocks of the model that was
+    stored along with it; without a model it has none. A copy is the same object, since it does not know what it is
+    called for.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Contexts:
@@ -76,29 +80,29 @@ class Session:
     policy: Policy
     strict: bool
     names: tuple[str, ...] = ()
-    """Of the model's blocks, in order; empty where only one module is known."""
+    """The model's blocks, in order; empty where only one module is known."""
     regions: WeakKeyDictionary[nn.Module, CheckpointRegion] = field(factory=WeakKeyDictionary)
     unmatched_compared: bool = False
     ran_without: set[int] = field(factory=set)
     """Numbers of blocks that were trained without a checkpoint."""
     waits: bool = False
-    """Whether a rule is known to have matched nothing so far, and blocks may come that have what it names."""
+    """A rule has matched nothing so far, and blocks may come that have what it names."""
     compiled: bool = False
-    """Whether a compiler under the same policy has carried it out in one of the checkpoints."""
+    """A compiler under the same policy has applied it in one of the checkpoints."""
     graphs: WeakSet[CompiledGraph] = field(factory=WeakSet)
-    """What our compiler made of its blocks."""
+    """Graphs that our compiler made of its blocks."""
     agreed: list[Policy] = field(factory=list)
     """Policies of compilers, found to say what ours says."""
     traces: Traces = field(factory=dict)
-    """What is known of blocks, shared by those that do the same."""
+    """Shared by blocks that do the same."""
     without_layers: str = ""
-    """Of a model without a block to run: what would hold its blocks."""
+    """For a model without blocks, the empty list of its layers."""
     told: dict[str, Diagnostic] = field(factory=dict)
-    """By code, what was warned of once for all blocks."""
+    """By code, warnings that are given once for all blocks."""
     _context_fn: Contexts | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without what it has seen: a model that is loaded is observed anew."""
+        """A loaded model is observed anew."""
         return Session, (self.policy, self.strict, self.names)
 
     def add(self, module: nn.Module, root: str, number: int | None = None) -> CheckpointRegion:
@@ -116,8 +120,8 @@ class Session:
         rewrites = tuple(each for each in self.policy.rewrites if not isinstance(each, Bucket))
         return evolve(self.policy, rewrites=rewrites, scheduling=()) if self.policy.orders else self.policy
 
-    def again(self) -> Session:
-        """Of a copy of the model, still without its blocks."""
+    def for_copy(self) -> Session:
+        """For a copy of the model, still without its blocks."""
         return Session(self.policy, self.strict, self.names)
 
     def named(self, block: nn.Module) -> str:
@@ -125,7 +129,7 @@ class Session:
         return problems.block(block, self.regions[block].root)
 
     def context_fn(self) -> Contexts:
-        """The same object each time: ``torch.compile`` knows by its function whose checkpoint it has."""
+        """The same object each time: ``torch.compile`` identifies the checkpoint by its function."""
         if self._context_fn is None:
 
             def contexts() -> Pair:
@@ -160,7 +164,7 @@ class Session:
         return [NamedBlock(each, region.root, at) for at, (each, region) in enumerate(regions)], names
 
     def name_of_a_block(self) -> str:
-        """Where no name is known: what kind of module it is."""
+        """The class of a block, where no name is known."""
         return next((type(module).__name__ for module in self.regions), "block")
 
     def nothing_ran(self) -> PolicyGraphError:
@@ -179,14 +183,14 @@ class Session:
         return problems.NOT_RUN.error([f"made for: {name}" for name in names[:8]])
 
     def warn_once(self, found: Diagnostic) -> Diagnostic:
-        """What was warned of: of the first block that it was found for."""
+        """The warning, which names the first block that it was found for."""
         if found.code not in self.told:
             self.told[found.code] = found
             problems.warn(found)
         return self.told[found.code]
 
     def skipped(self) -> Diagnostic | None:
-        """What is wrong where all blocks have run with gradients, and a checkpoint of ours ran none of them."""
+        """The warning if all blocks have run with gradients, and no checkpoint of ours ran one."""
         began = any(region.kept or region.idle for region in self.regions.values())
         if began or not self.names or len(self.ran_without) < len(self.names):
             return None
@@ -226,7 +230,7 @@ class Session:
             raise PolicyMatchError([evolve(each, details=(*each.details, *self.outside())) for each in wrong])
 
     def _not_called(self) -> dict[nn.Module, CheckpointRegion]:
-        """By module, those of the model's blocks that no checkpoint has run, nor a copy of them."""
+        """The model's blocks that no checkpoint has run, nor a copy of them."""
         regions = [*self.regions.items()]
         called = {region.number for _, region in regions if region.nothing or region.idle}
         return {
@@ -270,7 +274,7 @@ def session_behind(context_fn: object) -> Session | None:
 
 
 class _Running(threading.local):
-    """Of this thread: a backward has threads of its own."""
+    """Per thread: a backward has threads of its own."""
 
     def __init__(self) -> None:
         self.around: list[CheckpointContext] = []
@@ -312,16 +316,17 @@ class CheckpointContext:
         self.mode: Observer | ForwardMode | RecomputeMode | None = None
         self.saved: SavedTensors = []
         self.lies_within = False
-        """Whether the checkpoint lies in the block's own call, around its forward."""
+        """The checkpoint lies in the block's own call, around its forward."""
         self.block: nn.Module | None = None
         self._plainly = False
-        """Whether a block without anything for its backward to read is asked for all the same."""
+        """No recorded call is followed: a transformation, a tracer, or a block without anything for its backward to
+        read."""
         self._contexts = ExitStack()
         self._depth = 0
         self._hooks: Any = None
-        """Those of the checkpoint itself, which decide what it holds and what it recomputes."""
+        """The hooks of the checkpoint itself."""
         self._around: Any = None
-        """Those around them."""
+        """The hooks around them."""
         self._gave_way = False
         self._aside = False
 
@@ -379,7 +384,7 @@ class CheckpointContext:
     def _begin_within(self) -> None:
         if self.first is not None:
             if self.first.lies_within:
-                self._begin_again(self.first)
+                self._begin_recomputation(self.first)
             return
         call = this_thread.called[-1] if this_thread.called else None
         if call is None or call.session is not self.session:
@@ -404,7 +409,7 @@ class CheckpointContext:
         if self.first is None:
             self._begin_first(block)
         else:
-            self._begin_again(self.first)
+            self._begin_recomputation(self.first)
 
     def _begin_first(self, block: BlockCall) -> None:
         this_thread.begun += 1
@@ -435,8 +440,8 @@ class CheckpointContext:
             found = problem.diagnostic(name=self.session.named(block.module))
             block.region.around = (self.session.warn_once(found),)
 
-    def _begin_again(self, first: CheckpointContext) -> None:
-        """The block runs a second time; or while it is still running, where it differentiates a part of itself."""
+    def _begin_recomputation(self, first: CheckpointContext) -> None:
+        """Recompute the block; or a part of it, while it is still running and differentiates that part."""
         self.block = first.block
         clear_cast_weights()
         within = first.mode is not None and first.running is not None
@@ -451,7 +456,7 @@ class CheckpointContext:
             return
         if first.block is not None:
             self._contexts.enter_context(gathers_aside(first.block))
-        self._contexts.enter_context(call.surroundings.again())
+        self._contexts.enter_context(call.surroundings.restored())
         if not within and not keeps_graph():
             self._contexts.enter_context(handing_over(first.saved))
         self.mode = self._contexts.enter_context(RecomputeMode(call, within=within))

@@ -32,7 +32,7 @@ import torch
 from attrs import frozen
 from torch import fx
 
-from policylang.audit.code_audit import CodeAudit
+from policylang.audit.code import CodeAudit
 from policylang.backends import caching, runtime
 from policylang.backends.joint import Done, JointPartitioner, partitions
 from policylang.backends.records import (

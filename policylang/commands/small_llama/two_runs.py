@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import frozen
 
-from policylang.audit.summary.report import Report
+from policylang.audit.report import Report
 from policylang.commands.small_llama.training import Settings, TrainingRun, differences
 from policylang.language.figures import figure
 from policylang.report.layout import table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from policylang.audit.summary.assemble import rewrite_reports
+from policylang.audit.summary import rewrite_reports
 from policylang.editor.explaining.amounts import in_short, signed, totals, values
 from policylang.editor.explaining.article import Article, code, with_code
 from policylang.editor.explaining.rules import rule_article, rule_hint, rule_index, rule_meaning

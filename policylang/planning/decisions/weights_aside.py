@@ -49,6 +49,8 @@ class WeightAside:
     shape: tuple[int, ...] = ()
     bytes: int = 0
     """Of the whole weight."""
+    ranks: int = 2
+    """Over how many it is gathered."""
 
     @property
     def path(self) -> str:
@@ -91,6 +93,12 @@ def answered(policy: Policy, aside: WeightsAside | None, rules: Iterable[int], e
     return Answered(
         frozenset(about), asked, tuple(evolve(each, include=policy.included_by(each.span)) for each in found)
     )
+
+
+def gathers_matching(policy: Policy, selector: Selector, aside: WeightsAside) -> list[WeightAside]:
+    """The weights whose gathers a selector matches."""
+    graph = _Gathers.of(policy, aside)
+    return [graph.weights[row] for row in sorted(graph.rows(selector)) if row in graph.weights]
 
 
 def _held(policy: Policy, about: Sequence[int], graph: _Gathers) -> list[Diagnostic]:
@@ -185,7 +193,7 @@ class _Gathers:
             parameter = graph.add(f"weight_{number}", "parameter", (), input_name=weight.path)
             for origin, kind in ((parameter, "gather"), (batch, "other")):
                 size: dict[str, Any] = {"bytes": weight.bytes, "shape": weight.shape, "module": weight.module}
-                gather = graph.add(f"{kind}_{number}", GATHER, (origin,), group="fsdp:2", **size)
+                gather = graph.add(f"{kind}_{number}", GATHER, (origin,), group=f"fsdp:{weight.ranks}", **size)
                 wait = graph.add(f"{kind}_wait_{number}", WAIT, (gather,), **size)
                 used = graph.add(f"{kind}_used_{number}", "aten.mm.default", (batch, wait), module=weight.module)
                 graph.add(f"{kind}_backward_{number}", "aten.mm.default", (wait, used), backward=True)

@@ -13,7 +13,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
 from policylang.language.interruption.wanted import stop_unless_wanted
-from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
+from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.offers import Ranks
@@ -41,15 +41,9 @@ def cannot_order(policy: Policy, capabilities: Capabilities) -> list[Diagnostic]
     lines = [
         each
         for each in (*policy.buckets, *policy.scheduling)
-        if not (capabilities.orders_weights and done_by_fsdp(each))
+        if not (capabilities.orders_weights and isinstance(each, Prefetch))
     ]
     return [refusals.cannot_order(statement, capabilities) for statement in lines if not statement.optional]
-
-
-def done_by_fsdp(statement: Bucket | Scheduling) -> bool:
-    """Whether ``fully_shard`` can gather weights as a line says: ahead, or those of one block together."""
-    of_a_block = isinstance(statement, Bucket) and statement.blocks == 1 and statement.size is None
-    return isinstance(statement, Prefetch) or of_a_block
 
 
 def plan_order(

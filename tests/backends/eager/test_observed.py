@@ -82,7 +82,6 @@ def check(make: Callable[[], nn.Module], run: Run = plainly) -> nn.Module:
     expected, found, model = both(make, run)
     assert differences(expected, found) == []
     report = policylang.report(model)
-    assert report.audit is not None
     assert report.audit.agrees
     return model
 
@@ -490,7 +489,6 @@ def test_what_stands_in_for_a_result_that_nobody_reads_is_not_held() -> None:
     for number in range(2):
         plainly(model, number)
         report = policylang.report(model)
-        assert report.audit is not None
         assert report.audit.differences == ()
 
 
@@ -516,9 +514,7 @@ def test_a_model_without_data_is_followed_as_well(device: str) -> None:
         for _ in range(2):
             model(torch.empty(4, 8)).sum().backward()
     report = policylang.report(model)
-    assert report.audit is not None
     assert report.audit.agrees
-    assert report.saved is not None
     assert report.saved.bytes == 2 * 4 * 8 * 4
 
 

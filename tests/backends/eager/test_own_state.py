@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 import policylang
-from policylang.backends.eager.observation import first_call
+from policylang.backends.eager import first_call
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.language.syntax import Policy
 from tests.support.eager import differences, train

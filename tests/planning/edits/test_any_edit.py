@@ -23,7 +23,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 import policylang
-from policylang.audit.summary.assemble import rewrite_reports
+from policylang.audit.summary import rewrite_reports
 from policylang.backends import runtime
 from policylang.backends.flat import FlatPath
 from policylang.backends.rewriting import apply_edits

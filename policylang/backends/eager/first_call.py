@@ -1,17 +1,14 @@
-"""Observes the first call of a block as it runs: its operators, its modules, and what its backward will read.
-
-The call is the one that the program makes. Nothing runs beside it, so there is nothing that the program could notice.
-A dispatch mode sees the operators, hooks of this one call see the modules, and what autograd saves says what the
-backward will read. Until the block returns, all that its operators give is held; then there is a plan, and what it does
-not save is let go. A recomputation of the block holds as much at once.
-"""
+"""Watches the first call of a block: every operator, with FSDP's own doing and what is thrown away left out."""
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -21,38 +18,201 @@ from torch.fx import traceback
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from policylang.backends.eager import problems
-from policylang.backends.eager.observation.block_mode import BlockMode, note_write
-from policylang.backends.eager.observation.fsdp_hooks import gathered_over, gathers
-from policylang.backends.eager.observation.origins import (
+from policylang.backends.eager.origins import (
+    GeneratorState,
     HeldResult,
     NotedTensor,
+    OperatorStream,
     Origins,
     TensorOrigin,
+    addresses,
     described,
-    mapped,
-    tensors_in,
-    without_history,
-)
-from policylang.backends.eager.observation.stream import (
-    GeneratorState,
-    OperatorStream,
     draws,
     gives_number,
     is_ignored,
     is_kept_unread,
     is_no_step,
+    leaves_in,
+    mapped,
     numbers_among,
+    tensors_in,
     traces_again,
+    without_history,
     writes,
     written_by,
 )
-from policylang.backends.eager.observation.surroundings import Before
-from policylang.backends.eager.observation.thrown_away import thrown_away
+from policylang.backends.eager.surroundings import Before
 from policylang.graph.marks import annotated
 from policylang.graph.reading.modules import MODULE_ANNOTATION
-from policylang.torch_compat.eager import DispatchMode, are_of_checkpoint, is_wrapper_class, saved_tensor_hooks
+from policylang.torch_compat.distributed import is_of_fsdp, mesh_groups
+from policylang.torch_compat.eager import (
+    DispatchMode,
+    active_modes,
+    are_of_checkpoint,
+    is_wrapper_class,
+    saved_tensor_hooks,
+    storage_address,
+    storage_users,
+)
 from policylang.torch_compat.graphs import hint, outside_of_modes
 from policylang.torch_compat.tracing import take_apart
+
+moments = count()
+"""Tells what began first."""
+
+
+_written: dict[int, int] = {}
+"""When a block wrote last to memory, by address. Of memory that has been given back an entry says nothing: who asks
+holds what it asks about."""
+
+
+def note_write(tensors: Iterable[Tensor]) -> None:
+    """A block has written to these."""
+    _written.update(dict.fromkeys(addresses(tensors), next(moments)))
+
+
+def written_since(address: int | None, moment: int) -> bool:
+    """A block has written to memory since a moment."""
+    return address is not None and _written.get(address, -1) > moment
+
+
+class BlockMode(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
+    """Sees every operator of one run of a block."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = next(moments)
+        self.suspended = 0
+        self.reading: frozenset[int] = frozenset()
+        """By ``id``, the tensors whose readers are seen even while this is suspended."""
+
+    def aside(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """An operator that runs while this is suspended."""
+        if not self.reading or not any(id(each) in self.reading for each in tensors_in((args, kwargs))):
+            return func(*args, **kwargs)
+        suspended, self.suspended = self.suspended, 0
+        try:
+            return self.__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self.suspended = suspended
+
+
+def unseen_since(moment: int) -> AbstractContextManager[None]:
+    """Operators that run meanwhile are hidden from blocks whose run began after a moment."""
+    return _suspended(lambda mode: mode.began >= moment)
+
+
+def only_readers(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Of the operators that run meanwhile, blocks see only those that read one of these tensors."""
+    return _suspended(lambda mode: not mode.suspended, frozenset(map(id, tensors)))
+
+
+@contextmanager
+def _suspended(which: Callable[[BlockMode], bool], reading: frozenset[int] = frozenset()) -> Iterator[None]:
+    modes = [mode for mode in active_modes() if isinstance(mode, BlockMode) and which(mode)]
+    before = [mode.reading for mode in modes]
+    for mode in modes:
+        mode.reading = reading
+        mode.suspended += 1
+    try:
+        yield
+    finally:
+        for mode, earlier in zip(modes, before, strict=True):
+            mode.suspended -= 1
+            mode.reading = earlier
+
+
+@define(eq=False)
+class _Aside:
+    """Stands in for a hook of FSDP's while blocks run that are watched."""
+
+    hook: Any
+    runs: int = 0
+    """The number of running blocks that put it there."""
+
+    def __call__(self, module: nn.Module, *given: Any) -> Any:
+        with only_readers(tensors_in(given)):
+            return self.hook(module, *given)
+
+
+def gathers(module: nn.Module) -> bool:
+    """FSDP gathers weights before the module runs."""
+    return any(_is_either(hook) for hook in module._forward_pre_hooks.values())
+
+
+def gathered_over(block: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The groups of the meshes over which FSDP gathers weights inside a block, as far as their parts are in place."""
+    modules = (module for module in block.modules() if gathers(module))
+    meshes = (getattr(weight, "device_mesh", None) for module in modules for weight in module.parameters())
+    return {name: ranks for mesh in meshes if mesh is not None for name, ranks in mesh_groups(mesh).items()}
+
+
+def is_first_fsdp(module: nn.Module) -> bool:
+    """The module is a ``FullyShardedDataParallel`` (FSDP1)."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel)
+
+
+@contextmanager
+def gathers_aside(block: nn.Module) -> Iterator[None]:
+    """Under it, what FSDP does of its own accord around the modules of a block is no operator of it."""
+    put: list[tuple[dict[int, Any], int, _Aside]] = []
+    if "torch.distributed.fsdp" in sys.modules:
+        for module in block.modules():
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                for key, hook in [(key, hook) for key, hook in hooks.items() if _is_either(hook)]:
+                    aside = hooks[key] = hook if isinstance(hook, _Aside) else _Aside(hook)
+                    aside.runs += 1
+                    put.append((hooks, key, aside))
+    try:
+        yield
+    finally:
+        for hooks, key, aside in put:
+            aside.runs -= 1
+            if not aside.runs and hooks.get(key) is aside:
+                hooks[key] = aside.hook
+
+
+def _is_either(hook: Any) -> bool:
+    return isinstance(hook, _Aside) or is_of_fsdp(hook)
+
+
+def thrown_away(
+    entries: Mapping[int, HeldResult],
+    spans: Sequence[tuple[int, int]],
+    reads: Sequence[Any],
+    needed: Collection[int],
+) -> list[int]:
+    """The operators, of those with ``entries``, that nobody can read any more. Linear in operations and what they read.
+
+    Args:
+        spans: by operator, its operations: the first, and the first of the next.
+        reads: by operation its arguments, tensors as their origins.
+        needed: operations that are needed in any case.
+    """
+    parts = {at: take_apart(list(tensors_in(each.value)))[0] for at, each in entries.items()}
+    ours = Counter(storage_address(part) for own in parts.values() for part in own)
+    live = bytearray(len(reads))
+    for call in needed:
+        live[call] = True
+    for at, own in parts.items():
+        if any(_is_held_elsewhere(part, ours) for part in own):
+            for call in range(*spans[at]):
+                live[call] = True
+    for call in range(len(reads) - 1, -1, -1):
+        if live[call]:
+            for origin in leaves_in(reads[call], TensorOrigin):
+                if origin.call >= 0:
+                    live[origin.call] = True
+    return [at for at, own in parts.items() if own and not any(live[call] for call in range(*spans[at]))]
+
+
+def _is_held_elsewhere(part: Tensor, ours: Mapping[int | None, int]) -> bool:
+    at = storage_address(part)
+    return at is None or storage_users(part) > ours[at]
+
 
 _LOOKS_FROM = 32 << 20
 """Bytes of results below which nobody asks whether the block has thrown them away."""
@@ -60,7 +220,7 @@ _LOOKS_FROM = 32 << 20
 
 @frozen
 class TensorFacts:
-    """What a plan asks of a tensor."""
+    """The properties of a tensor that a plan needs."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None
@@ -81,9 +241,9 @@ class Operation:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: Any
-    """As the operator returned them, each tensor as :class:`TensorFacts`."""
+    """The results, each tensor as :class:`TensorFacts`."""
     path: str
-    """Of the module that it ran in, below the block."""
+    """The path of its module, below the block."""
     kind: type[nn.Module]
     annotations: tuple[str, ...] = ()
     """The names that ``torch.fx.traceback.annotate`` gave it."""
@@ -91,10 +251,10 @@ class Operation:
 
 @define(eq=False)
 class Observation:
-    """What is known of a call of a block while it runs."""
+    """A block's first call while it runs."""
 
     name: str
-    """Of the block, as a sentence names it."""
+    """The block's name in a sentence."""
     module: nn.Module
     origins: Origins
     before: Before
@@ -105,29 +265,29 @@ class Observation:
     """By operator, its operations: the first, and the first of the next."""
     operations: list[Operation] = field(factory=list)
     read_by_backward: dict[TensorOrigin, None] = field(factory=dict)
-    """What autograd has saved, in order."""
+    """Values that autograd has saved, in order."""
     noted: dict[int, dict[int, NotedTensor]] = field(factory=dict)
-    """By operator and position among those that it reads: the tensors in memory from outside."""
+    """By operator and position among its tensor arguments: those in memory from outside the block."""
     origins_noted: dict[int, dict[int, list[TensorOrigin | None]]] = field(factory=dict)
-    """Where the parts of these came from at that time."""
+    """The origins of their parts at that time."""
     numbers: dict[int, list[Any]] = field(factory=dict)
-    """By operator: the plain numbers that it was called with."""
+    """By operator, its plain number arguments."""
     entries: dict[int, HeldResult] = field(factory=dict)
     writes: dict[int, list[Tensor]] = field(factory=dict)
-    """By operator: what it says that it writes to, where that is memory from outside."""
+    """By operator, the tensors in memory from outside that it declares to write."""
     states: dict[int, GeneratorState] = field(factory=dict)
     unlooked_at: int = 0
     """Bytes that are held since it was last asked which of them the block has thrown away."""
     looked_at: int = 0
-    """Those that were held then."""
+    """Bytes that were held then."""
     hooks: Any = None
-    """What autograd is to give to what it saves, as long as the block puts nothing else in its place."""
+    """Autograd's hooks for saved tensors, unless the block sets its own."""
     hooked: bool = False
-    """Whether the block has put hooks of its own there (``save_on_cpu``) for some of it."""
+    """The block has set hooks of its own (``save_on_cpu``) for some operators."""
     free: bool = False
-    """Whether it has left others without."""
+    """The block has left the hooks in place for some operators."""
     own_checkpoint: bool = False
-    """Whether they were those of a checkpoint."""
+    """The block's own hooks were those of a checkpoint."""
     path: list[tuple[str, type[nn.Module]]] = field(factory=list)
     """The modules that are being called, the block first."""
 
@@ -193,11 +353,11 @@ class Observation:
             self.entries[at] = held
             self.unlooked_at += sum(size for _, size in held.memory)
             if self.unlooked_at > max(_LOOKS_FROM, self.looked_at):
-                self._let_go()
+                self._drop_thrown_away()
         return out
 
-    def _let_go(self) -> None:
-        """Of what the block has thrown away, as often as what is held doubles."""
+    def _drop_thrown_away(self) -> None:
+        """Drop results that the block has thrown away, whenever the held memory has doubled."""
         calls = enumerate(self.operations)
         needed = [call for call, each in calls if writes(each.operator) or is_kept_unread(each.operator)]
         needed += [origin.call for origin in self.read_by_backward if origin.call >= 0]
@@ -208,7 +368,7 @@ class Observation:
         self.unlooked_at = 0
 
     def finish(self) -> None:
-        """To be called when the block has returned: only then is it known what it writes, and what autograd keeps."""
+        """Called when the block has returned: only then is it known what it writes, and what autograd keeps."""
         self.origins.finish()
         for at, outside in self.noted.items():
             state = [number for number, each in outside.items() if self.origins.is_state(each.tensor)]

@@ -1,34 +1,201 @@
-"""The report on a graph, as data: what was decided, by which line, and what the transformed graph does."""
+"""The report on a graph or a model, as plain data: the plan, the actual graphs, the order of collectives."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
+from math import fsum
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from attrs import asdict, field, frozen, has
 
-from policylang.audit.summary.fsdp_lines import FsdpOrderReport
-from policylang.audit.summary.order_account import OrderAccount
-from policylang.audit.summary.order_figures import order_figures
 from policylang.language.figures import counted, figure
 from policylang.language.shown import as_text
+
+if TYPE_CHECKING:
+    from policylang.planning.inspection.communication import CollectiveEntry, LineInOrder, StepInOrder
+    from policylang.planning.plan import Plan
+
+
+@frozen
+class ScheduledLine:
+    """The account of one ``bucket``, ``prefetch``, ``delay``, ``overlap`` or ``keep order of`` line."""
+
+    source: str
+    """``file:line``."""
+    text: str
+    """The line as it is written."""
+    matched: int
+    """How many collectives it picks."""
+    moved: int
+    """Collectives that joined others, for a ``bucket`` line; for other lines, those that start earlier or are awaited
+    later because of it."""
+    buckets: int = 0
+    """How many buckets a ``bucket`` line made."""
+    left: dict[str, tuple[str, ...]] = field(factory=dict)
+    """Why collectives were left where they are, and which."""
+
+
+@frozen
+class CollectiveAccount:
+    """One collective of the graph as it is planned."""
+
+    name: str
+    """Its node."""
+    operator: str
+    """``all_gather_into_tensor``."""
+    group: str
+    """Its mesh dimension where one is known, else the name of its process group."""
+    block: str
+    """Empty outside every block."""
+    bytes: int
+    """The more of what it is given and what it gives."""
+    members: int = 1
+    """How many collectives of the traced graph it replaces."""
+    seconds: float | None = None
+    """From start to completion; None without a device."""
+    exposed: float | None = None
+    """Seconds for which computation waits for it."""
+    exposed_by: str | None = None
+    """The limiting factor: ``data``, ``limit``, ``group`` or ``order``; None where it is hidden."""
+
+
+@frozen
+class StepTotals:
+    """A graph as it runs in one order."""
+
+    collectives: int
+    peak: int
+    """Bytes alive at most."""
+    in_flight: int
+    """Bytes of the collectives that are started and not awaited, where they are most."""
+    step: float | None = None
+    """Seconds; None without a device."""
+    exposed: float | None = None
+    """The part in which compute waits for a collective or a copy."""
+
+
+@frozen
+class OrderAccount:
+    """The order of one graph: the whole step as it is planned, or what was carried out on a half of it."""
+
+    traced: StepTotals
+    """Without scheduling lines."""
+    planned: StepTotals
+    half: str = ""
+    """``forward`` or ``backward`` for what was planned after the graph was split, and carried out on that half."""
+    lines: tuple[ScheduledLine, ...] = ()
+    """In the order of planning: buckets, then the others."""
+    collectives: tuple[CollectiveAccount, ...] = ()
+    """In the order in which they start."""
+    bound: float | None = None
+    """Seconds that no order can hide."""
+    barriers: dict[str, int] = field(factory=dict)
+    """Operators that nothing was moved across because nobody knows what they do, and how many calls."""
+
+
+def order_account(plan: Plan, half: str = "") -> OrderAccount | None:
+    """The account of a plan's order; None where the policy has no scheduling lines, the path carries none out, or
+    there is nothing to order."""
+    from policylang.planning.inspection.communication import communication  # few policies ask for what it imports
+
+    found = communication(plan)
+    if found is None or not found.traced.collectives:
+        return None
+    return OrderAccount(
+        traced=_totals(found.traced),
+        planned=_totals(found.planned),
+        half=half,
+        lines=tuple(_line(line) for line in found.lines),
+        collectives=tuple(_collectives(found.collectives)),
+        bound=found.bound,
+        barriers=dict(found.barriers),
+    )
+
+
+def _totals(step: StepInOrder) -> StepTotals:
+    lanes = step.lanes
+    return StepTotals(
+        collectives=len(step.collectives),
+        peak=step.peak.bytes,
+        in_flight=step.in_flight,
+        step=None if lanes is None else lanes.step,
+        exposed=None if lanes is None else lanes.exposed,
+    )
+
+
+def _line(line: LineInOrder) -> ScheduledLine:
+    return ScheduledLine(
+        source=line.source,
+        text=line.text,
+        matched=len(line.matched),
+        moved=len(line.moved),
+        buckets=sum(len(bucket.names) for bucket in line.buckets),
+        left=dict(line.left),
+    )
+
+
+def _collectives(entries: Sequence[CollectiveEntry]) -> list[CollectiveAccount]:
+    return [
+        CollectiveAccount(
+            name=each.name,
+            operator=each.operator,
+            group=each.group,
+            block=each.block,
+            bytes=each.bytes,
+            members=each.members,
+            seconds=None if each.run is None else each.run.end - each.run.start,
+            exposed=None if each.run is None else each.run.exposed,
+            exposed_by=None if each.run is None or each.run.exposed_by is None else each.run.exposed_by.value,
+        )
+        for each in entries
+    ]
+
+
+def order_figures(orders: Sequence[OrderAccount]) -> dict[str, int | float]:
+    """Totals over whole planned graphs: sums, and maxima of memory alive and in flight. Empty without scheduling lines;
+    no times without a device."""
+    whole = [account for account in orders if not account.half]
+    if not whole:
+        return {}
+    lines = [line for account in whole for line in account.lines]
+    return {
+        "buckets": sum(line.buckets for line in lines),
+        "collectives_joined": sum(line.moved for line in lines if line.buckets),
+        "collectives_moved": sum(line.moved for line in lines if not line.buckets),
+        **_of_steps([account.planned for account in whole], ""),
+        **_of_steps([account.traced for account in whole], "_as_traced"),
+    }
+
+
+def _of_steps(steps: Sequence[StepTotals], ending: str) -> dict[str, int | float]:
+    found: dict[str, int | float] = {
+        f"collectives{ending}": sum(step.collectives for step in steps),
+        f"peak_bytes{ending}": max(step.peak for step in steps),
+        f"in_flight_bytes{ending}": max(step.in_flight for step in steps),
+    }
+    times = [(step.exposed, step.step) for step in steps if step.exposed is not None and step.step is not None]
+    if len(times) == len(steps):
+        found[f"exposed_seconds{ending}"] = fsum(exposed for exposed, _ in times)
+        found[f"step_seconds{ending}"] = fsum(step for _, step in times)
+    return found
+
 
 NO_GRADIENTS = "inference"
 
 
 @frozen
 class DecisionReport:
-    """What became of one forward value."""
+    """The outcome of one forward value."""
 
     action: str
     """``save``, ``recompute``, …, as the language writes it; ``auto`` where PyTorch's partitioner decided."""
     rule: str | None
     """``file:line`` of the rule that decided, None where none did."""
     reason: str = ""
-    """Where something other than a rule decided: why."""
+    """Set where no rule decided."""
 
 
 @frozen
@@ -40,21 +207,21 @@ class RuleReport:
     text: str
     """The rule as it is written."""
     matched: int
-    """How many forward values its selector denotes."""
+    """How many forward values its selector matches."""
     decided: int
-    """Of the matched, those that no later rule took over."""
+    """Of the matched, those that no later rule decided."""
     overridden: int
-    """Of the matched, those that a later rule took over."""
+    """Of the matched, those that a later rule decided."""
     kept_by_user: int = 0
     """Of the matched, those that kept the tag of the user's own ``checkpoint``."""
     saved_bytes: int | None = None
-    """What the values saved by this rule keep alive; None before a partition."""
+    """Memory kept alive by values that this rule saves; None before a partition."""
     recomputed_flops: int | None = None
-    """What it costs to recompute what this rule recomputes; None before a partition."""
+    """Cost of recomputing what this rule recomputes; None before a partition."""
     offloaded_bytes: int | None = None
-    """What this rule moves to the host; None before a partition."""
+    """Memory that this rule moves to the host; None before a partition."""
     recomputed_seconds: float | None = None
-    """What it takes to recompute that once more on the policy's device; None without one and before a partition."""
+    """Time of that recomputation on the policy's device; None without one and before a partition."""
 
 
 @frozen
@@ -65,7 +232,7 @@ class ValuesReport:
     bytes: int = 0
     """Of distinct memory: views of one value count once."""
     flops: int = 0
-    """What it takes to compute them a second time; 0 of values that are saved."""
+    """Cost of recomputing them; 0 for saved values."""
     seconds: float | None = None
     """The time of that on the policy's device; None without one, and of values that are not computed again."""
 
@@ -75,7 +242,7 @@ class ValuesReport:
 
 @frozen
 class AuditReport:
-    """Whether the graphs that came out do what the plan said."""
+    """The comparison of the actual graphs with the plan."""
 
     agrees: bool
     differences: tuple[str, ...] = ()
@@ -84,7 +251,7 @@ class AuditReport:
 
 @frozen
 class ExpectationReport:
-    """What an ``expect`` line came to."""
+    """The result of an ``expect`` line."""
 
     source: str
     """``file:line``."""
@@ -95,8 +262,8 @@ class ExpectationReport:
     found: str
     """The figure that was found, in words."""
     margin: float | None = None
-    """How far what was found is from the limit, in bytes, FLOPs, a fraction or nodes: negative where it fails; None
-    where there is no figure to compare."""
+    """The distance from the limit, in bytes, FLOPs, a fraction or nodes: negative where it fails; None where there is
+    no number to compare."""
 
 
 @frozen
@@ -112,7 +279,7 @@ class CodeOrderReport:
     waits: int = 0
     """How many waits it has for them."""
     kernels: dict[str, int] = field(factory=dict)
-    """By the node of each collective beside which the plan computes products, how many kernels run before its wait."""
+    """By collective beside which the plan computes products, the number of kernels before its wait."""
 
 
 @frozen
@@ -138,19 +305,42 @@ class RewriteReport:
     half: str = ""
     """``forward`` or ``backward`` for what was done after the graph was split, on that half."""
     done: int = 0
-    """How many chains, or round trips, were rewritten."""
+    """Rewritten chains or round trips."""
     gone: int = 0
-    """How many collectives fewer that makes."""
+    """By how many collectives the graph has shrunk."""
     ranks: int = 0
-    """How many ranks the proof of each covers."""
+    """The number of ranks that each proof covers."""
     proven: bool = True
     """False where a proof takes something for granted; :attr:`notes` then says what."""
     notes: tuple[str, ...] = ()
     left: tuple[LeftAlone, ...] = ()
-    """What looked alike and was not rewritten."""
+    """Candidates that were not rewritten."""
 
     def __str__(self) -> str:
         return as_text(self)
+
+
+@frozen
+class LineByFsdpReport:
+    """The account of one scheduling line in eager."""
+
+    source: str
+    """``file:line``."""
+    text: str
+    """The line as it is written."""
+    said: str
+    """The result, as a phrase."""
+
+
+@frozen
+class FsdpOrderReport:
+    """The account of one model's scheduling lines in eager."""
+
+    policy: str
+    """Its name."""
+    lines: tuple[LineByFsdpReport, ...] = ()
+    differences: tuple[str, ...] = ()
+    """What FSDP has been told otherwise since."""
 
 
 @frozen
@@ -169,7 +359,6 @@ class Report:
     forward_nodes: int = 0
     """Decisions that the policy could take: forward operators, counted like those of :class:`RuleReport`."""
     blocks: int = 0
-    """How many the graph has."""
     decisions: dict[str, DecisionReport] = field(factory=dict, repr=False)
     """In a sum, ``decisions["mm_3"]`` serves as well where all that have such a value decide alike."""
     rules: tuple[RuleReport, ...] = ()
@@ -181,27 +370,27 @@ class Report:
     saved: ValuesReport | None = None
     """Bytes on the device: what is offloaded is not among them."""
     recomputed: ValuesReport | None = None
-    """Values that the backward computes a second time."""
     offloaded: ValuesReport | None = None
     """On the host between their last forward and their first backward use."""
     forward_flops: int = 0
-    """Of the forward: what a share of recomputed FLOPs is a share of."""
+    """The denominator of the recomputed share of FLOPs."""
     undecided_saved_bytes: int | None = None
-    """Of ``saved``, what no rule asked for: kept by PyTorch's partitioner or because it always is."""
+    """The part of ``saved`` that no rule asked for: kept by PyTorch's partitioner or because it always is."""
     rewrites: tuple[RewriteReport, ...] = ()
     """An entry for each ``fuse``, ``collapse`` and ``bucket`` line."""
     orders: tuple[OrderAccount, ...] = ()
-    """Of a policy with scheduling lines: the whole step as planned, then what was carried out on each half of it."""
+    """Of a policy with scheduling lines: the whole planned step, then what was applied to the forward and the backward
+    graph."""
     by_fsdp: tuple[FsdpOrderReport, ...] = ()
-    """In eager, what `prefetch` and `bucket` lines came to where `fully_shard` gathers."""
+    """In eager under FSDP2, the results of `prefetch` lines."""
     expectations: tuple[ExpectationReport, ...] = ()
     """An entry for each ``expect`` line."""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was done otherwise than a rule says on its face, and why that is meant."""
+    """Deliberate deviations from the letter of a rule, with reasons."""
     audit: AuditReport | None = None
     code: tuple[CodeOrderReport, ...] = ()
-    """What the code of each half was read to do, where a policy orders and Inductor compiles."""
+    """The order in Inductor's generated code, where a policy has scheduling lines."""
     digest: str = ""
     """Equal for equal plans, in every process and on every rank."""
     from_cache: bool = False
@@ -209,20 +398,21 @@ class Report:
     graphs: tuple[Report, ...] = ()
     """The reports that this one is the sum of; empty where it is of one graph."""
     label: str = ""
-    """Of a graph that is one block of a model: the block. ``layers.3#2`` for the second way in which it is called."""
+    """The block, of a graph that is one block of a model; ``layers.3#2`` for its second variant."""
     half: str = ""
     """``forward`` or ``backward``: of one half of a partition, of which a policy's rewrites are carried out and where
     nothing is decided about values. ``inference``: of a compiled graph that has no backward, in the same way."""
     uncounted: dict[str, int] = field(factory=dict)
     """The forward's operators that could do matrix work and that no FLOP formula counts, and how many calls."""
     uncounted_recomputed: dict[str, int] = field(factory=dict)
-    """The same of what runs again; empty before a partition."""
+    """Recomputed ones; empty before a partition."""
     operators: int = 0
-    """Of a half, or a graph without a backward: how many it runs, counted like decisions."""
+    """Of a forward or backward graph by itself, or a graph without a backward: its operators, counted like
+    decisions."""
     device: str | None = None
     """The profile that seconds are worked out from, by its name; None where the policy has none."""
     forward_seconds: float | None = None
-    """Of the forward's operators on that device: what a share of recomputed time is a share of."""
+    """The denominator of the recomputed share of time, on that device."""
 
     def __str__(self) -> str:
         return as_text(self)
@@ -273,7 +463,7 @@ class Report:
         return asdict(self)
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The same as text; ``indent`` as in ``json.dumps``."""
+        """:meth:`to_dict` as text; ``indent`` as in ``json.dumps``."""
         return json.dumps(self.to_dict(), indent=indent)
 
 

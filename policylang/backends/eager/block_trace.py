@@ -15,9 +15,8 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import fx
 
-from policylang.backends.eager.observation.first_call import Observation, Operation, TensorFacts
-from policylang.backends.eager.observation.origins import OUTSIDE, External, TensorOrigin, mapped
-from policylang.backends.eager.observation.stream import OperatorStream, gives_data
+from policylang.backends.eager.first_call import Observation, Operation, TensorFacts
+from policylang.backends.eager.origins import OUTSIDE, External, OperatorStream, TensorOrigin, gives_data, mapped
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.marks import BACKWARD, FORWARD, PHASE
 from policylang.graph.reading.collect import collect
@@ -32,23 +31,23 @@ _READER = torch.ops.aten.alias.default
 
 @frozen(eq=False)
 class BlockTrace:
-    """What is known of one block called in one way."""
+    """The facts of one block called in one way."""
 
     facts: Facts
     stream: OperatorStream
     rows: tuple[int, ...]
-    """By operator of the stream: its row in the facts, -1 where nobody reads what it gives."""
+    """By operator of the stream, its row; -1 where nobody reads its result."""
     read: dict[int, frozenset[int]]
-    """Of operators with several results, by position in the stream: which results anyone reads."""
+    """By operator with several results, the results that anyone reads."""
     reach_row: int
-    """The first row that a second run does not come to."""
+    """The first row beyond the recomputation."""
     unchanged: frozenset[int]
-    """The rows that no operator of the stream stands for: views that give their argument as it is."""
+    """Rows without an operator in the stream: views that return their argument."""
     inner: dict[int, int]
-    """By row of an operation that runs inside an operator on tensors made of tensors, the row of that operator."""
+    """By row of an operation inside an operator on tensor subclasses, the row of that operator."""
 
     def under(self, root: str) -> BlockTrace:
-        """Of a block with another name."""
+        """The trace of the same block under another name."""
         facts = self.facts
         if not root:
             return self
@@ -60,7 +59,7 @@ class BlockTrace:
 
 
 def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> BlockTrace:
-    """Of a call that has returned these tensors. Module paths start at the block."""
+    """Trace a call that has returned these tensors. Module paths start at the block."""
     outputs = [found for found in _origins_of(returned, observation) if found is not None]
     with outside_of_modes():
         graph = _Graph(observation)
@@ -88,9 +87,8 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
 
 
 def _data_sizes(facts: Facts, graph: _Graph) -> Sequence[tuple[int, ...]]:
-    """What is counted as it was in the first call, and may be another the next time: what an operator gives whose
-    shape comes from data (``nonzero``), and all that is made of it as long as that size is among its sizes. What it may
-    come to is not known."""
+    """Sizes counted as in the first call that may differ in the next: the results of operators whose shape depends on
+    data (``nonzero``), and everything derived that keeps such a size. They have no known bound."""
     sizes: dict[int, set[int]] = {}
     for call, operation in enumerate(graph.observation.operations):
         for row in (facts.index.get(node.name) for node in graph.nodes[call]):
@@ -106,7 +104,7 @@ def _data_sizes(facts: Facts, graph: _Graph) -> Sequence[tuple[int, ...]]:
 
 
 def fingerprint(observation: Observation, returned: Sequence[torch.Tensor]) -> Hashable:
-    """The same for calls of which :func:`trace_of` says the same, and as a rule for no other."""
+    """Equal for calls with equal :func:`trace_of`, and as a rule for no others."""
     stream = observation.stream
     return (
         tuple((each.kind, each.name, TensorFacts.of(each.tensor)) for each in observation.origins.externals),
@@ -131,7 +129,7 @@ def _origins_of(returned: Sequence[torch.Tensor], observation: Observation) -> l
 
 
 def _plain(value: Any) -> Hashable:
-    """With a hash; 1 and True are not the same argument."""
+    """Hashable; 1 and True stay different arguments."""
     if isinstance(value, tuple | list):
         return type(value), tuple([_plain(part) for part in value])
     if isinstance(value, dict):
@@ -150,7 +148,7 @@ class _Graph:
     observation: Observation
     graph: fx.Graph = field(factory=fx.Graph)
     nodes: list[list[fx.Node]] = field(factory=list)
-    """By operation, what was written for it, its results included."""
+    """By operation, its node and those of its results."""
     results: dict[TensorOrigin, fx.Node] = field(factory=dict)
     other_names: list[fx.Node] = field(factory=list)
     mode: Any = field(factory=fake_tensor_mode)
@@ -230,7 +228,7 @@ class _Graph:
         return None if described is None else self._fake(described)
 
     def _fake(self, facts: TensorFacts) -> Any:
-        """Without data: a plan asks for sizes. One for all alike, which nobody writes to."""
+        """Without data, since a plan only asks for sizes; shared, since nobody writes to it."""
         found = self.fakes.get(facts)
         if found is None:
             with self.mode:

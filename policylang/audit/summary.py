@@ -1,16 +1,16 @@
-"""Assembles the report on a graph from its plan and, where it was partitioned, the audit."""
+"""Makes reports of plans and audits, and one of several."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from math import fsum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from attrs import evolve
+from attrs import evolve, fields
 
-from policylang.audit.summary.order_account import order_account
-from policylang.audit.summary.report import (
+from policylang.audit.report import (
     AuditReport,
     DecisionReport,
     ExpectationReport,
@@ -19,10 +19,13 @@ from policylang.audit.summary.report import (
     RewriteReport,
     RuleReport,
     ValuesReport,
+    order_account,
 )
 from policylang.graph.facts import GraphKind, uncounted_operators
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.figures import listed
+from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.syntax import Action, Policy
 from policylang.planning.expectations.data_sizes import counted_by_data
 from policylang.planning.graph_edit import Edit, Edits
@@ -31,14 +34,170 @@ from policylang.planning.value_decision import Decision, Why
 
 if TYPE_CHECKING:
     from policylang.audit.outcome import Audit
+    from policylang.audit.report import DecisionReport
     from policylang.planning.schedule.order_plan import OrderPlan
+
+
+_MOST_NAMES = 4
+_Default = TypeVar("_Default")
+
+
+class DecidedValues(dict[str, "DecisionReport"]):
+    """Of several graphs: ``layers.3/mm_3``, or by the number of its graph, ``3/mm_3``, where that has no name.
+
+    ``[…]``, ``in`` and ``get`` also take the name alone, ``mm_3``, or with the end of a block's path, where one graph
+    alone has such a value or where all that have it decide alike; of a name that is decided differently, ``in`` says
+    no. All else about it is a dictionary of the full names.
+    """
+
+    def __missing__(self, name: str) -> DecisionReport:
+        """Raises ``KeyError`` that names the values it may be, or those that are spelled nearly so."""
+        by_graph = self._of_short_name(name)
+        if not by_graph:
+            known = self if "/" in str(name) else (full.rpartition("/")[2] for full in self)
+            help_ = did_you_mean(nearest(str(name), known)) or f"the report has {len(self):,} values"
+            raise KeyError(f"no forward value is called `{name}`; {help_}")
+        if len(set(by_graph.values())) > 1:
+            said: dict[DecisionReport, list[str]] = {}
+            for full, decision in by_graph.items():
+                said.setdefault(decision, []).append(full)
+            ways = (f"{decision.action} {listed(names, _MOST_NAMES)}" for decision, names in said.items())
+            raise KeyError(f"`{name}` is decided differently in {len(by_graph)} graphs: {'; '.join(ways)}")
+        return next(iter(by_graph.values()))
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or len(set(self._of_short_name(name).values())) == 1
+
+    @overload
+    def get(self, name: str, default: None = None, /) -> DecisionReport | None: ...
+    @overload
+    def get(self, name: str, default: DecisionReport, /) -> DecisionReport: ...
+    @overload
+    def get(self, name: str, default: _Default, /) -> DecisionReport | _Default: ...
+    def get(self, name: str, default: Any = None, /) -> Any:
+        if name not in self:
+            return default
+        return self[name]
+
+    def _of_short_name(self, name: object) -> dict[str, DecisionReport]:
+        """The values that it may be, by their full names."""
+        if not isinstance(name, str):
+            return {}
+        graph, _, value = name.rpartition("/")
+        graphs = dict.fromkeys(full.rpartition("/")[0] for full in self)
+        near = (each for each in graphs if not graph or f".{each}".endswith(f".{graph}"))
+        own = super().__contains__
+        return {full: self[full] for each in near if own(full := f"{each}/{value}")}
+
+    def __reduce__(self) -> tuple[type[DecidedValues], tuple[dict[str, DecisionReport]]]:
+        return DecidedValues, (dict(self),)
+
+
+_SUMMED = tuple(each.name for each in fields(RuleReport) if each.name not in ("source", "text"))
+
+
+def combined(reports: Iterable[Report]) -> Report:
+    """The graphs of one model as one report. A rule's account is the sum of its accounts."""
+    graphs = _told_apart(reports)
+    if len(graphs) == 1:
+        return graphs[0]
+    names = [graph.label or str(number) for number, graph in enumerate(graphs)]
+
+    def each(name: str) -> list[Any]:
+        return [getattr(graph, name) for graph in graphs]
+
+    together: dict[str, Any] = {
+        **{name: sum(each(name)) for name in ("forward_nodes", "blocks", "undecided", "forward_flops")},
+        **{name: _summed_values(each(name), names) for name in ("saved", "recomputed", "offloaded")},
+        **{name: _counts(each(name)) for name in ("uncounted", "uncounted_recomputed")},
+        **{name: tuple(chain.from_iterable(each(name))) for name in ("rewrites", "orders", "expectations", "code")},
+        **{name: tuple(dict.fromkeys(chain.from_iterable(each(name)))) for name in ("warnings", "notes")},
+    }
+    return Report(
+        policy=", ".join(dict.fromkeys(each("policy"))),
+        decisions=DecidedValues(
+            {
+                f"{graph_name}/{name}": decision
+                for graph_name, graph in zip(names, graphs, strict=True)
+                for name, decision in graph.decisions.items()
+            }
+        ),
+        rules=_summed_rules(graphs),
+        undecided_fate=graphs[0].undecided_fate,
+        undecided_saved_bytes=_sum(each("undecided_saved_bytes")),
+        audit=_joined(each("audit"), names),
+        device=", ".join(dict.fromkeys(filter(None, each("device")))) or None,
+        forward_seconds=_sum(each("forward_seconds")),
+        from_cache=all(each("from_cache")),
+        graphs=graphs,
+        **together,
+    )
+
+
+def _told_apart(reports: Iterable[Report]) -> tuple[Report, ...]:
+    """Numbers the labels of a block that has several variants, from the second on."""
+    seen = Counter[str]()
+    found = []
+    for report in reports:
+        seen[report.label] += 1
+        again = report.label and seen[report.label] > 1
+        found.append(evolve(report, label=f"{report.label}#{seen[report.label]}") if again else report)
+    return tuple(found)
+
+
+def _joined(audits: Sequence[AuditReport | None], names: Sequence[str]) -> AuditReport | None:
+    places = [name if not name.isdecimal() else f"graph {name}" for name in names]
+    there = [(place, audit) for place, audit in zip(places, audits, strict=True) if audit is not None]
+    if not there:
+        return None
+    differences = tuple(f"{place}: {difference}" for place, audit in there for difference in audit.differences)
+    return AuditReport(all(audit.agrees for _, audit in there), differences)
+
+
+def _summed_values(parts: Sequence[ValuesReport | None], names: Sequence[str]) -> ValuesReport | None:
+    there = [(graph, values) for graph, values in zip(names, parts, strict=True) if values is not None]
+    if not there:
+        return None
+    return ValuesReport(
+        tuple(f"{graph}/{name}" for graph, values in there for name in values.names),
+        sum(values.bytes for _, values in there),
+        sum(values.flops for _, values in there),
+        _sum(values.seconds for _, values in there),
+    )
+
+
+def _summed_rules(graphs: Sequence[Report]) -> tuple[RuleReport, ...]:
+    """Graphs of one policy have the same rules in the same order; parts of a model may follow different policies."""
+    by_rule: dict[tuple[str, int, str, str], list[RuleReport]] = {}
+    for graph in graphs:
+        for number, account in enumerate(graph.rules):
+            by_rule.setdefault((graph.policy, number, account.source, account.text), []).append(account)
+    return tuple(
+        RuleReport(source, text, **{name: _sum(getattr(each, name) for each in accounts) for name in _SUMMED})
+        for (_, _, source, text), accounts in by_rule.items()
+    )
+
+
+def _counts(parts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in parts:
+        total.update(each)
+    return dict(sorted(total.items()))
+
+
+def _sum(figures: Iterable[float | None]) -> Any:
+    """The sum of the figures there are; None where there is none."""
+    there = [figure for figure in figures if figure is not None]
+    return sum(there) if there else None
+
 
 _ROUNDING = "sums are taken in another order: equal up to rounding, not bitwise"
 _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
 
 
 def plan_report(plan: Plan) -> Report:
-    """Of a graph that is planned and not partitioned: decisions and rules, no bytes. Of a half: its rewrites."""
+    """The report on a graph that is planned and not partitioned: decisions and rules, no bytes. Of a forward or
+    backward graph by itself: its rewrites."""
     # buckets of a joint graph are made on its halves
     report = _report(plan, None, plan.order if plan.facts.kind is not GraphKind.JOINT else None)
     if plan.facts.kind not in _HALVES:
@@ -52,11 +211,8 @@ def plan_report(plan: Plan) -> Report:
 def partition_report(
     plan: Plan, audit: Audit, halves: Mapping[str, Edits] | None = None, orders: Mapping[str, Plan] | None = None
 ) -> Report:
-    """Of a graph that was split, or rematerialised, after a plan, with what the audit found in it.
-
-    ``halves``: what was rewritten in the ``forward`` and the ``backward`` once they were apart; ``orders``: the plans
-    of those that were put in another order.
-    """
+    """The report on a graph that was split, or rematerialised, with the findings of the audit. ``halves``: later
+    rewrites of the ``forward`` and the ``backward``; ``orders``: the plans of reordered graphs."""
     report = _report(plan, audit, plan.order if plan.facts.kind is GraphKind.FLAT else None)
     later = (rewrite_reports(plan.policy, edits, half) for half, edits in (halves or {}).items())
     ordered = (order_account(made, half) for half, made in (orders or {}).items())
@@ -112,7 +268,7 @@ def _no_times(plan: Plan) -> tuple[str, ...]:
 
 
 def _by_data(plan: Plan, audit: Audit | None) -> tuple[str, ...]:
-    """What of the saved bytes is counted by a hint; of an eager block the report says what its calls held."""
+    """Saved bytes that are counted by a hint; an eager block reports what its calls held."""
     if audit is None or plan.checkpoints is not None:
         return ()
     found = counted_by_data(plan.facts, [plan.facts.index[name] for name in audit.saved])
@@ -146,10 +302,8 @@ def word(action: Action | None) -> str:
 
 
 def _amounts_by_rule(plan: Plan, audit: Audit) -> dict[str, Counter[int]]:
-    """What each rule's saved and offloaded values keep alive and its recomputed ones cost, by the number of the rule.
-
-    Memory that values of several rules look into counts for the first of them in graph order.
-    """
+    """Per rule, by number: memory kept alive by its saved and offloaded values, and the cost of its recomputed ones.
+    Memory shared by values of several rules counts for the first of them in graph order."""
     facts, roots = plan.facts, storage_roots(plan.facts)
     saved, recomputed, offloaded = (
         [facts.index[name] for name in names] for names in (audit.saved, audit.recomputed, audit.offloaded)
@@ -174,7 +328,7 @@ def _summed(plan: Plan, costs: Iterable[tuple[int, int]]) -> Counter[int]:
 
 
 def _seconds_by_rule(plan: Plan, recomputed: Iterable[int]) -> dict[int, float]:
-    """What the rows that each rule recomputes take; empty without a device."""
+    """Per rule, the recomputation time; empty without a device."""
     if plan.shown_times is None:
         return {}
     found = dict.fromkeys(range(len(plan.rules)), 0.0)

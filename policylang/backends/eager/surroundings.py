@@ -21,14 +21,14 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 
-from policylang.backends.eager.observation.origins import tensors_in
+from policylang.backends.eager.origins import tensors_in
 from policylang.torch_compat.eager import storage_is_freed
 from policylang.torch_compat.tracing import is_wrapper_subclass, take_apart
 
 _STRUCTURE = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
 """Attributes of every module that are looked at by themselves, or are none of the block's."""
 _SHARDING = frozenset(("torch", "accelerate", "deepspeed"))
-"""What objects of theirs remember is their own business: which weights are gathered, say."""
+"""Their objects keep state of their own, such as which weights are gathered."""
 _OF_ANY_MODULE = frozenset(nn.Module().__dict__)
 _MOST_CONTAINERS = 512
 """So many lists, dictionaries and objects are looked at below the arguments of a call, and below attributes."""
@@ -38,15 +38,15 @@ MISSING = object()
 
 @frozen(eq=False)
 class Volatile:
-    """What the calls of a block change: of its modules' tables (:func:`_tables`), by their number, the entries; and
-    whether it changes what is inside of its arguments."""
+    """The state that calls of a block change: by number of a module's table (:func:`_tables`), its entries; and changes
+    inside its arguments."""
 
     entries: dict[int, set[str]]
     within: dict[int, set[str]]
-    """Of modules' tables, the entries that hold a list, dictionary or object that is changed inside."""
+    """By table, the entries that hold a list, dictionary or object that is changed inside."""
     arguments: bool
     draws: bool
-    """Whether they draw from a generator of Python's or numpy's."""
+    """They draw from a generator of Python's or numpy's."""
 
 
 @frozen(eq=False)
@@ -56,11 +56,10 @@ class _Held:
     container: Any
     content: Any
     keys: frozenset[Any] | None = None
-    """Of a dictionary, those that it is about; all of them where it is None."""
+    """Of a dictionary, the relevant keys; all of them where it is None."""
 
     @classmethod
     def of(cls, container: Any, keys: Collection[Any] | None = None) -> _Held:
-        """As the container is now."""
         if keys is None:
             return cls(container, list(container) if isinstance(container, list | deque) else dict(container))
         return cls(container, {key: container.get(key, MISSING) for key in keys}, frozenset(keys))
@@ -115,14 +114,14 @@ class _PythonDraws:
 
 @define(eq=False)
 class Surroundings:
-    """Of one call."""
+    """The state that one call finds."""
 
     tensors: list[_Held]
     """The tables of parameters and buffers."""
     held: list[_Held | _PythonDraws]
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def restored(self) -> Iterator[None]:
         """Under it, everything is as the call found it; afterwards as it was before."""
         instead: list[_Held | _PythonDraws] = [*self._swapped(), *self.held]
         before = [each.put_back() for each in instead]
@@ -133,8 +132,8 @@ class Surroundings:
                 each.put_back()
 
     def _swapped(self) -> Iterator[_Held]:
-        """The parameters and buffers that others stand in for by now. FSDP's own doing is left to FSDP: it puts in
-        parameters of another kind, and lets go of the memory of those that it takes away."""
+        """Parameters and buffers that were exchanged since. FSDP's own exchanges are left to FSDP: it puts in
+        parameters of another kind, and frees the memory of those that it takes away."""
         for table in self.tensors:
             now, before = table.container, table.content
             pairs = [(name, old, now.get(name)) for name, old in before.items()] if len(now) == len(before) else []
@@ -155,7 +154,7 @@ def _may_stand_in(old: Any, new: Any) -> bool:
 
 
 def surroundings(modules: Sequence[nn.Module], given: Any, volatile: Volatile) -> Surroundings:
-    """What a call finds, as far as calls of the block are known to change it."""
+    """The state that a call finds, as far as calls of the block are known to change it."""
     tables = _tables(modules)
     held: list[_Held | _PythonDraws] = [_Held.of(tables[number], names) for number, names in volatile.entries.items()]
     if volatile.draws:
@@ -174,7 +173,7 @@ class Before:
     tensors: list[_Held]
     arguments: list[_Held]
     within: dict[tuple[int, str], list[_Held]]
-    """By number of a table and name: what there is to be changed below an attribute."""
+    """By number of a table and name: the containers below an attribute."""
     draws: _PythonDraws = field(factory=_PythonDraws.now)
 
     @classmethod
@@ -196,7 +195,7 @@ class Before:
         return [*(value for value in own if isinstance(value, Tensor)), *tensors_in(self.given)]
 
     def volatile(self) -> Volatile:
-        """What the call has changed."""
+        """The changes made by the call."""
         changed = {number: table.changed() - _STRUCTURE for number, table in enumerate(self.tables)}
         entries = {number: names for number, names in changed.items() if names}
         within: dict[int, set[str]] = {}

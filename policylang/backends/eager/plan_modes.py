@@ -8,28 +8,29 @@ drift.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 import torch
+from attrs import define
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from policylang.backends.eager import problems
-from policylang.backends.eager.execution.followed_call import FREED, FollowedCall, without_unread
-from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, QUIET, RUN
-from policylang.backends.eager.observation.block_mode import BlockMode, note_write
-from policylang.backends.eager.observation.origins import (
-    HeldResult,
-    NotedTensor,
-    tensors_in,
-    without_history,
-)
-from policylang.backends.eager.observation.stream import (
+from policylang.backends.eager.first_call import BlockMode, note_write
+from policylang.backends.eager.followed_call import DRAW, FREED, KEEP, PASS, QUIET, RUN, FollowedCall, without_unread
+from policylang.backends.eager.origins import (
     VIEW,
     GeneratorState,
+    HeldResult,
+    NotedTensor,
     is_no_step,
     is_same_view,
     numbers_among,
+    tensors_in,
+    without_history,
     writes,
     written_by,
 )
@@ -37,9 +38,85 @@ from policylang.backends.runtime import recomputation
 from policylang.errors import PolicyGraphError
 from policylang.operators.effects import statistics_positions
 from policylang.torch_compat.compilers import is_profiling, named_range
-from policylang.torch_compat.eager import keeps_graph, set_versions, storage_address, storage_is_freed, version
+from policylang.torch_compat.eager import (
+    keeps_graph,
+    running_backward,
+    saved_tensor_hooks,
+    set_versions,
+    storage_address,
+    storage_is_freed,
+    version,
+)
 from policylang.torch_compat.graphs import outside_of_modes, schema_of
 from policylang.torch_compat.tracing import take_apart
+
+
+@define(eq=False)
+class SavedTensor:
+    """A node's stand-in for a saved tensor; it dies when autograd frees what the node saved."""
+
+    packed: Any
+    """The checkpoint's own stand-in."""
+    written: int
+    """The version of its memory."""
+    recomputed: HeldResult | None = None
+    by: int = -1
+    """The backward that has recomputed it. In that one the checkpoint gives it, and lets it go."""
+
+
+SavedTensors = list[ref[SavedTensor]]
+"""The saved tensors of one run of a block in autograd's order, which is that of its recomputation too."""
+
+
+@contextmanager
+def noting_saved(tensors: SavedTensors, name: str, check: Callable[[Tensor, int], None]) -> Iterator[None]:
+    """Around a forward in a checkpoint: adds what autograd saves. ``name``: the block's, as a sentence names it;
+    ``check`` is told what a backward is given, and how often its memory had been written to."""
+    save, give = saved_tensor_hooks()
+
+    def pack(value: Tensor) -> SavedTensor:
+        saved = SavedTensor(save(value), version(value))
+        tensors.append(ref(saved))
+        return saved
+
+    def unpack(saved: SavedTensor) -> Tensor:
+        held = saved.recomputed
+        if held is None or saved.by == running_backward():
+            value: Tensor = give(saved.packed)
+            saved.recomputed = None
+        else:
+            value = held.value
+            happened = held.changed()
+            if happened:
+                raise problems.CHANGED_BETWEEN.error(name=name, shape=list(value.shape), happened=happened)
+        check(value, saved.written)
+        return value
+
+    with saved_tensors_hooks(pack, unpack):
+        yield
+
+
+@contextmanager
+def handing_over(tensors: Sequence[ref[SavedTensor]]) -> Iterator[None]:
+    """Around a recomputation: what it makes is given to those nodes of the forward that are still there."""
+    save, give = saved_tensor_hooks()
+    each, running = iter(tensors), running_backward()
+    made: list[tuple[SavedTensor, Tensor]] = []
+
+    def pack(value: Tensor) -> Any:
+        made_for = next(each, None)
+        saved = None if made_for is None else made_for()
+        if saved is not None:
+            made.append((saved, value.detach()))
+        return save(value)
+
+    try:
+        with saved_tensors_hooks(pack, give):
+            yield
+    finally:  # by now a write that was not done again is not counted any more
+        for saved, value in made:
+            saved.recomputed, saved.by = HeldResult.of(value), running
+        made.clear()
 
 
 class ForwardMode(BlockMode):
@@ -80,7 +157,7 @@ class ForwardMode(BlockMode):
         return out
 
     def end(self) -> None:
-        """To be called when the block has returned."""
+        """Called when the block has returned."""
         call = self._call
         if call.drifted_at is None and self._at != len(self._operators) - 1:
             if call.instructions.after_what_is_made_once(self._at, None) is None:
@@ -127,7 +204,7 @@ class RecomputeMode(BlockMode):
         self._frees = not within and not keeps_graph()
         self._ranged = is_profiling()
         self._not_written: list[tuple[Tensor, int]] = []
-        call.note_let_go()
+        call.note_freed()
         if not within:
             self._check_kept()
 
@@ -153,24 +230,24 @@ class RecomputeMode(BlockMode):
                 self._leave_uncounted(written_by(func, args, kwargs))
             return self._held(at, func)  # without early stop a run within goes on, past where the forward is
         if not self._ranged:
-            return self._again(kind, at, func, args, kwargs)
+            return self._recompute(kind, at, func, args, kwargs)
         with named_range(recomputation(call.instructions.decided_by(at))):
-            return self._again(kind, at, func, args, kwargs)
+            return self._recompute(kind, at, func, args, kwargs)
 
-    def _again(self, kind: int, at: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _recompute(self, kind: int, at: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         call = self._call
         if kind == DRAW and at in call.states:
-            with call.states[at].again():
+            with call.states[at].restored():
                 return func(*args, **kwargs)
         if kind == QUIET:
             statistics = statistics_positions(func)
             return func(*(None if each in statistics else value for each, value in enumerate(args)), **kwargs)
-        if kind in (RUN, KEEP, DRAW) or at in call.let_go:
+        if kind in (RUN, KEEP, DRAW) or at in call.freed:
             return func(*args, **kwargs)
-        return self._not_again(func, args, kwargs)
+        return self._skip_write(func, args, kwargs)
 
-    def _not_again(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What an operator that writes returns: the arguments that it wrote to."""
+    def _skip_write(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The return value of an operator that writes: the arguments that it wrote to."""
         targets = written_by(func, args, kwargs)
         self._leave_uncounted(targets)
         returns = schema_of(func).returns
@@ -189,7 +266,7 @@ class RecomputeMode(BlockMode):
         super().__exit__(*error)
 
     def end(self) -> None:
-        """To be called when the block has returned, and nothing has interrupted it."""
+        """Called when the block has returned, and nothing has interrupted it."""
         call, at = self._call, self._at
         if self._within or at >= call.reach or call.after_what_is_made_once(at, None) is not None:
             return
@@ -201,8 +278,8 @@ class RecomputeMode(BlockMode):
         return problems.DIVERGED.error(name=call.name, number=at + 1, expected=ran, came=runs)
 
     def _elsewhere(self, func: Any) -> int | None:
-        """Where the forward ran an operator that is not the next one; None for what it did not run at all, once the
-        backward has all that it needs: what a block does on its way out of the interruption."""
+        """The position of an operator that is not the next one of the forward; None for one that the forward did not
+        run, once the backward has all that it needs: a block may run it on its way out of the interruption."""
         call, at = self._call, self._at
         if call.drifted_at is None and at >= call.instructions.reach:
             rest = enumerate(call.instructions.operators[at:], at)
@@ -230,9 +307,9 @@ class RecomputeMode(BlockMode):
                 self._call.changed(at, number, same)
 
     def _check_kept(self) -> None:
-        """What autograd keeps of memory from outside it is given as it is by now, at the latest where this run is
-        interrupted: the operator itself may not be asked for again. What no backward asks for is no mistake: the call
-        checks what it is given."""
+        """Check tensors from outside that autograd keeps and returns as they are by now, at the latest where this run
+        is interrupted: the operator itself may not be recomputed. What no backward asks for is no mistake:
+        ``check_given`` checks what it receives."""
         call = self._call
         for at, numbers in call.instructions.kept.items():
             for number in numbers if at in call.noted and call.is_planned(at) else ():
@@ -260,8 +337,8 @@ class RecomputeMode(BlockMode):
 
 
 def _same_value(now: Tensor, then: Tensor) -> bool:
-    """Of what the forward read, and what stands in its place by now. Views are made anew, and FSDP gathers weights into
-    memory that it has let go in between: such memory can't be compared."""
+    """A recomputed argument equals that of the forward. Views are made anew, and FSDP gathers weights into memory that
+    it has freed in between: freed memory cannot be compared."""
     parts = take_apart([now])[0], take_apart([then])[0]
     for new, old in zip(*parts, strict=True):
         if storage_address(new) == storage_address(old) or storage_is_freed(old):

@@ -1,0 +1,452 @@
+"""Audits what came out on each path: two halves, a rematerialised flat graph, the memory that an eager block holds."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from attrs import define, evolve, field
+from torch import Tensor, fx
+
+from policylang.audit.outcome import (
+    NOT_CONNECTED,
+    NOT_SAVED,
+    OFFLOADED_UNPLANNED,
+    SAVED_UNPLANNED,
+    Audit,
+    Expected,
+    Found,
+    HostCopy,
+    Wording,
+    moves_otherwise,
+    reads_otherwise,
+    runs_otherwise,
+    summary,
+)
+from policylang.graph import marks
+from policylang.graph.facts import Facts, Flag, Phase
+from policylang.graph.storage import storage_roots
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.operators.categories import argument, describe, nodes_in
+from policylang.operators.effects import function, piece_of_draw
+from policylang.operators.names import (
+    HOST_COPIES,
+    HOST_COPY_WAIT,
+    OFFLOAD,
+    RELOAD,
+    RUNS_WITH_RANDOM_STATE,
+    SAVES_RANDOM_STATE,
+)
+from policylang.planning.checkpoints import kept_rows
+from policylang.planning.liveness import Needs
+from policylang.planning.plan import Plan
+from policylang.planning.value_decision import offloads, recomputes, saves
+from policylang.torch_compat.eager import held_bytes
+
+_RANDOM, _WRITES, _SYMBOLIC = int(Flag.RANDOM), int(Flag.WRITES), int(Flag.SYMBOLIC)
+_EFFECTS = int(Flag.WRITES | Flag.EFFECTFUL | Flag.COLLECTIVE)
+_ORDERED = int(Flag.RANDOM | Flag.READS_MUTATED) | _EFFECTS
+"""Effects that graph edges do not order, and node positions do."""
+_NO_NODES: Mapping[fx.Node, Any] = {}
+
+
+def is_random_state(value: Any) -> bool:
+    return piece_of_draw(value) == 0
+
+
+def is_copy(node: fx.Node) -> bool:
+    """The node starts or awaits a copy between device and host."""
+    return node.op == "call_function" and describe(node.target).name in HOST_COPIES
+
+
+def read(
+    facts: Facts,
+    graph: fx.Graph,
+    backward: fx.Graph | None = None,
+    *,
+    handed: Mapping[fx.Node, fx.Node] = _NO_NODES,
+    replays: Mapping[fx.Node, int] = _NO_NODES,
+) -> Found:
+    """Read what runs in a flat graph, or in a forward and its backward. ``handed``: by backward input, the forward
+    output it receives. ``replays``: the rows of random operators that the two graphs have under other names."""
+    nodes = list(graph.nodes)
+    if backward is not None:  # what the forward returns is held until the end
+        nodes = [*nodes[:-1], *backward.nodes, nodes[-1]]
+    return _GraphReader(facts, nodes, backward, handed, dict(replays)).read()
+
+
+@define(eq=False)
+class _GraphReader:
+    facts: Facts
+    nodes: list[fx.Node]
+    half: fx.Graph | None
+    handed: Mapping[fx.Node, fx.Node]
+    replays: dict[fx.Node, int]
+    """A call that draws from a kept state, to the row whose first run kept it."""
+    found: Found = field(factory=Found)
+    position: dict[fx.Node, int] = field(factory=dict)
+    rows: array[int] = field(factory=lambda: array("i"))
+    """By position, rows of the plan; -1 for nodes it does not have, copies and random states."""
+    second: bytearray = field(factory=bytearray)
+    """By position, 1 for a recomputed node."""
+    late: bytearray = field(factory=bytearray)
+    """By position, 1 for a backward node."""
+    copies: dict[fx.Node, str] = field(factory=dict)
+    hosts: dict[fx.Node, fx.Node] = field(factory=dict)
+    """By the node that gives a copy on the host, the node that started it."""
+    back: dict[fx.Node, fx.Node] = field(factory=dict)
+    """By the node that gives a copy back on the device, the copy on the host."""
+    in_region: set[int] = field(factory=set)
+    latest: int = 0
+    drawn: set[int] = field(factory=set)
+    """Random operators of the forward."""
+    unclaimed: bool = False
+    """The forward has a wrapped random operator that no wrapper of the backward replays."""
+
+    def read(self) -> Found:
+        found, phases, flags = self.found, self.facts.phases, self.facts.flags
+        self.copies = {node: describe(node.target).name for node in self.nodes if is_copy(node)}
+        self._pair_copies()
+        for at, node in enumerate(self.nodes):
+            found.order.append(node.name)
+            self.position[node] = at
+            self._identify(node)
+        for at, node in enumerate(self.nodes):
+            self._follow_edges(at, node)
+            if self.second[at]:
+                self._second_run(node, self.rows[at])
+            elif node.op == "call_function" and self.rows[at] >= 0:
+                self._first_run(at, node, self.rows[at])
+        crossing = sorted(found.crossing)
+        found.saved = [row for row in crossing if phases[row] != Phase.INPUT and not flags[row] & _SYMBOLIC]
+        found.begins = self.late.find(1) if 1 in self.late else len(self.nodes)
+        self._host_copies()
+        return found
+
+    def _identify(self, node: fx.Node) -> None:
+        phases, in_half, origin = self.facts.phases, node.graph is self.half, self._origin(node)
+        if node in self.copies or is_random_state(node):
+            row = -1
+        elif piece_of_draw(node) == 1:
+            row = self._row(node.args[0])
+        else:
+            row = self._row(node)
+            if row < 0 and node.op == "call_function" and (self.half is None or describe(node.target).flags & _EFFECTS):
+                self.found.unknown.append(node.name)
+        self.found.random_states += function(node) == SAVES_RANDOM_STATE
+        if function(node) in RUNS_WITH_RANDOM_STATE and is_random_state(node.args[0]):
+            self.replays[node] = self._row(node.args[0].args[0])
+        self.unclaimed |= (
+            function(node) in (SAVES_RANDOM_STATE, *RUNS_WITH_RANDOM_STATE) and not in_half and node not in self.replays
+        )
+        is_backward = row >= 0 and self.half is None and phases[row] == Phase.BACKWARD
+        again = origin is not None or (in_half and row >= 0 and phases[row] == Phase.FORWARD)
+        self.rows.append(row)
+        self.second.append(again and node.op == "call_function")
+        self.late.append(in_half or origin is not None or is_backward or self._comes_back(node))
+
+    def _origin(self, node: fx.Node) -> str | None:
+        """The node that a recomputed node of a flat graph repeats."""
+        return marks.custom(node.meta).get(marks.RECOMPUTED) if self.half is None else None
+
+    def _row(self, node: fx.Node) -> int:
+        return self.replays.get(node, self.facts.index.get(self._origin(node) or node.name, -1))
+
+    def _follow_edges(self, at: int, node: fx.Node) -> None:
+        found, rows, roots = self.found, self.rows, storage_roots(self.facts)
+        for source in node.all_input_nodes if node not in self.handed else (self.handed[node],):
+            where = self.position[source]
+            if where > at:
+                found.early.append((node.name, source.name))
+            if rows[where] < 0 or self.late[where]:
+                continue
+            if self.late[at]:
+                found.crossing[rows[where]] = at
+            else:
+                found.held[roots[rows[where]]] = at
+
+    def _first_run(self, at: int, node: fx.Node, row: int) -> None:
+        flags = self.facts.flags[row]
+        if not self.late[at]:
+            self.in_region = set()
+            if flags & _RANDOM:
+                self.drawn.add(row)
+            if flags & _WRITES:
+                self.found.written[storage_roots(self.facts)[row]] = at
+        # the half that recomputes has an order of its own
+        if flags & _ORDERED and self.facts.owners[row] == row and node.graph is not self.half:
+            if row < self.latest:
+                self.found.swapped[self.facts.names[row]] = self.facts.names[self.latest]
+            self.latest = max(self.latest, row)
+
+    def _second_run(self, node: fx.Node, row: int) -> None:
+        found, called = self.found, describe(node.target)
+        found.recomputed.append(row)
+        if row in self.in_region:
+            found.twice.append(row)
+        self.in_region.add(row)
+        draws = self.facts.flags[row] & _RANDOM and (called.flags & _RANDOM or function(node) in RUNS_WITH_RANDOM_STATE)
+        has_first_run = self.half is None or self.unclaimed or row in self.drawn
+        if draws and has_first_run and self.replays.get(node) != row:
+            found.redrawn.append(row)
+        targets = nodes_in(argument(node, called.written)) if called.written else ()
+        if any(not self.second[self.position[target]] for target in targets):
+            found.rewritten.append(row)
+
+    # --- copies between device and host ---------------------------------------------------------------------------
+
+    def _pair_copies(self) -> None:
+        """A value is moved where the chain ``offload``, ``wait``, ``reload``, ``wait`` leads from it to who reads it,
+        each ``wait`` holding what its copy is made from. Anything else that one of these operators is part of, or that
+        reads the copy where it lies on the host, is a race."""
+        copies, races = self.copies, self.found.races
+        for node, name in copies.items():
+            if name != HOST_COPY_WAIT:
+                if not node.users or any(copies.get(user) != HOST_COPY_WAIT for user in node.users):
+                    races.append(node.name)
+                continue
+            start, source = node.args[:2]
+            kind = copies.get(start) if isinstance(start, fx.Node) else None
+            if kind not in (OFFLOAD, RELOAD) or not isinstance(source, fx.Node) or start.args[0] is not source:
+                races.append(node.name)
+            elif kind == OFFLOAD:
+                self.hosts[node] = start
+            else:
+                self.back[node] = source
+        fetched = {source for node, source in self.back.items() if node.users}
+        for place in (*self.hosts, *(place for place, sent in self.handed.items() if sent in self.hosts)):
+            wrong = [user.name for user in place.users if user not in copies and user.op != "output"]
+            is_sent = any(user.op == "output" for user in place.users)
+            races.extend(wrong if wrong or is_sent or place in fetched else [place.name])
+
+    def _comes_back(self, node: fx.Node) -> bool:
+        return node in self.back or self.copies.get(node) == RELOAD
+
+    def _host_copies(self) -> None:
+        found, handed = self.found, self.handed
+        origin = {node: handed.get(source, source) for node, source in self.back.items()}
+        found.unsent.extend(node.name for node, host in origin.items() if host not in self.hosts)
+        fetched = {host for node, host in origin.items() if node.users}
+        for host, start in self.hosts.items():
+            value = start.all_input_nodes[0]
+            steps = self.position[start], self.position[host]
+            row = self.rows[self.position[value]]
+            found.copies.append(HostCopy(row, value.name, host.name, *steps, host in fetched))
+
+
+_OF_HALVES = Wording(
+    "{node} {found}; the plan says {expected}",
+    "the graph was changed after it was planned, or torch's extraction is not the one policylang knows",
+    {OFFLOADED_UNPLANNED: "{node} is a copy between device and host that nobody planned"},
+)
+_KEPT_UNKNOWN = "the forward keeps `{}` for the backward, which the graph that was planned does not have"
+
+
+def read_halves(plan: Plan, needs: Needs, forward: fx.Graph, backward: fx.Graph, *, num_fwd_outputs: int) -> Found:
+    """Read two halves while their nodes have the names of the joint graph that was planned."""
+    facts = plan.facts
+    index = facts.index
+    taken = {node.name: (number, node) for number, node in enumerate(backward.find_nodes(op="placeholder"))}
+    handed: dict[fx.Node, fx.Node] = {}
+    places: dict[int, tuple[int, int]] = {}
+    unknown: list[str] = []
+    kept = list(enumerate(_returned(forward)))[num_fwd_outputs:]
+    for number, value in kept:
+        if is_random_state(value):
+            continue
+        if isinstance(value, fx.Node) and value.name in index and value.name in taken:
+            place, node = taken[value.name]
+            handed[node] = value
+            places[index[value.name]] = number, place
+        else:
+            unknown.append(str(value))
+    replays = _replays(facts, needs, (value for _, value in kept), forward, backward)
+    found = read(facts, forward, backward, handed=handed, replays=replays)
+    found.random_states += sum(node.name not in index for node in forward.find_nodes(op="placeholder"))
+    found.kept_unknown, found.places = unknown, places
+    return found
+
+
+def audit(plan: Plan, needs: Needs, found: Found) -> Audit:
+    """Compare a partition with its plan. ``plan`` is the plan at the time of the split and ``needs`` what it saves
+    (:func:`policylang.planning.liveness.backward_needs`). Differences are returned, not raised. Offloaded values still
+    cross as device values here; :func:`audit_copies` checks their copies."""
+    to_host = frozenset(needs.offloaded)
+    saved = [row for row in found.saved if row not in to_host]
+    crosses = to_host.union(needs.saved)
+    expected = Expected(crosses, crosses, needs.recomputed, needs.recomputed)
+    differences = (
+        *runs_otherwise(_OF_HALVES, plan, expected, found.saved, found),
+        *reads_otherwise(_OF_HALVES, found),
+        *(Diagnostic(NOT_CONNECTED, _KEPT_UNKNOWN.format(name)) for name in found.kept_unknown),
+    )
+    return summary(
+        plan,
+        found,
+        differences,
+        saved=saved,
+        offloaded=[row for row in found.saved if row in to_host],
+    )
+
+
+def audit_copies(
+    plan: Plan, needs: Needs, split: Found, forward: fx.Graph, backward: fx.Graph
+) -> tuple[Diagnostic, ...]:
+    """Differences between the planned and the actual copies between device and host, in the graphs as they will run.
+    ``split`` was read at the time of the split: rewritten nodes have other names, but outputs and inputs keep their
+    places."""
+    outputs, inputs = _returned(forward), backward.find_nodes(op="placeholder")
+    places = {row: split.places[row] for row in needs.offloaded if row in split.places}
+    sent = {inputs[taken]: outputs[number] for number, taken in places.values()}
+    handed = {place: value for place, value in sent.items() if isinstance(value, fx.Node)}
+    if not places and not any(map(is_copy, chain(forward.nodes, backward.nodes))):
+        return ()
+    found = read(plan.facts, forward, backward, handed=handed)
+    by_host = {copy.host: copy for copy in found.copies}
+    moved = {}
+    for row, (number, _) in places.items():
+        copy = by_host.pop(str(outputs[number]), None)
+        # a rewritten half may have the value from another node
+        moved[row] = copy if copy is None or copy.row in (row, -1) else None
+    unplanned = (*by_host, *found.unsent)
+    return (*moves_otherwise(_OF_HALVES, plan, found, moved, unplanned), *reads_otherwise(_OF_HALVES, found))
+
+
+def _returned(graph: fx.Graph) -> Sequence[Any]:
+    values = graph.output_node().args[0]
+    return values if isinstance(values, list | tuple) else (values,)
+
+
+# --- random operators ----------------------------------------------------------------------------------------------
+
+
+def _replays(
+    facts: Facts, needs: Needs, kept: Iterable[Any], forward: fx.Graph, backward: fx.Graph
+) -> dict[fx.Node, int]:
+    """The wrappers of the backward that start where that of their row did in the forward, and those; with the row.
+
+    Rows are in graph order, as states are numbered.
+    """
+    flags, names = facts.flags, facts.names
+    by_name = {node.name for node in backward.nodes if node.op == "call_function"}
+    random = [row for row in needs.recomputed if flags[row] & Flag.RANDOM and names[row] not in by_name]
+    first = dict(enumerate(state.args[0] for state in filter(is_random_state, kept)))
+    first.update((_number(node), node) for node in forward.nodes if function(node) in RUNS_WITH_RANDOM_STATE)
+    found: dict[fx.Node, int] = {}
+    for again in backward.nodes:
+        if function(again) not in RUNS_WITH_RANDOM_STATE:
+            continue
+        number = _number(again)
+        if not (number < len(random) and number in first):
+            continue
+        if all(_is(facts, random[number], wrapper) for wrapper in (first[number], again)):
+            found[first[number]] = found[again] = random[number]
+    return found
+
+
+def _number(wrapper: fx.Node) -> int:
+    """The number at the end of the name of the generator state that a wrapper receives."""
+    state = wrapper.kwargs.get("rng_state", wrapper.args[0])
+    number = state.name.rpartition("_")[2] if isinstance(state, fx.Node) else ""
+    return int(number) if number.isdigit() else 0
+
+
+def _is(facts: Facts, row: int, wrapper: fx.Node) -> bool:
+    """A wrapper belongs to a row: it calls the same operator, and every neighbour that kept its name agrees."""
+    index = facts.index
+    called = wrapper.args[1 if function(wrapper) == RUNS_WITH_RANDOM_STATE[0] else 0]
+    read = {index[source.name] for source in wrapper.all_input_nodes if source.name in index}
+    results = [user for user in wrapper.users if piece_of_draw(user) == 1] or [wrapper]
+    readers = [index[user.name] for result in results for user in result.users if user.name in index]
+    return (
+        str(called) == facts.targets[row]
+        and read <= set(facts.inputs[row])
+        and all(row in facts.inputs[reader] for reader in readers)
+    )
+
+
+_OF_FLAT = Wording(
+    "{node} {found}, which is not what was planned",
+    "another pass changed the graph, or this is a bug in policylang",
+    {OFFLOADED_UNPLANNED: "{node} was offloaded, which is not what was planned"},
+)
+
+
+def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
+    """Compare a rematerialised flat graph with the plan it was made for. Differences are returned, not raised.
+
+    A value crosses where a backward node, or a copy, reads the forward's own, and is then saved; except that one
+    decided ``recompute`` may be read as it is where a later part of the forward, or the caller, holds it anyway.
+    A value that a backward node reads through its copies to the host and back is offloaded.
+    """
+    facts, decisions, roots = plan.facts, plan.decisions, storage_roots(plan.facts)
+    found = read(facts, graph)
+    again = {row for row in facts.forward if recomputes(decisions[row])}
+
+    def is_kept(row: int) -> bool:
+        return row not in again or found.held.get(roots[row], -1) <= found.crossing[row]
+
+    saved = list(filter(is_kept, found.saved))
+    on_host = {copy.row: copy for copy in found.copies if copy.fetched}
+    planned = {row: copy for row, copy in on_host.items() if row >= 0 and offloads(decisions[row])}
+    expected = Expected(
+        may_save={row for row in facts.forward if row not in again and not offloads(decisions[row])},
+        must_save={row for row in facts.forward if _saves(plan, row) and row not in on_host},
+        may_recompute=again,
+    )
+    unplanned = (copy.value for row, copy in on_host.items() if row not in planned)
+    differences = (
+        *runs_otherwise(_OF_FLAT, plan, expected, saved, found),
+        *reads_otherwise(_OF_FLAT, found),
+        *moves_otherwise(_OF_FLAT, plan, evolve(found, saved=saved), planned, unplanned),
+    )
+    return summary(
+        plan,
+        found,
+        differences,
+        saved=saved,
+        offloaded=sorted(row for row in on_host if row >= 0),
+    )
+
+
+def _saves(plan: Plan, row: int) -> bool:
+    """A value is decided to be saved, and the plan's backward reads it."""
+    facts = plan.facts
+    return saves(plan.decisions[row]) and any(facts.phases[user] == Phase.BACKWARD for user in facts.users[row])
+
+
+OTHER_BYTES = "APL409"
+_OF_EAGER = Wording(
+    "{node} {found}",
+    "this is a bug in policylang",
+    {
+        SAVED_UNPLANNED: "{node} is held, and the plan does not say so",
+        NOT_SAVED: "{node} is not held, and the plan says so",
+    },
+    is_brief=True,
+)
+
+
+def audit_eager(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]], outside: Iterable[Tensor]) -> Audit:
+    """Compare one call of a block with its plan.
+
+    Args:
+        needs: what follows from the plan (:func:`policylang.planning.liveness.saved_and_recomputed`).
+        held: by row of the operator, the plain tensors that the checkpoint holds.
+        outside: those of the block's parameters, buffers and inputs, which are alive anyway.
+    """
+    facts = plan.facts
+    planned = {facts.owners[row] for row in kept_rows(facts, needs.saved)}
+    found = Found(saved=sorted({facts.owners[row] for row in held}))
+    wrong = tuple(runs_otherwise(_OF_EAGER, plan, Expected(planned, planned), found.saved, found))
+    # the second run is still to come: it is taken as planned
+    audit = summary(plan, evolve(found, recomputed=list(needs.recomputed)), wrong, saved=needs.saved)
+    measured = held_bytes((tensor for tensors in held.values() for tensor in tensors), outside)
+    if measured != audit.saved_bytes:
+        said = f"the checkpoint holds {measured:,} bytes, and the plan says {audit.saved_bytes:,}"
+        why = "a kernel lays its result into a larger memory than it fills, or into one that another value has too"
+        wrong = (*wrong, diagnose(OTHER_BYTES, said, help=why))
+    return evolve(audit, saved_bytes=measured, differences=wrong)

@@ -1,0 +1,393 @@
+"""One call of a block that follows a plan: what is done at each operator, and what is held for the recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from policylang.backends import tags
+from policylang.backends.eager import problems
+from policylang.backends.eager.block_trace import BlockTrace
+from policylang.backends.eager.first_call import Observation, moments, note_write, written_since
+from policylang.backends.eager.origins import (
+    GeneratorState,
+    HeldResult,
+    NotedTensor,
+    addresses,
+    changes_only_geometry,
+    draws,
+    gives_number,
+    gives_what_it_writes,
+    memory_of,
+    numbers_among,
+    tensors_in,
+    without_history,
+    writes,
+    written_by,
+)
+from policylang.backends.eager.surroundings import Surroundings
+from policylang.errors import PolicyGraphError
+from policylang.graph.facts import Facts, Flag
+from policylang.language.diagnostics import Diagnostic
+from policylang.operators.categories import describe
+from policylang.operators.effects import statistics_positions, updated_statistics
+from policylang.operators.names import Category
+from policylang.planning.checkpoints import kept_rows
+from policylang.planning.liveness import Needs, saved_and_recomputed
+from policylang.planning.plan import Plan
+from policylang.planning.value_decision import Decision
+from policylang.torch_compat.eager import storage_address, storage_is_freed, version
+from policylang.torch_compat.graphs import outside_of_modes
+from policylang.torch_compat.tracing import take_apart
+
+RUN = 0
+"""Run it both times."""
+KEEP = 1
+"""Hold the result, and return it in the recomputation."""
+HELD = 2
+"""Writes to a held value: run it in the forward only, since the held value includes the write."""
+PASS = 3
+"""Writes to memory from outside the block: run it the first time only."""
+DRAW = 4
+"""Draws random numbers: recompute from the generator state of the forward."""
+QUIET = 5
+"""BatchNorm: recompute without the running statistics."""
+
+_WRITES = int(Flag.WRITES)
+_REPEATABLE = int(Flag.REPEATABLE)
+_RANDOM = int(Flag.RANDOM)
+
+
+@frozen(eq=False)
+class Instructions:
+    """By operator; ``operators`` and ``kinds`` have one entry more, the end. The other fields are those of the observed
+    stream."""
+
+    operators: tuple[Any, ...]
+    kinds: tuple[int, ...]
+    reach: int
+    read: dict[int, frozenset[int]] = field(factory=dict)
+    """By operator with several results, the results that anyone reads."""
+    written: dict[int, tuple[int, ...]] = field(factory=dict)
+    """By operator that writes to a held value, the operators that hold it."""
+    outside: dict[int, tuple[int, ...]] = field(factory=dict)
+    """``from_outside`` of the stream, for recomputed operators."""
+    kept: dict[int, tuple[int, ...]] = field(factory=dict)
+    """As in the stream, and so is the next."""
+    state: dict[int, tuple[int, ...]] = field(factory=dict)
+    noted: dict[int, tuple[int, ...]] = field(init=False)
+    """Either of the first two."""
+    differentiable: Collection[int] = ()
+    numbered: Collection[int] = ()
+
+    @noted.default
+    def _either(self) -> dict[int, tuple[int, ...]]:
+        both = dict.fromkeys((*self.outside, *self.kept))
+        return {at: tuple(dict.fromkeys((*self.outside.get(at, ()), *self.kept.get(at, ())))) for at in both}
+
+    def decided_by(self, at: int) -> str:
+        """The line that decided an operator's recomputation, or another reason; empty where none is known."""
+        return ""
+
+    def after_what_is_made_once(self, at: int, operator: Any) -> int | None:
+        """The next position of an operator (None: the end) behind operators without gradients: these may have made
+        something once, a table in an attribute or in a cache, and need not run again."""
+        for position in range(at, len(self.operators)):
+            if self.operators[position] is operator:
+                return position
+            if position in self.differentiable:
+                break
+        return None
+
+
+@frozen(eq=False, kw_only=True)
+class PlannedInstructions(Instructions):
+    """The instructions of a plan."""
+
+    plan: Plan
+    needs: Needs
+    rows: tuple[int, ...]
+
+    def is_planned(self, at: int) -> bool:
+        """The plan decides about an operator's held result: it is no number that Python has read, and no extra result
+        of a write to memory from outside."""
+        row = self.rows[at]
+        return row >= 0 and self.plan.facts.flags[row] & (_WRITES | _REPEATABLE) != _WRITES
+
+    def decided_by(self, at: int) -> str:
+        row = self.rows[at] if at < len(self.rows) else -1
+        decision = self.plan.decisions[row] if row >= 0 else None
+        return "" if decision is None else tags.provenance(self.plan, decision)
+
+
+def instructions_so_far(observation: Observation) -> Instructions:
+    """For a call without a plan yet: everything it has made is held, and everything it has written stays written."""
+    operators, held = observation.stream.operators, observation.entries
+    kinds = [_write(each) if writes(each) else KEEP if at in held else RUN for at, each in enumerate(operators)]
+    return Instructions((*operators, None), (*kinds, RUN), len(operators))
+
+
+def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
+    """The plan as instructions, operator by operator."""
+    facts, stream = plan.facts, trace.stream
+    needs = saved_and_recomputed(plan)
+    held = kept_rows(facts, needs.saved)
+    steps = zip(stream.operators, trace.rows, strict=True)
+    kinds = [
+        KEEP if at in stream.numbers else _kind(facts, plan.decisions, row, operator, held)
+        for at, (operator, row) in enumerate(steps)
+    ]
+    owners = [facts.owners[row] for row in trace.rows]
+    holders: dict[int, list[int]] = {}
+    for at, kind in enumerate(kinds):
+        if kind == KEEP:
+            holders.setdefault(owners[at], []).append(at)
+    outside = {at: found for at, found in stream.from_outside.items() if at < stream.reach and kinds[at] in (RUN, DRAW)}
+    kept = {at: found for at, found in stream.kept.items() if at <= stream.reach and found}
+    return PlannedInstructions(
+        operators=(*stream.operators, None),
+        kinds=(*map(_second, kinds, stream.operators), RUN),
+        reach=stream.reach,
+        read=trace.read,
+        written={at: tuple(holders.get(owners[at], ())) for at, kind in enumerate(kinds) if kind == HELD},
+        outside={at: found for at, found in outside.items() if found},
+        kept=kept,
+        state=stream.state,
+        differentiable=stream.differentiable,
+        numbered=stream.numbered,
+        plan=plan,
+        needs=needs,
+        rows=trace.rows,
+    )
+
+
+def _second(kind: int, operator: Any) -> int:
+    """In-place geometry changes are replayed on saved tensors: a saved tensor keeps its original shape."""
+    return RUN if kind == HELD and changes_only_geometry(operator) else kind
+
+
+def _write(operator: Any) -> int:
+    """For an operator that writes to memory from outside: its other results are held."""
+    return PASS if gives_what_it_writes(operator) else KEEP
+
+
+def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator: Any, held: frozenset[int]) -> int:
+    if row < 0:
+        return _write(operator) if writes(operator) else RUN
+    flags = facts.flags[row]
+    if flags & _WRITES and writes(operator):
+        if not flags & _REPEATABLE:
+            return _write(operator)
+        decision = decisions[row]
+        if decision is not None and decision.action is not None and decision.action.saves:
+            return HELD
+    elif row in held or any(piece in held for piece in facts.followers.get(row, ()) if facts.inputs[piece] == (row,)):
+        return KEEP
+    elif flags & _WRITES and statistics_positions(operator):
+        return QUIET
+    return DRAW if flags & _RANDOM else RUN
+
+
+FREED = HeldResult(None, [])
+"""Stands for what a backward has used up."""
+
+
+@define(eq=False)
+class FollowedCall:
+    """One call of a block; its operators are counted from 0, and most fields are by that position."""
+
+    name: str
+    instructions: Instructions
+    on_drift: Callable[[Diagnostic], None]
+    """Called where the forward leaves the plan. May raise."""
+    surroundings: Surroundings
+    entries: dict[int, HeldResult] = field(factory=dict)
+    states: dict[int, GeneratorState] = field(factory=dict)
+    passed: dict[int, list[Tensor]] = field(factory=dict)
+    """By operator that is not recomputed, the tensors from outside that it wrote to."""
+    freed: set[int] = field(factory=set)
+    """Those of ``passed`` whose memory has been freed since."""
+    noted: dict[int, dict[int, NotedTensor]] = field(factory=dict)
+    """By operator and position among its tensor arguments: tensors that the recomputation has to find unchanged."""
+    numbers: dict[int, list[Any]] = field(factory=dict)
+    """The plain numbers that an operator was called with."""
+    written_since_kept: dict[int | None, tuple[int, int]] = field(factory=dict)
+    """By address of memory that autograd keeps and that was written to since, its place in ``noted``."""
+    began: int = field(factory=lambda: next(moments))
+    drifted_at: int | None = None
+    tail: list[tuple[Any, int]] = field(factory=list)
+    """The operators that ran from there on, and the instruction for each."""
+    _own: set[int] | None = None
+    left_out: bool = False
+    """Operators were missing that had once made something which the block keeps."""
+
+    def ran(self, position: int) -> Any:
+        """The operator that the forward ran at a position; None where it was over."""
+        if self.drifted_at is None or position < self.drifted_at:
+            return self.instructions.operators[position]
+        at = position - self.drifted_at
+        return self.tail[at][0] if at < len(self.tail) else None
+
+    def kind(self, position: int) -> int:
+        """The instruction for an operator that the forward has run."""
+        if self.is_planned(position):
+            return self.instructions.kinds[position]
+        return self.tail[position - (self.drifted_at or 0)][1]
+
+    @property
+    def reach(self) -> int:
+        """The length of a complete recomputation."""
+        return self.instructions.reach if self.drifted_at is None else self.drifted_at + len(self.tail)
+
+    def after_what_is_made_once(self, at: int, operator: Any) -> int | None:
+        """As in the instructions; None where the forward did not follow them."""
+        return self.instructions.after_what_is_made_once(at, operator) if self.drifted_at is None else None
+
+    def run_unplanned(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator behind the point of drift; it is recomputed, except for its writes to the block's buffers."""
+        assert self.drifted_at is not None
+        at, kind = self.drifted_at + len(self.tail), RUN
+        if draws(func):
+            kind = DRAW
+            self.states[at] = GeneratorState.before(args, kwargs)
+        if numbers := numbers_among(args, kwargs):
+            self.numbers[at] = numbers
+        own = self._own_buffers()
+        read = {
+            number: each
+            for number, each in enumerate(tensors_in((args, kwargs)))
+            if not own.isdisjoint(addresses([each]))
+        }
+        self.noted[at] = {number: NotedTensor.of(each) for number, each in read.items()}
+        out = func(*args, **kwargs)
+        written = list(tensors_in(written_by(func, args, kwargs)))
+        if updated_statistics(func, args):
+            kind = QUIET
+        elif written and not own.isdisjoint(addresses(written)):
+            kind = PASS if gives_what_it_writes(func) else KEEP
+            self.passed[at] = written
+            note_write(written)
+        elif gives_number(out) or (
+            read and self._has_written(read.values()) and not written and not describe(func).flags & Category.VIEW
+        ):
+            kind = KEEP
+        if kind == KEEP:
+            self.entries[at] = HeldResult.of(without_history(out))
+        if kind not in (RUN, DRAW) or describe(func).flags & Category.VIEW:
+            del self.noted[at]
+        self.tail.append((func, kind))
+        return out
+
+    def _own_buffers(self) -> set[int]:
+        """The memory of the block's buffers, which its calls may write to."""
+        if self._own is None:
+            tables = [table.content.values() for table in self.surroundings.tensors]
+            found = (each for table in tables for each in table if isinstance(each, Tensor) and not each.requires_grad)
+            self._own = addresses(found)
+        return self._own
+
+    def _has_written(self, tensors: Iterable[Tensor]) -> bool:
+        written = addresses(each for passed in self.passed.values() for each in passed)
+        return not written.isdisjoint(addresses(tensors))
+
+    def count_writes(self) -> None:
+        """Called when the block has returned: its own writes to held values are expected."""
+        for at, holders in self.instructions.written.items():
+            if self.is_planned(at):
+                for holder in holders:
+                    if holder in self.entries:
+                        self.entries[holder] = HeldResult.of(self.entries[holder].value)
+        self.note_freed()
+        for at, noted in self.noted.items():
+            for number, each in noted.items():
+                if not self.is_state(at, number):  # FSDP may have filled the memory of a parameter since
+                    noted[number] = NotedTensor.of(each.tensor)
+
+    def check_given(self, value: Tensor, written: int) -> None:
+        """Called as a backward receives a tensor that autograd kept and that had then been ``written`` to so often."""
+        found = self.written_since_kept.get(storage_address(value))
+        if found is not None and version(value) != written:
+            self.changed(*found, same=True)
+
+    def changed(self, at: int, number: int, same: bool) -> None:
+        """Raises ``PolicyGraphError``, or warns, of what an operator read and does not find as it was. ``same``: it is
+        the same tensor."""
+        then, (address, _) = self.noted[at][number].tensor, self.noted[at][number].memory
+        problem = problems.WRITTEN_TENSOR if same else problems.OTHER_TENSOR
+        found = problem.diagnostic(name=self.name, operator=self.ran(at), number=at + 1, shape=list(then.shape))
+        if not same or then.requires_grad or self.is_state(at, number) or written_since(address, self.began):
+            raise PolicyGraphError([found])
+        problems.warn(found)
+
+    def is_state(self, at: int, number: int) -> bool:
+        """The block itself writes to what an operator read there, as far as that is known."""
+        return number in self.instructions.state.get(at, ()) if self.is_planned(at) else True
+
+    def read_again(self, at: int) -> Collection[int]:
+        """Which of the tensors that an operator has read, and that are noted, it reads again."""
+        return self.instructions.outside.get(at, ()) if self.is_planned(at) else self.noted[at]
+
+    def written_by_blocks(self, address: int | None) -> bool:
+        """A block has written to memory since, even where autograd does not count it (``.data``). Freed memory is
+        filled again before it is read."""
+        filled = (each for at in self.freed for each in self.passed[at])
+        return written_since(address, self.began) and address not in addresses(filled)
+
+    def is_planned(self, at: int) -> bool:
+        return self.drifted_at is None or at < self.drifted_at
+
+    def note_freed(self) -> None:
+        """Tensors from outside that were written and freed since are written again: whoever freed that memory fills it
+        when it is needed."""
+        for at, tensors in self.passed.items():
+            if any(map(storage_is_freed, take_apart(tensors)[0])):
+                self.freed.add(at)
+
+
+def observed_call(call: FollowedCall, observation: Observation) -> FollowedCall:
+    """The call that was observed, once it has a plan: results that the plan does not save are dropped."""
+    kinds, read = call.instructions.kinds, call.instructions.read
+    held = {at: entry for at, entry in observation.entries.items() if kinds[at] == KEEP}
+    call.entries = {at: _without_unread(entry, read.get(at)) for at, entry in held.items()}
+    call.states = {at: state for at, state in observation.states.items() if kinds[at] == DRAW}
+    call.passed = {at: own for at, own in observation.writes.items() if kinds[at] == PASS}
+    call.numbers = observation.numbers
+    for at, numbers in call.instructions.noted.items():
+        call.noted[at] = {number: observation.noted[at][number] for number in numbers}
+    call.count_writes()
+    return call
+
+
+def unfinished_call(observation: Observation) -> FollowedCall:
+    """A call that is still being observed and recomputes a part of itself: everything it has made so far is held."""
+    found = observation.before.surroundings(observation.before.volatile())
+    return FollowedCall(observation.name, instructions_so_far(observation), problems.warn, found, observation.entries)
+
+
+def _without_unread(held: HeldResult, read: frozenset[int] | None) -> HeldResult:
+    """Keeps the recorded memory, except for placeholders of unread results."""
+    value = without_unread(held.value, read)
+    pairs = zip(tensors_in(value), tensors_in(held.value), held.memory, strict=True)
+    with outside_of_modes():
+        return HeldResult(value, [own if leaf is before else memory_of(leaf) for leaf, before, own in pairs])
+
+
+def without_unread(out: Any, read: frozenset[int] | None) -> Any:
+    """Replace results that no operator reads by one element in their shape. Not so integers on a CPU, which Python and
+    C++ read without any operator: the lengths of a packed sequence, the argument of ``tolist``."""
+    if read is None or not isinstance(out, tuple | list) or len(read) == len(out):
+        return out
+    with outside_of_modes():
+        return type(out)([part if at in read else _hollow(part) for at, part in enumerate(out)])
+
+
+def _hollow(value: Any) -> Any:
+    if type(value) is not Tensor or value.numel() < 2 or value.layout is not torch.strided:
+        return value
+    if value.is_floating_point():  # whoever reads it after all is to notice
+        return value.new_full((1,) * value.dim(), torch.nan).expand(value.shape)
+    return value if value.device.type == "cpu" else value.new_zeros((1,) * value.dim()).expand(value.shape)

@@ -1,0 +1,388 @@
+"""The stream of a running block: where its tensors come from, and what its operators read, write, draw and give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor, nn
+
+from policylang.graph.facts import InputKind
+from policylang.operators.effects import updated_statistics
+from policylang.torch_compat.eager import (
+    WeakTensorKeyDictionary,
+    default_generator,
+    detached,
+    ignored_operators,
+    storage_address,
+    storage_bytes,
+    storage_is_freed,
+    version,
+)
+from policylang.torch_compat.graphs import HigherOrderOperator, schema_of, side_effect_functions
+from policylang.torch_compat.tracing import take_apart
+from policylang.tracing.step_state import read_state
+
+_T = TypeVar("_T")
+
+OUTSIDE = -1
+
+
+@frozen
+class TensorOrigin:
+    """The number of a call and of its result; :data:`OUTSIDE` and the number of a tensor from outside."""
+
+    call: int
+    result: int
+
+
+@frozen(eq=False)
+class External:
+    """A tensor that the block reads and did not make."""
+
+    tensor: Tensor
+    kind: InputKind
+    name: str
+
+
+Geometry = tuple[int, int, tuple[int, ...], tuple[int, ...], Any]
+
+
+@define(eq=False)
+class Origins:
+    """The origins of the plain tensors of one call of a block; tensor subclasses are looked up part by part.
+
+    A tensor is known by identity while it lives. Where autograd returns another object for the same value, as it does
+    for saved tensors, it is known by its place in memory: the origin is the last call that returned that place.
+    """
+
+    given: dict[int, tuple[InputKind, str]]
+    """Tensors from outside, by ``id``; they live as long as the call."""
+    externals: list[External] = field(factory=list)
+    state: set[int] = field(factory=set)
+    """The memory from outside, by address, that the block has written to: its next call writes there again."""
+    _outside: set[int | None] = field(factory=set)
+    _by_tensor: Any = field(factory=WeakTensorKeyDictionary)
+    _by_place: dict[Geometry, TensorOrigin] = field(factory=dict)
+
+    def of(self, tensor: Tensor) -> TensorOrigin:
+        """A tensor that nobody has seen is from outside."""
+        found = self.known(tensor)
+        if found is None:
+            kind, name = self.given.get(id(tensor), (InputKind.OTHER, ""))
+            found = TensorOrigin(OUTSIDE, len(self.externals))
+            self.externals.append(External(tensor, kind, name))
+            self._outside.add(storage_address(tensor))
+            self.put(tensor, found)
+        return found
+
+    def wrote(self, tensors: Iterable[Tensor]) -> None:
+        """An operator has written to these."""
+        self.state |= {at for at in addresses(tensors) if at in self._outside}
+
+    def known(self, tensor: Tensor) -> TensorOrigin | None:
+        found: TensorOrigin | None = self._by_tensor.get(tensor)
+        if found is None and id(tensor) not in self.given:
+            place = _place(tensor)
+            found = None if place is None else self._by_place.get(place)
+        return found
+
+    def put(self, tensor: Tensor, origin: TensorOrigin) -> None:
+        self._by_tensor[tensor] = origin
+        place = _place(tensor)
+        if place is not None:
+            self._by_place[place] = origin
+
+    def finish(self) -> None:
+        """Called when the block has returned: memory that it has filled and freed is filled in each of its runs."""
+        self.state -= addresses(each.tensor for each in self.externals if storage_is_freed(each.tensor))
+
+    def forget(self, gone: Iterable[Tensor]) -> None:
+        """Memory is about to be given back: what lies there later is another value."""
+        freed = addresses(gone)
+        self._by_place = {place: origin for place, origin in self._by_place.items() if place[0] not in freed}
+
+    def of_parts(self, tensor: Tensor) -> list[TensorOrigin | None]:
+        return [self.known(part) for part in take_apart([tensor])[0]]
+
+    def is_from_outside(self, parts: Iterable[TensorOrigin | None]) -> bool:
+        """A parameter, a buffer or a constant, not an argument of the call."""
+        return all(
+            each is not None and each.call == OUTSIDE and self.externals[each.result].kind is not InputKind.USER
+            for each in parts
+        )
+
+    def lies_outside(self, tensor: Tensor) -> bool:
+        """The block has not made its memory; without an address it may be a part of anything."""
+        found = addresses([tensor])
+        return not found or not self._outside.isdisjoint(found)
+
+    def is_state(self, tensor: Tensor) -> bool:
+        """It lies in memory from outside that the block has written to."""
+        return bool(self.state) and not self.state.isdisjoint(addresses([tensor]))
+
+    def same_memory(self) -> dict[int, int]:
+        """By the number of a tensor from outside, the first one in the same memory, where the block writes there: one
+        is a view of the other (``buffer.data``), which no operator says."""
+        first: dict[int, int] = {}
+        found: dict[int, int] = {}
+        for number, external in enumerate(self.externals):
+            at = storage_address(external.tensor)
+            if at in self.state and first.setdefault(at, number) != number:
+                found[number] = first[at]
+        return found
+
+
+def addresses(tensors: Iterable[Tensor]) -> set[int]:
+    """Which memory tensors lie in."""
+    return {at for part in take_apart(list(tensors))[0] if (at := storage_address(part)) is not None}
+
+
+def described(module: nn.Module, inputs: Iterable[Tensor]) -> dict[int, tuple[InputKind, str]]:
+    """The kind and name of a block's inputs and state, by ``id``. A tensor that is both is an input."""
+    state = read_state(module)
+    found: dict[int, tuple[InputKind, str]] = {}
+    named = [
+        *((tensor, InputKind.PARAMETER, name) for name, tensor in state.parameters.items()),
+        *((tensor, InputKind.BUFFER, name) for name, tensor in (state.buffers | state.attributes).items()),
+        *((tensor, InputKind.USER, f"input {number}") for number, tensor in enumerate(inputs)),
+    ]
+    for tensor, kind, name in named:
+        for part in take_apart([tensor])[0]:
+            found[id(part)] = kind, name
+    return found
+
+
+Memory = tuple[int, int]
+"""The version of a tensor's memory, and its size."""
+
+
+def memory_of(tensor: Tensor) -> Memory:
+    return version(tensor), storage_bytes(tensor)
+
+
+@frozen(eq=False)
+class HeldResult:
+    """An operator's result, as tensors without a history, and the memory of each."""
+
+    value: Any
+    memory: list[Memory]
+
+    @classmethod
+    def of(cls, value: Any) -> HeldResult:
+        return cls(value, [memory_of(each) for each in tensors_in(value)])
+
+    def changed(self) -> str:
+        """The change of its memory since, as a phrase; empty where there is none."""
+        found = [memory_of(each) for each in tensors_in(self.value)]
+        if found == self.memory:
+            return ""
+        resized = [size for _, size in found] != [size for _, size in self.memory]
+        return "its memory was let go or resized" if resized else "that was written to in place"
+
+
+@frozen(eq=False)
+class NotedTensor:
+    """A tensor that an operator has read, and its memory at that time: its address, and how often it was written to."""
+
+    tensor: Tensor
+    memory: tuple[int | None, int]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> NotedTensor:
+        return cls(tensor, (storage_address(tensor), version(tensor)))
+
+
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """An operator's arguments or results with each leaf changed."""
+    if isinstance(value, tuple | list):
+        return type(value)([mapped(change, part) for part in value])
+    if isinstance(value, dict):
+        return {key: mapped(change, part) for key, part in value.items()}
+    return change(value)
+
+
+def without_history(value: Any) -> Any:
+    """A result as detached tensors of the same memory."""
+    return mapped(detached, value)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors among an operator's arguments or results, in order."""
+    return leaves_in(value, Tensor)
+
+
+def leaves_in(value: Any, kind: type[_T]) -> Iterator[_T]:
+    """The leaves of one type among an operator's arguments or results, in order."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from leaves_in(part, kind)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from leaves_in(part, kind)
+
+
+def _place(tensor: Tensor) -> Geometry | None:
+    address = storage_address(tensor)
+    if address is None:
+        return None
+    return address, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+_IGNORED = ignored_operators()
+VIEW = torch.ops.aten.view.default
+
+
+@define(eq=False)
+class OperatorStream:
+    """The operators of one call of a block; the other fields count them from 0."""
+
+    operators: list[Any] = field(factory=list)
+    """As the block calls them: on tensor subclasses (DTensor), one of these is several operations, or none."""
+    reach: int = 0
+    """How many had run when the last value was saved: a checkpoint recomputes so many."""
+    differentiable: set[int] = field(factory=set)
+    """Operators that a gradient flows through."""
+    numbers: set[int] = field(factory=set)
+    """Operators that returned data of a tensor to Python (``item``, ``equal``): a graph has no nodes for them, and the
+    block's next operators may depend on them."""
+    numbered: set[int] = field(factory=set)
+    """Operators that are called with plain numbers."""
+    from_outside: dict[int, tuple[int, ...]] = field(factory=dict)
+    """Which of the tensors that an operator reads are parameters, buffers or constants that the block does not
+    write to."""
+    kept: dict[int, tuple[int, ...]] = field(factory=dict)
+    """By operator, the arguments that autograd keeps and that lie in memory from outside: the recomputation keeps their
+    current content, whatever the operator returns."""
+    state: dict[int, tuple[int, ...]] = field(factory=dict)
+    """Which of these the block writes to."""
+
+
+@cache
+def is_ignored(operator: Any) -> bool:
+    """Not counted as an operator of the block: autograd calls it as often as it likes, or it only marks a place in a
+    profile."""
+    return operator in _IGNORED or getattr(operator, "namespace", "") == "profiler"
+
+
+def is_same_view(args: Sequence[Any]) -> bool:
+    """A ``view`` that returns its argument. Module trackers call it (``view_as``) to hang a hook on a tensor, in a
+    forward and not in its recomputation."""
+    return len(args) == 2 and tuple(args[1]) == tuple(args[0].shape)
+
+
+def is_no_step(operator: Any, args: Sequence[Any]) -> bool:
+    """A call that is not counted among the operators of a block."""
+    return is_ignored(operator) or (operator is VIEW and is_same_view(args))
+
+
+@cache
+def is_kept_unread(operator: Any) -> bool:
+    """A graph keeps the operator although nobody reads its result."""
+    return schema_of(operator) is None or draws(operator) or operator in side_effect_functions()
+
+
+_NUMBERS = frozenset((int, float, bool, complex))
+
+
+def numbers_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The plain numbers that an operator is called with: a counter of Python's may be among them, or a draw."""
+    found: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        if type(value) in _NUMBERS:
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found.extend([part for part in value if type(part) in _NUMBERS])
+    return found
+
+
+def gives_number(out: Any) -> bool:
+    """The result tells Python about the data of a tensor."""
+    return isinstance(out, bool | int | float | complex)
+
+
+def draws(operator: Any) -> bool:
+    """torch tags the operator as drawing random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+
+
+def gives_data(operator: Any, masked: bool) -> bool:
+    """torch tags the operator as returning a size that depends on data. ``masked``: it reads truth values, without
+    which an ``index`` does not."""
+    by_data = torch.Tag.dynamic_output_shape in getattr(operator, "tags", ())
+    return by_data and (masked or operator is not torch.ops.aten.index.Tensor)
+
+
+@cache
+def traces_again(operator: Any) -> bool:
+    """The operator takes functions that its backward traces, which fails unless torch has compiled them first
+    (:func:`policylang.torch_compat.eager.failed_in`)."""
+    return isinstance(operator, HigherOrderOperator) and operator.name() in ("cond", "map_impl", "scan")
+
+
+@cache
+def changes_only_geometry(operator: Any) -> bool:
+    """In place, the operator changes the shape or strides of a tensor, not its data."""
+    return torch.Tag.inplace_view in getattr(operator, "tags", ())
+
+
+@cache
+def writes(operator: Any) -> bool:
+    """The operator's schema declares a write to an argument."""
+    schema = schema_of(operator)
+    return bool(schema is not None and schema.is_mutable)
+
+
+@cache
+def gives_what_it_writes(operator: Any) -> bool:
+    """An operator that writes returns nothing but the arguments that it has written to."""
+    return all(each.alias_info is not None and each.alias_info.is_write for each in schema_of(operator).returns)
+
+
+def written_by(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that a call of an operator writes to, as it says, or running statistics."""
+    if not writes(operator):
+        return [args[at] for at in updated_statistics(operator, args)]
+    return [
+        args[at] if at < len(args) else kwargs.get(argument.name)
+        for at, argument in enumerate(schema_of(operator).arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+@frozen(eq=False)
+class GeneratorState:
+    """The generator that a call draws from and the state it is in; None where its device has no generator."""
+
+    generator: torch.Generator | None
+    state: torch.Tensor | None
+
+    @classmethod
+    def before(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> GeneratorState:
+        """The generator is the one that the call is given, else that of its device."""
+        generator: torch.Generator | None = kwargs.get("generator")
+        if generator is None:
+            device = kwargs.get("device")
+            if device is None:
+                device = next((value.device for value in args if isinstance(value, torch.Tensor)), "cpu")
+            generator = default_generator(torch.device(device))
+        return cls(generator, None if generator is None else generator.get_state())
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Under it the generator draws what it drew then; afterwards it goes on as if it had not."""
+        if self.generator is None or self.state is None:
+            yield
+            return
+        now = self.generator.get_state()
+        self.generator.set_state(self.state)
+        try:
+            yield
+        finally:
+            self.generator.set_state(now)
