@@ -10,7 +10,6 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.syntax import Action, ExpectFate, Policy
 from policylang.planning import refusals
-from policylang.planning.batch.thresholds import flipping_thresholds
 from policylang.planning.block_graph import Place, around_blocks, beyond_one_block
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.checkpoints import checkpoint_of_all, checkpoints_around
@@ -129,7 +128,6 @@ def plan(
             *gathers_left(policy, facts, selections.chains, rules),
             *markers_lost(policy, facts),
             *markers_outranked(policy, facts, rules, decisions, needs),
-            *flipping_thresholds(policy, facts, capabilities, selections, tagged, fate),
             *safety.diagnostics(),
             *offload_diagnostics(policy, facts, decisions, needs, stays),
             *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),

@@ -27,11 +27,8 @@ from policylang.language.figures import counted, figure, first_lines
 from policylang.language.parsing.parser import words_of
 from policylang.language.source import Span
 from policylang.language.syntax import (
-    NOWHERE,
     Blocks,
     Bucket,
-    Compare,
-    CrossesCut,
     Expectation,
     Policy,
     Rewriting,
@@ -69,7 +66,6 @@ STAYS_ON_DEVICE = "APL313"
 OFFLOADS_NOTHING = "APL316"
 MARKERS_OUTRANKED = "APL317"
 GATHERS_LEFT = "APL318"
-FLIPPING_THRESHOLD = "APL386"
 
 _MOST_NAMES = 8
 _NAMEABLE = re.compile(r"[A-Za-z_]\w*\.\w+", re.ASCII)
@@ -360,24 +356,6 @@ def _all_nodes(count: int) -> str:
 
 def _values(count: int) -> str:
     return counted(count, "forward value")
-
-
-def flipping_threshold(
-    rule: Rule, test: Compare | CrossesCut | None, runs: Sequence[tuple[int, int]], facts: Facts
-) -> Diagnostic:
-    """``test``: the size that may flip. ``runs``: owners in graph order, each with a collective that runs with it."""
-    row, collective = runs[0]
-    more = f" and {_values(len(runs) - 1)} more" if len(runs) > 1 else ""
-    return diagnose(
-        FLIPPING_THRESHOLD,
-        f"`{rule.text}` decides about `{facts.names[row]}`{more} by a size that changes with the batch: a rank that "
-        f"compiles for another batch alone may run `{facts.names[collective]}` in its backward where the others do "
-        "not, and all of them wait for ever",
-        span=rule.span if test is None or test.span is NOWHERE else test.span,
-        help="decide by name or module in place of size, have every rank compile for the same sizes, or put the "
-        "threshold where no batch reaches it",
-        details=_listed(f"{_where(facts, row)}: runs {facts.names[gather]} again" for row, gather in runs),
-    )
 
 
 def expects_of_nothing(text: str, selector: Selector, details: tuple[str, ...]) -> Diagnostic:

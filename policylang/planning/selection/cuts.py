@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 from math import sqrt
@@ -52,9 +52,9 @@ class Cuts:
             self._known[size] = tuple(_cut(self._produced, self._alive, size))
         return self._known[size]
 
-    def stage(self, size: float | None, times: float = 1) -> float:
-        """The bytes of a stage; of ``auto``, which is None, by so many times what the forward makes."""
-        return sqrt(times * self.produced * 2**30) if size is None else size
+    def stage(self, size: float | None) -> float:
+        """The bytes of a stage; ``auto`` is None."""
+        return sqrt(self.produced * 2**30) if size is None else size
 
     def crossing(self, size: float | None) -> bytearray:
         """By row, 1 for the nodes whose decision saves a value that is alive at a cut.
@@ -62,21 +62,11 @@ class Cuts:
         These are the nodes whose memory the value is and that share the decision of the node that allocated it, a
         ``wait_tensor`` for instance, and the owner of that decision. A mere view is none of them.
         """
-        cuts = self.positions(self.stage(size))
-        return self._told(lambda value: self._crosses(value, cuts)) if cuts else bytearray(len(self.facts))
-
-    @cached_property
-    def crossable(self) -> bytearray:
-        """The same for cuts that lie anywhere: of other sizes, the values would be cut at other places."""
-        born, last = self._lifetimes
-        return self._told(lambda value: _NEVER != born[value] < last[value])
-
-    def _told(self, crosses: Callable[[int], bool]) -> bytearray:
-        facts, roots, owners = self.facts, self._roots, self.facts.owners
-        mask = bytearray(len(facts))
-        for row in facts.forward:
+        cuts, mask = self.positions(self.stage(size)), bytearray(len(self.facts))
+        roots, owners = self._roots, self.facts.owners
+        for row in self.facts.forward if cuts else ():
             value = roots[row]
-            if owners[row] == owners[value] and crosses(value):
+            if owners[row] == owners[value] and self._crosses(value, cuts):
                 mask[row] = mask[owners[row]] = 1
         return mask
 
