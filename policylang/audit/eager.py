@@ -15,7 +15,7 @@ from policylang.audit.against_plan import NOT_SAVED, SAVED_UNPLANNED, Expected, 
 from policylang.audit.outcome import Audit, Found
 from policylang.language.codes import diagnose
 from policylang.planning.checkpoints import kept_rows
-from policylang.planning.liveness import Needs
+from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
 from policylang.torch_compat.eager import held_bytes
 
@@ -31,7 +31,9 @@ _WORDING = Wording(
 )
 
 
-def audit_eager(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]], outside: Iterable[Tensor]) -> Audit:
+def audit_eager(
+    plan: Plan, needs: SavedForBackward, held: Mapping[int, Sequence[Tensor]], outside: Iterable[Tensor]
+) -> Audit:
     """Compare one call of a block with its plan.
 
     Args:

@@ -22,7 +22,7 @@ from policylang.audit.outcome import Audit
 from policylang.graph.facts import Phase
 from policylang.graph.storage import storage_roots
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import offloads, recomputes, saves
+from policylang.planning.value_outcome import offloads, recomputes, saves
 
 _WORDING = Wording(
     "{node} {found}, which is not what was planned",

@@ -31,7 +31,7 @@ from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.effects import function, piece_of_draw
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE
-from policylang.planning.liveness import Needs
+from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
 
 _WORDING = Wording(
@@ -42,7 +42,9 @@ _WORDING = Wording(
 _KEPT_UNKNOWN = "the forward keeps `{}` for the backward, which the graph that was planned does not have"
 
 
-def read_halves(plan: Plan, needs: Needs, forward: fx.Graph, backward: fx.Graph, *, num_fwd_outputs: int) -> Found:
+def read_halves(
+    plan: Plan, needs: SavedForBackward, forward: fx.Graph, backward: fx.Graph, *, num_fwd_outputs: int
+) -> Found:
     """Read two halves while their nodes have the names of the joint graph that was planned."""
     facts = plan.facts
     index = facts.index
@@ -67,7 +69,7 @@ def read_halves(plan: Plan, needs: Needs, forward: fx.Graph, backward: fx.Graph,
     return found
 
 
-def audit(plan: Plan, needs: Needs, found: Found) -> Audit:
+def audit(plan: Plan, needs: SavedForBackward, found: Found) -> Audit:
     """Compare a partition with what its plan came to.
 
     ``plan`` is the plan as it stood when the graph was split and ``needs`` what follows from it
@@ -93,7 +95,7 @@ def audit(plan: Plan, needs: Needs, found: Found) -> Audit:
 
 
 def audit_copies(
-    plan: Plan, needs: Needs, split: Found, forward: fx.Graph, backward: fx.Graph
+    plan: Plan, needs: SavedForBackward, split: Found, forward: fx.Graph, backward: fx.Graph
 ) -> tuple[Diagnostic, ...]:
     """What of the copies between device and host in two halves, as they will run, is not as planned.
 
@@ -126,7 +128,7 @@ def _returned(graph: fx.Graph) -> Sequence[Any]:
 
 
 def _replays(
-    facts: Facts, needs: Needs, kept: Iterable[Any], forward: fx.Graph, backward: fx.Graph
+    facts: Facts, needs: SavedForBackward, kept: Iterable[Any], forward: fx.Graph, backward: fx.Graph
 ) -> dict[fx.Node, int]:
     """The wrappers of the backward that start where that of their row did in the forward, and those; with the row.
 

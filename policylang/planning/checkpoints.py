@@ -19,7 +19,7 @@ from policylang.graph.blocks import OUTSIDE, BlockTable
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, forward_users
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
-from policylang.planning.value_decision import Decision, is_open, recomputes
+from policylang.planning.value_outcome import Decision, is_open, recomputes
 
 _BACKWARD = int(Phase.BACKWARD)
 

@@ -13,7 +13,7 @@ from policylang.planning.edits.pieces import common_names
 from policylang.planning.graph_edit import Edits
 from policylang.planning.schedule.order_plan import OrderPlan
 from policylang.planning.time_errors import decides_by_time
-from policylang.planning.value_decision import Decision
+from policylang.planning.value_outcome import Decision
 
 _CHUNK = 1 << 14
 NO_EDITS = Edits()

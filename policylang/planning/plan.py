@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts
-from policylang.graph.schedule import Schedule
+from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import as_html, as_text
 from policylang.language.syntax import Policy, Rule
 from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.graph_edit import Edits
 from policylang.planning.schedule.builder import build_checkpointed_schedule, build_schedule
-from policylang.planning.value_decision import Decision, Fate, offloads, recomputes
+from policylang.planning.value_outcome import Decision, Default, offloads
 
 if TYPE_CHECKING:
     from policylang.planning.schedule.order_plan import OrderPlan
@@ -65,7 +65,7 @@ class Plan:
     expectations: tuple[ExpectationOutcome, ...]
     diagnostics: tuple[Diagnostic, ...]
     """Errors and warnings. A caller that acts on the plan raises the errors first."""
-    undecided: Fate
+    undecided: Default
     digest: str
     """Hex SHA-256 over policy, node names, operators and decisions: equal plans, equal digests, on every rank."""
     order: OrderPlan | None = field(default=None, repr=False)
@@ -117,6 +117,8 @@ class Plan:
 
 def schedule_of(facts: Facts, decisions: Sequence[Decision | None]) -> Schedule:
     """The steps under some decisions."""
-    recomputed = (row for row, decision in enumerate(decisions) if recomputes(decision))
-    offloaded = (row for row, decision in enumerate(decisions) if offloads(decision))
-    return build_schedule(facts, recomputed, offloaded)
+    adding: dict[StepKind, list[int]] = {kind: [] for kind in StepKind}
+    for row, decision in enumerate(decisions):
+        for kind in () if decision is None else decision.outcome.steps:
+            adding[kind].append(row)
+    return build_schedule(facts, adding[StepKind.SECOND_RUN], adding[StepKind.COPY_TO_HOST])

@@ -25,10 +25,8 @@ from policylang.planning.decisions.weights_aside import WeightsAside, answered
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
-from policylang.planning.expectations.data_sizes import by_data_in
-from policylang.planning.expectations.held import check_expectations
-from policylang.planning.expectations.uncounted_work import uncounted_in
-from policylang.planning.liveness import Needs, with_checkpoints, with_cost
+from policylang.planning.expectations import by_data_in, check_expectations, uncounted_in
+from policylang.planning.liveness import SavedForBackward, with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.selection.other_kernels import named_alone
@@ -36,7 +34,7 @@ from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.unanswerable import unanswerable
 from policylang.planning.statement_errors import StatementErrors
 from policylang.planning.time_errors import time_errors
-from policylang.planning.value_decision import Decision, Fate, Why, by_rule, offloads
+from policylang.planning.value_outcome import KEPT, Decision, Default, Why, by_rule, offloads
 from policylang.simulation.node_times import node_times
 
 
@@ -69,7 +67,7 @@ def plan(
     apart = capabilities.block_by_block and place is None
     around = around_blocks(facts, blocks) if apart else NOTHING_AROUND
     tagged = {} if apart else user_decisions(facts)  # the policy's checkpoints take the place of the user's own
-    fate = _fate(policy, capabilities)
+    fate = _default(policy, capabilities)
     verdict = judge(policy, facts, selections, tagged, around)
     stop_unless_wanted()
     decisions = first_decisions(policy, facts, verdict, tagged, fate, capabilities, around)
@@ -87,7 +85,7 @@ def plan(
     elif apart:
         checkpoints = checkpoints_around(facts, blocks)
     needs = with_checkpoints(needs, facts, decisions, checkpoints)
-    outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
+    cost = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
     stop_unless_wanted()
     order = None
@@ -96,7 +94,7 @@ def plan(
         order = plan_order(policy, facts, schedule, capabilities, ranks=ranks, device=used, blocks=blocks)
     stop_unless_wanted()
     expectations, failures = check_expectations(
-        policy.expectations, selections, decisions, outcome, checkpoints=checkpoints, order=order
+        policy.expectations, selections, decisions, cost, checkpoints=checkpoints, order=order
     )
     stop_unless_wanted()
     unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
@@ -145,17 +143,17 @@ def plan(
     )
 
 
-def _fate(policy: Policy, capabilities: Capabilities) -> Fate:
+def _default(policy: Policy, capabilities: Capabilities) -> Default:
     fate = policy.undecided.fate if policy.undecided is not None else "auto"
     if fate == "auto" and capabilities.keeps_undecided:
         return "as traced"
     return "as checkpointed" if fate == "auto" and capabilities.recomputes_undecided else fate
 
 
-def _with_returned(needs: Needs, facts: Facts) -> Needs:
+def _with_returned(needs: SavedForBackward, facts: Facts) -> SavedForBackward:
     """With what the block returns, which the next one's checkpoint holds as its input."""
     returned = (row for row in facts.forward if facts.flags[row] & Flag.FORWARD_OUTPUT)
-    return evolve(needs, saved=(*needs.saved, *returned))
+    return evolve(needs, rows={**needs.rows, KEPT: (*needs.saved, *returned)})
 
 
 def _about_nothing(policy: Policy, selections: Selections) -> list[int]:

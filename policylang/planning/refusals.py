@@ -48,7 +48,7 @@ from policylang.planning.selection.empty_matches import (
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.selection.what_would_match import block_globs, glob_span, naming_blocks, would_match
 from policylang.planning.setups import WHAT_FSDP_MEANS
-from policylang.planning.value_decision import Decision
+from policylang.planning.value_outcome import Decision
 
 MATCHES_NOTHING = "APL301"
 NO_SUCH_BLOCKS = "APL302"

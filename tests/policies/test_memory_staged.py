@@ -12,7 +12,7 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.language.resolution.loader import parse_policy
 from policylang.language.resources import policies_folder
 from policylang.language.syntax import Policy
-from policylang.planning.liveness import CostedNeeds, saved_and_recomputed
+from policylang.planning.liveness import BackwardCost, saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.planning.selection.cuts import Cuts
@@ -46,7 +46,7 @@ def llama_8b() -> Facts:
     return evolve(facts, ac_regions=[None] * len(facts), user_tags=[None] * len(facts))
 
 
-def made(chosen: Policy, facts: Facts) -> tuple[Plan, CostedNeeds, Peak]:
+def made(chosen: Policy, facts: Facts) -> tuple[Plan, BackwardCost, Peak]:
     result = plan(chosen, facts, THE_PATH)
     assert result.diagnostics == ()
     outcome = saved_and_recomputed(result)

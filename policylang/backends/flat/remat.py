@@ -25,7 +25,7 @@ from policylang.graph.reading.memory import GraphMemory, memory_of
 from policylang.graph.schedule import StepKind
 from policylang.planning.order.run_names import RunNames
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import recomputes
+from policylang.planning.value_outcome import recomputes
 from policylang.torch_compat import partition
 
 

@@ -22,7 +22,7 @@ from policylang.language.syntax import Action
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
 from policylang.planning.liveness import backward_needs
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import Decision, Why, offloads
+from policylang.planning.value_outcome import Decision, Why, offloads
 
 _AUTO_SAVE = Decision(Action.SAVE, None, Why.UNDECIDED, "PyTorch's min-cut saves it")
 _AUTO_RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.UNDECIDED, "PyTorch's min-cut recomputes it")

@@ -21,7 +21,7 @@ from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.operators.effects import function, piece_of_draw
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.planning.graph_edit import Edits
-from policylang.planning.liveness import Needs
+from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
 from policylang.planning.schedule.host_copy_steps import with_host_copies
 
@@ -74,7 +74,7 @@ def rows_in(plan: Plan, half: fx.Graph, *, backward: bool) -> dict[str, int]:
 
 def schedule_of_halves(
     plan: Plan,
-    needs: Needs,
+    needs: SavedForBackward,
     halves: Sequence[fx.Graph],
     rows: Sequence[Mapping[str, int]],
     edits: Sequence[Edits],

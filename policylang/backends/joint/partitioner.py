@@ -33,9 +33,9 @@ from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import Schedule
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.capabilities import JOINT
-from policylang.planning.expectations.deferred import check_deferred
+from policylang.planning.expectations import check_deferred
 from policylang.planning.graph_edit import Edits
-from policylang.planning.liveness import Needs, backward_needs
+from policylang.planning.liveness import SavedForBackward, backward_needs
 from policylang.planning.plan import Plan
 from policylang.ranks.comparison import agree_on_collectives, is_compared
 from policylang.ranks.rank_account import GraphRun
@@ -149,7 +149,9 @@ def _order_differences(
     return [found for order, graph in orders if order is not None for found in audit_order(order, graph)]
 
 
-def _choose(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]) -> tuple[Plan, Needs]:
+def _choose(
+    gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]
+) -> tuple[Plan, SavedForBackward]:
     """What is saved and recomputed; min-cut is asked only where it has something to decide."""
     gradients = finalize.gradient_rows(gm.graph, plan.facts, num_fwd_outputs)
     final = finalize.fit(plan, gradients)
@@ -173,7 +175,7 @@ def _ask_min_cut(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_in
     return [index[node.name] for node in saved or () if node.name in index]
 
 
-def _saved_marks(facts: Facts, needs: Needs) -> dict[str, bool | str]:
+def _saved_marks(facts: Facts, needs: SavedForBackward) -> dict[str, bool | str]:
     """The names of the saved values and of the multi-output operators they are pieces of, with their marks.
 
     Min-cut may save one piece of a tuple and recompute another; a decision on the operator cannot repeat that.

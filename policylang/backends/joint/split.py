@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from policylang.backends.surgery.order import arrange
 from policylang.graph.facts import Facts, Flag, Phase
-from policylang.planning.liveness import Needs
+from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
 from policylang.torch_compat import graphs, partition
 
@@ -17,7 +17,7 @@ _IN_BACKWARD = Flag.FEEDS_BACKWARD | Flag.GRADIENT
 
 
 def split(
-    joint: fx.GraphModule, plan: Plan, needs: Needs, *, num_fwd_outputs: int, static_inputs: Sequence[int]
+    joint: fx.GraphModule, plan: Plan, needs: SavedForBackward, *, num_fwd_outputs: int, static_inputs: Sequence[int]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward that returns what ``needs`` keeps, and the backward that recomputes the rest of what it reads.
 

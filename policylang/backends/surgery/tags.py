@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import Decision, Why
+from policylang.planning.value_outcome import Decision, Why, is_open
 
 _RECOMPUTE = "recompute"
 _REGION = "ac_graph_id"
@@ -62,8 +62,7 @@ def lent_to_min_cut(graph: fx.Graph, plan: Plan) -> Iterator[None]:
             node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
         if row is None or decision is None:
             continue
-        action = decision.action
-        if is_unsafe(facts, row) if action is None else action.saves or action.offloads:
+        if is_unsafe(facts, row) if is_open(decision) else decision.outcome.is_held:
             node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
     try:
         yield

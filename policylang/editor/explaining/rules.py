@@ -11,9 +11,9 @@ from policylang.editor.state import GraphState
 from policylang.language.figures import Measured, counted, figure, file_name, listed
 from policylang.language.meanings.dictionary import meaning
 from policylang.language.syntax import Rule
+from policylang.planning.inspection.breakdown import RuleInBlocks
 from policylang.planning.inspection.marginal_cost import MOST_RULES, Worth
 from policylang.planning.inspection.policy_index import beginning_of
-from policylang.planning.inspection.rule_amounts import RuleInBlocks
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.selection.empty_matches import part_counts
 

@@ -14,6 +14,7 @@ from policylang.language.diagnostics import Diagnostic, Related
 from policylang.language.syntax import Rule
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import moved_below
+from policylang.planning.value_outcome import Held, outcome_of
 
 SOFTENED = "APL314"
 _MUST = re.compile(r"\bmust_(save|recompute)\b")  # a keyword: no name is spelled so
@@ -49,5 +50,6 @@ def _says_must(rule: Rule) -> bool:
 
 
 def _contradicts(later: Rule, earlier: Rule) -> bool:
-    opposite = later.action.saves or later.action.offloads if earlier.action.recomputes else not later.action.saves
+    wants = outcome_of(later.action)
+    opposite = wants.is_held if earlier.action.recomputes else wants.held is not Held.DEVICE
     return opposite and not _says_must(later)

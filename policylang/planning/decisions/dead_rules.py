@@ -7,25 +7,23 @@ it is saved by another line, and the saved view keeps all of its memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 from policylang.graph.facts import Facts, GraphKind, forward_users
 from policylang.graph.rowsets import mask_of
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning import refusals
-from policylang.planning.liveness import Needs
+from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import RuleOutcome
-from policylang.planning.value_decision import Decision, saves
+from policylang.planning.value_outcome import Decision, saves
 
 
 def without_effect(
-    rules: Sequence[RuleOutcome], facts: Facts, decisions: Sequence[Decision | None], needs: Needs
+    rules: Sequence[RuleOutcome], facts: Facts, decisions: Sequence[Decision | None], needs: SavedForBackward
 ) -> list[Diagnostic]:
     """A warning for each rule that decides values of which the backward needs none. ``optional`` rules may do so."""
     if facts.kind not in (GraphKind.JOINT, GraphKind.FLAT):
         return []
-    rows = chain(needs.saved, needs.offloaded, needs.recomputed, needs.undecided, needs.contingent)
-    needed = mask_of((facts.owners[row] for row in rows), len(facts))
+    needed = mask_of((facts.owners[row] for row in needs.all), len(facts))
     return [
         refusals.no_effect(outcome, facts, _keeper(outcome.decided, facts, decisions))
         for outcome in rules

@@ -19,7 +19,7 @@ from policylang.planning.block_graph import AroundBlocks
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.selectors import Selections
-from policylang.planning.value_decision import Decision, Fate, Why
+from policylang.planning.value_outcome import Decision, Default, Why
 
 NO_RULE = -1
 NOTHING_AROUND = AroundBlocks()
@@ -72,7 +72,7 @@ def first_decisions(
     facts: Facts,
     verdict: Verdict,
     user_decisions: dict[int, Decision],
-    undecided: Fate,
+    undecided: Default,
     capabilities: Capabilities,
     around: AroundBlocks = NOTHING_AROUND,
 ) -> list[Decision | None]:
@@ -106,7 +106,7 @@ def first_decisions(
     return decisions
 
 
-UNDECIDED: dict[Fate, tuple[Action | None, str]] = {
+UNDECIDED: dict[Default, tuple[Action | None, str]] = {
     "save": (Action.SAVE, ""),
     "recompute": (Action.RECOMPUTE, ""),
     "auto": (None, "; the partitioner decides"),

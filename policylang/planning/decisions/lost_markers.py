@@ -10,9 +10,9 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Is, Policy, Statement
 from policylang.language.walk import selectors_of, tests_of
 from policylang.planning import refusals
-from policylang.planning.liveness import Needs
+from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import RuleOutcome
-from policylang.planning.value_decision import Decision, Why
+from policylang.planning.value_outcome import Decision, Why, outcome_of
 
 _ASKED = "recorded saved"
 
@@ -26,7 +26,11 @@ def markers_lost(policy: Policy, facts: Facts) -> list[Diagnostic]:
 
 
 def markers_outranked(
-    policy: Policy, facts: Facts, rules: Sequence[RuleOutcome], decisions: Sequence[Decision | None], needs: Needs
+    policy: Policy,
+    facts: Facts,
+    rules: Sequence[RuleOutcome],
+    decisions: Sequence[Decision | None],
+    needs: SavedForBackward,
 ) -> list[Diagnostic]:
     """An error for a rule that is to keep what an earlier partition saved, where tags of the user's ``checkpoint``
     have some of it recomputed.
@@ -37,7 +41,7 @@ def markers_outranked(
     recomputed = frozenset(facts.owners[row] for row in needs.recomputed)
     found = []
     for outcome in rules:
-        keeps = outcome.rule.action.saves or outcome.rule.action.offloads
+        keeps = outcome_of(outcome.rule.action).is_held
         if not keeps or not _asks(outcome.rule, policy):
             continue
         again = [(row, decisions[row]) for row in outcome.matched if row in recomputed]

@@ -21,14 +21,16 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals
-from policylang.planning.liveness import Needs
-from policylang.planning.value_decision import Decision, Why, by_rule, is_open, offloads, recomputes, saves
+from policylang.planning.liveness import SavedForBackward
+from policylang.planning.value_outcome import Decision, Why, by_rule, is_open, offloads, recomputes, saves
 
 FULL = "the budget is full"
 _UNREBUILDABLE = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED
 
 
-def resolve_offloads(policy: Policy, facts: Facts, decisions: list[Decision | None], needs: Needs) -> tuple[int, ...]:
+def resolve_offloads(
+    policy: Policy, facts: Facts, decisions: list[Decision | None], needs: SavedForBackward
+) -> tuple[int, ...]:
     """Decide what of the offloaded values the backward needs is moved; ``decisions`` are changed accordingly.
 
     Afterwards a value decided ``offload`` that the backward needs is a holder. Its views are decided ``recompute``,
@@ -50,7 +52,12 @@ def resolve_offloads(policy: Policy, facts: Facts, decisions: list[Decision | No
 
 class _Offloads:
     def __init__(
-        self, policy: Policy, facts: Facts, decisions: list[Decision | None], needs: Needs, asked: Sequence[int]
+        self,
+        policy: Policy,
+        facts: Facts,
+        decisions: list[Decision | None],
+        needs: SavedForBackward,
+        asked: Sequence[int],
     ) -> None:
         self.facts = facts
         self.decisions = decisions
@@ -177,7 +184,7 @@ def _is_view(facts: Facts, row: int) -> bool:
 
 
 def offload_diagnostics(
-    policy: Policy, facts: Facts, decisions: Sequence[Decision | None], needs: Needs, stays: Sequence[int]
+    policy: Policy, facts: Facts, decisions: Sequence[Decision | None], needs: SavedForBackward, stays: Sequence[int]
 ) -> list[Diagnostic]:
     """For each rule what of it stays on the device: a note, and a warning where nothing of it is moved."""
     moving = by_rule(needs.offloaded, decisions, policy)

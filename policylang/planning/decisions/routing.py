@@ -17,7 +17,7 @@ from policylang.language.syntax import Action, Operator, Policy, Rule
 from policylang.language.walk import walk
 from policylang.operators.names import CHOICES, ORDERINGS, STEERED
 from policylang.planning.selection.selectors import operator_matcher
-from policylang.planning.value_decision import Decision, Why, recomputes
+from policylang.planning.value_outcome import Decision, Why, recomputes
 
 _WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool"})
 REASON = "a discrete choice that steers what follows: a second run could choose otherwise"

@@ -9,8 +9,8 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy, Rule
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.liveness import Needs, backward_needs
-from policylang.planning.value_decision import Decision, Why, by_rule
+from policylang.planning.liveness import SavedForBackward, backward_needs
+from policylang.planning.value_outcome import Decision, Why, by_rule
 
 _SUSPECT = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED | Flag.RANDOM | Flag.DATA_DEPENDENT
 
@@ -54,7 +54,7 @@ class Safety:
         self._decisions = decisions
         self._refused: dict[int, str] = {}  # owner → reason, last in the graph first
 
-    def enforce(self) -> Needs:
+    def enforce(self) -> SavedForBackward:
         """Look at all that the backward needs recomputed; what it needs afterwards.
 
         Where a recomputation would be wrong, what an ``optional`` rule or the user's own checkpoint asked for is saved

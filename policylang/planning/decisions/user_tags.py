@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policylang.graph.facts import Facts, Flag
 from policylang.language.syntax import Action
-from policylang.planning.value_decision import Decision, Why
+from policylang.planning.value_outcome import Decision, Why
 
 _ACTIONS = {action.value: action for action in Action if action is not Action.LEAVE}
 

@@ -12,7 +12,7 @@ from policylang.planning.inspection.order_changes import OrderChanges, order_cha
 from policylang.planning.inspection.step_times import peak_of_plan, time_of_plan
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import ExpectationOutcome, Plan
-from policylang.planning.value_decision import Decision, Why
+from policylang.planning.value_outcome import Decision, Why
 
 OUTSIDE = "outside every block"
 

@@ -11,7 +11,7 @@ from policylang.language.syntax import Rule
 from policylang.planning.plan import Plan
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.why_not_matched import why_not
-from policylang.planning.value_decision import Decision, Why
+from policylang.planning.value_outcome import Decision, Why
 
 Standing = Literal["no match", "decided", "overridden", "kept by the user", "always saved"]
 

@@ -21,7 +21,7 @@ from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.breakdown import as_counted
 from policylang.planning.inspection.step_times import time_of_step
 from policylang.planning.inspection.time_prices import a_gib, time_difference
-from policylang.planning.liveness import CostedNeeds, saved_and_recomputed
+from policylang.planning.liveness import BackwardCost, saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.simulation.peak import estimate_peak
@@ -129,6 +129,6 @@ def _sign(amount: float) -> int:
     return (amount > 0) - (amount < 0)
 
 
-def _cost(plan: Plan) -> tuple[CostedNeeds, int, StepTime | None]:
+def _cost(plan: Plan) -> tuple[BackwardCost, int, StepTime | None]:
     outcome = saved_and_recomputed(plan, as_counted(plan.decisions))
     return outcome, estimate_peak(plan.facts, plan.schedule).bytes, time_of_step(plan, plan.schedule)

@@ -191,7 +191,7 @@ def _group(group: BlockGroup) -> str:
         f"{title}: {bytes_text(amounts.saved_bytes)} saved,{moved} {bytes_text(amounts.recomputed_bytes)} and "
         f"{figure(amounts.recomputed_flops, 'flops')} recomputed{again}" + (", each" if group.times > 1 else "")
     )
-    shown = [each for each in group.entries if each.costs or each.fate != "recomputed"]
+    shown = [each for each in group.entries if not each.is_free]
     views = sum(entry.count for entry in group.entries) - sum(entry.count for entry in shown)
     lines = [head]
     if shown:
@@ -208,7 +208,7 @@ def _group(group: BlockGroup) -> str:
 def _entry(entry: ValueEntry, *, timed: bool) -> tuple[str, ...]:
     shape = "×".join(map(str, entry.shape or ()))
     return (
-        entry.fate,
+        entry.outcome.word,
         entry.operator + (f" ×{entry.count}" if entry.count > 1 else ""),
         entry.module,
         f"{shortened(shape, _LONGEST_SHAPE)} {entry.dtype}".strip(),

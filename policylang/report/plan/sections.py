@@ -128,7 +128,7 @@ def _group(group: BlockGroup, most_saved: int, most_flops: int) -> Markup:
         _bar(amounts.saved_bytes / most_saved, "saved", bytes_text(amounts.saved_bytes), saved),
         _bar(amounts.recomputed_flops / most_flops, "recomputed", figure(amounts.recomputed_flops, "flops"), again),
     )
-    shown = [each for each in group.entries if each.costs or each.fate != "recomputed"]
+    shown = [each for each in group.entries if not each.is_free]
     views = sum(each.count for each in group.entries) - sum(each.count for each in shown)
     hidden = f"and {counted(views, 'view')} and parts that are recomputed at no cost"
     table = [_ENTRIES_HEAD, *map(_entry, shown)]
@@ -149,7 +149,7 @@ def _bar(share: float, color: str, amount: str, rest: str) -> Markup:
 def _entry(entry: ValueEntry) -> tuple[str, ...]:
     shape = "×".join(map(str, entry.shape or ()))
     return (
-        element("span", entry.fate, class_=f"fate fate-{entry.fate.replace(' ', '-')}"),
+        element("span", entry.outcome.word, class_=f"fate fate-{entry.outcome.word.replace(' ', '-')}"),
         entry.operator + (f" ×{entry.count}" if entry.count > 1 else ""),
         entry.module,
         f"{shape} {entry.dtype}".strip(),

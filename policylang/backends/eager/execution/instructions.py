@@ -18,9 +18,9 @@ from policylang.backends.surgery import tags
 from policylang.graph.facts import Facts, Flag
 from policylang.operators.effects import statistics_positions
 from policylang.planning.checkpoints import kept_rows
-from policylang.planning.liveness import Needs, saved_and_recomputed
+from policylang.planning.liveness import SavedForBackward, saved_and_recomputed
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import Decision
+from policylang.planning.value_outcome import Decision, saves
 
 RUN = 0
 """Run it both times."""
@@ -86,7 +86,7 @@ class PlannedInstructions(Instructions):
     """What a plan says, and the plan."""
 
     plan: Plan
-    needs: Needs
+    needs: SavedForBackward
     rows: tuple[int, ...]
 
     def is_planned(self, at: int) -> bool:
@@ -159,8 +159,7 @@ def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator
     if flags & _WRITES and writes(operator):
         if not flags & _REPEATABLE:
             return _write(operator)
-        decision = decisions[row]
-        if decision is not None and decision.action is not None and decision.action.saves:
+        if saves(decisions[row]):
             return HELD
     elif row in held or any(piece in held for piece in facts.followers.get(row, ()) if facts.inputs[piece] == (row,)):
         return KEEP

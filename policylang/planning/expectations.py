@@ -1,0 +1,511 @@
+"""A policy's expectations: each is held, failed with the figure found, or deferred until after partitioning.
+
+Totals (``expect saved per block <= 220 MiB``), times and the peak of the simulated step, counts of nodes, and what
+becomes of a set of nodes (``expect every S recomputed``). A warning goes with a figure that misses something: work that
+no FLOP formula counts, values whose sizes come from data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Literal, assert_never
+
+from attrs import evolve, frozen
+
+from policylang.graph.blocks import BlockTable
+from policylang.graph.facts import Facts, uncounted_operators
+from policylang.graph.schedule import Schedule, StepKind
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.figures import beside, counted, first_lines, joined
+from policylang.language.syntax import (
+    COMPARISONS,
+    Expectation,
+    ExpectCount,
+    ExpectFate,
+    ExpectTotal,
+    Scope,
+)
+from policylang.planning.block_graph import is_about_whole
+from policylang.planning.capabilities import JOINT
+from policylang.planning.checkpoints import Checkpoints
+from policylang.planning.liveness import BackwardCost, SavedForBackward, counted_by_data, sized_by_data, with_cost
+from policylang.planning.order.statements import plan_order
+from policylang.planning.plan import ExpectationOutcome, Plan, schedule_of
+from policylang.planning.refusals import expectation_failed, expects_of_nothing
+from policylang.planning.schedule.builder import build_checkpointed_schedule
+from policylang.planning.schedule.order_plan import OrderPlan
+from policylang.planning.selection.empty_matches import part_counts
+from policylang.planning.selection.ordinals import group_keys
+from policylang.planning.selection.selectors import Selections, selections_for
+from policylang.planning.value_outcome import (
+    KEPT,
+    LEFT_TO_MIN_CUT,
+    ON_HOST,
+    RECOMPUTED,
+    Decision,
+    Outcome,
+    Why,
+    is_open,
+)
+from policylang.simulation.node_times import NodeTimes
+from policylang.simulation.peak import estimate_peak
+from policylang.simulation.step_time import StepTime, step_time
+
+UNCOUNTED, UNTIMED, BY_DATA = "APL332", "APL333", "APL350"
+_REGISTER = "register their formulas with `torch.utils.flop_counter.register_flop_formula` where the graph is made"
+_MOST_NAMES = 8
+_MOST_NAMED = 3
+_NOTHING = "no node matches"
+_BOUNDS: dict[str, Literal["==", ">=", "<="]] = {"exactly": "==", "at least": ">=", "at most": "<="}
+_MOST_PLACES = 9
+
+Status = Literal["held", "failed", "deferred"]
+
+
+@frozen
+class Finding:
+    """The result of checking an expectation, and the evidence for it."""
+
+    status: Status
+    found: str
+    details: tuple[str, ...] = ()
+    margin: float | None = None
+
+
+_COLUMNS = {
+    "saved": ("saved_bytes", "bytes"),
+    "recomputed": ("recomputed_bytes", "bytes"),
+    "recomputed flops": ("recomputed_flops", "flops"),
+    "recomputed operators": ("recomputed_operators", "operators"),
+}
+"""By figure, what says it, and what of the whole forward it is a share of."""
+LEFT_OPEN = Finding("deferred", "it depends on values that are left to PyTorch's partitioner")
+_UNTIMED = Finding("deferred", "no device says how long anything takes")
+
+
+def check_expectations(
+    expectations: Sequence[Expectation],
+    selections: Selections,
+    decisions: Sequence[Decision | None],
+    cost: BackwardCost,
+    outcomes: NodeOutcomes | None = None,
+    *,
+    checkpoints: Checkpoints | None = None,
+    order: OrderPlan | None = None,
+) -> tuple[tuple[ExpectationOutcome, ...], tuple[Diagnostic, ...]]:
+    """The result of each expectation, and an error for each that failed, both in order.
+
+    ``outcomes``: of ``decisions`` unless given. ``checkpoints``: in eager. ``order``: what the scheduling lines
+    come to, whose peak and times are the step's.
+    """
+    if not expectations:
+        return (), ()
+    outcomes = outcomes or NodeOutcomes(selections.facts, decisions, cost)
+    simulated = Simulated(selections, decisions, cost, checkpoints=checkpoints, order=order)
+    results: list[ExpectationOutcome] = []
+    failures: list[Diagnostic] = []
+    for expectation in expectations:
+        finding = _check(expectation, selections, outcomes, cost, simulated)
+        text = expectation.span.one_line
+        results.append(
+            ExpectationOutcome(text, expectation.span.location, finding.status, finding.found, finding.margin)
+        )
+        if finding.status == "failed":
+            if by_data := figure_by_data(expectation, selections.facts, cost):
+                finding = evolve(finding, details=(*finding.details, f"the figure counts {by_data}"))
+            failures.append(_failure(expectation, text, finding))
+    return tuple(results), tuple(failures)
+
+
+def _failure(expectation: Expectation, text: str, finding: Finding) -> Diagnostic:
+    if finding.found == _NOTHING and not isinstance(expectation, ExpectTotal):
+        return expects_of_nothing(text, expectation.selector, finding.details)
+    return expectation_failed(expectation, text, finding.found, finding.details)
+
+
+def _check(
+    expectation: Expectation,
+    selections: Selections,
+    outcomes: NodeOutcomes,
+    cost: BackwardCost,
+    simulated: Simulated,
+) -> Finding:
+    if selections.blocks.alone is not None and is_about_whole(expectation):
+        return Finding("deferred", "it is about a whole graph, of which this is one block")
+    match expectation:
+        case ExpectTotal():
+            return check_total(expectation, cost, selections.blocks, simulated)
+        case ExpectCount():
+            rows = selections.rows(expectation.selector)
+            finding = _check_count(expectation, rows, selections)
+            nothing = not rows and finding.status == "failed"
+        case ExpectFate():
+            rows = selections.rows(expectation.selector)
+            finding = check_outcome(expectation, rows, outcomes, selections.facts)
+            nothing = not rows and expectation.quantifier == "every"
+        case _:
+            assert_never(expectation)
+    if nothing:
+        return Finding("failed", _NOTHING, part_counts(expectation.selector, selections))
+    return finding
+
+
+def _check_count(expectation: ExpectCount, rows: list[int], selections: Selections) -> Finding:
+    scope = expectation.scope or Scope.GRAPH
+    if scope is Scope.GRAPH:
+        status: Status = "held" if _counts(expectation, len(rows)) else "failed"
+        return Finding(status, str(len(rows)), margin=_margin(expectation, [len(rows)]))
+    # All blocks; of modules and chains, those that hold one at least.
+    totals: dict[object, int] = dict.fromkeys(numbers(selections.blocks) if scope is Scope.BLOCK else (), 0)
+    if scope is Scope.BLOCK and not totals:
+        return Finding("failed", "the graph has no blocks")
+    for key in group_keys(scope, rows, selections.facts, selections.blocks, selections.chains):
+        if key is not None:
+            totals[key] = totals.get(key, 0) + 1
+    block_names = selections.blocks.names
+    wrong = [(key, count) for key, count in totals.items() if not _counts(expectation, count)]
+    if not wrong:
+        counts = sorted(set(totals.values()))
+        each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "0"
+        return Finding("held", f"{each} in each {scope.value}", margin=_margin(expectation, counts))
+    details = [f"{_place(scope, key, block_names)}: {count}" for key, count in wrong]
+    key, count = wrong[0]
+    place = f"block {key}" if scope is Scope.BLOCK else _place(scope, key, block_names)
+    margin = _margin(expectation, [count])
+    return Finding("failed", f"{count} in {place}", first_lines(details, _MOST_PLACES), margin)
+
+
+def _margin(expectation: ExpectCount, counts: Sequence[int]) -> float:
+    """Of the worst of several."""
+    return min((margin_of(_BOUNDS[expectation.bound], count, expectation.n) for count in counts), default=0.0)
+
+
+def _place(scope: Scope, key: object, block_names: Sequence[str]) -> str:
+    if scope is Scope.BLOCK and isinstance(key, int):
+        return f"block {key}, {block_names[key]}"
+    if scope is Scope.CHAIN:
+        return f"the chain from `{key}`"
+    return str(key) or "the root module"
+
+
+def _counts(expectation: ExpectCount, count: int) -> bool:
+    return COMPARISONS[_BOUNDS[expectation.bound]](count, expectation.n)
+
+
+# --- totals -----------------------------------------------------------------------------------------------------------
+
+
+def check_total(expectation: ExpectTotal, cost: BackwardCost, blocks: BlockTable, simulated: Simulated) -> Finding:
+    """Compare a total with its limit.
+
+    While values are left to PyTorch's partitioner the totals known are lower bounds: enough to fail an upper limit,
+    not to hold one.
+    """
+    if expectation.of_time and not simulated.timed:
+        return _UNTIMED
+    if expectation.figure in ("peak", "exposed", "step time"):
+        return _judge(expectation, _whole(expectation, simulated), cost) if cost.final else LEFT_OPEN
+    amount, by_block = _amounts(expectation, cost, simulated)
+    if not expectation.per_block:
+        return _judge(expectation, amount, cost)
+    if not by_block:
+        return Finding("failed", "the graph has no blocks")
+    block = _telling(expectation, by_block, numbers(blocks))
+    details = (f"block {block} is {blocks.names[block]}",)
+    return _judge(expectation, by_block[block], cost, f" in block {block}", details)
+
+
+def _judge(
+    expectation: ExpectTotal, amount: float, cost: BackwardCost, where: str = "", details: tuple[str, ...] = ()
+) -> Finding:
+    limit = expectation.limit.value
+    holds = COMPARISONS[expectation.op](amount, limit)
+    found = beside(amount, limit, expectation.limit.dimension) + where
+    if cost.final:
+        return Finding("held" if holds else "failed", found, details, margin_of(expectation.op, amount, limit))
+    if not holds and expectation.op in ("<", "<="):
+        return Finding("failed", f"at least {found}", details, margin_of(expectation.op, amount, limit))
+    return LEFT_OPEN
+
+
+def margin_of(op: str, amount: float, limit: float) -> float:
+    """How far a figure is from its limit: negative, or zero of a strict one, where it does not hold."""
+    if op in ("<", "<="):
+        return limit - amount
+    return amount - limit if op in (">", ">=") else -abs(amount - limit)
+
+
+def _whole(expectation: ExpectTotal, simulated: Simulated) -> float:
+    """A figure of the step as it runs, which costs a simulation."""
+    if expectation.figure == "peak":
+        return float(simulated.peak)
+    step = simulated.step
+    if expectation.figure == "step time":
+        return step.step
+    return _share(step.exposed, step.step) if expectation.limit.dimension == "fraction" else step.exposed
+
+
+def _amounts(expectation: ExpectTotal, cost: BackwardCost, simulated: Simulated) -> Amounts:
+    """The figure, in all and by block: as it is, or as a share of the same of the whole forward."""
+    timed = expectation.figure == "recomputed time"
+    column, of = _COLUMNS.get(expectation.figure, ("", ""))
+    amount, by_block = (
+        simulated.recomputed_time if timed else (getattr(cost, column), getattr(cost, f"{column}_by_block"))
+    )
+    if expectation.limit.dimension != "fraction":
+        return amount, by_block
+    whole, whole_by_block = (
+        simulated.forward_time if timed else (getattr(cost.forward, of), getattr(cost.forward, f"{of}_by_block"))
+    )
+    return _share(amount, whole), [_share(*pair) for pair in zip(by_block, whole_by_block, strict=True)]
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def numbers(blocks: BlockTable) -> Sequence[int]:
+    """Of the blocks that are in the graph."""
+    return range(len(blocks.names)) if blocks.alone is None else (blocks.alone,)
+
+
+def _telling(expectation: ExpectTotal, amounts: Sequence[float], blocks: Sequence[int]) -> int:
+    """The block that decides: the first that fails worst, or comes nearest to failing."""
+    if expectation.op in ("<", "<="):
+        return max(blocks, key=amounts.__getitem__)
+    if expectation.op in (">", ">="):
+        return min(blocks, key=amounts.__getitem__)
+    holds = COMPARISONS[expectation.op]
+    return next((block for block in blocks if not holds(amounts[block], expectation.limit.value)), blocks[0])
+
+
+Amounts = tuple[float, Sequence[float]]
+"""In all, and by block."""
+
+
+class Simulated:
+    """The step that follows some decisions; nothing is worked out before an expectation asks for it."""
+
+    def __init__(
+        self,
+        selections: Selections,
+        decisions: Sequence[Decision | None],
+        cost: BackwardCost,
+        *,
+        checkpoints: Checkpoints | None,
+        order: OrderPlan | None = None,
+    ) -> None:
+        """``order``: what the scheduling lines come to, in which the step then runs."""
+        self._facts = selections.facts
+        self._blocks = selections.blocks
+        self._times = selections.times
+        self._decisions = decisions
+        self._cost = cost
+        self._order = order
+        self._checkpoints = checkpoints
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is a device."""
+        return self._times is not None
+
+    @cached_property
+    def peak(self) -> int:
+        """Bytes."""
+        if self._order is not None:
+            return estimate_peak(self._order.facts, self._order.schedule).bytes
+        return estimate_peak(self._facts, self._schedule).bytes
+
+    @cached_property
+    def step(self) -> StepTime:
+        assert self._times is not None
+        order = self._order
+        if order is not None and order.times is not None:
+            return step_time(order.facts, order.schedule, order.times)
+        return step_time(self._facts, self._schedule, self._times)
+
+    @cached_property
+    def forward_time(self) -> Amounts:
+        """Seconds of the forward's operators, each run once."""
+        return self._total(self._facts.forward)
+
+    @cached_property
+    def recomputed_time(self) -> Amounts:
+        """Seconds of the operators that run a second time: once in each region of the backward that asks for them."""
+        return self._total(row for kind, row, _ in self._schedule if kind == StepKind.SECOND_RUN)
+
+    @cached_property
+    def _schedule(self) -> Schedule:
+        if self._checkpoints is not None:
+            kept = self._cost
+            return build_checkpointed_schedule(self._facts, self._checkpoints, kept.saved, kept.recomputed)
+        return schedule_of(self._facts, self._decisions)
+
+    def _total(self, rows: Iterable[int]) -> Amounts:
+        assert self._times is not None
+        seconds, block_of = self._times.seconds, self._blocks.block_of
+        total, by_block = 0.0, [0.0] * len(self._blocks.names)
+        for row in rows:
+            total += seconds[row]
+            if by_block and block_of[row] >= 0:
+                by_block[block_of[row]] += seconds[row]
+        return total, by_block
+
+
+# --- what becomes of nodes --------------------------------------------------------------------------------------------
+
+
+class NodeOutcomes:
+    """The outcome of each node: by what the backward needs of its group, else by what was decided for it.
+
+    A group (an operator with its ``getitem`` nodes, a collective with its ``wait_tensor``) has one: a collective is
+    saved when its ``wait_tensor`` is. What is made again from an offloaded value counts as offloaded.
+    """
+
+    def __init__(self, facts: Facts, decisions: Sequence[Decision | None], needs: SavedForBackward) -> None:
+        self._owners, self._decisions = facts.owners, decisions
+        self._needed: dict[int, Outcome] = {}  # by owner; of several outcomes that of the first in this order
+        rebuilt = {row for row in needs.recomputed if (by := decisions[row]) is not None and by.why is Why.REBUILT}
+        kinds = {
+            RECOMPUTED: [row for row in needs.recomputed if row not in rebuilt],
+            ON_HOST: (*needs.offloaded, *rebuilt),
+            KEPT: (*needs.saved, *needs.symbolic),
+            LEFT_TO_MIN_CUT: needs.undecided,
+        }
+        for outcome, rows in (kinds | {each: rows for each, rows in needs.rows.items() if each not in kinds}).items():
+            for row in rows:
+                self._needed.setdefault(facts.owners[row], outcome)
+        self._contingent = {facts.owners[row] for row in needs.contingent}
+
+    def really(self, row: int) -> Outcome | None:
+        """What becomes of a value; None where the backward does not need it."""
+        owner = self._owners[row]
+        return self._needed.get(owner, LEFT_TO_MIN_CUT if owner in self._contingent else None)
+
+    def decided(self, row: int) -> Outcome | None:
+        """The same; of a value that the backward does not (for sure) need the outcome that was decided for it."""
+        owner, found = self._owners[row], self.really(row)
+        if found is not None and not (found is LEFT_TO_MIN_CUT and owner in self._contingent):
+            return found
+        decision = self._decisions[owner]
+        return found if decision is None or is_open(decision) else decision.outcome
+
+
+def check_outcome(expectation: ExpectFate, rows: Sequence[int], outcomes: NodeOutcomes, facts: Facts) -> Finding:
+    """``every`` goes by what was decided where the backward needs no such value, ``no`` by what really happens."""
+    every, wanted, nodes = expectation.quantifier == "every", expectation.fate, counted(len(rows), "node")
+    found = [(row, outcomes.decided(row) if every else outcomes.really(row)) for row in rows]
+    words = [(row, "not needed by the backward" if outcome is None else outcome.word) for row, outcome in found]
+    is_open = any(outcome is LEFT_TO_MIN_CUT for _, outcome in found)
+    if every:
+        settled = (wanted, LEFT_TO_MIN_CUT.word)
+        wrong = [f"{facts.names[row]} is {word}" for row, word in words if word not in settled]
+    else:
+        wrong = [facts.names[row] for row, word in words if word == wanted]
+    if wrong:
+        not_so = f"not {wanted}" if every else wanted
+        return Finding("failed", f"{len(wrong):,} of {nodes} {not_so}", first_lines(wrong, _MOST_NAMES))
+    return LEFT_OPEN if is_open else Finding("held", f"{'all' if every else 'none of'} {nodes} {wanted}")
+
+
+# --- once the partitioner has decided ---------------------------------------------------------------------------------
+
+
+def check_deferred(plan: Plan, final: Plan, needs: SavedForBackward) -> tuple[Plan, tuple[Diagnostic, ...]]:
+    """The plan with its deferred expectations held or failed, and an error for each that failed. What no FLOP formula
+    counts is warned of again, now that it is known what is recomputed.
+
+    ``final`` has the rows of ``plan`` with every decision taken, and ``needs`` is what follows from it. Selectors
+    range over the graph as it was planned; the fate of a node is looked up in the final plan. Scheduling lines are
+    planned anew on what is recomputed then, for the peak and the times of the step.
+    """
+    waiting = [index for index, outcome in enumerate(plan.expectations) if outcome.status == "deferred"]
+    if not waiting:
+        return plan, ()
+    policy, facts = plan.policy, plan.facts
+    selections = selections_for(policy, facts, times=plan.times)
+    cost = with_cost(needs, final.facts, plan.block_of, len(plan.block_names))
+    outcomes = NodeOutcomes(final.facts, final.decisions, cost)
+    expectations = [policy.expectations[index] for index in waiting]
+    order = None
+    if plan.order is not None and any(isinstance(each, ExpectTotal) for each in expectations):
+        device = None if plan.times is None else plan.times.device
+        order = plan_order(policy, facts, schedule_of(facts, final.decisions), JOINT, device=device)
+    found, failures = check_expectations(expectations, selections, final.decisions, cost, outcomes, order=order)
+    results = list(plan.expectations)
+    for index, checked in zip(waiting, found, strict=True):
+        results[index] = checked
+    others = tuple(each for each in plan.diagnostics if each.code not in (UNCOUNTED, UNTIMED, BY_DATA))
+    uncounted = uncounted_in(policy.expectations, final.facts, needs.recomputed, plan.times)
+    by_data = by_data_in(policy.expectations, final.facts, needs)
+    return evolve(plan, expectations=tuple(results), diagnostics=(*others, *uncounted, *by_data)), failures
+
+
+# --- figures that miss something --------------------------------------------------------------------------------------
+
+
+def uncounted_in(
+    expectations: Sequence[Expectation], facts: Facts, recomputed: Sequence[int], times: NodeTimes | None
+) -> Iterator[Diagnostic]:
+    """A warning for each expectation about FLOPs, if among the recomputed rows are calls that no formula counts; for
+    each about the time of a step, if any row is one."""
+    whole = range(len(facts))
+    for each in expectations:
+        if not isinstance(each, ExpectTotal):
+            continue
+        if each.figure == "recomputed flops":
+            yield from _warned(each, facts, recomputed)
+        elif each.of_time and times is not None:
+            yield from _warned(each, facts, recomputed if each.figure == "recomputed time" else whole)
+
+
+def _warned(expectation: ExpectTotal, facts: Facts, rows: Sequence[int]) -> Iterator[Diagnostic]:
+    missing = uncounted_operators(facts, rows)
+    if not missing:
+        return
+    calls = counted(sum(missing.values()), "call")
+    names = [f"`{name}`" for name in missing]
+    shown = joined(names) if len(names) <= _MOST_NAMED else f"{names[0]} and {len(names) - 1} others"
+    found = [row for row in rows if facts.uncounted[row]]
+    places = (f"{facts.names[row]} ({facts.targets[row]}) in {facts.modules[row] or 'no module'}" for row in found)
+    details = first_lines(tuple(places), _MOST_NAMES)
+    text, again = expectation.span.one_line, " that are recomputed" if expectation.figure.startswith("recomp") else ""
+    if expectation.of_time:
+        message = f"`{text}` prices {calls} of {shown}{again} by their bytes alone: no FLOP formula is known"
+        yield diagnose(UNTIMED, message, span=expectation.span, help=_REGISTER, details=details)
+        return
+    help = f"{_REGISTER}, or expect of these operators what becomes of them, as `expect no … recomputed` does"
+    message = f"`{text}` does not count {calls} of {shown}{again}: no FLOP formula is known"
+    yield diagnose(UNCOUNTED, message, span=expectation.span, help=help, details=details)
+
+
+def by_data_in(expectations: Sequence[Expectation], facts: Facts, needs: SavedForBackward) -> Iterator[Diagnostic]:
+    """A warning for each expectation about a figure that counts such values, unless it limits from above what is
+    counted by the most that it can be."""
+    for each in expectations if facts.data_sizes else ():
+        rows = _compared(each, facts, needs)
+        at_most = all(facts.bytes[row] == facts.data_sizes[row][2] for row in rows)
+        if isinstance(each, ExpectTotal) and rows and not (at_most and each.op in ("<", "<=")):
+            counts = figure_by_data(each, facts, needs)
+            message = f"`{each.span.one_line}` is compared with a figure that counts {counts}"
+            where = ((row, facts.modules[row] or "no module") for row in rows)
+            places = (f"{facts.names[row]} ({facts.targets[row]}) in {module}" for row, module in where)
+            help = "another load has another figure: expect of values what becomes of them, `expect every … saved`"
+            yield diagnose(BY_DATA, message, each.span, help=help, details=first_lines(tuple(places), _MOST_NAMES))
+
+
+def figure_by_data(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> str:
+    """What the figure of an expectation counts by a hint, as the end of a sentence; empty where that is nothing."""
+    added_up = isinstance(expectation, ExpectTotal) and expectation.figure in ("saved", "recomputed")
+    return counted_by_data(facts, _compared(expectation, facts, needs), added_up=added_up)
+
+
+def _compared(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> list[int]:
+    """The rows that the figure of an expectation counts by a hint."""
+    if not isinstance(expectation, ExpectTotal) or expectation.figure == "recomputed operators":
+        return []
+    again = expectation.figure.startswith("recomputed")
+    rows = needs.saved if expectation.figure == "saved" else needs.recomputed if again else range(len(facts))
+    return sized_by_data(facts, rows)
