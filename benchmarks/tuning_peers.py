@@ -28,12 +28,11 @@ from policylang.language.syntax import Action
 from policylang.planning.capabilities import JOINT
 from policylang.planning.liveness import SavedForBackward, backward_needs, saved_and_recomputed, with_cost
 from policylang.planning.planner import plan
-from policylang.planning.schedule.builder import build_schedule
+from policylang.planning.schedule import build_schedule
 from policylang.planning.value_outcome import Decision, Why
-from policylang.simulation.memory import simulate
+from policylang.simulation.memory import peak_of, simulate
 from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.peak import peak_of
-from policylang.simulation.step_time import step_time
+from policylang.simulation.streams import step_time
 
 BUNDLED = (
     "every_2nd_layer",

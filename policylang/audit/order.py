@@ -29,7 +29,7 @@ from policylang.language.figures import counted
 from policylang.operators.categories import describe
 from policylang.operators.names import WAITS, Category
 from policylang.planning.graph_edit import Edit
-from policylang.planning.schedule.order_plan import OrderPlan
+from policylang.planning.plan import OrderPlan
 
 NOT_THE_COLLECTIVES = "APL417"
 DISPLACED = "APL418"

@@ -29,8 +29,8 @@ from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning import capabilities
-from policylang.planning.block_graph import Place
 from policylang.planning.capabilities import Capabilities, PathEntry, path_entry
+from policylang.planning.checkpoints import Place
 from policylang.planning.decisions.weights_aside import WeightsAside
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan

@@ -13,7 +13,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals as planning_refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decisions.safety import why_unsafe
+from policylang.planning.decisions.decide import why_unsafe
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import saves

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from policylang.language.diagnostics import Diagnostic
     from policylang.planning.inspection.breakdown import Breakdown
-    from policylang.planning.inspection.marginal_cost import Worth
+    from policylang.planning.inspection.worth import Worth
 
 NAME = "plan"
 SUMMARY = "show what a policy saves and recomputes on a graph"
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.language.codes import is_error
     from policylang.planning.capabilities import capabilities_for
     from policylang.planning.inspection.breakdown import breakdown
-    from policylang.planning.inspection.line_worth import worth_of_edits
+    from policylang.planning.inspection.worth import worth_of_edits
     from policylang.report.diagnostics import render_text
     from policylang.report.plan.as_json import plan_json
     from policylang.report.plan.as_text import plan_text
@@ -114,7 +114,7 @@ def _refused(diagnostics: Sequence[Diagnostic], output_format: str, *, unreadabl
 
 def _worth(found: Breakdown, path: str | None) -> tuple[Worth, ...]:
     from policylang.planning.capabilities import capabilities_for
-    from policylang.planning.inspection.marginal_cost import worth_of_rules
+    from policylang.planning.inspection.worth import worth_of_rules
 
     return worth_of_rules(found.plan, capabilities_for(found.plan.facts.kind, path), _progress("rule"))
 
@@ -134,7 +134,7 @@ def _progress(what: str) -> Callable[[int, int], None]:
 def _weighed(found: Breakdown, path: str | None) -> Breakdown:
     """With what each scheduling line is worth."""
     from policylang.planning.capabilities import capabilities_for
-    from policylang.planning.inspection.line_worth import weighed
+    from policylang.planning.inspection.worth import weighed
 
     if found.communication is None:
         return found

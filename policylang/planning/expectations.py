@@ -27,18 +27,15 @@ from policylang.language.syntax import (
     ExpectTotal,
     Scope,
 )
-from policylang.planning.block_graph import is_about_whole
 from policylang.planning.capabilities import JOINT
-from policylang.planning.checkpoints import Checkpoints
+from policylang.planning.checkpoints import Checkpoints, is_about_whole
 from policylang.planning.liveness import BackwardCost, SavedForBackward, counted_by_data, sized_by_data, with_cost
 from policylang.planning.order.statements import plan_order
-from policylang.planning.plan import ExpectationOutcome, Plan, schedule_of
+from policylang.planning.plan import ExpectationOutcome, OrderPlan, Plan, schedule_of
 from policylang.planning.refusals import expectation_failed, expects_of_nothing
-from policylang.planning.schedule.builder import build_checkpointed_schedule
-from policylang.planning.schedule.order_plan import OrderPlan
-from policylang.planning.selection.empty_matches import part_counts
-from policylang.planning.selection.ordinals import group_keys
-from policylang.planning.selection.selectors import Selections, selections_for
+from policylang.planning.schedule import build_checkpointed_schedule
+from policylang.planning.selection.no_match import part_counts
+from policylang.planning.selection.selectors import Selections, group_keys, selections_for
 from policylang.planning.value_outcome import (
     KEPT,
     LEFT_TO_MIN_CUT,
@@ -49,9 +46,9 @@ from policylang.planning.value_outcome import (
     Why,
     is_open,
 )
+from policylang.simulation.memory import estimate_peak
 from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.peak import estimate_peak
-from policylang.simulation.step_time import StepTime, step_time
+from policylang.simulation.streams import StepTime, step_time
 
 UNCOUNTED, UNTIMED, BY_DATA = "APL332", "APL333", "APL350"
 _REGISTER = "register their formulas with `torch.utils.flop_counter.register_flop_formula` where the graph is made"

@@ -16,10 +16,10 @@ from policylang.language.diagnostics import Diagnostic, Severity, one_cause
 from policylang.language.source import Span
 from policylang.language.syntax import Policy
 from policylang.planning import refusals
+from policylang.planning.capabilities import TrainingSetup
 from policylang.planning.edits import bucket_errors
 from policylang.planning.order.lines import order_errors
-from policylang.planning.selection.empty_shares import SHARE_OF_NONE
-from policylang.planning.setups import TrainingSetup
+from policylang.planning.statement_errors import SHARE_OF_NONE
 
 _COMPILE_BLOCKS = (
     "call `policylang.checkpoint_model(model, policy)`, "

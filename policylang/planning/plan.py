@@ -2,25 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import as_html, as_text
-from policylang.language.syntax import Policy, Rule
+from policylang.language.syntax import Policy, Rule, Scheduling
+from policylang.operators.names import WAITS
 from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.graph_edit import Edits
-from policylang.planning.schedule.builder import build_checkpointed_schedule, build_schedule
+from policylang.planning.schedule import build_checkpointed_schedule, build_schedule
 from policylang.planning.value_outcome import Decision, Default, offloads
 
 if TYPE_CHECKING:
-    from policylang.planning.schedule.order_plan import OrderPlan
     from policylang.simulation.node_times import NodeTimes
+
+
+@frozen
+class SchedulingOutcome:
+    """What one scheduling statement came to."""
+
+    statement: Scheduling
+    matched: tuple[str, ...]
+    """The collectives that it picks, in the order of the graph."""
+    moved: tuple[str, ...]
+    """Those that start earlier, or are awaited later, because of it."""
+    left: Mapping[str, str] = field(factory=dict)
+    """Collectives that could not be moved, and why, as a phrase."""
+
+
+@frozen(eq=False)
+class OrderPlan:
+    """Plain data, in terms of the names of nodes."""
+
+    traced: Facts
+    """The graph as it runs without any scheduling line."""
+    traced_schedule: Schedule
+    """Its order, copies to the host and back included."""
+    edits: Edits
+    """The buckets; a statement is numbered as in ``Policy.rewrites``."""
+    facts: Facts
+    """The graph as it runs once they are carried out, its rows still in traced order."""
+    schedule: Schedule
+    """The steps in the order that is carried out, on the rows of :attr:`facts`."""
+    outcomes: tuple[SchedulingOutcome, ...]
+    """One for each of ``Policy.scheduling``."""
+    diagnostics: tuple[Diagnostic, ...]
+    times: NodeTimes | None = field(default=None, repr=False)
+    """Of :attr:`facts`, where there is a device."""
+    traced_times: NodeTimes | None = field(default=None, repr=False)
+    """Of :attr:`traced`."""
+    barriers: Mapping[str, int] = field(factory=dict)
+    """Operators that nothing was moved across because nobody knows what they do, and how many calls."""
+    block_of: Sequence[int] = field(factory=tuple, repr=False)
+    """Row of :attr:`facts` to block number, -1 outside every block."""
+    block_names: tuple[str, ...] = field(factory=tuple, repr=False)
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything runs elsewhere than it was traced."""
+        return bool(self.edits) or any(each.moved for each in self.outcomes)
+
+    def order(self) -> list[str]:
+        """The names of the nodes in the order in which they run; a copy to the host or back is none."""
+        return [self.facts.names[row] for kind, row, _ in self.schedule if kind <= 1]
+
+    def words(self) -> Iterator[str]:
+        """What every rank has alike: the buckets, and the order in which collectives start and are awaited."""
+        yield from self.edits.words()
+        yield from self.communication()
+
+    def communication(self) -> Iterator[str]:
+        """The starts and waits in order, without the names of nodes and groups, which may be each rank's own."""
+        facts, numbers = self.facts, dict[str, int]()
+        for kind, row, _ in self.schedule:
+            if kind <= StepKind.SECOND_RUN and (group := facts.group_names[row]):
+                number = numbers.setdefault(group, len(numbers))
+                shape = "" if facts.flags[row] & Flag.DATA_DEPENDENT else facts.shapes[row]
+                yield f"{facts.targets[row]} {shape} {facts.dtypes[row]} over group {number}"
+            elif kind <= StepKind.SECOND_RUN and facts.targets[row] in WAITS:
+                yield "wait"
 
 
 @frozen
@@ -100,7 +166,7 @@ class Plan:
     @cached_property
     def untold(self) -> Diagnostic | None:
         """Of a plan on a device: what the graph and the plan do that its profile has no figure for."""
-        from policylang.simulation.missing_figures import lacking  # an audit of plans knows no simulation
+        from policylang.simulation.node_times import lacking  # an audit of plans knows no simulation
 
         return None if self.times is None else lacking(self.times, copies=any(map(offloads, self.decisions)))
 

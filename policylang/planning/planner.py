@@ -10,17 +10,25 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.syntax import Action, ExpectFate, Policy
 from policylang.planning import refusals
-from policylang.planning.block_graph import Place, around_blocks, beyond_one_block
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.checkpoints import checkpoint_of_all, checkpoints_around
-from policylang.planning.decisions.contracts import gathers_left
-from policylang.planning.decisions.dead_rules import without_effect
-from policylang.planning.decisions.decide import NOTHING_AROUND, first_decisions, judge, rule_outcomes
-from policylang.planning.decisions.lost_markers import markers_lost, markers_outranked
+from policylang.planning.checkpoints import (
+    Place,
+    around_blocks,
+    beyond_one_block,
+    checkpoint_of_all,
+    checkpoints_around,
+)
+from policylang.planning.decisions.decide import (
+    NOTHING_AROUND,
+    Safety,
+    first_decisions,
+    judge,
+    keep_routing,
+    rule_outcomes,
+    user_decisions,
+)
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
-from policylang.planning.decisions.routing import keep_routing
-from policylang.planning.decisions.safety import Safety
-from policylang.planning.decisions.user_tags import user_decisions
+from policylang.planning.decisions.rule_warnings import gathers_left, markers_lost, markers_outranked, without_effect
 from policylang.planning.decisions.weights_aside import WeightsAside, answered
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.offers import Ranks
@@ -29,11 +37,8 @@ from policylang.planning.expectations import by_data_in, check_expectations, unc
 from policylang.planning.liveness import SavedForBackward, with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.plan import Plan, schedule_of
-from policylang.planning.selection.other_kernels import named_alone
 from policylang.planning.selection.selectors import Selections, selections_for
-from policylang.planning.selection.unanswerable import unanswerable
-from policylang.planning.statement_errors import StatementErrors
-from policylang.planning.time_errors import time_errors
+from policylang.planning.statement_errors import StatementErrors, named_alone, time_errors, unanswerable
 from policylang.planning.value_outcome import KEPT, Decision, Default, Why, by_rule, offloads
 from policylang.simulation.node_times import node_times
 

@@ -37,17 +37,19 @@ from policylang.language.syntax import (
     Selector,
     Undecided,
 )
-from policylang.planning.capabilities import Capabilities
+from policylang.planning.capabilities import WHAT_FSDP_MEANS, Capabilities
 from policylang.planning.plan import RuleOutcome
-from policylang.planning.selection.empty_matches import (
+from policylang.planning.selection.no_match import (
+    block_globs,
+    glob_span,
     missing_parts,
+    naming_blocks,
     nearest_paths_hint,
     other_origin_hint,
     part_counts,
+    would_match,
 )
 from policylang.planning.selection.selectors import Selections
-from policylang.planning.selection.what_would_match import block_globs, glob_span, naming_blocks, would_match
-from policylang.planning.setups import WHAT_FSDP_MEANS
 from policylang.planning.value_outcome import Decision
 
 MATCHES_NOTHING = "APL301"

@@ -13,11 +13,10 @@ from policylang.language.globs import NameGlob, PathGlob, is_magic, path_glob_pr
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.source import Span
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.inspection.collective_places import collective_asked, placed
-from policylang.planning.inspection.communication import bucket_statements, communication
-from policylang.planning.inspection.line_worth import weighed
+from policylang.planning.inspection.communication import bucket_statements, collective_asked, communication, placed
+from policylang.planning.inspection.worth import weighed
 from policylang.planning.plan import Plan
-from policylang.planning.selection.empty_matches import nearest_paths
+from policylang.planning.selection.no_match import nearest_paths
 from policylang.report.explanation import explain_node, explain_nodes, explain_rule
 from policylang.report.order.explained import CollectiveExplanation, explain_line
 

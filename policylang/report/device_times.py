@@ -10,7 +10,7 @@ from policylang.language.figures import figure, priced_by_bytes_text
 if TYPE_CHECKING:
     from policylang.planning.plan import Plan
     from policylang.simulation.node_times import NodeTimes
-    from policylang.simulation.step_time import StepTime
+    from policylang.simulation.streams import StepTime
 
 
 def device_text(device: str, uncounted: Mapping[str, int], what: str = "times") -> str:

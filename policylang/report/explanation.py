@@ -14,7 +14,7 @@ from policylang.planning.expectations import NodeOutcomes
 from policylang.planning.inspection.explain import RuleOnNode, rules_on
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
-from policylang.planning.selection.empty_matches import part_counts
+from policylang.planning.selection.no_match import part_counts
 from policylang.planning.selection.selectors import selections_for
 from policylang.planning.value_outcome import Decision
 from policylang.report.device_times import seconds_text

@@ -7,7 +7,11 @@ where the graph says so (``wait_tensor``), at the latest where something compute
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from heapq import heappop, heappush
+from operator import itemgetter
 from weakref import WeakKeyDictionary
 
 from attrs import define, field, frozen
@@ -18,6 +22,7 @@ from policylang.graph.storage import returns_memory_of_input, storage_roots
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.operators.names import GETITEM, WAITS
 from policylang.simulation.collective_times import written_by
+from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes
 
 _SECOND_RUN = int(StepKind.SECOND_RUN)
@@ -191,3 +196,291 @@ def _streams(facts: Facts) -> Streams:
             if found:
                 awaited[row] = tuple(found)
     return Streams(started, awaited)
+
+
+@frozen
+class StepTime:
+    """Seconds."""
+
+    forward: float
+    """Of the forward's operators, each run once, one after the other: what computes and what communicates."""
+    recomputed: float
+    """Of the operators that run a second time."""
+    step: float
+    """From the first operator to the last."""
+    exposed: float
+    """In which computation waits for a collective or a copy."""
+
+
+def step_time(facts: Facts, schedule: Schedule, times: NodeTimes) -> StepTime:
+    """The times of a step that runs in this order; one pass over its steps."""
+    walked = walk(facts, schedule, times)
+    forward = sum(times.seconds[row] for row in facts.forward)
+    return StepTime(forward, walked.recomputed, walked.end, walked.exposed)
+
+
+def in_flight(facts: Facts, schedule: Schedule) -> list[int]:
+    """At each step, the bytes of the collectives that are started and not awaited; one that nobody awaits is on the way
+    to the end. One pass over the steps."""
+    streams = streams_of(facts)
+    under_way: dict[tuple[int, int], int] = {}
+    found, now = [], 0
+    for kind, row, region in schedule:
+        if kind <= _SECOND_RUN:
+            for each in streams.awaited.get(row, ()):
+                key = (each, region) if (each, region) in under_way else (each, 0)
+                now -= under_way.pop(key, 0)
+            if row in streams.started:
+                size = size_in_flight(facts, row)
+                under_way[row, region if kind == _SECOND_RUN else 0] = size
+                now += size
+        found.append(now)
+    return found
+
+
+def size_in_flight(facts: Facts, row: int) -> int:
+    """Of a collective the more of what it is given and what it gives."""
+    return max(facts.bytes[row], sum(facts.bytes[each] for each in facts.inputs[row]))
+
+
+class ExposedBy(Enum):
+    """Why a collective is exposed."""
+
+    DATA = "data"
+    """It starts as soon as what it reads is made, and is awaited where it is first read."""
+    LIMIT = "limit"
+    """A limit of the policy keeps it from starting earlier."""
+    GROUP = "group"
+    """Another collective of its group is on the way when it could start."""
+    ORDER = "order"
+    """Nothing but the order of the graph keeps it from starting earlier, or from being awaited later."""
+
+
+@frozen
+class CollectiveRun:
+    """Seconds from the beginning of the step; a row of the facts."""
+
+    row: int
+    stream: str
+    """``group 0``."""
+    issued: float
+    """When computation comes to its start."""
+    start: float
+    """When its stream is free for it."""
+    end: float
+    awaited: float
+    """When computation comes to its wait."""
+    exposed: float
+    """How long computation waits there. What several are awaited for at once is shared out from the first to end."""
+    exposed_by: ExposedBy | None
+    """What keeps it exposed; None where it is hidden."""
+
+
+@frozen
+class ComputeRun:
+    row: int
+    start: float
+    end: float
+
+
+@frozen(eq=False)
+class Lanes:
+    """A step drawn as lanes: what computes, and what is on the way beside it."""
+
+    compute: Sequence[ComputeRun]
+    collectives: Sequence[CollectiveRun]
+    """In the order in which they are issued; one that runs again is there twice."""
+    step: float
+    exposed: float
+    """Of collectives and of copies to the host and back."""
+
+
+def lanes(
+    facts: Facts,
+    schedule: Schedule,
+    times: NodeTimes,
+    *,
+    in_flight: int | None = None,
+    peak: int | None = None,
+) -> Lanes:
+    """One pass over the steps. ``in_flight`` and ``peak``: the limits, in bytes, that the order was made under; without
+    them nothing is said to be exposed by a limit."""
+    log = RunLog()
+    walked = walk(facts, schedule, times, log)
+    causes = _Causes(facts, schedule, log, in_flight, peak)
+    least = 1e-12 * walked.end  # what rounding leaves
+    runs = [
+        CollectiveRun(
+            each.row,
+            each.stream,
+            each.issued,
+            each.start,
+            each.end,
+            each.issued if each.awaited is None else each.awaited,
+            each.exposed,
+            causes.of(each) if each.exposed > least else None,
+        )
+        for each in log.sent
+    ]
+    return Lanes([ComputeRun(row, start, end) for row, _, start, end in log.compute], runs, walked.end, walked.exposed)
+
+
+class _Causes:
+    """What keeps a collective exposed, from what the walk has noted."""
+
+    def __init__(self, facts: Facts, schedule: Schedule, log: RunLog, in_flight: int | None, peak: int | None) -> None:
+        self.facts, self.log = facts, log
+        self.in_flight, self.peak = in_flight, peak
+        self.made = _made(facts, schedule, log)
+        of_data = [(row, start) for row, region, start, _ in log.compute if self.made[row, region]]
+        self.starts = [start for _, start in of_data]
+        self.over = max((end for *_, end in log.compute), default=0.0)
+        if in_flight is not None or peak is not None:
+            self._note_limits(schedule, {row for row, _ in of_data})
+
+    def of(self, run: SentRun) -> ExposedBy:
+        if run.start > run.issued:
+            return ExposedBy.GROUP
+        facts, made = self.facts, self.made
+        reads = (made.get((each, run.region), made.get((each, 0), 0.0)) for each in facts.inputs[run.row])
+        if self._computes_between(max(reads, default=0.0), run.issued):
+            return ExposedBy.LIMIT if self._is_full_before(run) else ExposedBy.ORDER
+        read = self.over if run.read is None else run.read
+        late = run.awaited is not None and self._computes_between(max(run.awaited, run.end), read)
+        return ExposedBy.ORDER if late else ExposedBy.DATA
+
+    def _computes_between(self, start: float, end: float) -> bool:
+        """Whether any computation begins in a stretch of time, what collectives take along aside."""
+        at = bisect_left(self.starts, start)
+        return at < len(self.starts) and self.starts[at] < end
+
+    def _note_limits(self, schedule: Schedule, computing: set[int]) -> None:
+        """For each step the last one before it that computes, and what is on the way and alive in each."""
+        facts, self.before = self.facts, list[int]()
+        last = -1
+        for step, (kind, row, _) in enumerate(schedule):
+            self.before.append(last)
+            if kind <= StepKind.SECOND_RUN and row in computing:
+                last = step
+        self.sent = in_flight(facts, schedule)
+        timeline = simulate(facts, schedule)
+        self.live = dict(zip(timeline.steps, timeline.live, strict=True))
+
+    def _is_full_before(self, run: SentRun) -> bool:
+        """Whether a limit would be exceeded had it been started before what computes last ahead of it."""
+        if self.in_flight is None and self.peak is None:
+            return False
+        before = self.before[run.step]
+        if before < 0:
+            return False
+        if self.in_flight is not None and self.sent[before] + size_in_flight(self.facts, run.row) > self.in_flight:
+            return True
+        return self.peak is not None and self.live[before] + self.facts.bytes[run.row] > self.peak
+
+
+def _made(facts: Facts, schedule: Schedule, log: RunLog) -> dict[tuple[int, int], float]:
+    """By row and region, when the data is there that it gives on; of what a collective takes along, from the
+    beginning."""
+    taken = _taken_along(facts)
+    made: dict[tuple[int, int], float] = {}
+    for kind, row, region in schedule:
+        if kind <= StepKind.SECOND_RUN:
+            again = region if kind == StepKind.SECOND_RUN else 0
+            made[row, again] = 0.0 if taken[row] else log.ends[row, again]
+    return made
+
+
+def _taken_along(facts: Facts) -> bytearray:
+    """1 for what is made of the graph's inputs alone and read by collectives alone: the cast of a shard moves with its
+    gather."""
+    started, ops = streams_of(facts).started, facts.ops
+    of_inputs, taken = bytearray(len(facts)), bytearray(len(facts))
+    for row, op in enumerate(ops):
+        of_inputs[row] = op != "call_function" or (
+            row not in started and all(of_inputs[each] for each in facts.inputs[row])
+        )
+    for row in range(len(facts) - 1, -1, -1):
+        users = facts.users[row]
+        taken[row] = of_inputs[row] and bool(users) and all(each in started or taken[each] for each in users)
+    return taken
+
+
+Job = tuple[float, float, float]
+"""Head, length and tail of a node, in seconds."""
+
+
+@frozen
+class ExposedBound:
+    """Seconds that every order of the same nodes exposes at least."""
+
+    seconds: float
+    """The most of the others: what an order is held against."""
+    path: float
+    """By how much the longest path exceeds all computation."""
+    streams: dict[str, float]
+    """By how much what runs on one stream, ``computation`` or ``group 0``, exceeds all computation, heads and tails
+    included."""
+
+
+def exposed_bounds(facts: Facts, times: NodeTimes) -> ExposedBound:
+    """Of a graph each of whose calls runs once. O((nodes + edges) + nodes log nodes)."""
+    jobs, longest = _jobs(facts, times)
+    computed = sum(length for _, length, _ in jobs.get("computation", ()))
+    ends = {stream: max(_preemptive(each) - computed, 0.0) for stream, each in sorted(jobs.items())}
+    path = max(longest - computed, 0.0)
+    return ExposedBound(max((path, *ends.values())), path, ends)
+
+
+def exposed_bound(facts: Facts, times: NodeTimes) -> float:
+    """Seconds that no order can hide, whatever it moves: the most of all the bounds of :func:`exposed_bounds`."""
+    return exposed_bounds(facts, times).seconds
+
+
+def _jobs(facts: Facts, times: NodeTimes) -> tuple[dict[str, list[Job]], float]:
+    """The nodes that take time by stream, and the longest path."""
+    streams, seconds, inputs = streams_of(facts), times.seconds, facts.inputs
+    started, awaited = streams.started, streams.awaited
+    calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
+    head, passed, over = [0.0] * len(facts), [0.0] * len(facts), [0.0] * len(facts)
+    for row in calls:  # passed: when computation can go on past a row; over: when a collective can have ended
+        begin = max((passed[each] for each in inputs[row]), default=0.0)
+        head[row] = begin = max((begin, *(over[each] for each in awaited.get(row, ()))))
+        passed[row] = begin if row in started else begin + seconds[row]
+        over[row] = begin + seconds[row]
+    after, tail, whole = [0.0] * len(facts), [0.0] * len(facts), [0.0] * len(facts)
+    for row in reversed(calls):  # after: from when computation is past a row; tail: from a collective's end
+        whole[row] = max(after[row] + (0.0 if row in started else seconds[row]), seconds[row] + tail[row])
+        for each in inputs[row]:
+            after[each] = max(after[each], whole[row])
+        for each in awaited.get(row, ()):
+            tail[each] = max(tail[each], whole[row]) if each < row else tail[each]
+    jobs: dict[str, list[Job]] = {}
+    for row in calls:
+        if seconds[row]:
+            follows = tail[row] if row in started else after[row]
+            jobs.setdefault(started.get(row, "computation"), []).append((head[row], seconds[row], follows))
+    return jobs, max((head[row] + whole[row] for row in calls), default=0.0)
+
+
+def _preemptive(jobs: list[Job]) -> float:
+    """When the last tail is over if, of what is ready, the longest tail always goes first."""
+    waiting = sorted(jobs, key=itemgetter(0))
+    ready: list[tuple[float, float]] = []  # tail, negative, and what is left
+    now = end = 0.0
+    at = 0
+    while ready or at < len(waiting):
+        if not ready:
+            now = max(now, waiting[at][0])
+        while at < len(waiting) and waiting[at][0] <= now:
+            _, length, tail = waiting[at]
+            heappush(ready, (-tail, length))
+            at += 1
+        tail, left = heappop(ready)
+        until = now + left
+        if at < len(waiting) and waiting[at][0] < until:
+            heappush(ready, (tail, until - waiting[at][0]))
+            now = waiting[at][0]
+        else:
+            now = until
+            end = max(end, now - tail)
+    return end

@@ -23,9 +23,9 @@ from policylang.planning.checkpoints import checkpoints_around
 from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.liveness import SavedForBackward, backward_needs, with_checkpoints
 from policylang.planning.plan import schedule_of
-from policylang.planning.schedule.builder import build_checkpointed_schedule
+from policylang.planning.schedule import build_checkpointed_schedule
 from policylang.planning.value_outcome import Decision, Why
-from policylang.simulation.lifetimes import lifetimes
+from policylang.simulation.memory import lifetimes
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.copy_waits import CopyWaits, PieceWaits, on_their_way, waits_of, where_zones_meet
 from policylang.tuning.value_classes import Fate, ValueClasses

@@ -21,10 +21,9 @@ from policylang.planning.liveness import BackwardCost, SavedForBackward, saved_a
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.planner import plan
 from policylang.planning.value_outcome import Why
-from policylang.simulation.memory import simulate
+from policylang.simulation.memory import peak_of, simulate
 from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.peak import peak_of
-from policylang.simulation.step_time import StepTime, step_time
+from policylang.simulation.streams import StepTime, step_time
 from policylang.tuning.trade_off import Candidate
 
 

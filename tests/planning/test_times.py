@@ -17,11 +17,11 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.formatting.unparse import format_policy
 from policylang.planning.capabilities import EAGER, FLAT, JOINT
 from policylang.planning.digest import policy_text
+from policylang.planning.inspection.breakdown import time_of_step
 from policylang.planning.inspection.explain import rules_on
-from policylang.planning.inspection.step_times import time_of_step
 from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.planner import plan
-from policylang.simulation.step_time import step_time
+from policylang.simulation.streams import step_time
 from tests.support.textgraph import facts_of
 
 MIB = 1 << 20

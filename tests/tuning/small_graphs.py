@@ -18,11 +18,8 @@ from policylang.graph.storage import returns_memory_of_input
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decisions.decide import Verdict, first_decisions
+from policylang.planning.decisions.decide import Safety, Verdict, first_decisions, keep_routing, user_decisions
 from policylang.planning.decisions.offloading import resolve_offloads
-from policylang.planning.decisions.routing import keep_routing
-from policylang.planning.decisions.safety import Safety
-from policylang.planning.decisions.user_tags import user_decisions
 from policylang.planning.liveness import SavedForBackward, with_cost
 from policylang.planning.plan import schedule_of
 from policylang.simulation.node_times import NodeTimes

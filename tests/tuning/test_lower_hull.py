@@ -31,7 +31,7 @@ from policylang.planning.checkpoints import handed_on
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes, node_times
-from policylang.simulation.step_time import step_time
+from policylang.simulation.streams import step_time
 from policylang.tuning.lower_hull import bound_at, bytes_at, hull_of, lower_hull
 from policylang.tuning.solving.choices import choices_of
 from policylang.tuning.solving.movable import hidden_bytes

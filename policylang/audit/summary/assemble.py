@@ -30,7 +30,7 @@ from policylang.planning.value_outcome import KEPT, ON_HOST, Decision, Why
 
 if TYPE_CHECKING:
     from policylang.audit.outcome import Audit
-    from policylang.planning.schedule.order_plan import OrderPlan
+    from policylang.planning.plan import OrderPlan
 
 _ROUNDING = "sums are taken in another order: equal up to rounding, not bitwise"
 _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)

@@ -35,7 +35,7 @@ from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Policy
-from policylang.planning.block_graph import Place
+from policylang.planning.checkpoints import Place
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.comparison import Known, comparing, tell_stopped

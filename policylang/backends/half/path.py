@@ -24,8 +24,8 @@ from policylang.graph.reading.collect import collect
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Expectation, ExpectTotal, Policy
-from policylang.planning.block_graph import Place
 from policylang.planning.capabilities import HALF
+from policylang.planning.checkpoints import Place
 from policylang.planning.decisions.weights_aside import WeightsAside
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan

@@ -23,7 +23,7 @@ from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STAT
 from policylang.planning.graph_edit import Edits
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
-from policylang.planning.schedule.host_copy_steps import with_host_copies
+from policylang.planning.schedule import with_host_copies
 
 _WRAPPERS = (SAVES_RANDOM_STATE, *RUNS_WITH_RANDOM_STATE)
 

@@ -18,7 +18,7 @@ from policylang.backends.surgery.order import arrange_nodes
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.syntax import Policy
-from policylang.planning.schedule.order_plan import OrderPlan
+from policylang.planning.plan import OrderPlan
 
 _SECOND_RUN = StepKind.SECOND_RUN
 

@@ -8,7 +8,7 @@ from policylang.editor.state import State
 from policylang.language.figures import counted
 from policylang.language.syntax import TIMES, Compare, Selector, Test, Where
 from policylang.language.units import UNITS, Dimension, read
-from policylang.planning.selection.empty_matches import part_counts
+from policylang.planning.selection.no_match import part_counts
 from policylang.planning.selection.predicates import compile_predicate
 
 _BASE: dict[Dimension, str] = {

@@ -5,7 +5,7 @@ views the policy names, and what the backward reads of them is rebuilt there fro
 nothing. What would free nothing, or would come back changed, stays where it is with a reason, and so does what a
 budget has no room for. Budgets are spent in graph order, each value taken that still fits.
 
-When the copies start and are awaited is in the schedule (:mod:`policylang.planning.schedule.host_copy_steps`).
+When the copies start and are awaited is in the schedule (:mod:`policylang.planning.schedule`).
 """
 
 from __future__ import annotations

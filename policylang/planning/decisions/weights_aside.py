@@ -23,10 +23,10 @@ from policylang.language.figures import counted, first_lines, listed
 from policylang.language.source import Span
 from policylang.language.syntax import ExpectFate, Policy, Selector
 from policylang.operators.names import GATHER, WAIT
+from policylang.planning.capabilities import WHAT_FSDP_MEANS
 from policylang.planning.decisions.decide import NO_RULE, judge
 from policylang.planning.plan import ExpectationOutcome
 from policylang.planning.selection.selectors import Selections, selections_for
-from policylang.planning.setups import WHAT_FSDP_MEANS
 
 DIFFERS, DONE_BY_FSDP = "APL414", "APL415"
 _MOST_UNITS = 8

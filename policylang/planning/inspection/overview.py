@@ -10,10 +10,10 @@ from attrs import field, frozen
 from policylang.graph.blocks import OUTSIDE, BlockTable
 from policylang.graph.facts import Facts, Flag, Phase, uncounted_operators
 from policylang.language.globs import NameGlob, PathGlob
-from policylang.planning.schedule.builder import build_schedule
+from policylang.planning.schedule import build_schedule
 from policylang.planning.value_outcome import own_bytes
 from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.step_time import StepTime, step_time
+from policylang.simulation.streams import StepTime, step_time
 
 PHASES = {phase: phase.name.lower() for phase in Phase}
 

@@ -1,6 +1,6 @@
 """What is alive at the peak: the values that share the memory of the highest moment, and the lines that keep them.
 
-The moment is that of :func:`policylang.simulation.peak.highest_moment`, and what is alive in it comes from the same
+The moment is that of :func:`policylang.simulation.memory.highest_moment`, and what is alive in it comes from the same
 lifetimes as the curve: the values sum up to the simulated peak exactly. A forward value that a view of it is saved for
 stands under the line that saves the view.
 """
@@ -18,8 +18,7 @@ from policylang.graph.storage import storage_roots
 from policylang.planning.inspection.breakdown import Breakdown, operator_of
 from policylang.planning.order.as_run import run
 from policylang.planning.value_outcome import RECOMPUTED, Decision, Held, Outcome
-from policylang.simulation.lifetimes import Origin
-from policylang.simulation.peak import highest_moment
+from policylang.simulation.memory import Origin, highest_moment
 
 MOST_VALUES = 20
 

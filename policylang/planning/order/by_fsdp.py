@@ -23,8 +23,8 @@ from policylang.language.figures import counted, first_lines, listed
 from policylang.language.syntax import TIMES, Bucket, Compare, Policy, Prefetch, Scheduling, Selector
 from policylang.language.walk import tests_of
 from policylang.operators.names import GATHER, WAIT
-from policylang.planning.block_graph import WHOLE_GRAPH
 from policylang.planning.capabilities import EAGER
+from policylang.planning.checkpoints import WHOLE_GRAPH
 from policylang.planning.decisions.weights_aside import WeightAside
 from policylang.planning.order.statements import cannot_order, done_by_fsdp
 from policylang.planning.selection.selectors import Selections, selections_for

@@ -7,8 +7,7 @@ from typing import Any
 from attrs import asdict, frozen
 
 from policylang.language.figures import figure, listed
-from policylang.planning.inspection.collective_places import CollectivePlace, PlacedCollective
-from policylang.planning.inspection.communication import Communication, LineInOrder
+from policylang.planning.inspection.communication import CollectivePlace, Communication, LineInOrder, PlacedCollective
 from policylang.report.order.as_text import BOUNDED_BY, proof_texts, said_of
 from policylang.report.width import table
 

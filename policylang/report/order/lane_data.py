@@ -12,7 +12,7 @@ from attrs import field, frozen
 from policylang.language.figures import counted, figure
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, StepInOrder, group_of
 from policylang.report.order.as_text import BOUNDED_BY, is_exposed, lines_named
-from policylang.simulation.collective_runs import CollectiveRun, ComputeRun, Lanes
+from policylang.simulation.streams import CollectiveRun, ComputeRun, Lanes
 
 _STRETCHES = 400
 """A stretch of computation is at most this share of the step."""

@@ -10,9 +10,8 @@ from attrs import asdict
 
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario
-from policylang.planning.inspection.line_worth import EditWorth
-from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
+from policylang.planning.inspection.worth import EditWorth, Worth
 from policylang.planning.plan import Plan
 from policylang.report.diagnostics import render_json
 from policylang.report.order.as_json import order_data

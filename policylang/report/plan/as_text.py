@@ -14,9 +14,8 @@ from policylang.language.figures import (
     uncounted_text,
 )
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
-from policylang.planning.inspection.line_worth import EditWorth
-from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
+from policylang.planning.inspection.worth import EditWorth, Worth
 from policylang.planning.plan import RuleOutcome
 from policylang.report.device_times import exposed_text, plan_times_text, recomputed_text, seconds_text
 from policylang.report.expectations import expectation_table

@@ -17,8 +17,8 @@ from policylang.language.figures import counted
 from policylang.language.shown import printable
 from policylang.planning.inspection.breakdown import Breakdown
 from policylang.planning.inspection.communication import Communication, as_decided
-from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
+from policylang.planning.inspection.worth import Worth
 from policylang.planning.plan import Plan
 from policylang.report.order.page_section import order_section
 from policylang.report.plan.page_data import page_data

@@ -14,7 +14,7 @@ from policylang.language.source import Source, Span
 from policylang.language.syntax import Policy
 from policylang.planning.inspection.breakdown import Breakdown, Scenario, operator_of
 from policylang.planning.inspection.communication import bucket_statements
-from policylang.planning.inspection.marginal_cost import Worth
+from policylang.planning.inspection.worth import Worth
 from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import Why
 from policylang.report.order.as_text import said_of

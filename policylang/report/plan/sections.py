@@ -13,7 +13,7 @@ from policylang.report.markup import Markup, element, joined, rows_table
 from policylang.report.plan.at_peak import SHARES_HEAD, VALUES_HEAD, highest_moment_text, share_row, value_row
 from policylang.report.plan.chart import Curve, MemoryAxis, memory_chart
 from policylang.report.report_text import bytes_text
-from policylang.simulation.peak import Peak
+from policylang.simulation.memory import Peak
 
 _ENTRIES_HEAD = ("", "operator", "module", "shape", "bytes", "FLOPs again", "time again", "decided by")
 _TIME_COLUMN = 6

@@ -6,11 +6,9 @@ from collections.abc import Collection
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag
-from policylang.planning.block_graph import around_blocks
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decisions.routing import routing_owners
-from policylang.planning.decisions.safety import why_unsafe
-from policylang.planning.decisions.user_tags import user_decisions
+from policylang.planning.checkpoints import around_blocks
+from policylang.planning.decisions.decide import routing_owners, user_decisions, why_unsafe
 
 STAYS, MUST_RUN = 1, 2
 """An owner that is not run again, and one that is wherever the backward comes down to it."""

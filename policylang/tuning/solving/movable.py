@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action, Policy
+from policylang.planning.decisions.decide import user_decisions
 from policylang.planning.decisions.offloading import resolve_offloads
-from policylang.planning.decisions.user_tags import user_decisions
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.value_outcome import Decision, Why, offloads
 from policylang.simulation.node_times import NodeTimes

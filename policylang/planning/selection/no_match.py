@@ -1,41 +1,52 @@
-"""Explains why a selector matched nothing: how much each part of it matches, and the nearest names in the graph."""
+"""Why a selector matches nothing, or not a node, and what to write in its place."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
 from weakref import WeakKeyDictionary
 
 from attrs import evolve
 
 from policylang.graph.facts import Facts, InputKind
+from policylang.language.diagnostics import Mend, written
 from policylang.language.figures import counted, figure, first_lines, joined, listed
 from policylang.language.formatting.unparse import nth, own_words
+from policylang.language.globs import is_magic
 from policylang.language.resolution import prelude
-from policylang.language.resolution.public_names import forms_of
+from policylang.language.resolution.public_names import as_one, forms_of
+from policylang.language.source import Span
 from policylang.language.syntax import (
+    NOWHERE,
     TIMES,
+    And,
     Annotated,
     Compare,
     CrossesCut,
+    Difference,
+    Everything,
+    Feeding,
     InBlock,
     InModule,
+    Intersection,
     Is,
     Match,
+    Not,
     Operator,
+    Or,
     Ordinal,
     Predicate,
     Reference,
     Scope,
     Selector,
+    Union,
     Where,
 )
-from policylang.language.walk import predicates
-from policylang.planning.selection.cuts import Cuts
-from policylang.planning.selection.predicates import GATHERED, ORIGINS, compile_predicate
-from policylang.planning.selection.selectors import Selections, parts_first
+from policylang.language.walk import predicates, rebuild, walk
+from policylang.planning.selection.predicates import GATHERED, ORIGINS, Cuts, compile_predicate
+from policylang.planning.selection.selectors import Selections, effective_scope, group_keys, parts_first
 
 _known: WeakKeyDictionary[Facts, dict[str, str]] = WeakKeyDictionary()
 _MOST_PARTS = 12
@@ -245,3 +256,189 @@ def _likeness(wanted: str, family: str) -> float:
     tail = ".".join(components[-length:])
     ratio = SequenceMatcher(None, wanted, tail, autojunk=False).ratio()
     return (ratio if len(components) >= length else ratio / 2) - 0.001 * len(components)
+
+
+_MOST = 3
+
+
+def would_match(selector: Selector, selections: Selections) -> tuple[Mend, ...]:
+    """A mend for each other word of a selector, as it is written, with which it picks something."""
+    found: dict[Mend, None] = {}
+    for mend, other in _candidates(selector, selections):
+        if selections.rows(other):
+            found[mend] = None
+        if len(found) == _MOST:
+            break
+    return tuple(found)
+
+
+def near_globs(glob: str, facts: Facts) -> tuple[str, ...]:
+    """The globs over module paths of the graph that are most like one; with `*` for numbers where it has wildcards."""
+    near = nearest_paths(glob, facts)
+    return tuple(dict.fromkeys(map(numberless, near))) if is_magic(glob) else near
+
+
+def numbered_globs(glob: str, facts: Facts) -> tuple[str, ...]:
+    """Those among the near ones that stand for modules with numbers, as blocks are."""
+    return tuple(each for each in map(numberless, nearest_paths(glob, facts)) if "*" in each)
+
+
+def block_globs(glob: str, facts: Facts) -> tuple[str, ...]:
+    """What the blocks of a graph could be: modules with numbers, else those with the names most like a glob."""
+    return numbered_globs(glob, facts) or nearest_paths(glob, facts)
+
+
+def naming_blocks(facts: Facts, glob: str = "layers.*") -> str:
+    """The help where nothing says what the blocks are."""
+    found, near = block_globs(glob, facts), nearest_paths_hint(glob, facts)
+    return f"name them, `blocks {found[0]}`; {near}" if found else near
+
+
+def glob_span(glob: str, phrase: Span) -> Span:
+    """Where a glob stands at the end of a phrase, its quotes included."""
+    at = phrase.text.rfind(glob)
+    start, end = phrase.start + at, phrase.start + at + len(glob)
+    quoted = phrase.source.text[start - 1 : start] == '"' == phrase.source.text[end : end + 1]
+    return Span(phrase.source, start - quoted, end + quoted)
+
+
+def _candidates(selector: Selector, selections: Selections) -> Iterator[tuple[Mend, Selector]]:
+    for part in walk(selector):
+        if part.span is NOWHERE:
+            continue
+        if isinstance(part, InModule) and not part.outside and not selections.rows(part):
+            for glob in near_globs(part.glob, selections.facts):
+                (mend,) = written(glob_span(part.glob, part.span), [glob], near=True)
+                yield mend, _with(selector, part, evolve(part, glob=glob))
+        elif isinstance(part, Operator | Reference) and not selections.rows(part):
+            for form in forms_of(part.name) if getattr(part, "namespace", None) in (None, "aten") else ():
+                if form.is_whole and selections.rows(form.selector):
+                    (mend,) = written(part.span, [as_one([form.text])])
+                    yield mend, _with(selector, part, form.selector)
+        elif isinstance(part, Where):
+            for test in predicates(part.predicate):
+                if isinstance(test, Match) and test.property == "module" and test.op == "==":
+                    for glob in near_globs(test.pattern, selections.facts):
+                        (mend,) = written(glob_span(test.pattern, test.span), [glob], near=True)
+                        predicate = _replaced(part.predicate, test, evolve(test, pattern=glob))
+                        yield mend, _with(selector, part, evolve(part, predicate=predicate))
+                elif isinstance(test, Is) and (instead := other_origin(test, part, selections)) is not None:
+                    (mend,) = written(test.span, [instead.name])
+                    yield mend, _with(selector, part, evolve(part, predicate=_replaced(part.predicate, test, instead)))
+
+
+def _with(selector: Selector, part: Selector, other: Selector) -> Selector:
+    """A selector with another one in place of one of its parts, which has not been rebuilt from others."""
+
+    def change(current: Selector) -> Selector:
+        if type(current) is not type(part) or current.span != part.span:
+            return current
+        if isinstance(current, InModule) and isinstance(other, InModule):
+            return evolve(current, glob=other.glob)
+        if isinstance(current, Where) and isinstance(other, Where):
+            return evolve(current, predicate=other.predicate)
+        return other
+
+    return rebuild(selector, change)
+
+
+def _replaced(predicate: Predicate, test: Predicate, other: Predicate) -> Predicate:
+    if predicate is test:
+        return other
+    if isinstance(predicate, Not):
+        return evolve(predicate, predicate=_replaced(predicate.predicate, test, other))
+    if isinstance(predicate, And | Or):
+        return evolve(predicate, parts=tuple(_replaced(part, test, other) for part in predicate.parts))
+    return predicate
+
+
+_MOST_BRANCHES = 6
+
+
+def why_not(selector: Selector, row: int, selections: Selections) -> str:
+    """For a node that the selector does not denote. Costs no more than evaluating the selector."""
+    node: Selector = selector
+    while True:
+        deeper = _left_out_before(node, row, selections)
+        if deeper is None:
+            return _own_reason(node, row, selections)
+        node = deeper
+
+
+def _left_out_before(node: Selector, row: int, selections: Selections) -> Selector | None:
+    """The part that leaves the node out already, where there is just one such part; else the reason is this one's."""
+    if isinstance(node, Reference):
+        let = selections.lets[node.name]
+        return None if let.span.source.name == prelude.NAME else let.selector
+    if isinstance(node, InModule | InBlock | Where | Ordinal):
+        return None if _has(node.selector, row, selections) else node.selector
+    if isinstance(node, Intersection):
+        return node.right if _has(node.left, row, selections) else node.left
+    if isinstance(node, Difference | Feeding):
+        return None if _has(node.left, row, selections) else node.left
+    return None
+
+
+def _own_reason(node: Selector, row: int, selections: Selections) -> str:
+    if isinstance(node, Everything):
+        return "`everything` is every forward call, and it is none"
+    if isinstance(node, Operator | Reference):
+        return f"`{part_label(node)}`: it is {selections.facts.targets[row]}"
+    if isinstance(node, InModule):
+        return f"`{part_label(node)}`: it is in {selections.facts.modules[row] or 'no module'}"
+    if isinstance(node, InBlock):
+        return f"`{part_label(node)}`: it is {_block(row, selections)}"
+    if isinstance(node, Where):
+        return f"`{part_label(node)}` does not hold{_times(node, row, selections)}"
+    if isinstance(node, Ordinal):
+        return f"`{part_label(node)}`: it is {_position(node, row, selections)}"
+    if isinstance(node, Union):
+        reasons = dict.fromkeys(why_not(part, row, selections) for part in node.parts[:_MOST_BRANCHES])
+        more = [f"and {len(node.parts) - _MOST_BRANCHES} more"] if len(node.parts) > _MOST_BRANCHES else []
+        return "; ".join([*reasons, *more])
+    if isinstance(node, Difference):
+        return f"`except` takes it out of `{node.span.one_line}`"
+    return f"it is not among `{node.span.one_line}`"
+
+
+def _times(node: Where, row: int, selections: Selections) -> str:
+    """What the node's time is, where the predicate asks for it."""
+    measures = (test.quantity for test in predicates(node.predicate) if isinstance(test, Compare))
+    asked = [each for each in dict.fromkeys(measures) if each in TIMES]
+    if selections.prices is None or not asked:
+        return ""
+    found = ((each, selections.prices.of(each, row)) for each in asked)
+    said = (
+        f"its {each} is {figure(value, 'seconds')}" if value is not None else f"it has no {each}"
+        for each, value in found
+    )
+    return f": {joined(list(said))}"
+
+
+def _has(selector: Selector, row: int, selections: Selections) -> bool:
+    return row in selections.rows(selector)
+
+
+def _block(row: int, selections: Selections) -> str:
+    block = selections.blocks.block_of[row]
+    return "outside every block" if block < 0 else f"in block {block}, {selections.blocks.names[block]}"
+
+
+def _position(node: Ordinal, row: int, selections: Selections) -> str:
+    """``the 3rd of 7 in block 4``."""
+    rows = selections.rows(node.selector)
+    scope = effective_scope(node.scope, bool(selections.blocks.names))
+    keys = group_keys(scope, rows, selections.facts, selections.blocks, selections.chains)
+    key = keys[rows.index(row)]
+    if key is None:
+        return "outside every block"
+    group = [each for each, other in zip(rows, keys, strict=True) if other == key]
+    return f"the {nth(group.index(row) + 1)} of {len(group)} in {_group(scope, row, selections)}"
+
+
+def _group(scope: Scope, row: int, selections: Selections) -> str:
+    if scope is Scope.BLOCK:
+        return f"block {selections.blocks.block_of[row]}"
+    if scope is Scope.MODULE:
+        return selections.facts.modules[row] or "the root module"
+    return "the graph" if scope is Scope.GRAPH else f"its {scope.value}"

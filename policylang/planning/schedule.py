@@ -4,7 +4,7 @@ What a graph runs keeps the order in which it was traced, a partition all of its
 backward, the first step that needs a recomputed value gets, just before itself, everything that runs again for it, in
 forward order; later steps of the region share it. Pieces of a tuple are taken right behind the operator that runs
 again, so that what nobody takes can be freed. Copies to the host and back come last
-(:mod:`policylang.planning.schedule.host_copy_steps`).
+(:mod:`policylang.planning.schedule`).
 
 A *half* of a partition runs as it is. A *joint graph* has one region. Where anything is recomputed, the backward that
 depends on no gradient and has no effect waits until it is needed, too. What leads to no result does not run, and all
@@ -29,7 +29,86 @@ from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
 from policylang.planning.checkpoints import Checkpoints
-from policylang.planning.schedule.host_copy_steps import with_host_copies
+
+IN_FLIGHT = 2
+"""How many copies between device and host may be under way, in either direction, before one is awaited."""
+
+
+def with_host_copies(facts: Facts, steps: list[ScheduleStep], moved: bytearray) -> list[ScheduleStep]:
+    """The steps with the copies that move some rows. Linear in both."""
+    return _Copies(facts, steps, moved).steps_with_copies() if any(moved) else steps
+
+
+class _Copies:
+    def __init__(self, facts: Facts, steps: list[ScheduleStep], moved: bytearray) -> None:
+        self.facts = facts
+        self.steps = steps
+        self.moved = moved
+        self.before: dict[int, list[ScheduleStep]] = {}
+        self.behind: dict[int, list[ScheduleStep]] = {}
+
+    def steps_with_copies(self) -> list[ScheduleStep]:
+        first_reads = self._first_reads()
+        begins: dict[int, int] = {}
+        for at, (_, _, region) in enumerate(self.steps):
+            begins.setdefault(region, at)
+        backward = min((at for region, at in begins.items() if region), default=len(self.steps))
+        self._copy_to_host({row for reads in first_reads.values() for row in reads}, backward)
+        for region, reads in first_reads.items():
+            self._copy_from_host(region, reads, begins.get(region, len(self.steps)))
+        found: list[ScheduleStep] = []
+        for at, step in enumerate(self.steps):
+            found.extend((*self.before.get(at, ()), step, *self.behind.get(at, ())))
+        return [*found, *self.before.get(len(self.steps), ())]
+
+    def _first_reads(self) -> dict[int, dict[int, int]]:
+        """By region, each moved row that it reads to the step that does so first, in the order of these steps."""
+        facts, found = self.facts, dict[int, dict[int, int]]()
+        for at, (_, row, region) in enumerate(self.steps):
+            if region:
+                for source in facts.inputs[row]:
+                    if self.moved[source]:
+                        found.setdefault(region, {}).setdefault(source, at)
+        if facts.kind is GraphKind.JOINT:
+            for row, phase in enumerate(facts.phases):
+                if phase == Phase.OUTPUT:
+                    for source in facts.inputs[row]:
+                        if self.moved[source] and is_gradient(facts, source):
+                            found.setdefault(1, {}).setdefault(source, len(self.steps))
+        return found
+
+    def _copy_to_host(self, wanted: set[int], backward: int) -> None:
+        leaving = list(self._last_readers(wanted).items())
+        for number, (row, at) in enumerate(leaving):
+            steps = self.behind.setdefault(at, [])
+            if number >= IN_FLIGHT:
+                steps.append((StepKind.WAIT_TO_HOST, leaving[number - IN_FLIGHT][0], 0))
+            steps.append((StepKind.COPY_TO_HOST, row, 0))
+        for row, _ in leaving[-IN_FLIGHT:]:
+            self.before.setdefault(backward, []).append((StepKind.WAIT_TO_HOST, row, 0))
+
+    def _last_readers(self, wanted: set[int]) -> dict[int, int]:
+        """Each wanted row to the last forward step that reads its memory, or makes it, in the order of these steps."""
+        facts, roots = self.facts, storage_roots(self.facts)
+        value_in = {roots[row]: row for row in wanted}
+        last: dict[int, int] = {}
+        for at, (_, row, region) in enumerate(self.steps):
+            if region:
+                continue
+            for touched in (row, *facts.inputs[row]):
+                value = value_in.get(roots[touched])
+                if value is not None and facts.forward_mask[touched]:
+                    last.pop(value, None)
+                    last[value] = at
+        return last
+
+    def _copy_from_host(self, region: int, reads: dict[int, int], begin: int) -> None:
+        rows, firsts = list(reads), list(reads.values())
+        for number, row in enumerate(rows):
+            start = begin if number < IN_FLIGHT else firsts[number - IN_FLIGHT]
+            self.before.setdefault(start, []).append((StepKind.COPY_FROM_HOST, row, region))
+            self.before.setdefault(firsts[number], []).append((StepKind.WAIT_FROM_HOST, row, region))
+
 
 _FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OUTPUT)
 _RANDOM_OR_EFFECT = Flag.RANDOM | Flag.EFFECTFUL
