@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from attrs import asdict
 
 from policylang.language.figures import Measured, counted, figure, joined, listed, shortened, uncounted_text
-from policylang.planning.inspection.breakdown import same_time
 from policylang.planning.inspection.compare import Change, Decider, Figures, OrderChanges, PlanComparison, folded
+from policylang.planning.inspection.worth import same_time
 from policylang.report.device_times import device_text
 from policylang.report.expectations import compared_rows, compared_table
 from policylang.report.markdown import code, words

@@ -17,8 +17,8 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.formatting.unparse import format_policy
 from policylang.planning.capabilities import EAGER, FLAT, JOINT
 from policylang.planning.digest import policy_text
-from policylang.planning.inspection.breakdown import time_of_step
 from policylang.planning.inspection.explain import rules_on
+from policylang.planning.inspection.worth import time_of_step
 from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.planner import plan
 from policylang.simulation.streams import step_time

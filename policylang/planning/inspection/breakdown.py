@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from math import fsum, isclose
+from math import fsum
 
 from attrs import evolve, field, frozen
 
@@ -16,61 +16,16 @@ from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.schedule import Schedule
 from policylang.language.figures import folded_names
 from policylang.language.interruption.wanted import stop_unless_wanted
-from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
 from policylang.planning.inspection.communication import Communication, communication
+from policylang.planning.inspection.worth import SAVED, a_gib, as_counted, time_difference, time_of_step
 from policylang.planning.liveness import BackwardCost, SavedForBackward, counted_by_data, saved_and_recomputed
 from policylang.planning.plan import Plan, schedule_of
-from policylang.planning.value_outcome import KEPT, LEFT_TO_MIN_CUT, Decision, Held, Outcome, Why, is_open
-from policylang.simulation.memory import Peak, Timeline, estimate_peak, peak_of, simulate
-from policylang.simulation.streams import StepTime, step_time
-
-GIB = 2**30
-
-_SAME = 1e-12
-"""Of two sums of thousands of times, the share that is rounding."""
-
-
-def same_time(one: float, other: float) -> bool:
-    """Whether two sums of times, in seconds, are the same but for their rounding."""
-    return isclose(one, other, rel_tol=_SAME)
-
-
-def time_difference(one: float, other: float) -> float:
-    """Seconds, exactly 0 where the two are the same but for their rounding."""
-    return 0.0 if same_time(one, other) else one - other
-
-
-def a_gib(amount: float, size: int) -> float:
-    """Of an amount for so many bytes, what a GiB is."""
-    return abs(amount) / (abs(size) / GIB)
-
-
-def time_of_step(plan: Plan, schedule: Schedule) -> StepTime | None:
-    """The times of a schedule on the graph of a plan; None without a device."""
-    return None if plan.shown_times is None else step_time(plan.facts, schedule, plan.shown_times)
-
-
-def time_of_plan(plan: Plan) -> StepTime | None:
-    """The times of the step that is carried out, in the order that the scheduling lines come to; None without a
-    device."""
-    found, order = time_of_step(plan, plan.schedule), plan.order
-    if found is None or order is None or order.times is None:
-        return found
-    ordered = step_time(order.facts, order.schedule, order.times)
-    return evolve(found, step=ordered.step, exposed=ordered.exposed)
-
-
-def peak_of_plan(plan: Plan) -> Peak:
-    """Of the step that is carried out."""
-    if plan.order is None:
-        return estimate_peak(plan.facts, plan.schedule)
-    return estimate_peak(plan.order.facts, plan.order.schedule)
-
+from policylang.planning.value_outcome import KEPT, LEFT_TO_MIN_CUT, Held, Outcome, is_open
+from policylang.simulation.memory import Peak, Timeline, peak_of, simulate
+from policylang.simulation.streams import StepTime
 
 OUTSIDE = "outside the blocks"
-
-_SAVED = Decision(Action.SAVE, None, Why.UNDECIDED)
 
 
 @frozen
@@ -209,7 +164,7 @@ def breakdown(plan: Plan) -> Breakdown:
     stop_unless_wanted()
     outcomes = _outcomes(plan, needs)
     plain = evolve(plan, checkpoints=None)
-    everything = [None if decision is None else _SAVED for decision in plan.decisions]
+    everything = [None if decision is None else SAVED for decision in plan.decisions]
     ordered = communication(plan)
     stop_unless_wanted()
     under = _scenario(plan, plan.schedule, needs, outcomes)
@@ -224,11 +179,6 @@ def breakdown(plan: Plan) -> Breakdown:
         uncounted_again=uncounted_operators(plan.facts, needs.recomputed),
         communication=ordered,
     )
-
-
-def as_counted(decisions: Sequence[Decision | None]) -> list[Decision | None]:
-    """Decisions with all saved that is left to PyTorch."""
-    return [_SAVED if is_open(decision) else decision for decision in decisions]
 
 
 def _scenario(plan: Plan, schedule: Schedule, needs: BackwardCost, outcomes: Sequence[Outcome | None]) -> Scenario:

@@ -11,8 +11,8 @@ from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.graph.storage import storage_roots
 from policylang.planning.graph_edit import Edit
-from policylang.planning.inspection.breakdown import peak_of_plan, time_of_plan
 from policylang.planning.inspection.communication import collective_rows
+from policylang.planning.inspection.worth import peak_of_plan, time_of_plan
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.order.as_run import run
 from policylang.planning.plan import ExpectationOutcome, Plan

@@ -3,32 +3,77 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from math import isclose
 
 from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts
+from policylang.graph.schedule import Schedule
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic, removed
 from policylang.language.figures import figure, first_lines, joined
-from policylang.language.syntax import Bucket, Policy
+from policylang.language.syntax import Action, Bucket, Policy
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.graph_edit import Edit
-from policylang.planning.inspection.breakdown import (
-    a_gib,
-    as_counted,
-    peak_of_plan,
-    time_difference,
-    time_of_plan,
-    time_of_step,
-)
 from policylang.planning.inspection.communication import Communication, bucket_statements
 from policylang.planning.liveness import BackwardCost, saved_and_recomputed
 from policylang.planning.order.statements import plan_order
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
-from policylang.simulation.memory import estimate_peak
+from policylang.planning.value_outcome import Decision, Why, is_open
+from policylang.simulation.memory import Peak, estimate_peak
 from policylang.simulation.streams import StepTime, step_time
+
+GIB = 2**30
+_SAME = 1e-12
+"""Of two sums of thousands of times, the share that is rounding."""
+
+
+def same_time(one: float, other: float) -> bool:
+    """Whether two sums of times, in seconds, are the same but for their rounding."""
+    return isclose(one, other, rel_tol=_SAME)
+
+
+def time_difference(one: float, other: float) -> float:
+    """Seconds, exactly 0 where the two are the same but for their rounding."""
+    return 0.0 if same_time(one, other) else one - other
+
+
+def a_gib(amount: float, size: int) -> float:
+    """Of an amount for so many bytes, what a GiB is."""
+    return abs(amount) / (abs(size) / GIB)
+
+
+def time_of_step(plan: Plan, schedule: Schedule) -> StepTime | None:
+    """The times of a schedule on the graph of a plan; None without a device."""
+    return None if plan.shown_times is None else step_time(plan.facts, schedule, plan.shown_times)
+
+
+def time_of_plan(plan: Plan) -> StepTime | None:
+    """The times of the step that is carried out, in the order that the scheduling lines come to; None without a
+    device."""
+    found, order = time_of_step(plan, plan.schedule), plan.order
+    if found is None or order is None or order.times is None:
+        return found
+    ordered = step_time(order.facts, order.schedule, order.times)
+    return evolve(found, step=ordered.step, exposed=ordered.exposed)
+
+
+def peak_of_plan(plan: Plan) -> Peak:
+    """Of the step that is carried out."""
+    if plan.order is None:
+        return estimate_peak(plan.facts, plan.schedule)
+    return estimate_peak(plan.order.facts, plan.order.schedule)
+
+
+SAVED = Decision(Action.SAVE, None, Why.UNDECIDED)
+
+
+def as_counted(decisions: Sequence[Decision | None]) -> list[Decision | None]:
+    """Decisions with all saved that is left to PyTorch."""
+    return [SAVED if is_open(decision) else decision for decision in decisions]
+
 
 MOST_RULES = 100
 """Of so many rules that decide something the worth is worked out, the first in the policy: each takes a plan."""

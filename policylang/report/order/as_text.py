@@ -11,8 +11,8 @@ from math import fsum
 from attrs import frozen
 
 from policylang.language.figures import counted, figure, file_name, folded_names, listed, shortened
-from policylang.planning.inspection.breakdown import same_time
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder, StepInOrder
+from policylang.planning.inspection.worth import same_time
 from policylang.report.device_times import seconds_text
 from policylang.report.order.report_lines import barriers_text
 from policylang.report.width import table

@@ -115,5 +115,8 @@ def _group(found: Breakdown, group: BlockGroup) -> dict[str, Any]:
         "label": group.label,
         "blocks": [found.plan.block_names[block] for block in group.blocks],
         **asdict(group.amounts),
-        "values": [asdict(entry) for entry in group.entries],
+        "values": [
+            {"fate": entry.outcome.word, **asdict(entry, filter=lambda each, _: each.name != "outcome")}
+            for entry in group.entries
+        ],
     }

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from html import escape
 
 from policylang.language.figures import Measured, counted, figure, file_name, folded_names, listed, uncounted_text
-from policylang.planning.inspection.breakdown import Breakdown, operator_of, same_time, within_block
+from policylang.planning.inspection.breakdown import Breakdown, operator_of, within_block
 from policylang.planning.inspection.compare import OUTSIDE, Change, Decider, PlanComparison, compare
 from policylang.planning.inspection.peak_values import values_at_peak
+from policylang.planning.inspection.worth import same_time
 from policylang.planning.plan import Plan
 from policylang.report.markup import Markup, element, joined, rows_table
 from policylang.report.plan.html import filled, subtitle
