@@ -8,14 +8,13 @@ no FLOP formula counts, values whose sizes come from data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import Literal, assert_never
 
 from attrs import evolve, frozen
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, uncounted_operators
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.schedule import StepKind
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import beside, counted, first_lines, joined
@@ -28,12 +27,11 @@ from policylang.language.syntax import (
     Scope,
 )
 from policylang.planning.capabilities import JOINT
-from policylang.planning.checkpoints import Checkpoints, is_about_whole
+from policylang.planning.checkpoints import is_about_whole
 from policylang.planning.liveness import BackwardCost, SavedForBackward, counted_by_data, sized_by_data, with_cost
 from policylang.planning.order.statements import plan_order
-from policylang.planning.plan import ExpectationOutcome, OrderPlan, Plan, schedule_of
+from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.refusals import expectation_failed, expects_of_nothing
-from policylang.planning.schedule import build_checkpointed_schedule
 from policylang.planning.selection.no_match import part_counts
 from policylang.planning.selection.selectors import Selections, group_keys, selections_for
 from policylang.planning.value_outcome import (
@@ -42,13 +40,12 @@ from policylang.planning.value_outcome import (
     ON_HOST,
     RECOMPUTED,
     Decision,
+    Held,
     Outcome,
     Why,
     is_open,
 )
-from policylang.simulation.memory import estimate_peak
 from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.streams import StepTime, step_time
 
 UNCOUNTED, UNTIMED, BY_DATA = "APL332", "APL333", "APL350"
 _REGISTER = "register their formulas with `torch.utils.flop_counter.register_flop_formula` where the graph is made"
@@ -83,34 +80,29 @@ _UNTIMED = Finding("deferred", "no device says how long anything takes")
 
 
 def check_expectations(
+    plan: Plan,
     expectations: Sequence[Expectation],
     selections: Selections,
-    decisions: Sequence[Decision | None],
     cost: BackwardCost,
     outcomes: NodeOutcomes | None = None,
-    *,
-    checkpoints: Checkpoints | None = None,
-    order: OrderPlan | None = None,
 ) -> tuple[tuple[ExpectationOutcome, ...], tuple[Diagnostic, ...]]:
     """The result of each expectation, and an error for each that failed, both in order.
 
-    ``outcomes``: of ``decisions`` unless given. ``checkpoints``: in eager. ``order``: what the scheduling lines
-    come to, whose peak and times are the step's.
+    ``outcomes``: of the plan's decisions unless given.
     """
     if not expectations:
         return (), ()
-    outcomes = outcomes or NodeOutcomes(selections.facts, decisions, cost)
-    simulated = Simulated(selections, decisions, cost, checkpoints=checkpoints, order=order)
+    outcomes = outcomes or NodeOutcomes(plan.facts, plan.decisions, cost)
     results: list[ExpectationOutcome] = []
     failures: list[Diagnostic] = []
     for expectation in expectations:
-        finding = _check(expectation, selections, outcomes, cost, simulated)
+        finding = _check(expectation, plan, selections, outcomes, cost)
         text = expectation.span.one_line
         results.append(
             ExpectationOutcome(text, expectation.span.location, finding.status, finding.found, finding.margin)
         )
         if finding.status == "failed":
-            if by_data := figure_by_data(expectation, selections.facts, cost):
+            if by_data := figure_by_data(expectation, plan.facts, cost):
                 finding = evolve(finding, details=(*finding.details, f"the figure counts {by_data}"))
             failures.append(_failure(expectation, text, finding))
     return tuple(results), tuple(failures)
@@ -123,17 +115,13 @@ def _failure(expectation: Expectation, text: str, finding: Finding) -> Diagnosti
 
 
 def _check(
-    expectation: Expectation,
-    selections: Selections,
-    outcomes: NodeOutcomes,
-    cost: BackwardCost,
-    simulated: Simulated,
+    expectation: Expectation, plan: Plan, selections: Selections, outcomes: NodeOutcomes, cost: BackwardCost
 ) -> Finding:
     if selections.blocks.alone is not None and is_about_whole(expectation):
         return Finding("deferred", "it is about a whole graph, of which this is one block")
     match expectation:
         case ExpectTotal():
-            return check_total(expectation, cost, selections.blocks, simulated)
+            return check_total(expectation, plan, cost, selections.blocks)
         case ExpectCount():
             rows = selections.rows(expectation.selector)
             finding = _check_count(expectation, rows, selections)
@@ -194,17 +182,17 @@ def _counts(expectation: ExpectCount, count: int) -> bool:
 # --- totals -----------------------------------------------------------------------------------------------------------
 
 
-def check_total(expectation: ExpectTotal, cost: BackwardCost, blocks: BlockTable, simulated: Simulated) -> Finding:
+def check_total(expectation: ExpectTotal, plan: Plan, cost: BackwardCost, blocks: BlockTable) -> Finding:
     """Compare a total with its limit.
 
     While values are left to PyTorch's partitioner the totals known are lower bounds: enough to fail an upper limit,
     not to hold one.
     """
-    if expectation.of_time and not simulated.timed:
+    if expectation.of_time and plan.times is None:
         return _UNTIMED
     if expectation.figure in ("peak", "exposed", "step time"):
-        return _judge(expectation, _whole(expectation, simulated), cost) if cost.final else LEFT_OPEN
-    amount, by_block = _amounts(expectation, cost, simulated)
+        return _judge(expectation, _whole(expectation, plan), cost) if cost.final else LEFT_OPEN
+    amount, by_block = _amounts(expectation, plan, cost)
     if not expectation.per_block:
         return _judge(expectation, amount, cost)
     if not by_block:
@@ -234,29 +222,45 @@ def margin_of(op: str, amount: float, limit: float) -> float:
     return amount - limit if op in (">", ">=") else -abs(amount - limit)
 
 
-def _whole(expectation: ExpectTotal, simulated: Simulated) -> float:
+def _whole(expectation: ExpectTotal, plan: Plan) -> float:
     """A figure of the step as it runs, which costs a simulation."""
     if expectation.figure == "peak":
-        return float(simulated.peak)
-    step = simulated.step
+        return float(plan.peak.bytes)
+    step = plan.step_time
+    assert step is not None
     if expectation.figure == "step time":
         return step.step
     return _share(step.exposed, step.step) if expectation.limit.dimension == "fraction" else step.exposed
 
 
-def _amounts(expectation: ExpectTotal, cost: BackwardCost, simulated: Simulated) -> Amounts:
+def _amounts(expectation: ExpectTotal, plan: Plan, cost: BackwardCost) -> tuple[float, Sequence[float]]:
     """The figure, in all and by block: as it is, or as a share of the same of the whole forward."""
     timed = expectation.figure == "recomputed time"
     column, of = _COLUMNS.get(expectation.figure, ("", ""))
-    amount, by_block = (
-        simulated.recomputed_time if timed else (getattr(cost, column), getattr(cost, f"{column}_by_block"))
-    )
+    if timed:
+        amount, by_block = _seconds(plan, plan.schedule.rows_of(StepKind.SECOND_RUN))
+    else:
+        amount, by_block = getattr(cost, column), getattr(cost, f"{column}_by_block")
     if expectation.limit.dimension != "fraction":
         return amount, by_block
     whole, whole_by_block = (
-        simulated.forward_time if timed else (getattr(cost.forward, of), getattr(cost.forward, f"{of}_by_block"))
+        _seconds(plan, plan.facts.forward)
+        if timed
+        else (getattr(cost.forward, of), getattr(cost.forward, f"{of}_by_block"))
     )
     return _share(amount, whole), [_share(*pair) for pair in zip(by_block, whole_by_block, strict=True)]
+
+
+def _seconds(plan: Plan, rows: Iterable[int]) -> tuple[float, list[float]]:
+    """What operators take one after the other, in all and by block; one that runs more than once is there as often."""
+    assert plan.times is not None
+    seconds, block_of = plan.times.seconds, plan.block_of
+    total, by_block = 0.0, [0.0] * len(plan.block_names)
+    for row in rows:
+        total += seconds[row]
+        if by_block and block_of[row] >= 0:
+            by_block[block_of[row]] += seconds[row]
+    return total, by_block
 
 
 def _share(part: float, whole: float) -> float:
@@ -278,80 +282,10 @@ def _telling(expectation: ExpectTotal, amounts: Sequence[float], blocks: Sequenc
     return next((block for block in blocks if not holds(amounts[block], expectation.limit.value)), blocks[0])
 
 
-Amounts = tuple[float, Sequence[float]]
-"""In all, and by block."""
-
-
-class Simulated:
-    """The step that follows some decisions; nothing is worked out before an expectation asks for it."""
-
-    def __init__(
-        self,
-        selections: Selections,
-        decisions: Sequence[Decision | None],
-        cost: BackwardCost,
-        *,
-        checkpoints: Checkpoints | None,
-        order: OrderPlan | None = None,
-    ) -> None:
-        """``order``: what the scheduling lines come to, in which the step then runs."""
-        self._facts = selections.facts
-        self._blocks = selections.blocks
-        self._times = selections.times
-        self._decisions = decisions
-        self._cost = cost
-        self._order = order
-        self._checkpoints = checkpoints
-
-    @property
-    def timed(self) -> bool:
-        """Whether there is a device."""
-        return self._times is not None
-
-    @cached_property
-    def peak(self) -> int:
-        """Bytes."""
-        if self._order is not None:
-            return estimate_peak(self._order.facts, self._order.schedule).bytes
-        return estimate_peak(self._facts, self._schedule).bytes
-
-    @cached_property
-    def step(self) -> StepTime:
-        assert self._times is not None
-        order = self._order
-        if order is not None and order.times is not None:
-            return step_time(order.facts, order.schedule, order.times)
-        return step_time(self._facts, self._schedule, self._times)
-
-    @cached_property
-    def forward_time(self) -> Amounts:
-        """Seconds of the forward's operators, each run once."""
-        return self._total(self._facts.forward)
-
-    @cached_property
-    def recomputed_time(self) -> Amounts:
-        """Seconds of the operators that run a second time: once in each region of the backward that asks for them."""
-        return self._total(row for kind, row, _ in self._schedule if kind == StepKind.SECOND_RUN)
-
-    @cached_property
-    def _schedule(self) -> Schedule:
-        if self._checkpoints is not None:
-            kept = self._cost
-            return build_checkpointed_schedule(self._facts, self._checkpoints, kept.saved, kept.recomputed)
-        return schedule_of(self._facts, self._decisions)
-
-    def _total(self, rows: Iterable[int]) -> Amounts:
-        assert self._times is not None
-        seconds, block_of = self._times.seconds, self._blocks.block_of
-        total, by_block = 0.0, [0.0] * len(self._blocks.names)
-        for row in rows:
-            total += seconds[row]
-            if by_block and block_of[row] >= 0:
-                by_block[block_of[row]] += seconds[row]
-        return total, by_block
-
-
 # --- what becomes of nodes --------------------------------------------------------------------------------------------
+
+
+_PRECEDENCE = (Held.NOWHERE, Held.HOST, Held.DEVICE, Held.UNDECIDED)
 
 
 class NodeOutcomes:
@@ -363,16 +297,14 @@ class NodeOutcomes:
 
     def __init__(self, facts: Facts, decisions: Sequence[Decision | None], needs: SavedForBackward) -> None:
         self._owners, self._decisions = facts.owners, decisions
-        self._needed: dict[int, Outcome] = {}  # by owner; of several outcomes that of the first in this order
         rebuilt = {row for row in needs.recomputed if (by := decisions[row]) is not None and by.why is Why.REBUILT}
-        kinds = {
-            RECOMPUTED: [row for row in needs.recomputed if row not in rebuilt],
-            ON_HOST: (*needs.offloaded, *rebuilt),
-            KEPT: (*needs.saved, *needs.symbolic),
-            LEFT_TO_MIN_CUT: needs.undecided,
-        }
-        for outcome, rows in (kinds | {each: rows for each, rows in needs.rows.items() if each not in kinds}).items():
-            for row in rows:
+        rows = dict(needs.rows)
+        rows[RECOMPUTED] = tuple(row for row in rows.get(RECOMPUTED, ()) if row not in rebuilt)
+        rows[ON_HOST] = (*rows.get(ON_HOST, ()), *rebuilt)
+        rows[KEPT] = (*rows.get(KEPT, ()), *needs.symbolic)
+        self._needed: dict[int, Outcome] = {}  # by owner; of several outcomes the first in this order
+        for outcome in sorted(rows, key=lambda each: _PRECEDENCE.index(each.held)):
+            for row in rows[outcome]:
                 self._needed.setdefault(facts.owners[row], outcome)
         self._contingent = {facts.owners[row] for row in needs.contingent}
 
@@ -426,11 +358,11 @@ def check_deferred(plan: Plan, final: Plan, needs: SavedForBackward) -> tuple[Pl
     cost = with_cost(needs, final.facts, plan.block_of, len(plan.block_names))
     outcomes = NodeOutcomes(final.facts, final.decisions, cost)
     expectations = [policy.expectations[index] for index in waiting]
-    order = None
+    made = evolve(plan, decisions=final.decisions, order=None)
     if plan.order is not None and any(isinstance(each, ExpectTotal) for each in expectations):
         device = None if plan.times is None else plan.times.device
-        order = plan_order(policy, facts, schedule_of(facts, final.decisions), JOINT, device=device)
-    found, failures = check_expectations(expectations, selections, final.decisions, cost, outcomes, order=order)
+        made = evolve(made, order=plan_order(policy, facts, made.schedule, JOINT, device=device))
+    found, failures = check_expectations(made, expectations, selections, cost, outcomes)
     results = list(plan.expectations)
     for index, checked in zip(waiting, found, strict=True):
         results[index] = checked

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
@@ -18,9 +18,9 @@ from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.graph_edit import Edits
 from policylang.planning.schedule import build_checkpointed_schedule, build_schedule
 from policylang.planning.value_outcome import Decision, Default, offloads
-
-if TYPE_CHECKING:
-    from policylang.simulation.node_times import NodeTimes
+from policylang.simulation.memory import Peak, estimate_peak
+from policylang.simulation.node_times import NodeTimes, lacking
+from policylang.simulation.streams import StepTime, step_time
 
 
 @frozen
@@ -164,10 +164,30 @@ class Plan:
         return schedule_of(self.facts, self.decisions)
 
     @cached_property
-    def untold(self) -> Diagnostic | None:
-        """Of a plan on a device: what the graph and the plan do that its profile has no figure for."""
-        from policylang.simulation.node_times import lacking  # an audit of plans knows no simulation
+    def peak(self) -> Peak:
+        """The peak of the step that runs, in the order of the scheduling lines."""
+        order = self if self.order is None else self.order
+        return estimate_peak(order.facts, order.schedule)
 
+    @cached_property
+    def step_time(self) -> StepTime | None:
+        """The times of the step that runs, in the order of the scheduling lines; None without a device."""
+        if self.times is None:
+            return None
+        found, order = step_time(self.facts, self.schedule, self.times), self.order
+        if order is None or order.times is None:
+            return found
+        ordered = step_time(order.facts, order.schedule, order.times)
+        return evolve(found, step=ordered.step, exposed=ordered.exposed)
+
+    @property
+    def shown_step_time(self) -> StepTime | None:
+        """:attr:`step_time` that may be printed."""
+        return None if self.untold is not None else self.step_time
+
+    @cached_property
+    def untold(self) -> Diagnostic | None:
+        """The error of a device's profile that lacks a figure for something that the plan does."""
         return None if self.times is None else lacking(self.times, copies=any(map(offloads, self.decisions)))
 
     @property

@@ -72,10 +72,10 @@ def plan(
     apart = capabilities.block_by_block and place is None
     around = around_blocks(facts, blocks) if apart else NOTHING_AROUND
     tagged = {} if apart else user_decisions(facts)  # the policy's checkpoints take the place of the user's own
-    fate = _default(policy, capabilities)
+    default = _default(policy, capabilities)
     verdict = judge(policy, facts, selections, tagged, around)
     stop_unless_wanted()
-    decisions = first_decisions(policy, facts, verdict, tagged, fate, capabilities, around)
+    decisions = first_decisions(policy, facts, verdict, tagged, default, capabilities, around)
     routing = keep_routing(policy, facts, decisions)
     safety = Safety(policy, facts, capabilities, decisions)
     needs = safety.enforce()
@@ -98,47 +98,16 @@ def plan(
         schedule = schedule_of(facts, decisions)
         order = plan_order(policy, facts, schedule, capabilities, ranks=ranks, device=used, blocks=blocks)
     stop_unless_wanted()
-    expectations, failures = check_expectations(
-        policy.expectations, selections, decisions, cost, checkpoints=checkpoints, order=order
-    )
-    stop_unless_wanted()
-    unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
-    unmatched = [index for index, each in enumerate(rules) if not each.matched]
-    by_fsdp = answered(policy, aside, unmatched, _about_nothing(policy, selections) if aside is not None else ())
-    expectations = tuple(by_fsdp.expectations.get(at, each) for at, each in enumerate(expectations))
-    errors = StatementErrors(policy, selections, with_shares=place is None or place.numbered)
-    return Plan(
+    made = Plan(
         policy=policy,
         before=before,
         facts=facts,
         decisions=decisions,
         rules=rules,
         edits=edits,
-        expectations=expectations,
-        diagnostics=(
-            *(beyond_one_block(policy, place) if alone or apart else ()),
-            *(named_alone(policy, facts) if apart else ()),
-            *errors.no_blocks(rules),
-            *unanswerable(policy, facts),
-            *time_errors(policy, times, asked_for=device is not None, copies=bool(needs.offloaded)),
-            *errors.shares(),
-            *errors.of_rules(rules, by_fsdp.rules, around),
-            *by_fsdp.diagnostics,
-            *without_effect(rules, facts, decisions, needs if place is None else _with_returned(needs, facts)),
-            *edit_diagnostics(policy, edits, before, capabilities),
-            *errors.of_order(order.diagnostics if order is not None else cannot_order(policy, capabilities)),
-            *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
-            *gathers_left(policy, facts, selections.chains, rules),
-            *markers_lost(policy, facts),
-            *markers_outranked(policy, facts, rules, decisions, needs),
-            *safety.diagnostics(),
-            *offload_diagnostics(policy, facts, decisions, needs, stays),
-            *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
-            *errors.of_expectations({at: each for at, each in unmet.items() if at not in by_fsdp.expectations}),
-            *uncounted_in(policy.expectations, facts, needs.recomputed, times),
-            *by_data_in(policy.expectations, facts, needs),
-        ),
-        undecided=fate,
+        expectations=(),
+        diagnostics=(),
+        undecided=default,
         order=order,
         digest=plan_digest(policy, facts, decisions, edits, used, order),
         times=times,
@@ -146,6 +115,37 @@ def plan(
         block_names=blocks.names,
         checkpoints=checkpoints,
     )
+    expectations, failures = check_expectations(made, policy.expectations, selections, cost)
+    stop_unless_wanted()
+    unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
+    unmatched = [index for index, each in enumerate(rules) if not each.matched]
+    by_fsdp = answered(policy, aside, unmatched, _about_nothing(policy, selections) if aside is not None else ())
+    expectations = tuple(by_fsdp.expectations.get(at, each) for at, each in enumerate(expectations))
+    errors = StatementErrors(policy, selections, with_shares=place is None or place.numbered)
+    diagnostics = (
+        *(beyond_one_block(policy, place) if alone or apart else ()),
+        *(named_alone(policy, facts) if apart else ()),
+        *errors.no_blocks(rules),
+        *unanswerable(policy, facts),
+        *time_errors(policy, times, asked_for=device is not None, copies=bool(needs.offloaded)),
+        *errors.shares(),
+        *errors.of_rules(rules, by_fsdp.rules, around),
+        *by_fsdp.diagnostics,
+        *without_effect(rules, facts, decisions, needs if place is None else _with_returned(needs, facts)),
+        *edit_diagnostics(policy, edits, before, capabilities),
+        *errors.of_order(order.diagnostics if order is not None else cannot_order(policy, capabilities)),
+        *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
+        *gathers_left(policy, facts, selections.chains, rules),
+        *markers_lost(policy, facts),
+        *markers_outranked(policy, facts, rules, decisions, needs),
+        *safety.diagnostics(),
+        *offload_diagnostics(policy, facts, decisions, needs, stays),
+        *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
+        *errors.of_expectations({at: each for at, each in unmet.items() if at not in by_fsdp.expectations}),
+        *uncounted_in(policy.expectations, facts, needs.recomputed, times),
+        *by_data_in(policy.expectations, facts, needs),
+    )
+    return evolve(made, expectations=expectations, diagnostics=diagnostics)
 
 
 def _default(policy: Policy, capabilities: Capabilities) -> Default:

@@ -12,7 +12,6 @@ from policylang.graph.schedule import Schedule, StepKind
 from policylang.graph.storage import storage_roots
 from policylang.planning.graph_edit import Edit
 from policylang.planning.inspection.communication import collective_rows
-from policylang.planning.inspection.worth import peak_of_plan, time_of_plan
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.order.as_run import run
 from policylang.planning.plan import ExpectationOutcome, Plan
@@ -221,11 +220,11 @@ def compare(old: Plan, new: Plan) -> PlanComparison:
 def figures(plan: Plan) -> Figures:
     """The cost of a plan on its graph."""
     outcome = saved_and_recomputed(plan)
-    peak = peak_of_plan(plan)
+    peak = plan.peak
     saved, again = outcome.saved_bytes, outcome.recomputed_flops
     missing = uncounted_operators(plan.facts, outcome.recomputed) or {}
     found = Figures(saved, again, peak.bytes, outcome.final, missing, plan.expectations)
-    time = time_of_plan(plan)
+    time = plan.shown_step_time
     if plan.shown_times is None or time is None:
         return found
     return evolve(

@@ -22,7 +22,7 @@ from policylang.planning.order.statements import plan_order
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.value_outcome import Decision, Why, is_open
-from policylang.simulation.memory import Peak, estimate_peak
+from policylang.simulation.memory import estimate_peak
 from policylang.simulation.streams import StepTime, step_time
 
 GIB = 2**30
@@ -48,23 +48,6 @@ def a_gib(amount: float, size: int) -> float:
 def time_of_step(plan: Plan, schedule: Schedule) -> StepTime | None:
     """The times of a schedule on the graph of a plan; None without a device."""
     return None if plan.shown_times is None else step_time(plan.facts, schedule, plan.shown_times)
-
-
-def time_of_plan(plan: Plan) -> StepTime | None:
-    """The times of the step that is carried out, in the order that the scheduling lines come to; None without a
-    device."""
-    found, order = time_of_step(plan, plan.schedule), plan.order
-    if found is None or order is None or order.times is None:
-        return found
-    ordered = step_time(order.facts, order.schedule, order.times)
-    return evolve(found, step=ordered.step, exposed=ordered.exposed)
-
-
-def peak_of_plan(plan: Plan) -> Peak:
-    """Of the step that is carried out."""
-    if plan.order is None:
-        return estimate_peak(plan.facts, plan.schedule)
-    return estimate_peak(plan.order.facts, plan.order.schedule)
 
 
 SAVED = Decision(Action.SAVE, None, Why.UNDECIDED)
@@ -276,7 +259,7 @@ def worth_of_edits(plan: Plan, capabilities: Capabilities) -> tuple[EditWorth, .
 
 
 def _cost_with_order(plan: Plan) -> tuple[int, int, StepTime | None]:
-    return saved_and_recomputed(plan).saved_bytes, peak_of_plan(plan).bytes, time_of_plan(plan)
+    return saved_and_recomputed(plan).saved_bytes, plan.peak.bytes, plan.shown_step_time
 
 
 def slowing_edits(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
