@@ -30,7 +30,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning import capabilities
 from policylang.planning.capabilities import Capabilities, PathEntry, path_entry
-from policylang.planning.checkpoints import Place
+from policylang.planning.checkpoints import BlockContext
 from policylang.planning.decisions.weights_aside import WeightsAside
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
@@ -66,7 +66,7 @@ class BackendPath:
         facts: Facts,
         policy: Policy,
         *,
-        place: Place | None = None,
+        place: BlockContext | None = None,
         aside: WeightsAside | None = None,
         deferred: Collection[str] = (),
     ) -> Plan:

@@ -1,9 +1,9 @@
-"""The checkpoints around blocks in eager: what each of them holds, how far its second run comes, and when it begins.
+"""Eager checkpoints around blocks: what each holds, how far its recomputation goes, and when it begins.
 
-A block runs again as a whole, operator by operator, up to the last value that its backward reads. Nothing is left out
-on the way: what is not saved runs, whether or not the backward asks for its value. What a rule saves is therefore held
-until the second run comes to it, and behind that last value not at all: no one reads it. What the block is given is
-held until its backward is over.
+A block is recomputed as a whole, operator by operator, up to the last value that its backward reads. Nothing is left
+out on the way: what is not saved runs, whether or not the backward asks for its value. What a rule saves is therefore
+held until the recomputation reaches it, and behind that last value not at all: no one reads it. The inputs of the block
+are held until its backward is over.
 
 One account of it for saved bytes, schedules, peaks and tuning, of a whole model's graph and of one block's trace alike.
 """
@@ -35,24 +35,24 @@ class Checkpoints:
     of: Sequence[int] = field(repr=False)
     """Row of the forward to its checkpoint; -1 outside of all."""
     reach: Sequence[int]
-    """The first row that the second run does not come to; 0 where the backward reads nothing of the block's."""
+    """The first row that is not recomputed any more; 0 where the backward reads nothing of the block's."""
     first: Sequence[int]
-    """The row of the backward before which the second run takes place."""
+    """The backward row before which the block is recomputed."""
     last: Sequence[int]
     """The last row of the backward that reads what the block has made."""
     given: Sequence[Collection[int]] = field(repr=False)
     """The values of the forward that the block reads and has not made."""
     read: frozenset[int] = field(default=frozenset(), repr=False)
-    """What the backward reads that no second run makes: it is outside of the blocks, or goes from one to the next."""
+    """Values that the backward reads and nothing recomputes: outside the blocks, or passed from one to the next."""
     unchanged: Collection[int] = ()
-    """Of a traced block: the rows that give their argument as it is, and have nothing of their own to keep."""
+    """Rows of a traced block that return their argument as it is, and have nothing of their own to keep."""
     inner: Mapping[int, int] = field(factory=dict)
-    """Of a traced block: by row of an operation inside an operator (a DTensor's), the row of that operator. It runs
+    """In a traced block: by row of an operation inside an operator (a DTensor's), the row of that operator. It runs
     with it alone, and is not held by itself: where the operator is saved, it is neither saved nor recomputed."""
 
 
 def checkpoint_of_all(facts: Facts, reach: int, unchanged: Collection[int], inner: Mapping[int, int]) -> Checkpoints:
-    """Of a traced block, which is the whole graph."""
+    """The checkpoint of a traced block, which is the whole graph."""
     backward = [row for row, phase in enumerate(facts.phases) if phase == _BACKWARD]
     of, first, last = array("i", bytes(4 * len(facts))), backward[:1] or [len(facts)], backward[-1:] or [OUTSIDE]
     return Checkpoints(of, (reach,), first, last, ((),), unchanged=unchanged, inner=inner)
@@ -76,7 +76,7 @@ def checkpoints_around(facts: Facts, blocks: BlockTable) -> Checkpoints:
     reach, first, last = ([start] * len(numbers) for start in (0, len(facts), OUTSIDE))
     returned = bytearray(len(facts))
     for row in facts.forward:
-        returned[row] = of[row] != OUTSIDE and handed_on(facts, row, of)
+        returned[row] = of[row] != OUTSIDE and leaves_block(facts, row, of)
     read: set[int] = set()
     for row, phase in enumerate(phases):
         for source in facts.inputs[row] if phase == _BACKWARD else ():
@@ -100,7 +100,7 @@ def checkpoints_around(facts: Facts, blocks: BlockTable) -> Checkpoints:
 def held_and_rerun(
     facts: Facts, decisions: Sequence[Decision | None], checkpoints: Checkpoints
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The rows that are kept for the backward, and those that run a second time, in graph order. A saved view is kept
+    """The rows that are kept for the backward, and those that are recomputed, in graph order. A saved view is kept
     with the memory it looks into; a view of an input costs nothing and is simply taken again."""
     roots, of, reach, inner = storage_roots(facts), checkpoints.of, checkpoints.reach, checkpoints.inner
     saved = set(checkpoints.read).union(*checkpoints.given)
@@ -120,7 +120,7 @@ def held_and_rerun(
 
 
 def kept_rows(facts: Facts, saved: Collection[int]) -> frozenset[int]:
-    """Of the saved rows, those whose value has to be held: not the views of another saved value, which are taken again.
+    """The saved rows whose value has to be held: not the views of another saved value, which are taken again.
 
     A row that writes in place belongs to its memory's first row, and is held with it.
     """
@@ -130,8 +130,8 @@ def kept_rows(facts: Facts, saved: Collection[int]) -> frozenset[int]:
     )
 
 
-def handed_on(facts: Facts, row: int, place_of: Sequence[int]) -> bool:
-    """Whether a value leaves its block in the forward."""
+def leaves_block(facts: Facts, row: int, place_of: Sequence[int]) -> bool:
+    """True if a value leaves its block in the forward."""
     return any(place_of[user] != place_of[row] for user in forward_users(facts, row))
 
 
@@ -146,31 +146,31 @@ PATH_CANNOT, WHOLE_GRAPH = "APL306", "APL391"
 
 
 @frozen(eq=False)
-class Place:
-    """Which part of a model a traced block is, and how far a second run of it comes."""
+class BlockContext:
+    """The part of a model that a traced block is, and how far its recomputation goes."""
 
     reach: int
-    """The first row that a second run does not reach."""
+    """The first row that is not recomputed."""
     blocks: BlockTable | None = None
     """Where the graph is one block: that one, among the others. None for a whole model."""
     numbered: bool = True
-    """Whether it is known which block it is."""
+    """True if it is known which block it is."""
     unchanged: frozenset[int] = frozenset()
-    """The rows that give their argument as it is, and that a second run may come by without."""
+    """The rows that return their argument as it is, and that a recomputation may skip."""
     inner: Mapping[int, int] = field(factory=dict)
     """By row of an operation inside an operator (a DTensor's), the row of that operator, with which alone it runs."""
 
 
 @frozen(eq=False)
 class AroundBlocks:
-    """What checkpoints that see one block each leave out, of a graph that holds the whole model."""
+    """The nodes of a whole model that checkpoints around its blocks do not see."""
 
     outside: frozenset[int] = frozenset()
     """The forward rows outside every block: no checkpoint is there, and no rule ranges over them."""
-    handed_on: frozenset[int] = frozenset()
-    """What a block returns: the next one's checkpoint holds it as its input, whatever a rule says."""
+    block_outputs: frozenset[int] = frozenset()
+    """Block outputs: the next checkpoint holds them as its input, whatever a rule says."""
     detached: Mapping[int, int] = field(factory=dict)
-    """By ``detach``, what it reads. Autograd asks for it, as often as it likes: it is no operator of a block."""
+    """Each ``detach``, with its input. Autograd asks for it, as often as it likes: it is no operator of a block."""
 
 
 def around_blocks(facts: Facts, blocks: BlockTable) -> AroundBlocks:
@@ -179,12 +179,12 @@ def around_blocks(facts: Facts, blocks: BlockTable) -> AroundBlocks:
         return AroundBlocks()
     block_of, owners = blocks.block_of, facts.owners
     outside = frozenset(row for row in facts.forward if block_of[row] == OUTSIDE)
-    returned = {owners[row] for row in facts.forward if block_of[row] != OUTSIDE and handed_on(facts, row, block_of)}
+    returned = {owners[row] for row in facts.forward if block_of[row] != OUTSIDE and leaves_block(facts, row, block_of)}
     detached = [row for row in facts.forward if facts.targets[row] in DETACHES and facts.inputs[row]]
     return AroundBlocks(outside, frozenset(returned), {row: facts.inputs[row][0] for row in detached})
 
 
-def beyond_one_block(policy: Policy, place: Place | None) -> Iterator[Diagnostic]:
+def beyond_one_block(policy: Policy, place: BlockContext | None) -> Iterator[Diagnostic]:
     """An error for every rule that one block cannot follow as the whole model would, and a warning for every
     expectation about the whole, unless the graph is the whole model."""
     for rule in policy.rules:
@@ -202,7 +202,7 @@ def beyond_one_block(policy: Policy, place: Place | None) -> Iterator[Diagnostic
 
 
 def is_about_whole(expectation: object) -> bool:
-    """Whether it adds up or counts over the whole graph."""
+    """True if it adds up or counts over the whole graph."""
     if isinstance(expectation, ExpectTotal):
         return not expectation.per_block
     return isinstance(expectation, ExpectCount) and expectation.scope in (None, Scope.GRAPH)

@@ -48,7 +48,7 @@ def deciding_device(policy: Policy, device: DeviceProfile | None) -> tuple[str, 
 
 
 def decides_by_time(policy: Policy) -> bool:
-    """Whether a rule does, or the order of collectives."""
+    """True if a rule does, or the order of collectives."""
     timed = any(True for _ in timed_tests(policy, *policy.deciding))
     return timed or any(isinstance(each, Overlap) for each in policy.scheduling)
 

@@ -74,7 +74,7 @@ _COLUMNS = {
     "recomputed flops": ("recomputed_flops", "flops"),
     "recomputed operators": ("recomputed_operators", "operators"),
 }
-"""By figure, what says it, and what of the whole forward it is a share of."""
+"""By figure, the field with it, and the total of the forward that it is a share of."""
 LEFT_OPEN = Finding("deferred", "it depends on values that are left to PyTorch's partitioner")
 _UNTIMED = Finding("deferred", "no device says how long anything takes")
 
@@ -163,7 +163,7 @@ def _check_count(expectation: ExpectCount, rows: list[int], selections: Selectio
 
 
 def _margin(expectation: ExpectCount, counts: Sequence[int]) -> float:
-    """Of the worst of several."""
+    """The smallest margin of several counts."""
     return min((margin_of(_BOUNDS[expectation.bound], count, expectation.n) for count in counts), default=0.0)
 
 
@@ -216,7 +216,7 @@ def _judge(
 
 
 def margin_of(op: str, amount: float, limit: float) -> float:
-    """How far a figure is from its limit: negative, or zero of a strict one, where it does not hold."""
+    """The distance of a figure from its limit: negative, or zero of a strict one, where it does not hold."""
     if op in ("<", "<="):
         return limit - amount
     return amount - limit if op in (">", ">=") else -abs(amount - limit)
@@ -252,7 +252,7 @@ def _amounts(expectation: ExpectTotal, plan: Plan, cost: BackwardCost) -> tuple[
 
 
 def _seconds(plan: Plan, rows: Iterable[int]) -> tuple[float, list[float]]:
-    """What operators take one after the other, in all and by block; one that runs more than once is there as often."""
+    """The time of operators one after the other, in all and by block."""
     assert plan.times is not None
     seconds, block_of = plan.times.seconds, plan.block_of
     total, by_block = 0.0, [0.0] * len(plan.block_names)
@@ -268,7 +268,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def numbers(blocks: BlockTable) -> Sequence[int]:
-    """Of the blocks that are in the graph."""
+    """The numbers of the blocks that are in the graph."""
     return range(len(blocks.names)) if blocks.alone is None else (blocks.alone,)
 
 
@@ -292,7 +292,7 @@ class NodeOutcomes:
     """The outcome of each node: by what the backward needs of its group, else by what was decided for it.
 
     A group (an operator with its ``getitem`` nodes, a collective with its ``wait_tensor``) has one: a collective is
-    saved when its ``wait_tensor`` is. What is made again from an offloaded value counts as offloaded.
+    saved when its ``wait_tensor`` is. A view that is rebuilt from an offloaded value counts as offloaded.
     """
 
     def __init__(self, facts: Facts, decisions: Sequence[Decision | None], needs: SavedForBackward) -> None:
@@ -309,7 +309,7 @@ class NodeOutcomes:
         self._contingent = {facts.owners[row] for row in needs.contingent}
 
     def really(self, row: int) -> Outcome | None:
-        """What becomes of a value; None where the backward does not need it."""
+        """The outcome of a value; None where the backward does not need it."""
         owner = self._owners[row]
         return self._needed.get(owner, LEFT_TO_MIN_CUT if owner in self._contingent else None)
 
@@ -426,7 +426,7 @@ def by_data_in(expectations: Sequence[Expectation], facts: Facts, needs: SavedFo
 
 
 def figure_by_data(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> str:
-    """What the figure of an expectation counts by a hint, as the end of a sentence; empty where that is nothing."""
+    """The part of an expectation's figure that is counted by a hint, as the end of a sentence; else empty."""
     added_up = isinstance(expectation, ExpectTotal) and expectation.figure in ("saved", "recomputed")
     return counted_by_data(facts, _compared(expectation, facts, needs), added_up=added_up)
 

@@ -1,7 +1,7 @@
 """Liveness: which values a plan saves, recomputes or offloads for the backward, and their bytes and FLOPs.
 
 A backward walk from what the backward reads: a value decided *save* is saved and ends the walk, a value decided
-*recompute* is recomputed and needs its own inputs. Nothing else is kept, nothing else runs twice. The partitioner
+*recompute* is recomputed and needs its own inputs. Nothing else is kept or recomputed. The partitioner
 takes its saved values from here, the expectations their figures.
 """
 
@@ -85,23 +85,23 @@ class SavedForBackward:
 
     @property
     def final(self) -> bool:
-        """Whether nothing is left to PyTorch's partitioner."""
+        """True if nothing is left to PyTorch's partitioner."""
         return not self.undecided
 
 
 @frozen(eq=False)
 class ForwardTotals:
-    """What the whole forward comes to, in all and block by block: what shares of it are shares of."""
+    """Totals of the whole forward, in all and block by block, which shares are taken of."""
 
     block_of: Sequence[int] = field(repr=False)
     blocks: int
     flops: int
     flops_by_block: tuple[int, ...]
     bytes: int
-    """That it allocates, weights that it gathers and casts among them."""
+    """Bytes that it allocates, gathered and cast weights among them."""
     bytes_by_block: tuple[int, ...]
     operators: int
-    """That compute: not views, pieces of a tuple, waits and sizes."""
+    """Operators that compute: not views, pieces of a tuple, waits and sizes."""
     operators_by_block: tuple[int, ...]
 
 
@@ -114,18 +114,18 @@ class BackwardCost(SavedForBackward):
     """What the backward needs, with its cost. Bytes and FLOPs are of the decided part."""
 
     saved_bytes: int = 0
-    """Of the distinct memory that ``saved`` keeps alive: two views of one value count once, as what they view. What is
-    offloaded is not in it."""
+    """The distinct memory that ``saved`` keeps alive: two views of one value count once, as the value. Offloaded
+    values are not in it."""
     saved_bytes_by_block: tuple[int, ...] = ()
     recomputed_bytes: int = 0
     recomputed_bytes_by_block: tuple[int, ...] = ()
     recomputed_flops: int = 0
     recomputed_flops_by_block: tuple[int, ...] = ()
     recomputed_operators: int = 0
-    """Of ``recomputed`` those that compute: not views, pieces of a tuple, waits and sizes."""
+    """The operators of ``recomputed`` that compute: not views, pieces of a tuple, waits and sizes."""
     recomputed_operators_by_block: tuple[int, ...] = ()
     offloaded_bytes: int = 0
-    """That leave the device between their last forward and their first backward use."""
+    """Bytes that leave the device between their last forward and their first backward use."""
     facts: Facts = field(kw_only=True, repr=False)
     block_of: Sequence[int] = field(kw_only=True, repr=False)
     blocks: int = field(kw_only=True)
@@ -140,8 +140,8 @@ class BackwardCost(SavedForBackward):
 
 
 def saved_and_recomputed(plan: Plan, decisions: Sequence[Decision | None] | None = None) -> BackwardCost:
-    """What a save-all partition that follows the plan, or other decisions on its graph, saves and recomputes, and what
-    that costs."""
+    """The values that a save-all partition saves and recomputes under the plan, or under other decisions on its graph,
+    with their cost."""
     decided = plan.decisions if decisions is None else decisions
     needs = with_checkpoints(backward_needs(plan.facts, decided), plan.facts, decided, plan.checkpoints)
     return with_cost(needs, plan.facts, plan.block_of, len(plan.block_names))
@@ -188,7 +188,7 @@ def backward_needs(
 def with_checkpoints(
     needs: SavedForBackward, facts: Facts, decisions: Sequence[Decision | None], checkpoints: Checkpoints | None
 ) -> SavedForBackward:
-    """With what checkpoints in eager hold and run again, where there are any."""
+    """Replace the saved and recomputed values by those of eager checkpoints, where there are any."""
     if checkpoints is None:
         return needs
     saved, again = held_and_rerun(facts, decisions, checkpoints)
@@ -264,7 +264,7 @@ def _computing(facts: Facts, rows: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def counted_by_data(facts: Facts, rows: Iterable[int], *, added_up: bool = True) -> str:
-    """What a figure of some rows counts by a hint, as the end of a sentence; empty where their sizes are known.
+    """The part of a figure that is counted by a hint, as the end of a sentence; empty where their sizes are known.
     ``added_up``: whether it is the sum of their bytes."""
     found = sized_by_data(facts, rows)
     if not found:

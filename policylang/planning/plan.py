@@ -25,7 +25,7 @@ from policylang.simulation.streams import StepTime, step_time
 
 @frozen
 class SchedulingOutcome:
-    """What one scheduling statement came to."""
+    """The effect of one scheduling statement."""
 
     statement: Scheduling
     matched: tuple[str, ...]
@@ -54,9 +54,9 @@ class OrderPlan:
     """One for each of ``Policy.scheduling``."""
     diagnostics: tuple[Diagnostic, ...]
     times: NodeTimes | None = field(default=None, repr=False)
-    """Of :attr:`facts`, where there is a device."""
+    """The times of :attr:`facts`, where there is a device."""
     traced_times: NodeTimes | None = field(default=None, repr=False)
-    """Of :attr:`traced`."""
+    """The times of :attr:`traced`."""
     barriers: Mapping[str, int] = field(factory=dict)
     """Operators that nothing was moved across because nobody knows what they do, and how many calls."""
     block_of: Sequence[int] = field(factory=tuple, repr=False)
@@ -65,7 +65,7 @@ class OrderPlan:
 
     @property
     def moves(self) -> bool:
-        """Whether anything runs elsewhere than it was traced."""
+        """True if anything runs elsewhere than it was traced."""
         return bool(self.edits) or any(each.moved for each in self.outcomes)
 
     def order(self) -> list[str]:
@@ -73,7 +73,8 @@ class OrderPlan:
         return [self.facts.names[row] for kind, row, _ in self.schedule if kind <= 1]
 
     def words(self) -> Iterator[str]:
-        """What every rank has alike: the buckets, and the order in which collectives start and are awaited."""
+        """The parts that are alike on every rank: the buckets, and the order in which collectives start and are
+        awaited."""
         yield from self.edits.words()
         yield from self.communication()
 
@@ -99,7 +100,7 @@ class RuleOutcome:
     overridden_by: dict[int, int]
     """Later rule to how many of this rule's nodes it took over."""
     kept_by_user: int
-    """How many matches kept the tag of the user's own ``checkpoint``."""
+    """The number of matches that kept the tag of the user's own ``checkpoint``."""
 
 
 @frozen
@@ -111,7 +112,7 @@ class ExpectationOutcome:
     found: str
     """The figure, as printed: ``219.5 MiB in block 3``."""
     margin: float | None = None
-    """How far the figure is from the limit: negative where it fails; None where there is none."""
+    """The distance of the figure from the limit: negative where it fails; None where there is none."""
 
 
 @frozen(eq=False)
@@ -135,7 +136,7 @@ class Plan:
     digest: str
     """Hex SHA-256 over policy, node names, operators and decisions: equal plans, equal digests, on every rank."""
     order: OrderPlan | None = field(default=None, repr=False)
-    """What the scheduling lines come to; None where the policy has none, or the path carries none out."""
+    """The order of the scheduling lines; None where the policy has none, or the path cannot keep any."""
     times: NodeTimes | None = field(default=None, repr=False)
     """The times of :attr:`facts` on a device, where one is given."""
     block_of: Sequence[int] = field(factory=tuple, repr=False)

@@ -12,7 +12,7 @@ from policylang.language.syntax import Action, ExpectFate, Policy
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.checkpoints import (
-    Place,
+    BlockContext,
     around_blocks,
     beyond_one_block,
     checkpoint_of_all,
@@ -47,17 +47,17 @@ def plan(
     policy: Policy,
     facts: Facts,
     capabilities: Capabilities,
-    place: Place | None = None,
+    place: BlockContext | None = None,
     *,
     ranks: Ranks | None = None,
     aside: WeightsAside | None = None,
     device: DeviceProfile | None = None,
 ) -> Plan:
-    """Decide the fate of every forward value of a graph.
+    """Decide what becomes of every forward value of a graph.
 
     Never raises for what is wrong between a policy and a graph: that is in ``Plan.diagnostics``. Linear in nodes,
     edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.
-    ``place`` says of a graph that runs again as a whole what part of a model it is. ``ranks`` are those that
+    ``place`` says which part of a model a graph is that is recomputed as a whole. ``ranks`` are those that
     share the graph, where they can be asked what they would rewrite. ``aside`` are the weights that FSDP gathers around
     the graph, in which a rule about gathers then has nothing to match. ``device`` is what times are worked out for, in
     place of the device that the policy names.
@@ -90,7 +90,6 @@ def plan(
     elif apart:
         checkpoints = checkpoints_around(facts, blocks)
     needs = with_checkpoints(needs, facts, decisions, checkpoints)
-    cost = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
     stop_unless_wanted()
     order = None
@@ -115,6 +114,7 @@ def plan(
         block_names=blocks.names,
         checkpoints=checkpoints,
     )
+    cost = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     expectations, failures = check_expectations(made, policy.expectations, selections, cost)
     stop_unless_wanted()
     unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
@@ -162,7 +162,7 @@ def _with_returned(needs: SavedForBackward, facts: Facts) -> SavedForBackward:
 
 
 def _about_nothing(policy: Policy, selections: Selections) -> list[int]:
-    """The expectations about the fate of a set of nodes that is empty."""
+    """The expectations about sets of nodes that are empty."""
     asked = enumerate(policy.expectations)
     return [at for at, each in asked if isinstance(each, ExpectFate) and not selections.rows(each.selector)]
 

@@ -96,7 +96,7 @@ def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = Fa
 
 
 def outside_checkpoints(nothing: Diagnostic) -> Diagnostic:
-    """Of a rule that matches nothing because all that it denotes lies where no checkpoint is."""
+    """A rule matches nothing because all of its nodes lie outside the checkpoints."""
     why = "all of it lies outside the blocks, where an eager checkpoint decides nothing"
     return evolve(nothing, details=(*nothing.details, why))
 
@@ -112,7 +112,7 @@ def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
 
 
 def no_blocks(rule: Rule, facts: Facts) -> Diagnostic:
-    """Of a policy that leaves it to the graph what its blocks are; ``rule``: the first that speaks of them."""
+    """The policy names no blocks, and the graph has none; ``rule``: the first that speaks of them."""
     found = diagnose(
         NO_SUCH_BLOCKS,
         "no blocks were found in this graph",
@@ -294,7 +294,7 @@ def stays_on_device(
 
 
 def cannot_decide(rule: Rule, capabilities: Capabilities) -> Diagnostic:
-    """Of a rule that offloads or leaves values on a path that does not."""
+    """A rule offloads or leaves values on a path that cannot."""
     why = f"leaves values to PyTorch's partitioner, and {capabilities.name} has none"
     if rule.action.offloads:
         why = f"asks for offloading, which {capabilities.name} cannot do"

@@ -1,4 +1,4 @@
-"""What is wrong with single statements on a graph: rules that decide nothing, expectations that do not hold, blocks
+"""Errors of single statements on a graph: rules that decide nothing, expectations that do not hold, blocks
 that are not there. Each error says what it comes from where that is known, so that one cause can be one error."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from policylang.simulation.node_times import NodeTimes, lacking
 
 
 def speaks_of_blocks(statement: Rule | Expectation, policy: Policy) -> bool:
-    """Whether a sentence says `in block`, `per block`, `crosses block`, or uses a name that does."""
+    """True if a sentence says `in block`, `per block`, `crosses block`, or uses a name that does."""
     if isinstance(statement, ExpectTotal):
         return statement.per_block
     if isinstance(statement, ExpectCount) and statement.scope is Scope.BLOCK:
@@ -76,7 +76,7 @@ class AsOneBlock:
         self._with: Selections | None = None
 
     def explains(self, statement: Rule | Expectation) -> bool:
-        """Whether a sentence that fails would not if the graph had blocks: no block is all that it lacks."""
+        """True if a sentence that fails would not if the graph had blocks: no block is all that it lacks."""
         if self._without.blocks.names or not speaks_of_blocks(statement, self._policy):
             return False
         selector = selector_of(statement)
@@ -200,7 +200,7 @@ _MOST_NAMES = 8
 
 
 def times_asked(policy: Policy) -> Iterator[tuple[str, Span]]:
-    """What the policy says of time, in words and where: tests of its statements, and expectations about it."""
+    """The phrases of a policy about time, and where they are: tests of its statements, and expectations about it."""
     for statement in policy.statements:
         if isinstance(statement, Overlap) or (isinstance(statement, ExpectTotal) and statement.of_time):
             yield statement.span.one_line, statement.span
@@ -208,7 +208,7 @@ def times_asked(policy: Policy) -> Iterator[tuple[str, Span]]:
 
 
 def speaks_of_time(statement: Rule | Expectation, policy: Policy) -> bool:
-    """Whether a sentence does, or a name that it uses."""
+    """True if a sentence does, or a name that it uses."""
     timed = isinstance(statement, ExpectTotal) and statement.of_time
     return timed or any(True for _ in timed_tests(policy, statement))
 
@@ -268,7 +268,7 @@ class StatementErrors:
             yield refusals.no_blocks(first, selections.facts)
 
     def shares(self) -> Iterator[Diagnostic]:
-        """Shares of the blocks that come to none."""
+        """Shares that are no block."""
         for each in self._shares:
             yield each if self._selections.blocks.names else evolve(each, cause=refusals.NO_SUCH_BLOCKS)
 
@@ -290,7 +290,7 @@ class StatementErrors:
                 yield refusals.kept_by_user(outcome)
 
     def _is_amended(self, outcome: RuleOutcome) -> bool:
-        """Whether rules of another file take over from a rule that is included: a file is included to be amended."""
+        """True if rules of another file take over from a rule that is included: a file is included to be amended."""
         own = outcome.rule.span
         takers = (self._policy.rules[index].span.source for index in outcome.overridden_by)
         return self._policy.included_by(own) is not None and any(taker != own.source for taker in takers)

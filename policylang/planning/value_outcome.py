@@ -1,4 +1,4 @@
-"""What becomes of a forward value until the backward uses it, and what decided that.
+"""Outcomes: how a forward value is kept for the backward, and the decisions that say so.
 
 There is one class for each outcome: it says where the value is held, how many bytes that keeps, which steps it adds to
 the schedule, and its word. Liveness, schedules, expectations, reports and audits ask it and have no formula of their
@@ -19,7 +19,7 @@ from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action, Policy, Rule
 
 Default = Literal["auto", "save", "recompute", "as traced", "as checkpointed"]
-"""What becomes of forward values that no rule decides."""
+"""How forward values are treated that no rule decides."""
 
 
 class Held(Enum):
@@ -28,30 +28,30 @@ class Held(Enum):
     DEVICE = "device"
     HOST = "host"
     NOWHERE = "nowhere"
-    """It is made again."""
+    """It is recomputed."""
     UNDECIDED = "undecided"
     """PyTorch's partitioner will say; counted as held on the device where a figure is needed before."""
 
 
 @frozen
 class Outcome:
-    """What becomes of a value; one subclass for each way."""
+    """How a value comes to the backward; one subclass for each way."""
 
     word: ClassVar[str]
     held: ClassVar[Held]
     steps: ClassVar[tuple[StepKind, ...]] = ()
-    """What it adds to the schedule, beside the first run."""
+    """The steps that it adds to the schedule, beside the run in the forward."""
     reads_again: ClassVar[bool] = False
-    """Whether the backward needs, for sure or possibly, what the value is computed from."""
+    """True if the backward needs, for sure or possibly, the inputs of the value."""
 
     @property
     def is_held(self) -> bool:
-        """Whether the value itself comes to the backward."""
+        """True if the value itself comes to the backward."""
         return self.held in (Held.DEVICE, Held.HOST)
 
     @property
     def on_device(self) -> bool:
-        """Whether it counts as held on the device, until the partitioner says otherwise."""
+        """True if it counts as held on the device, until the partitioner says otherwise."""
         return self.held in (Held.DEVICE, Held.UNDECIDED)
 
     @property
@@ -60,11 +60,11 @@ class Outcome:
         return self.word
 
     def kept_bytes(self, facts: Facts, rows: Sequence[int]) -> list[int]:
-        """What is held for each of some values: memory that several of them look into counts for the first."""
+        """The bytes held for each value: memory that several of them share counts for the first."""
         return [0] * len(rows)
 
     def recomputed_bytes(self, facts: Facts, rows: Sequence[int]) -> list[int]:
-        """What computing each of some values again allocates."""
+        """The bytes that recomputing each value allocates."""
         return [0] * len(rows)
 
     def place(self, facts: Facts, row: int) -> int:
@@ -100,7 +100,7 @@ class LeftToMinCut(Kept):
 
     @property
     def on_device(self) -> bool:
-        """Whether it counts as held on the device, until the partitioner says otherwise."""
+        """True if it counts as held on the device, until the partitioner says otherwise."""
         return self.held in (Held.DEVICE, Held.UNDECIDED)
 
     @property
@@ -140,7 +140,7 @@ KEPT, RECOMPUTED, ON_HOST, LEFT_TO_MIN_CUT = Kept(), Recomputed(), OnHost(), Lef
 
 
 def outcome_of(action: Action | None) -> Outcome:
-    """What an action asks for; None and ``leave`` leave it to PyTorch's partitioner."""
+    """The outcome of an action; None and ``leave`` leave it to PyTorch's partitioner."""
     match action:
         case Action.SAVE | Action.PREFER_SAVE:
             return KEPT
@@ -155,7 +155,7 @@ def outcome_of(action: Action | None) -> Outcome:
 
 
 class Why(Enum):
-    """What decided a node."""
+    """The cause of a decision."""
 
     RULE = "rule"
     USER = "user"
@@ -167,7 +167,7 @@ class Why(Enum):
     ROUTING = "routing"
     """A discrete choice that steers what follows, which would have been recomputed, and no rule named it: saved."""
     REBUILT = "rebuilt"
-    """A view of what is offloaded: made again, at no cost, from the copy that came back."""
+    """A view of an offloaded value, taken again at no cost from the copy that came back."""
     STAYS = "stays"
     """A rule offloads it, and moving it would free nothing or exceed the budget: saved."""
     UNDECIDED = "undecided"
@@ -176,7 +176,7 @@ class Why(Enum):
 
 @frozen
 class Decision:
-    """What was decided about one forward value.
+    """The decision on one forward value.
 
     ``action`` is None where PyTorch's partitioner is to decide. ``rule`` indexes ``Policy.rules`` and is None unless
     a rule matched the node last (it stays set where ``why`` is UNSAFE). ``reason`` is a phrase for people.
@@ -206,7 +206,7 @@ def by_rule(
 
 
 def is_open(decision: Decision | None) -> bool:
-    """Whether a value is left to PyTorch's partitioner."""
+    """True if a value is left to PyTorch's partitioner."""
     return decision is not None and decision.outcome.held is Held.UNDECIDED
 
 
@@ -219,10 +219,10 @@ def saves(decision: Decision | None) -> bool:
 
 
 def offloads(decision: Decision | None) -> bool:
-    """Whether a value is to be moved to the host."""
+    """True if a value is to be moved to the host."""
     return decision is not None and decision.outcome.held is Held.HOST
 
 
 def own_bytes(facts: Facts, row: int) -> int:
-    """What computing a value again allocates: nothing for a view or for a piece of an operator counted already."""
+    """The bytes that recomputing a value allocates: none for a view or for a piece of an operator counted already."""
     return 0 if facts.flags[row] & Flag.VIEW or facts.owners[row] != row else facts.bytes[row]

@@ -1,4 +1,12 @@
-"""The memory of a training step: what each step allocates, until when it lives, what is alive at each, and the peak."""
+"""The memory of a training step without fusion: lifetimes, what is alive at each step, and the peak.
+
+Each node allocates its memory (a view shares that of what it views, an operator with several results allocates them
+all), which is freed after its last reader; a tuple holds its pieces until the last is taken. Graph inputs and constants
+are there from beginning to end, but for tangents, which come with the backward and go after their last reader; what the
+graph returns stays, and so does what a checkpoint holds until it recomputes its block. A value that is copied to the
+host is held until its copy is awaited, and memory for it is there again from the start of a copy back. Kernel
+workspaces and what the allocator wastes are not counted.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +29,7 @@ ALLOCATES = (_FIRST_RUN, _SECOND_RUN, _COPY_FROM_HOST)
 """The kinds of steps that allocate memory."""
 
 _STATE_ON_CPU, _STATE_ELSEWHERE = 5056, 16
-"""Bytes of a generator's state, which is kept for each random operator that runs again."""
+"""Bytes of a generator's state, which is kept for each recomputed random operator."""
 
 
 class Origin(IntEnum):
@@ -29,14 +37,14 @@ class Origin(IntEnum):
 
     FIRST_RUN = 0
     SECOND_RUN = 1
-    """A forward value is computed again."""
+    """A forward value is recomputed."""
     COPY_FROM_HOST = 2
     INPUT = 3
     """An input or a constant of the graph: there before the first step."""
     TANGENT = 4
     """Handed in as the backward begins."""
     GENERATOR_STATE = 5
-    """Kept for a random operator that runs again."""
+    """Kept for a recomputed random operator."""
 
 
 Lifetime = tuple[int, int, int, int, int, int]
@@ -79,14 +87,14 @@ def lifetimes(facts: Facts, schedule: Schedule) -> Lifetimes:
 
 
 def generator_state_bytes(facts: Facts, row: int) -> int:
-    """Of the generator of the device that a random operator runs on."""
+    """The state of the generator of the device that a random operator runs on."""
     around = (row, *facts.followers.get(row, ()), *facts.inputs[row])
     device = next((facts.devices[each] for each in around if facts.devices[each]), "")
     return _STATE_ON_CPU if device.startswith("cpu") else _STATE_ELSEWHERE
 
 
 class _Lifetimes:
-    """A value is named by its row; its second computation in the nth region of the backward by ``row + n * length``."""
+    """A value is named by its row; its recomputation in the nth region of the backward by ``row + n * length``."""
 
     def __init__(self, facts: Facts, schedule: Schedule) -> None:
         self.facts = facts
@@ -123,7 +131,7 @@ class _Lifetimes:
                     self.pieces_of.setdefault(self.owner_of[row], []).append(row)
 
     def _allocations(self, last: dict[int, int]) -> Iterator[Lifetime]:
-        """What the steps allocate, in their order; ``last``: storage → the step after which it is given back."""
+        """The allocations of the steps, in their order; ``last``: storage → the step after which it is given back."""
         facts, length, end = self.facts, self.length, len(self.schedule)
         computed: set[int] = set()
         for step, (kind, row, region) in enumerate(self.schedule):
@@ -146,7 +154,7 @@ class _Lifetimes:
             yield origin, row, region, rest, step, last.get(row + shift, end)
 
     def _random_reruns(self) -> list[tuple[int, int]]:
-        """The first and the last step of each random operator that runs again; in between its state is kept."""
+        """The first and the last step of each recomputed random operator; in between its state is kept."""
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for step, (kind, row, _) in enumerate(self.schedule):
@@ -201,15 +209,15 @@ class Timeline:
     live: Sequence[int]
     """Bytes."""
     again: bytes
-    """1 where a step computes a forward value a second time, or fetches it from the host."""
+    """1 where a step recomputes a forward value, or fetches it from the host."""
     backward: bytes
-    """1 where a step belongs to the backward, second computations included."""
+    """1 where a step belongs to the backward, recomputations included."""
     resident: int
     """Bytes of the graph inputs that are there before the first step."""
     steps: Sequence[int] = field(repr=False)
     """The number of each entry's step in the schedule."""
     lifetimes: Lifetimes = field(repr=False)
-    """What is alive at each step, value by value; at each it sums up to ``live``."""
+    """Value by value; those alive at a step sum up to its ``live``."""
 
 
 def simulate(facts: Facts, schedule: Schedule) -> Timeline:
@@ -237,7 +245,7 @@ def simulate(facts: Facts, schedule: Schedule) -> Timeline:
 
 @frozen
 class Peak:
-    """Bytes; ``forward`` and ``backward`` are the worst moments of each half, and ``at`` the node of the worse one."""
+    """Bytes; ``forward`` and ``backward`` are the worst moments of each, and ``at`` the node of the worse one."""
 
     forward: int
     backward: int
@@ -254,7 +262,7 @@ def estimate_peak(facts: Facts, schedule: Schedule) -> Peak:
 
 
 def peak_of(timeline: Timeline, facts: Facts) -> Peak:
-    """The worst moments; what is resident where one half has no step."""
+    """The worst moments; what is resident where forward or backward has no step."""
     worst = [timeline.resident, timeline.resident]
     for live, half in zip(timeline.live, timeline.backward, strict=True):
         worst[half] = max(worst[half], live)

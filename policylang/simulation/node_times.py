@@ -60,7 +60,7 @@ _WITHOUT_KERNEL = ("builtin.", "torch.", "math.", "prim.", "aten.sym_", "aten._a
 
 
 def runs_kernel(facts: Facts, row: int) -> bool:
-    """Whether a node does anything on the device: views, pieces of tuples, waits, sizes and allocations do not."""
+    """True if a node does anything on the device: views, pieces of tuples, waits, sizes and allocations do not."""
     target = facts.targets[row]
     if facts.ops[row] != "call_function" or target == GETITEM or target in WAITS or facts.flags[row] & Flag.SYMBOLIC:
         return False
@@ -75,7 +75,11 @@ def packet(target: str) -> str:
 
 
 def bytes_moved(facts: Facts, row: int) -> int:
-    """Of one run of an operator that :func:`runs_kernel`."""
+    """Bytes that one run of an operator (:func:`runs_kernel`) moves between the device's memory and itself.
+
+    What it reads and what it returns, once each. Of an expanded tensor the memory behind it; of a table that is looked
+    up in as much as is found; of what is overwritten nothing; of what is written in place at some places these.
+    """
     target, inputs, made = facts.targets[row], facts.inputs[row], facts.bytes[row]
     operator = packet(target)
     read = [memory_read(facts, each) for each in inputs]
@@ -118,8 +122,8 @@ _INDICES = frozenset(("bool", "int16", "int32", "int64", "uint16", "uint32", "ui
 
 
 def matrix_dtype(facts: Facts, row: int) -> str:
-    """Of the first two matrices that it reads; of two dtypes the wider, which the narrower is brought to. Empty where
-    nothing that it reads has one.
+    """The dtype of the first two matrices that an operator reads; of two the wider, which the narrower is brought to.
+    Empty where nothing that it reads has one.
 
     Scales, offsets and biases are no operands: they come behind, or have one dimension. Whole numbers are indices,
     unless there is nothing else, as in a product of them.
@@ -151,11 +155,11 @@ _FUSED_ALIKE = HARMLESS | {
     *("aten.arange", "prims.iota", "aten.native_dropout", "aten.bernoulli", "aten.rand", "aten.rand_like"),
     *("prims.inductor_random", "prims.inductor_lookup_seed"),
 }
-"""What Inductor puts into the loops of pointwise operators though torch does not tag it: casts, fills, masks, draws."""
+"""Operators that Inductor puts into pointwise loops though torch does not tag them: casts, fills, masks, draws."""
 _ATTENTION = re.compile(r"attention|attn")
 HOST_COPY = "copy between the device and the host"
 NO_DTYPE = "an unknown dtype"
-"""What products count as whose operands have none in the facts, as of tuples."""
+"""The dtype of products whose operands have none in the facts, as of tuples."""
 
 
 @frozen(eq=False)
@@ -164,7 +168,7 @@ class NodeTimes:
 
     device: DeviceProfile
     seconds: Sequence[float] = field(repr=False)
-    """Of one run, alone on the device; 0 for what does nothing there, as views. Of a collective the time from its start
+    """One run, alone on the device; 0 for what does nothing there, as views. Of a collective the time from its start
     to its end, of its wait 0."""
     uncounted: Mapping[str, int]
     """The operators that are priced by their bytes though they could do matrix work, and how many calls."""
@@ -189,7 +193,7 @@ def node_times(facts: Facts, device: DeviceProfile) -> NodeTimes:
 
 @cache
 def is_fused(target: str) -> bool:
-    """Whether a compiler puts an operator into one kernel with its neighbours: pointwise operators, what it treats like
+    """True if a compiler puts an operator into one kernel with its neighbours: pointwise operators, what it treats like
     them, and reductions, which read what their producers make without a way through memory."""
     operator = packet(target)
     return any(
@@ -219,7 +223,7 @@ class _Pricing:
         return NodeTimes(self.device, seconds, *counts)
 
     def _collective(self, row: int) -> float:
-        """Of one that computes as well, as a gather that is multiplied while it arrives, the longer of the two."""
+        """For one that computes as well, as a gather that is multiplied while it arrives, the longer of the two."""
         facts = self.facts
         length = self.collectives.seconds(facts, row)
         if length is None:
@@ -259,12 +263,12 @@ class _Pricing:
         return flops / (rate.at(flops) * share)
 
     def _crosses_to_host(self, row: int) -> bool:
-        """Whether its result lies on the host and what it reads on a device, or the other way round."""
+        """True if its result lies on the host and what it reads on a device, or the other way round."""
         facts = self.facts
         if not facts.devices[row] or not facts.inputs[row]:
             return False
         source = facts.inputs[row][0]
-        if not facts.devices[source] or facts.numel[source] <= 1:  # a number on the host may stand beside tensors
+        if not facts.devices[source] or facts.numel[source] <= 1:  # a number on the host may go with tensors
             return False
         return facts.devices[source].startswith("cpu") != facts.devices[row].startswith("cpu")
 

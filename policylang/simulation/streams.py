@@ -40,7 +40,7 @@ class Streams:
 
 @define(eq=False)
 class RunLog:
-    """What :func:`walk` notes of each run where it is asked to."""
+    """Notes of :func:`walk` on each run, where it is asked for them."""
 
     compute: list[tuple[int, int, float, float]] = field(factory=list)
     """Row, region (0 for a first run), start and end of what takes time."""
@@ -143,7 +143,7 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
 
 
 def _share_out(facts: Facts, log: RunLog, row: int, region: int, now: float, awaited: tuple[int, ...]) -> None:
-    """What a row waits for: of each collective, what it takes longer than the one that ends before it."""
+    """Share out a wait among the collectives: each gets the time after the one that ends before it."""
     runs = [log.run_of.get((each, region), log.run_of.get((each, 0))) for each in awaited]
     for run in sorted((each for each in runs if each is not None), key=lambda each: each.end):
         if run.awaited is None:
@@ -157,7 +157,7 @@ def _share_out(facts: Facts, log: RunLog, row: int, region: int, now: float, awa
 
 
 def _share_out_the_end(log: RunLog, now: float, copies: object) -> None:
-    """What is on the way when computation is over; of a copy to the host nothing is noted."""
+    """Share out what is under way when computation is over; nothing is noted of copies to the host."""
     last = now
     under_way = [(run.end, run) for run in log.sent if run.end > now]
     over = [(end, None) for end in copies if end > now]  # type: ignore[attr-defined]
@@ -203,9 +203,9 @@ class StepTime:
     """Seconds."""
 
     forward: float
-    """Of the forward's operators, each run once, one after the other: what computes and what communicates."""
+    """The forward's operators, each run once, one after the other: those that compute and those that communicate."""
     recomputed: float
-    """Of the operators that run a second time."""
+    """The recomputed operators."""
     step: float
     """From the first operator to the last."""
     exposed: float
@@ -239,7 +239,7 @@ def in_flight(facts: Facts, schedule: Schedule) -> list[int]:
 
 
 def size_in_flight(facts: Facts, row: int) -> int:
-    """Of a collective the more of what it is given and what it gives."""
+    """The larger of a collective's inputs and its result."""
     return max(facts.bytes[row], sum(facts.bytes[each] for each in facts.inputs[row]))
 
 
@@ -271,9 +271,9 @@ class CollectiveRun:
     awaited: float
     """When computation comes to its wait."""
     exposed: float
-    """How long computation waits there. What several are awaited for at once is shared out from the first to end."""
+    """Time that computation waits there. What several are awaited for at once is shared out from the first to end."""
     exposed_by: ExposedBy | None
-    """What keeps it exposed; None where it is hidden."""
+    """The cause of the exposure; None where it is hidden."""
 
 
 @frozen
@@ -289,10 +289,10 @@ class Lanes:
 
     compute: Sequence[ComputeRun]
     collectives: Sequence[CollectiveRun]
-    """In the order in which they are issued; one that runs again is there twice."""
+    """In the order in which they are issued; a recomputed one is there twice."""
     step: float
     exposed: float
-    """Of collectives and of copies to the host and back."""
+    """Time exposed by collectives and copies to the host and back."""
 
 
 def lanes(
@@ -326,7 +326,7 @@ def lanes(
 
 
 class _Causes:
-    """What keeps a collective exposed, from what the walk has noted."""
+    """Finds why a collective is exposed, from the notes of the walk."""
 
     def __init__(self, facts: Facts, schedule: Schedule, log: RunLog, in_flight: int | None, peak: int | None) -> None:
         self.facts, self.log = facts, log
@@ -350,7 +350,7 @@ class _Causes:
         return ExposedBy.ORDER if late else ExposedBy.DATA
 
     def _computes_between(self, start: float, end: float) -> bool:
-        """Whether any computation begins in a stretch of time, what collectives take along aside."""
+        """True if any computation begins in a stretch of time, what collectives take along aside."""
         at = bisect_left(self.starts, start)
         return at < len(self.starts) and self.starts[at] < end
 
@@ -367,7 +367,7 @@ class _Causes:
         self.live = dict(zip(timeline.steps, timeline.live, strict=True))
 
     def _is_full_before(self, run: SentRun) -> bool:
-        """Whether a limit would be exceeded had it been started before what computes last ahead of it."""
+        """True if a limit would be exceeded had it been started before what computes last ahead of it."""
         if self.in_flight is None and self.peak is None:
             return False
         before = self.before[run.step]
@@ -379,8 +379,7 @@ class _Causes:
 
 
 def _made(facts: Facts, schedule: Schedule, log: RunLog) -> dict[tuple[int, int], float]:
-    """By row and region, when the data is there that it gives on; of what a collective takes along, from the
-    beginning."""
+    """By row and region, when its result is there; for what a collective takes along, from the beginning."""
     taken = _taken_along(facts)
     made: dict[tuple[int, int], float] = {}
     for kind, row, region in schedule:
@@ -414,16 +413,21 @@ class ExposedBound:
     """Seconds that every order of the same nodes exposes at least."""
 
     seconds: float
-    """The most of the others: what an order is held against."""
+    """The largest of the others: the bound that an order is compared with."""
     path: float
-    """By how much the longest path exceeds all computation."""
+    """The longest path less all computation."""
     streams: dict[str, float]
-    """By how much what runs on one stream, ``computation`` or ``group 0``, exceeds all computation, heads and tails
-    included."""
+    """By stream, ``computation`` or ``group 0``, its work with heads and tails, less all computation."""
 
 
 def exposed_bounds(facts: Facts, times: NodeTimes) -> ExposedBound:
-    """Of a graph each of whose calls runs once. O((nodes + edges) + nodes log nodes)."""
+    """Lower bounds of what any order exposes, for a graph each of whose calls runs once, from data flow and streams.
+
+    A step runs one node after the other, so what it exposes is how much longer it takes than all computation. It takes
+    no less than any of its streams: what runs on one runs one after the other, each node not before the longest path
+    that leads to it is over (its *head*), and then comes the longest path that follows it (its *tail*). With preemption
+    allowed, the node of the longest tail first is the best order of one stream (Jackson's preemptive schedule; Carlier,
+    "The one-machine sequencing problem", EJOR 1982), so its length is a bound. O((nodes + edges) + nodes log nodes)."""
     jobs, longest = _jobs(facts, times)
     computed = sum(length for _, length, _ in jobs.get("computation", ()))
     ends = {stream: max(_preemptive(each) - computed, 0.0) for stream, each in sorted(jobs.items())}

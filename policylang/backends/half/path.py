@@ -25,7 +25,7 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Expectation, ExpectTotal, Policy
 from policylang.planning.capabilities import HALF
-from policylang.planning.checkpoints import Place
+from policylang.planning.checkpoints import BlockContext
 from policylang.planning.decisions.weights_aside import WeightsAside
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan
@@ -80,7 +80,7 @@ class HalfPath(BackendPath):
         facts: Facts,
         policy: Policy,
         *,
-        place: Place | None = None,
+        place: BlockContext | None = None,
         aside: WeightsAside | None = None,
         deferred: Collection[str] = (),
     ) -> Plan:

@@ -66,7 +66,7 @@ def _tagged_owners(facts: Facts) -> dict[int, Action]:
 
 
 def _is_hooked_result(facts: Facts, actions: dict[int, Action], owner: int) -> bool:
-    """Whether it has a backward hook and no reader of it is recomputed by the user's checkpoint."""
+    """True if it has a backward hook and no reader of it is recomputed by the user's checkpoint."""
     for row in (owner, *facts.followers.get(owner, ())):
         if facts.flags[row] & Flag.BACKWARD_HOOK:
             readers = (actions.get(facts.owners[user]) for user in facts.users[row])
@@ -130,7 +130,7 @@ def judge(
             denoted = [row for row in denoted if row not in around.outside and row not in around.detached]
         matched.append(tuple(denoted))
         for row in denoted:
-            if flags[row] & fixed or row in around.handed_on or (not rule.override and row in user_decisions):
+            if flags[row] & fixed or row in around.block_outputs or (not rule.override and row in user_decisions):
                 continue
             winner[row] = index
     return Verdict(tuple(matched), winner)
@@ -150,7 +150,7 @@ def first_decisions(
     symbolic = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
     seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: operators that run again draw from it what they drew")
     outside = Decision(Action.SAVE, None, Why.ALWAYS, "outside the blocks, where there is no checkpoint")
-    handed_on = Decision(Action.SAVE, None, Why.ALWAYS, "what a block returns: the next checkpoint holds it")
+    block_output = Decision(Action.SAVE, None, Why.ALWAYS, "what a block returns: the next checkpoint holds it")
     action, reason = UNDECIDED[undecided]
     rest = Decision(action, None, Why.UNDECIDED, f"no rule matches it{reason}")
     decisions: list[Decision | None] = [None] * len(facts)
@@ -166,8 +166,8 @@ def first_decisions(
             decisions[row] = outside
         elif owner in around.detached:
             decisions[row] = decisions[around.detached[owner]] or rest
-        elif owner in around.handed_on:
-            decisions[row] = handed_on
+        elif owner in around.block_outputs:
+            decisions[row] = block_output
         elif winner[owner] != NO_RULE:
             decisions[row] = by_rule[winner[owner]]
         else:
@@ -217,7 +217,13 @@ REASON = "a discrete choice that steers what follows: a second run could choose 
 
 
 def routing_owners(facts: Facts) -> list[int]:
-    """The owners of discrete choices that steer something in the forward, in graph order. Two sweeps."""
+    """Discrete choices that steer a computation: which tokens go to which expert, which rows are gathered.
+
+    The smallest difference between the forward and its recomputation, in a kernel that sums in another order, can flip
+    such a choice, and then forward and backward go through different experts (pytorch#186572, torchtitan#1117). So it
+    is saved on every path, whatever a sweeping rule says; a rule that names the operator (``recompute topk``) has the
+    last word. Returns the owners of discrete choices that steer something in the forward, in graph order. Two
+    sweeps."""
     choosing = [row for row in facts.forward if _operator(facts, row) in CHOICES]
     if not choosing:
         return []
@@ -251,7 +257,7 @@ def _exact(facts: Facts, choosing: list[int]) -> bytearray:
 
 
 def _is_whole(dtype: str) -> bool:
-    """Of whole numbers, or a tuple or a size."""
+    """True for whole numbers, tuples and sizes."""
     return not dtype or dtype in _WHOLE
 
 
@@ -281,7 +287,7 @@ def keep_routing(policy: Policy, facts: Facts, decisions: list[Decision | None])
 
 
 def _names(rule: Rule, facts: Facts, rows: Sequence[int]) -> bool:
-    """Whether a rule recomputes one of these operators by its name, without a wildcard and in its own text."""
+    """True if a rule recomputes one of these operators by its name, without a wildcard and in its own text."""
     chosen = {facts.targets[row] for row in rows if _operator(facts, row) in CHOICES}
     return rule.action.recomputes and any(
         isinstance(part, Operator) and "*" not in part.name and any(map(operator_matcher(part), chosen))
@@ -293,7 +299,7 @@ _SUSPECT = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED | Flag.RANDOM | Fla
 
 
 def why_unsafe(facts: Facts, owner: int, capabilities: Capabilities) -> str | None:
-    """The reason, as a sentence about the value, or None where a second run gives the same value.
+    """The reason, as a sentence about the value, or None where recomputation gives the same value.
 
     An owner and what follows it are judged together: they are recomputed together.
     """
@@ -318,7 +324,7 @@ def why_unsafe(facts: Facts, owner: int, capabilities: Capabilities) -> str | No
 class Safety:
     """Looks at every value that is about to be recomputed, and saves it or objects where that would be wrong.
 
-    Only values that the backward needs are looked at: a counter that no gradient depends on is never run twice,
+    Only values that the backward needs are looked at: a counter that no gradient depends on is never recomputed,
     whatever a policy says of it.
     """
 
@@ -358,7 +364,7 @@ class Safety:
             self._refused[owner] = reason
 
     def _may_save(self, decision: Decision) -> bool:
-        """Whether nobody insists on the recomputation."""
+        """True if nobody insists on the recomputation."""
         undecided = self._policy.undecided
         if decision.rule is None:
             return undecided is None or undecided.fate == "auto"

@@ -104,7 +104,8 @@ class _Offloads:
                 row = facts.inputs[row][0]
 
     def _to_rebuild(self, holder: int, rows: Sequence[int]) -> list[int]:
-        """What the backward may need of a holder's memory: what is offloaded, and what is left to the partitioner."""
+        """The values in a holder's memory that the backward may need: offloaded ones and those left to the
+        partitioner."""
         members = self.members[self.roots[holder]]
         return [*rows, *(row for row in members if row in self.needed and is_open(self.decisions[row]))]
 
@@ -157,7 +158,7 @@ class _Offloads:
         return None
 
     def _unlike(self, holder: int, rows: Sequence[int]) -> str | None:
-        """Of the values that live in the memory and that the backward may need: one that is no view of the holder."""
+        """A value in the memory that the backward may need and that is no view of the holder."""
         facts = self.facts
         for row in self._to_rebuild(holder, rows):
             if _holder(facts, row) != holder:

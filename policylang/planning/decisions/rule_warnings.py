@@ -28,7 +28,7 @@ _OTHERS = (InputKind.BUFFER, InputKind.USER)
 def gathers_left(policy: Policy, facts: Facts, chains: Chains, rules: Sequence[RuleOutcome]) -> list[Diagnostic]:
     """A note at the first contract about parameters' gathers, with those of other inputs that no such rule covers.
 
-    What is meant to stand whatever else is said, `override`, is a contract; a rule among others leaves what it leaves.
+    Only a rule with `override` is a contract; any other leaves what it leaves.
     """
     about = [(outcome, kinds) for outcome in rules if (kinds := origins_asked(outcome.rule, policy))]
     parameters = (outcome for outcome, kinds in about if InputKind.PARAMETER in kinds)
@@ -159,7 +159,7 @@ def conflicts(plan: Plan) -> tuple[Diagnostic, ...]:
 
 
 def _says_must(rule: Rule) -> bool:
-    """By its own word: ``save`` means ``must_save`` too, and is what every ordinary exception is written with."""
+    """Only by this word: ``save`` means ``must_save`` too, and every ordinary exception is written with it."""
     return bool(_MUST.search(rule.text))
 
 

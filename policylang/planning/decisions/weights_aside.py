@@ -3,7 +3,7 @@
 ``fully_shard`` gathers a block's weights in hooks around it, where neither an eager checkpoint nor a compiler sees an
 operator; whether they are gathered again in the backward is its ``reshard_after_forward``. A rule that is about such
 gathers, and about nothing else, has nothing to match, and need not: FSDP has carried it out or has not. What the policy
-says of them is read off a small graph that gathers the same weights, and held against what FSDP was told.
+says of them is read off a small graph that gathers the same weights, and compared with what FSDP was told.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WeightAside:
     """Which of the blocks it lies in."""
     shape: tuple[int, ...] = ()
     bytes: int = 0
-    """Of the whole weight."""
+    """The whole weight."""
 
     @property
     def path(self) -> str:
@@ -66,7 +66,7 @@ class WeightsAside:
 
 @frozen
 class Answered:
-    """What FSDP answers of a policy. ``rules``: the indices of those that are about its gathers."""
+    """The statements of a policy that FSDP answers. ``rules``: the indices of those that are about its gathers."""
 
     rules: frozenset[int] = frozenset()
     expectations: Mapping[int, ExpectationOutcome] = field(factory=dict)
@@ -205,5 +205,5 @@ class _Gathers:
         return frozenset(owners[row] for row in self.selections.rows(selector))
 
     def is_about_weights(self, rows: frozenset[int]) -> bool:
-        """Whether gathers of weights are among some rows, and nothing else is."""
+        """True if gathers of weights are among some rows, and nothing else is."""
         return not rows.isdisjoint(self.weights) and rows.isdisjoint(self.others)

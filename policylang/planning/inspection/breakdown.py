@@ -42,18 +42,18 @@ class ValueEntry:
     """``file:line`` of the rule that decided, None where none did."""
     reason: str
     bytes: int
-    """Of all ``count`` values. Memory that several saved values look into counts for the first of them."""
+    """For all ``count`` values. Memory that several saved values look into counts for the first of them."""
     flops: int
-    """Of what is recomputed."""
+    """Recomputed FLOPs."""
     count: int = 1
     uncounted: str = ""
     """The operators whose work is not in :attr:`flops`, of what is recomputed."""
     seconds: float | None = None
-    """Of what is recomputed; None without a device."""
+    """Recomputed time; None without a device."""
 
     @property
     def is_free(self) -> bool:
-        """Whether it is recomputed and takes neither memory nor work, as a view."""
+        """True if it is recomputed and takes neither memory nor work, as a view."""
         costs = self.bytes or self.flops or self.uncounted or self.seconds
         return self.outcome.held is Held.NOWHERE and not costs
 
@@ -71,7 +71,7 @@ class Amounts:
     offloaded: int = 0
     offloaded_bytes: int = 0
     recomputed_seconds: float | None = None
-    """Of all second runs, one after the other; None without a device."""
+    """The recomputations one after the other; None without a device."""
 
 
 @frozen
@@ -106,7 +106,7 @@ class Scenario:
     schedule: Schedule
     facts: Facts = field(repr=False)
     """The graph that the schedule and the timeline are of: that of the plan, or, where a policy schedules, the one that
-    it comes to, in which a recomputation is a node of its own."""
+    it makes of it, in which a recomputation is a node of its own."""
     time: StepTime | None = None
     """None without a device."""
 
@@ -127,18 +127,18 @@ class Breakdown:
     """The operators of the forward that could do matrix work and that no FLOP formula counts, and how many calls; None
     where an older snapshot does not say."""
     uncounted_again: Mapping[str, int] | None
-    """The same of what is recomputed."""
+    """The recomputed ones among them."""
     communication: Communication | None = None
-    """What the scheduling lines come to; None where the policy has none."""
+    """The collectives in the order of the scheduling lines; None where the policy has none."""
 
     @property
     def forward_seconds(self) -> float | None:
-        """Of the forward's operators, each run once; None without a device."""
+        """The forward's operators, each run once; None without a device."""
         return None if self.under.time is None else self.under.time.forward
 
     @property
     def seconds_per_gib(self) -> float | None:
-        """What recomputation costs: time of the step for each GiB that its peak is lower; None without a device, and
+        """The price of recomputation: time of the step for each GiB that its peak is lower; None without a device, and
         where it is not lower."""
         under, without = self.under, self.without
         freed = without.peak.bytes - under.peak.bytes
@@ -148,7 +148,7 @@ class Breakdown:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the figures cannot know."""
+        """Limits of the figures."""
         plan = self.plan
         saved = [row for row, outcome in enumerate(self.outcomes) if outcome is not None and outcome.on_device]
         by_data = counted_by_data(plan.facts, saved)
@@ -201,7 +201,7 @@ def _scenario(plan: Plan, schedule: Schedule, needs: BackwardCost, outcomes: Seq
 
 
 def _in_order(scenario: Scenario, found: Communication) -> Scenario:
-    """The same values kept and made again, in the order that the scheduling lines come to."""
+    """The same values kept and recomputed, in the order of the scheduling lines."""
     step, time = found.planned, scenario.time
     if time is not None and step.lanes is not None:
         time = evolve(time, step=step.lanes.step, exposed=step.lanes.exposed)
@@ -280,7 +280,7 @@ def _group(label: str, blocks: Sequence[int], entries: Sequence[ValueEntry], *, 
 
 
 def _amounts(entries: Iterable[tuple[ValueEntry, int]], *, timed: bool) -> Amounts:
-    """Of entries, each so many times."""
+    """Sum entries, each with how often it counts."""
     counts, sizes = Counter[Held](), Counter[Held]()
     flops, seconds = 0, list[float]()
     for each, times in entries:
@@ -318,14 +318,14 @@ def _folded(entries: Sequence[ValueEntry]) -> tuple[ValueEntry, ...]:
 
 @frozen
 class RuleInBlocks:
-    """Blocks in which a rule comes to the same, whatever else happens there."""
+    """Blocks in which a rule keeps and recomputes the same amounts."""
 
     label: str
     """``model.layers.0–31``."""
     blocks: tuple[int, ...]
     """Empty for what lies outside every block."""
     amounts: Amounts
-    """Of one of them."""
+    """Amounts of one of the blocks."""
 
     @property
     def times(self) -> int:
@@ -335,14 +335,14 @@ class RuleInBlocks:
 @frozen
 class RuleAmounts:
     amounts: Amounts
-    """Of all blocks together."""
+    """All blocks together."""
     groups: tuple[RuleInBlocks, ...]
     """Where it decides a value that the backward needs; in the order of their first block."""
 
 
 def amounts_of_rules(found: Breakdown) -> dict[str, RuleAmounts]:
-    """By ``file:line``, of the rules that begin there, mostly one. What is left to PyTorch counts as saved. A line
-    without values that the backward needs is not there."""
+    """The amounts of the rules that begin at a ``file:line``, mostly one. What is left to PyTorch counts as saved. A
+    line without values that the backward needs is not there."""
     lines: dict[str, list[tuple[BlockGroup, list[ValueEntry]]]] = {}
     for group in found.groups:
         for entry in group.entries:

@@ -1,6 +1,6 @@
-"""What an order comes to: the collectives of a step as traced and as planned, and what each scheduling line did.
+"""The collectives of a step as traced and as planned, and what each scheduling line did.
 
-Two steps stand beside each other, the graph as it runs without any scheduling line and with all of them. Which
+Two steps are compared, the graph as it runs without any scheduling line and with all of them. Which
 collectives are hidden and which exposed comes from :mod:`policylang.simulation.streams`; without a device there
 are counts and bytes, and no times.
 """
@@ -46,13 +46,13 @@ class StepInOrder:
     """Row to block number, -1 outside every block; empty where no blocks are known."""
 
     def kinds(self) -> dict[str, int]:
-        """How many collectives run, by what they do: ``all-gather``; in the order of their first run."""
+        """The number of collectives by kind: ``all-gather``; in the order of their first run."""
         rows = self.collectives
         return dict(Counter(kind_of(self.facts.targets[row]) for row in rows))
 
     @property
     def collectives(self) -> list[int]:
-        """Their rows in the order in which they start; one that runs a second time is there twice."""
+        """Their rows in the order in which they start; a recomputed one is there twice."""
         return collective_rows(self.facts, self.schedule)
 
 
@@ -69,7 +69,7 @@ class JoinedCollectives:
 
 @frozen
 class LineInOrder:
-    """What one scheduling line, or one ``bucket`` line, came to."""
+    """The effect of one scheduling line, or of one ``bucket`` line."""
 
     source: str
     """``file:line``."""
@@ -77,7 +77,7 @@ class LineInOrder:
     matched: tuple[str, ...]
     """The collectives that it picks."""
     moved: tuple[str, ...]
-    """Of a ``bucket`` line those that became one with others; of the others those that start earlier, or are awaited
+    """For a ``bucket`` line those that became one with others; for the others those that start earlier, or are awaited
     later, because of it."""
     left: Mapping[str, tuple[str, ...]] = field(factory=dict)
     """Why collectives were left where they are, and which."""
@@ -104,7 +104,7 @@ class CollectiveEntry:
     lines: tuple[int, ...]
     """The :attr:`Communication.lines` that joined or moved it."""
     members: int
-    """How many collectives of the graph as traced it stands for."""
+    """The number of collectives of the graph as traced that it replaces."""
     run: CollectiveRun | None
     """None without a device, and of one that computes as well, which runs among the computation."""
 
@@ -120,14 +120,14 @@ class Communication:
     lines: tuple[LineInOrder, ...] = ()
     """In the order of planning: buckets, then the others."""
     collectives: tuple[CollectiveEntry, ...] = ()
-    """Of the step as planned, in the order in which they start."""
+    """The step as planned, in the order in which they start."""
     bound: float | None = None
     """Seconds that no order of the planned graph can hide; None without a device."""
     device: str | None = None
     barriers: Mapping[str, int] = field(factory=dict)
     """Operators that nothing was moved across because nobody knows what they do, and how many calls."""
     orders: bool = False
-    """Whether the policy has scheduling lines that were planned."""
+    """True if the policy has scheduling lines that were planned."""
 
 
 def communication(plan: Plan) -> Communication | None:
@@ -188,7 +188,7 @@ def step_in_order(
 
 
 def _limits(plan: Plan, peak: int) -> tuple[int | None, int | None]:
-    """Of all ``overlap`` lines the least that may be in flight and alive, with the peak of the order as traced."""
+    """The least that any ``overlap`` line allows in flight and alive, with the peak of the order as traced."""
     lines = [each for each in plan.policy.scheduling if isinstance(each, Overlap)]
     in_flight = [int(each.in_flight.value) for each in lines if each.in_flight is not None]
     rises = [each.peak for each in lines if each.peak is not None]
@@ -197,20 +197,20 @@ def _limits(plan: Plan, peak: int) -> tuple[int | None, int | None]:
 
 
 def collective_rows(facts: Facts, schedule: Schedule) -> list[int]:
-    """In the order in which they start; one that runs a second time is there twice."""
+    """In the order in which they start; a recomputed one is there twice."""
     flags = facts.flags
     return [row for kind, row, _ in schedule if kind <= _HIGHEST_RUN and flags[row] & Flag.COLLECTIVE]
 
 
 def kind_of(target: str) -> str:
-    """What a collective does, ``all-gather``; of one that nobody knows the operator's name."""
+    """The kind of a collective, ``all-gather``; of an unknown one the operator's name."""
     name = operator_name(target)
     kind = collective_kind(name)
     return name if kind is None else kind.value
 
 
 def group_of(facts: Facts, row: int) -> str:
-    """Of a collective the mesh dimension that it sends over where one is known, else the name of its group."""
+    """The mesh dimension that a collective sends over where one is known, else the name of its group."""
     group = facts.groups.get(facts.group_names[row])
     return (group.dim if group is not None else None) or facts.group_names[row]
 
@@ -321,7 +321,7 @@ class CollectivePlace:
 
 @frozen
 class LineOnCollective:
-    """What one scheduling line has to do with a collective."""
+    """The effect of one scheduling line on a collective."""
 
     source: str
     text: str
@@ -344,7 +344,7 @@ class PlacedCollective:
     """None of what only the planned order has."""
     planned: CollectivePlace | None
     members: tuple[str, ...] = field(factory=tuple)
-    """Of a bucket, or of what is in one: all that it joins."""
+    """The members of the bucket that it is, or is in."""
 
 
 def collective_asked(found: Communication, name: str) -> str | None:
@@ -363,7 +363,7 @@ def collective_asked(found: Communication, name: str) -> str | None:
 
 
 def placed(found: Communication, name: str) -> PlacedCollective:
-    """Of a collective of either order, as :func:`collective_asked` names it."""
+    """Describe a collective of either order, as :func:`collective_asked` names it."""
     bucket = next((each for line in found.lines for each in line.buckets if name in (*each.names, *each.members)), None)
     joined = None if bucket is None or not bucket.names else bucket.names[0]
     now = joined if joined is not None and name not in found.planned.facts.index else name

@@ -44,9 +44,9 @@ class OrderChanges:
     parted: tuple[str, ...]
     """Those that were in a bucket, and are alone now."""
     starts: tuple[str, ...]
-    """Of all others, those that start elsewhere."""
+    """All others that start elsewhere."""
     awaited: tuple[str, ...]
-    """Of all others, those that are awaited elsewhere."""
+    """All others that are awaited elsewhere."""
 
     @property
     def same(self) -> bool:
@@ -137,19 +137,19 @@ class Figures:
     """The recomputed operators that no FLOP formula counts, and how many calls."""
     expectations: tuple[ExpectationOutcome, ...] = ()
     device: str | None = None
-    """What the seconds are of; None without a device, as they are then."""
+    """The device of the seconds; None without one, as they are then."""
     forward_seconds: float | None = None
     recomputed_seconds: float | None = None
     step_seconds: float | None = None
     exposed_seconds: float | None = None
-    """Of the step, in which computation waits for a collective or a copy."""
+    """Time of the step in which computation waits for a collective or a copy."""
     priced_by_bytes: Mapping[str, int] = field(factory=dict)
     """The operators whose time is that of their bytes for want of a FLOP formula, and how many calls."""
 
 
 @frozen
 class Decider:
-    """What decides a group of nodes in one of the plans."""
+    """The rule, or other cause, that decides a group of nodes in one of the plans."""
 
     action: str
     """As the language writes it; ``auto`` where PyTorch's partitioner decides, empty where there is no such node."""
@@ -168,7 +168,7 @@ class Change:
     names: tuple[str, ...] = field(repr=False)
     """The nodes, in graph order."""
     blocks: tuple[tuple[str, int], ...]
-    """How many of them lie in each block, by the block's path, in graph order."""
+    """The number of nodes in each block, by the block's path, in graph order."""
 
 
 @frozen
@@ -176,15 +176,15 @@ class PlanComparison:
     old: Figures
     new: Figures
     decisions: int
-    """How many decisions there are."""
+    """The number of decisions."""
     changes: tuple[Change, ...]
     """In the order of the first node of each."""
     order: OrderChanges | None = None
-    """Of the collectives; None where neither policy schedules any."""
+    """Changes of the collectives; None where neither policy schedules any."""
 
     @property
     def same(self) -> bool:
-        """Whether nothing is decided otherwise, and no collective runs elsewhere."""
+        """True if nothing is decided otherwise, and no collective runs elsewhere."""
         return not self.changes and (self.order is None or self.order.same)
 
     @property

@@ -1,4 +1,4 @@
-"""How each rule of a policy stands to one node: whether it matches, and which one decides."""
+"""Which rules of a policy match one node, and which one decides."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def beginning_of(span: Span) -> Beginning:
 
 @frozen(slots=False)
 class PolicyIndex:
-    """Of one policy: by place, the numbers of its rules, expectations and rewrites."""
+    """The numbers of a policy's rules, expectations and rewrites by their place."""
 
     policy: Policy
 
@@ -71,11 +71,11 @@ class RuleOnNode:
     standing: Standing
     by: Rule | None = None
     why: str = ""
-    """Of a rule that does not match: the part of its selector that leaves the node out."""
+    """The part of a selector that does not match the node."""
 
 
 def rules_on(plan: Plan, row: int, *, reasons: bool = True) -> tuple[RuleOnNode, ...]:
-    """Every rule of the policy, in order, and how it stands to a node. Without ``reasons``, which may each take a pass
+    """Every rule of the policy, in order, and what it does to a node. Without ``reasons``, which may each take a pass
     over the graph, it is not said why a rule does not match.
 
     A rule matches a node if it matches any node of its group: a ``getitem`` and the operator that it reads share a

@@ -1,8 +1,8 @@
-"""What is alive at the peak: the values that share the memory of the highest moment, and the lines that keep them.
+"""The values that are alive at the peak, and the lines that keep them.
 
 The moment is that of :func:`policylang.simulation.memory.highest_moment`, and what is alive in it comes from the same
 lifetimes as the curve: the values sum up to the simulated peak exactly. A forward value that a view of it is saved for
-stands under the line that saves the view.
+is listed under the line that saves the view.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Moment:
     node: str
     half: Literal["forward", "backward"]
     again: bool
-    """Whether it computes or fetches a forward value for the backward."""
+    """True if it computes or fetches a forward value for the backward."""
 
 
 @frozen
@@ -47,12 +47,12 @@ class AliveValue:
     """One piece of memory."""
 
     name: str
-    """Of the node that allocated it."""
+    """The node that allocated it."""
     bytes: int
     operator: str
     """Empty for an input of the graph."""
     module: str
-    """Of a parameter or buffer: its own dotted name."""
+    """For a parameter or buffer its own dotted name."""
     block: str
     what: str
     """Why it is there: ``parameter``, ``saved``, ``recomputed``, ``in use``, …"""
@@ -61,7 +61,7 @@ class AliveValue:
     rule: str
     """The rule's text; else what decided instead of one, empty where there was nothing to decide."""
     saved_as: str
-    """Of memory that is kept for a view of it: that view."""
+    """The view for which the memory is kept."""
     made: Moment | None
     """None for what is there before the first step."""
     last: Moment | None
@@ -88,11 +88,11 @@ class PeakValues:
     at: Moment | None
     """None where no step needs more than what is there before the first."""
     steps: int
-    """How many there are in the step."""
+    """The number of steps in the schedule."""
     values: tuple[AliveValue, ...]
     """The largest, largest first."""
     rest: int
-    """How many values are alive beside these."""
+    """The number of values alive beside these."""
     rest_bytes: int
     shares: tuple[AliveShare, ...]
     """By reason and line, the largest first."""

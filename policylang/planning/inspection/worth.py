@@ -1,4 +1,12 @@
-"""What each line is worth: the step with it less the step without it, all other lines standing."""
+"""What each line is worth: the step with it less the step without it, all other lines as they are.
+
+For a rule the policy is planned again without it, on the same graph: another rule, the user's own checkpoint or
+``undecided -> …`` then decides what it had decided. What is left to PyTorch counts as saved on both sides. The
+difference is the rule's *margin*. Margins do not add up: two rules may each be enough to keep a value. A rule that
+keeps more and recomputes less buys FLOPs with memory, one that recomputes more buys memory with FLOPs; either has a
+*price*, FLOPs a GiB of saved values (the peak is what no single rule may move). On a device the price is time a GiB,
+which counts collectives and moved bytes too. A ``bucket`` or scheduling line is worth what would be exposed without it.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +35,11 @@ from policylang.simulation.streams import StepTime, step_time
 
 GIB = 2**30
 _SAME = 1e-12
-"""Of two sums of thousands of times, the share that is rounding."""
+"""The relative rounding error of a sum of thousands of times."""
 
 
 def same_time(one: float, other: float) -> bool:
-    """Whether two sums of times, in seconds, are the same but for their rounding."""
+    """Compare two sums of times, in seconds, up to rounding."""
     return isclose(one, other, rel_tol=_SAME)
 
 
@@ -41,7 +49,7 @@ def time_difference(one: float, other: float) -> float:
 
 
 def a_gib(amount: float, size: int) -> float:
-    """Of an amount for so many bytes, what a GiB is."""
+    """An amount for so many bytes, per GiB."""
     return abs(amount) / (abs(size) / GIB)
 
 
@@ -59,7 +67,7 @@ def as_counted(decisions: Sequence[Decision | None]) -> list[Decision | None]:
 
 
 MOST_RULES = 100
-"""Of so many rules that decide something the worth is worked out, the first in the policy: each takes a plan."""
+"""The worth of so many deciding rules is worked out, the first in the policy: each takes a plan."""
 
 _BUYS = ((1, -1), (-1, 1))
 _VERDICTS: dict[tuple[int, int], str] = {
@@ -84,14 +92,14 @@ class Worth:
     rule: int
     """Its place in ``Policy.rules``."""
     saved_bytes: int
-    """Of what is kept for the backward; negative where the rule frees memory."""
+    """Kept for the backward; negative where the rule frees memory."""
     recomputed_flops: int
-    """Of what runs twice; negative where the rule saves work."""
+    """Recomputed; negative where the rule saves work."""
     peak_bytes: int
     recomputed_seconds: float | None = None
-    """Of what runs twice; None without a device."""
+    """Recomputed; None without a device."""
     step_seconds: float | None = None
-    """Of the step, in which other work may hide what the rule costs; None without a device."""
+    """Of the whole step, in which other work may hide the cost of the rule; None without a device."""
 
     @property
     def verdict(self) -> str:
@@ -150,7 +158,7 @@ def worth_of_rules(
 
 
 def _margins(under: StepTime | None, other: StepTime | None) -> tuple[float | None, float | None]:
-    """Of what runs twice, and of the step."""
+    """The differences in recomputed time and in step time."""
     if under is None or other is None:
         return None, None
     return time_difference(under.recomputed, other.recomputed), time_difference(under.step, other.step)
@@ -178,7 +186,7 @@ def weighed(
     only: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Communication:
-    """The same with :attr:`LineInOrder.exposed_without` of every line, or of ``only`` one. An order is planned for each
+    """Fill in :attr:`LineInOrder.exposed_without` of every line, or of ``only`` one. An order is planned for each
     line; without a device nothing is. ``progress`` is told after each how many of how many are done."""
     if found.planned.lanes is None:
         return found
@@ -236,13 +244,13 @@ class EditWorth:
 
     @property
     def slows(self) -> bool:
-        """Whether the step takes longer because of it."""
+        """True if the step takes longer because of it."""
         return self.under is not None and (self.step_seconds or 0.0) > _NOTICED * self.under.step
 
 
 def worth_of_edits(plan: Plan, capabilities: Capabilities) -> tuple[EditWorth, ...]:
-    """Of every ``fuse`` and ``collapse`` line that rewrites something, in the order of the policy; a ``bucket`` line is
-    weighed as a scheduling line. A plan and a simulation for each."""
+    """The margins of the ``fuse`` and ``collapse`` lines that rewrite something, in the order of the policy; a
+    ``bucket`` line is weighed as a scheduling line. A plan and a simulation for each."""
     policy, device = plan.policy, None if plan.times is None else plan.times.device
     found: list[EditWorth] = []
     for at, statement in enumerate(policy.rewrites):

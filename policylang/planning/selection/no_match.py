@@ -70,7 +70,7 @@ def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
 
 
 def missing_parts(selector: Selector, selections: Selections) -> str:
-    """What is not in the graph of the names and paths that a selector is made of: ``0 nodes are `mm```; empty where
+    """The names and paths of a selector that are not in the graph: ``0 nodes are `mm```; empty where
     all are there."""
     found = parts_first(selector, selections.lets, is_one_part=lambda part: _is_one_part(part, selections))
     named = (part for part in found if isinstance(part, Operator | Reference | InModule))
@@ -79,8 +79,8 @@ def missing_parts(selector: Selector, selections: Selections) -> str:
 
 
 def other_origin_hint(selector: Selector, selections: Selections) -> str:
-    """What to write instead where a graph knows no input of the kind that is asked for: it may take all of them for the
-    user's, as a recorded graph does. Empty where none of the user's is picked either."""
+    """The test to write instead where a graph knows no input of the kind that is asked for: it may take all of them for
+    the user's, as a recorded graph does. Empty where none of the user's is picked either."""
     wheres = (part for part in parts_first(selector, selections.lets) if isinstance(part, Where))
     for part, test in ((where, test) for where in wheres for test in predicates(where.predicate)):
         if isinstance(test, Is) and (instead := other_origin(test, part, selections)) is not None:
@@ -90,7 +90,7 @@ def other_origin_hint(selector: Selector, selections: Selections) -> str:
 
 
 def other_origin(test: Is, part: Where, selections: Selections) -> Is | None:
-    """What asks for the user's inputs in place of a kind that the graph knows none of, where that picks something."""
+    """The test for the user's inputs in place of a kind that the graph knows none of, where that picks something."""
     asked = _lacks_origin(test, selections) and _of_the_user(test, part, selections)
     return _of_users(test) if asked else None
 
@@ -104,14 +104,14 @@ def _of_users(test: Is) -> Is:
 
 
 def _of_the_user(test: Is, part: Where, selections: Selections) -> int:
-    """Of the nodes that were asked for another kind, how many are made of an input of the user's."""
+    """The number of nodes, asked for another kind, that are made of an input of the user's."""
     facts, chains = selections.facts, selections.chains
     holds = compile_predicate(_of_users(test), facts, selections.blocks, chains, selections.cuts)
     return sum(map(holds, selections.rows(part.selector)))
 
 
 def _is_one_part(part: Selector, selections: Selections) -> bool:
-    """A name that stands for something. One that stands for nothing here is taken apart in its turn, the groups that
+    """True for a name that matches something. One that matches nothing here is taken apart in its turn, the groups that
     every policy knows excepted."""
     if not isinstance(part, Reference):
         return False
@@ -119,7 +119,7 @@ def _is_one_part(part: Selector, selections: Selections) -> bool:
 
 
 def part_label(part: Selector) -> str:
-    """What a selector adds to its parts, as its author wrote it."""
+    """A selector without its parts, as its author wrote it."""
     if isinstance(part, InModule):
         return f"{'outside' if part.outside else 'in'} {part.glob}"
     if isinstance(part, Where):
@@ -146,7 +146,7 @@ def _hint(part: Selector, selections: Selections) -> str:
 
 
 def _traced_hint(part: Operator | Reference, selections: Selections) -> str:
-    """What an operation of this name, or one of a group, is traced as in this graph."""
+    """The form in which an operation of this name, or one of a group, is traced in this graph."""
     if isinstance(part, Reference):
         is_known = selections.lets[part.name].span.source.name == prelude.NAME  # else it is a name of the policy's own
     else:
@@ -203,7 +203,7 @@ def _annotations_hint(facts: Facts) -> str:
 
 
 def _cuts_hint(test: Predicate, cuts: Cuts) -> str:
-    """How much there is to cut, beside the size of stage that was asked for."""
+    """The bytes that there are to cut, beside the size of stage that was asked for."""
     if not isinstance(test, CrossesCut):
         return ""
     count = len(cuts.positions(cuts.stage(test.bytes)))
@@ -250,7 +250,7 @@ def numberless(path: str) -> str:
 
 
 def _likeness(wanted: str, family: str) -> float:
-    """How like the glob the last components of a path are, as many as the glob has; a longer path loses ties."""
+    """The similarity of a glob and the last components of a path, as many as the glob has; a longer path loses ties."""
     components = family.split(".")
     length = wanted.count(".") + 1
     tail = ".".join(components[-length:])
@@ -279,12 +279,12 @@ def near_globs(glob: str, facts: Facts) -> tuple[str, ...]:
 
 
 def numbered_globs(glob: str, facts: Facts) -> tuple[str, ...]:
-    """Those among the near ones that stand for modules with numbers, as blocks are."""
+    """The near ones that name numbered modules, as blocks are."""
     return tuple(each for each in map(numberless, nearest_paths(glob, facts)) if "*" in each)
 
 
 def block_globs(glob: str, facts: Facts) -> tuple[str, ...]:
-    """What the blocks of a graph could be: modules with numbers, else those with the names most like a glob."""
+    """Globs that could name the blocks of a graph: modules with numbers, else those with the names most like a glob."""
     return numbered_globs(glob, facts) or nearest_paths(glob, facts)
 
 
@@ -295,7 +295,7 @@ def naming_blocks(facts: Facts, glob: str = "layers.*") -> str:
 
 
 def glob_span(glob: str, phrase: Span) -> Span:
-    """Where a glob stands at the end of a phrase, its quotes included."""
+    """The span of a glob at the end of a phrase, its quotes included."""
     at = phrase.text.rfind(glob)
     start, end = phrase.start + at, phrase.start + at + len(glob)
     quoted = phrase.source.text[start - 1 : start] == '"' == phrase.source.text[end : end + 1]
@@ -402,7 +402,7 @@ def _own_reason(node: Selector, row: int, selections: Selections) -> str:
 
 
 def _times(node: Where, row: int, selections: Selections) -> str:
-    """What the node's time is, where the predicate asks for it."""
+    """The node's time, where the predicate asks for it."""
     measures = (test.quantity for test in predicates(node.predicate) if isinstance(test, Compare))
     asked = [each for each in dict.fromkeys(measures) if each in TIMES]
     if selections.prices is None or not asked:

@@ -42,7 +42,8 @@ _GIB = 2.0**30
 
 @frozen(eq=False, slots=False)
 class OperatorPrices:
-    """Those of one graph on one device."""
+    """``time`` and ``time_per_gib`` of one graph on one device. The pieces of a tuple and the wait for a collective
+    share the decision of their operator, and so its time and its price."""
 
     facts: Facts
     times: NodeTimes
@@ -60,7 +61,7 @@ class OperatorPrices:
         return self.times.seconds[owner] * _GIB / size
 
     def of(self, measure: str, row: int) -> float | None:
-        """By its word in the language."""
+        """A measure by its word in the language."""
         return self.time(row) if measure == "time" else self.time_per_gib(row)
 
     @cached_property
@@ -72,7 +73,21 @@ _NEVER = -1
 
 
 class Cuts:
-    """The cuts of one graph, by size of stage. Nothing is computed before it is asked for."""
+    """``crosses cut per 2 GiB``: the forward cut into stages, each cut where the least is alive.
+
+    A *value* here is memory that the forward makes: views, ``wait_tensor`` and in-place results share that of the value
+    that allocated it; each output of a multi-output operator is a value, made when the operator runs. Sizes are none,
+    and neither is what is made of one parameter alone (a weight cast or gathered).
+
+    A *cut* lies between two nodes of the forward, in graph order. A value is alive at it if it was made before and a
+    forward node after it reads it, itself or through a view. While what is left of the forward makes more than ``size``
+    bytes, the stage ends at the cut where the fewest bytes are alive, among those at which it would have made at least
+    half of ``size`` and at most ``size``; of several such at the latest. Where there is no cut in that range, because
+    one node makes too much, the stage ends behind that node, before the next one that makes anything, where the fewest
+    bytes are alive. ``auto`` is the square root of what the forward makes, both in GiB: as many stages as GiB in each,
+    AutoParallel's ``ac_stage_size_in_GiB="auto"``. One pass over the nodes and edges, and one over the forward for each
+    size that a policy asks for.
+    """
 
     def __init__(self, facts: Facts, chains: Chains) -> None:
         self.facts = facts
@@ -197,7 +212,7 @@ ORIGINS = {
 }
 """Predicates about the one graph input that a value is made of, and its kind."""
 GATHERED = frozenset(name for name in ORIGINS if name.startswith("gathered"))
-# Memory that a flat graph makes, writes and finishes within the forward runs again as a whole: in-place dropout.
+# Memory that a flat graph makes, writes and finishes within the forward is recomputed as a whole: in-place dropout.
 _WRITTEN = Flag.WRITES | Flag.REPEATABLE
 
 
@@ -256,7 +271,7 @@ def column_of(test: Predicate) -> str:
 
 
 def amount_of(predicate: Compare, facts: Facts, prices: OperatorPrices | None) -> Amount:
-    """What a comparison compares of a forward row; None of a row of which the graph does not say it."""
+    """The quantity of a comparison as a function of a forward row; None where the graph does not say it."""
     quantity = predicate.quantity
     if quantity in TIMES:
         return lambda row: None if prices is None else prices.of(quantity, row)
@@ -282,7 +297,7 @@ def dimension_at(facts: Facts, row: int, index: int) -> int | None:
 
 
 def _group_size(facts: Facts, row: int) -> int | None:
-    """Of a collective and of the wait that follows it."""
+    """The group size of a collective and of the wait that follows it."""
     group = facts.groups.get(facts.group_names[facts.owners[row]])
     return None if group is None else group.size
 

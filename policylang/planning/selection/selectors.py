@@ -2,7 +2,7 @@
 
 Every form costs at most one pass over the nodes and edges it touches. Operators are looked up by name in
 ``Facts.by_target``: a pattern is matched once per distinct operator, never per node. Equal sub-trees, wherever in a
-policy they stand, are evaluated once; so is a ``let``.
+policy they are, are evaluated once; so is a ``let``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def effective_scope(scope: Scope | None, has_blocks: bool) -> Scope:
 
 
 def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: BlockTable, chains: Chains) -> list[Hashable]:
-    """What each row is counted under: a block's number, a module's path, the name of a chain's first node.
+    """The key that each row is counted under: a block's number, a module's path, the name of a chain's first node.
 
     None for a node outside every block under ``per block``: it is not counted.
     """
@@ -96,7 +96,7 @@ def chosen_blocks(which: BlockSet, count: int) -> list[bool]:
 
 
 def _takes(which: Ordinal | BlockSet, position: int, total: int) -> bool:
-    """Whether a choice takes a position of ``total``, counted from 1."""
+    """True if a choice takes a position of ``total``, counted from 1."""
     n = which.n
     match which.kind:
         case "first":
@@ -118,7 +118,7 @@ _CHILD_FIELDS = frozenset({"selector", "left", "right", "marker", "parts"})
 
 
 def operator_matcher(operator: Operator) -> Callable[[str], bool]:
-    """Whether a full operator name is one that ``operator`` names.
+    """True if a full operator name is one that ``operator`` names.
 
     Without a namespace: of any but Python's own functions, or ``add`` would count additions of sizes.
     """
@@ -208,7 +208,7 @@ class Selections:
         self._alive.append(node)
 
     def evaluate(self, node: Selector, parts: list[list[int]]) -> list[int]:
-        """What one node of a tree denotes where its parts denote these rows: one pass, and nothing is remembered."""
+        """The rows of one node of a tree, given those of its parts: one pass, and nothing is remembered."""
         facts, length = self.facts, len(self.facts)
         if isinstance(node, Everything):
             return facts.forward
@@ -294,7 +294,7 @@ class Selections:
 def selections_for(
     policy: Policy, facts: Facts, blocks: BlockTable | None = None, *, times: NodeTimes | None = None
 ) -> Selections:
-    """What the selectors of a policy denote on a graph, whose blocks are as the policy names them unless given.
+    """The selections of a policy on a graph, whose blocks are as the policy names them unless given.
     ``times``: of the graph's nodes, where there is a device."""
     if blocks is None:
         blocks = blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
