@@ -31,7 +31,7 @@ from policylang.language.syntax import Policy
 from policylang.planning import capabilities
 from policylang.planning.capabilities import Capabilities, PathEntry, path_entry
 from policylang.planning.checkpoints import BlockContext
-from policylang.planning.decisions.weights_aside import WeightsAside
+from policylang.planning.decisions.fsdp_parameters import FsdpParameters
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.ranks.comparison import agree_on_plan, ranks_of
@@ -67,7 +67,7 @@ class BackendPath:
         policy: Policy,
         *,
         place: BlockContext | None = None,
-        aside: WeightsAside | None = None,
+        aside: FsdpParameters | None = None,
         deferred: Collection[str] = (),
     ) -> Plan:
         """Plan a graph without touching it. ``aside``: the weights that FSDP gathers around it.

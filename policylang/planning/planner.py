@@ -27,9 +27,9 @@ from policylang.planning.decisions.decide import (
     rule_outcomes,
     user_decisions,
 )
+from policylang.planning.decisions.fsdp_parameters import FsdpParameters, answered
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
 from policylang.planning.decisions.rule_warnings import gathers_left, markers_lost, markers_outranked, without_effect
-from policylang.planning.decisions.weights_aside import WeightsAside, answered
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
@@ -50,7 +50,7 @@ def plan(
     place: BlockContext | None = None,
     *,
     ranks: Ranks | None = None,
-    aside: WeightsAside | None = None,
+    aside: FsdpParameters | None = None,
     device: DeviceProfile | None = None,
 ) -> Plan:
     """Decide what becomes of every forward value of a graph.

@@ -23,7 +23,7 @@ from policylang.backends.path import raise_errors
 from policylang.graph.builder import GraphBuilder
 from policylang.graph.facts import GraphKind
 from policylang.language.syntax import Bucket, Policy, Scheduling
-from policylang.planning.decisions.weights_aside import WeightAside
+from policylang.planning.decisions.fsdp_parameters import FsdpParameter
 from policylang.planning.order.by_fsdp import (
     BlockWeight,
     LineByFsdp,
@@ -83,7 +83,7 @@ class _Sharding:
                         modules.append(found.group[0])
                     lazy = is_lazy(value)  # its shape is known once it has been used
                     size = 0 if lazy else value.numel() * value.element_size()
-                    weight = WeightAside(path, own, "", False, number, () if lazy else tuple(value.shape), size)
+                    weight = FsdpParameter(path, own, "", False, number, () if lazy else tuple(value.shape), size)
                     weights.append(BlockWeight(weight, None if found is None else numbers[found.together]))
         return cls(blocks, tuple(units), tuple(modules), tuple(weights), groups)
 

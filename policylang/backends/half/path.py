@@ -26,7 +26,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Expectation, ExpectTotal, Policy
 from policylang.planning.capabilities import HALF
 from policylang.planning.checkpoints import BlockContext
-from policylang.planning.decisions.weights_aside import WeightsAside
+from policylang.planning.decisions.fsdp_parameters import FsdpParameters
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
@@ -81,7 +81,7 @@ class HalfPath(BackendPath):
         policy: Policy,
         *,
         place: BlockContext | None = None,
-        aside: WeightsAside | None = None,
+        aside: FsdpParameters | None = None,
         deferred: Collection[str] = (),
     ) -> Plan:
         made = super().plan(facts, policy, place=place, aside=aside, deferred=deferred)

@@ -23,7 +23,7 @@ from policylang.graph.facts import GraphKind
 from policylang.graph.reading.collect import collect
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
-from policylang.planning.decisions.weights_aside import WeightsAside
+from policylang.planning.decisions.fsdp_parameters import FsdpParameters
 from policylang.planning.plan import Plan
 
 
@@ -80,7 +80,7 @@ class JointPartitioner:
     """Codes of planning errors that are not raised: they stay in ``Partition.plan.diagnostics`` for the caller."""
     root: str = ""
     """Put before every module path, where a block of the model is compiled on its own."""
-    aside: WeightsAside | None = None
+    aside: FsdpParameters | None = None
     """The weights that FSDP gathers around the graph."""
 
     def __call__(

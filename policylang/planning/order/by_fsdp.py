@@ -25,7 +25,7 @@ from policylang.language.walk import tests_of
 from policylang.operators.names import GATHER, WAIT
 from policylang.planning.capabilities import EAGER
 from policylang.planning.checkpoints import WHOLE_GRAPH
-from policylang.planning.decisions.weights_aside import WeightAside
+from policylang.planning.decisions.fsdp_parameters import FsdpParameter
 from policylang.planning.order.statements import cannot_order, done_by_fsdp
 from policylang.planning.selection.selectors import Selections, selections_for
 
@@ -50,7 +50,7 @@ class Unit:
 class BlockWeight:
     """A weight of a block; without a unit where ``fully_shard`` leaves it alone."""
 
-    weight: WeightAside
+    weight: FsdpParameter
     unit: int | None
 
 

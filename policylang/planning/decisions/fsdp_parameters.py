@@ -34,7 +34,7 @@ _WAYS = {True: "gathered again in the backward", False: "kept gathered until the
 
 
 @frozen
-class WeightAside:
+class FsdpParameter:
     """A weight that FSDP gathers before a module runs."""
 
     module: str
@@ -56,10 +56,10 @@ class WeightAside:
 
 
 @frozen
-class WeightsAside:
+class FsdpParameters:
     """The weights of a block, or of all blocks that share a graph."""
 
-    weights: tuple[WeightAside, ...] = ()
+    weights: tuple[FsdpParameter, ...] = ()
     blocks: tuple[str, ...] = ()
     """The paths of the model's blocks."""
 
@@ -73,7 +73,9 @@ class Answered:
     diagnostics: tuple[Diagnostic, ...] = ()
 
 
-def answered(policy: Policy, aside: WeightsAside | None, rules: Iterable[int], expectations: Iterable[int]) -> Answered:
+def answered(
+    policy: Policy, aside: FsdpParameters | None, rules: Iterable[int], expectations: Iterable[int]
+) -> Answered:
     """``rules`` and ``expectations``: the indices of those that match nothing in the graph."""
     if aside is None or not aside.weights:
         return Answered()
@@ -96,8 +98,8 @@ def answered(policy: Policy, aside: WeightsAside | None, rules: Iterable[int], e
 def _held(policy: Policy, about: Sequence[int], graph: _Gathers) -> list[Diagnostic]:
     """An error for each rule that FSDP does not carry out, or a note that it does."""
     verdict = judge(policy, graph.facts, graph.selections, {})
-    wrong: dict[int, list[WeightAside]] = {}
-    right: list[WeightAside] = []
+    wrong: dict[int, list[FsdpParameter]] = {}
+    right: list[FsdpParameter] = []
     for row, weight in graph.weights.items():
         winner = verdict.winner[row]
         if winner == NO_RULE or not any(row in verdict.matched[index] for index in about):
@@ -141,7 +143,7 @@ def _expected(expectation: ExpectFate, graph: _Gathers) -> tuple[ExpectationOutc
     return outcome, [_differs(text, expectation.span, wrong, not wrong[0].gathered_again)]
 
 
-def _differs(text: str, span: Span, weights: Sequence[WeightAside], wanted: bool) -> Diagnostic:
+def _differs(text: str, span: Span, weights: Sequence[FsdpParameter], wanted: bool) -> Diagnostic:
     units = _units(weights)
     other = "fsdp_reshard_never" if wanted else "fsdp_reshard_always"
     call = f"call `fully_shard(…, reshard_after_forward={wanted})`"
@@ -155,11 +157,11 @@ def _differs(text: str, span: Span, weights: Sequence[WeightAside], wanted: bool
     )
 
 
-def _units(weights: Iterable[WeightAside]) -> list[str]:
+def _units(weights: Iterable[FsdpParameter]) -> list[str]:
     return [f"`{unit}`" for unit in dict.fromkeys(weight.unit for weight in weights)]
 
 
-def _count(unit: str, weights: Iterable[WeightAside]) -> str:
+def _count(unit: str, weights: Iterable[FsdpParameter]) -> str:
     return counted(sum(f"`{weight.unit}`" == unit for weight in weights), "weight")
 
 
@@ -169,16 +171,16 @@ class _Gathers:
 
     facts: Facts
     selections: Selections
-    weights: Mapping[int, WeightAside]
+    weights: Mapping[int, FsdpParameter]
     """By the row of its gather."""
     others: frozenset[int]
     """Rows that have nothing to do with a weight: what a rule about collectives, or about everything, matches too."""
 
     @classmethod
-    def of(cls, policy: Policy, aside: WeightsAside) -> _Gathers:
+    def of(cls, policy: Policy, aside: FsdpParameters) -> _Gathers:
         graph = GraphBuilder()
         batch = graph.add("batch", "input", (), input_name="batch")
-        owned: dict[int, WeightAside] = {}
+        owned: dict[int, FsdpParameter] = {}
         others: list[int] = []
         blocks: list[int] = []
         for number, weight in enumerate(aside.weights):
