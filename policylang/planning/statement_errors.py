@@ -43,8 +43,7 @@ from policylang.planning.checkpoints import AroundBlocks
 from policylang.planning.decisions.rule_warnings import origins_asked
 from policylang.planning.digest import timed_tests
 from policylang.planning.plan import RuleOutcome
-from policylang.planning.selection.predicates import column_of
-from policylang.planning.selection.selectors import Selections, operator_matcher, selections_for
+from policylang.planning.selection.selectors import Selections, column_of, operator_matcher, selections_for
 from policylang.simulation.node_times import NodeTimes, lacking
 
 

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from itertools import accumulate
+from typing import assert_never
 
 from attrs import field, frozen
 
@@ -24,8 +25,20 @@ from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.operators.names import GETITEM
 
 _FIRST_RUN, _SECOND_RUN = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
-_WAIT_TO_HOST, _COPY_FROM_HOST = int(StepKind.WAIT_TO_HOST), int(StepKind.COPY_FROM_HOST)
-ALLOCATES = (_FIRST_RUN, _SECOND_RUN, _COPY_FROM_HOST)
+_COPY_FROM_HOST = int(StepKind.COPY_FROM_HOST)
+
+
+def _allocates(kind: StepKind) -> bool:
+    match kind:
+        case StepKind.FIRST_RUN | StepKind.SECOND_RUN | StepKind.COPY_FROM_HOST:
+            return True
+        case StepKind.COPY_TO_HOST | StepKind.WAIT_TO_HOST | StepKind.WAIT_FROM_HOST:
+            return False
+        case _:
+            assert_never(kind)
+
+
+ALLOCATES = tuple(int(kind) for kind in StepKind if _allocates(kind))
 """The kinds of steps that allocate memory."""
 
 _STATE_ON_CPU, _STATE_ELSEWHERE = 5056, 16
@@ -175,12 +188,7 @@ class _Lifetimes:
             return storage[second] if second in storage else storage.get(source, source)
 
         for step, (kind, row, region) in enumerate(self.schedule):
-            if kind == _COPY_FROM_HOST:
-                value = row + region * length
-                storage[value], last[value] = value, step
-            elif kind == _WAIT_TO_HOST:
-                last[storage.get(row, row)] = step
-            elif kind <= _SECOND_RUN:
+            if kind <= _SECOND_RUN:
                 sources = facts.inputs[row]
                 value = row if kind == _FIRST_RUN else row + region * length
                 storage[value] = value if roots[row] == row else read(sources[0], region)
@@ -188,6 +196,17 @@ class _Lifetimes:
                 for source in sources:
                     second = source + region * length
                     last[storage[second] if second in storage else storage.get(source, source)] = step
+                continue
+            match StepKind(kind):
+                case StepKind.COPY_FROM_HOST:
+                    value = row + region * length
+                    storage[value], last[value] = value, step
+                case StepKind.WAIT_TO_HOST:
+                    last[storage.get(row, row)] = step
+                case StepKind.FIRST_RUN | StepKind.SECOND_RUN | StepKind.COPY_TO_HOST | StepKind.WAIT_FROM_HOST:
+                    pass
+                case other:
+                    assert_never(other)
         for row, step in self.schedule.held:
             value = read(row, self.schedule.regions[step])
             last[value] = max(last.get(value, step), step)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from heapq import heappop, heappush
 from operator import itemgetter
+from typing import assert_never
 from weakref import WeakKeyDictionary
 
 from attrs import define, field, frozen
@@ -26,8 +27,7 @@ from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes
 
 _SECOND_RUN = int(StepKind.SECOND_RUN)
-_TO_HOST, _FROM_HOST = int(StepKind.COPY_TO_HOST), int(StepKind.COPY_FROM_HOST)
-_AWAITED = {int(StepKind.WAIT_TO_HOST): _TO_HOST, int(StepKind.WAIT_FROM_HOST): _FROM_HOST}
+_AWAITED = {StepKind.WAIT_TO_HOST: StepKind.COPY_TO_HOST, StepKind.WAIT_FROM_HOST: StepKind.COPY_FROM_HOST}
 
 
 @frozen(eq=False)
@@ -100,7 +100,7 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
     now = exposed = recomputed = 0.0
     free: dict[str, float] = {}  # by stream, when it has done what was started on it
     done: dict[tuple[int, int], float] = {}  # by collective and region, 0 for a first run
-    copied: dict[tuple[int, int, int], float] = {}
+    copied: dict[tuple[StepKind, int, int], float] = {}
     for step, (kind, row, region) in enumerate(schedule):
         until = now
         if kind <= _SECOND_RUN:
@@ -128,14 +128,20 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
                 now += length
             if log is not None:
                 log.ends[row, again] = now
-        elif kind in (_TO_HOST, _FROM_HOST):
-            stream = "to the host" if kind == _TO_HOST else "from the host"
-            over = max(now, free.get(stream, 0.0)) + (facts.bytes[row] / host if host else 0.0)
-            free[stream] = copied[kind, row, region] = over
-        else:
-            until = max(now, copied.get((_AWAITED[kind], row, region), 0.0))
-            exposed += until - now
-            now = until
+            continue
+        match StepKind(kind):
+            case StepKind.COPY_TO_HOST | StepKind.COPY_FROM_HOST as copy:
+                stream = "to the host" if copy is StepKind.COPY_TO_HOST else "from the host"
+                over = max(now, free.get(stream, 0.0)) + (facts.bytes[row] / host if host else 0.0)
+                free[stream] = copied[copy, row, region] = over
+            case StepKind.WAIT_TO_HOST | StepKind.WAIT_FROM_HOST as wait:
+                until = max(now, copied.get((_AWAITED[wait], row, region), 0.0))
+                exposed += until - now
+                now = until
+            case StepKind.FIRST_RUN | StepKind.SECOND_RUN:
+                pass
+            case other:
+                assert_never(other)
     end = max((now, *free.values()))
     if log is not None:
         _share_out_the_end(log, now, copied.values())

@@ -8,7 +8,7 @@ from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language import syntax as s
 from policylang.planning.liveness import saved_and_recomputed
-from policylang.planning.selection.predicates import Cuts
+from policylang.planning.selection.cuts import Cuts
 from tests.planning.sentences import everything, names, only, op, planned, recompute, save, where
 from tests.support.textgraph import GraphBuilder, facts_of
 from tests.support.trees import span

@@ -9,7 +9,7 @@ from policylang.language.figures import counted
 from policylang.language.syntax import TIMES, Compare, Selector, Test, Where
 from policylang.language.units import UNITS, Dimension, read
 from policylang.planning.selection.no_match import part_counts
-from policylang.planning.selection.predicates import compile_predicate
+from policylang.planning.selection.selectors import compile_predicate
 
 _BASE: dict[Dimension, str] = {
     "bytes": "bytes",

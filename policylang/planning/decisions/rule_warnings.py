@@ -19,7 +19,7 @@ from policylang.planning import refusals
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.refusals import PATH_CANNOT, moved_below
-from policylang.planning.selection.predicates import ORIGINS
+from policylang.planning.selection.selectors import ORIGINS
 from policylang.planning.value_outcome import Decision, Held, Why, outcome_of, saves
 
 _OTHERS = (InputKind.BUFFER, InputKind.USER)

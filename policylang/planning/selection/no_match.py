@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
+from typing import assert_never
 from weakref import WeakKeyDictionary
 
 from attrs import evolve
@@ -23,6 +24,8 @@ from policylang.language.syntax import (
     TIMES,
     And,
     Annotated,
+    Chain,
+    ChainOf,
     Compare,
     CrossesCut,
     Difference,
@@ -41,12 +44,22 @@ from policylang.language.syntax import (
     Reference,
     Scope,
     Selector,
+    Step,
     Union,
     Where,
+    Word,
 )
 from policylang.language.walk import predicates, rebuild, walk
-from policylang.planning.selection.predicates import GATHERED, ORIGINS, Cuts, compile_predicate
-from policylang.planning.selection.selectors import Selections, effective_scope, group_keys, parts_first
+from policylang.planning.selection.cuts import Cuts
+from policylang.planning.selection.selectors import (
+    GATHERED,
+    ORIGINS,
+    Selections,
+    compile_predicate,
+    effective_scope,
+    group_keys,
+    parts_first,
+)
 
 _known: WeakKeyDictionary[Facts, dict[str, str]] = WeakKeyDictionary()
 _MOST_PARTS = 12
@@ -105,8 +118,7 @@ def _of_users(test: Is) -> Is:
 
 def _of_the_user(test: Is, part: Where, selections: Selections) -> int:
     """The number of nodes, asked for another kind, that are made of an input of the user's."""
-    facts, chains = selections.facts, selections.chains
-    holds = compile_predicate(_of_users(test), facts, selections.blocks, chains, selections.cuts)
+    holds = compile_predicate(_of_users(test), selections)
     return sum(map(holds, selections.rows(part.selector)))
 
 
@@ -367,38 +379,46 @@ def why_not(selector: Selector, row: int, selections: Selections) -> str:
 
 def _left_out_before(node: Selector, row: int, selections: Selections) -> Selector | None:
     """The part that leaves the node out already, where there is just one such part; else the reason is this one's."""
-    if isinstance(node, Reference):
-        let = selections.lets[node.name]
-        return None if let.span.source.name == prelude.NAME else let.selector
-    if isinstance(node, InModule | InBlock | Where | Ordinal):
-        return None if _has(node.selector, row, selections) else node.selector
-    if isinstance(node, Intersection):
-        return node.right if _has(node.left, row, selections) else node.left
-    if isinstance(node, Difference | Feeding):
-        return None if _has(node.left, row, selections) else node.left
-    return None
+    match node:
+        case Reference():
+            let = selections.lets[node.name]
+            return None if let.span.source.name == prelude.NAME else let.selector
+        case InModule() | InBlock() | Where() | Ordinal():
+            return None if _has(node.selector, row, selections) else node.selector
+        case Intersection():
+            return node.right if _has(node.left, row, selections) else node.left
+        case Difference() | Feeding():
+            return None if _has(node.left, row, selections) else node.left
+        case Everything() | Operator() | Word() | Union() | Step() | Chain() | ChainOf():
+            return None
+        case _:
+            assert_never(node)
 
 
 def _own_reason(node: Selector, row: int, selections: Selections) -> str:
-    if isinstance(node, Everything):
-        return "`everything` is every forward call, and it is none"
-    if isinstance(node, Operator | Reference):
-        return f"`{part_label(node)}`: it is {selections.facts.targets[row]}"
-    if isinstance(node, InModule):
-        return f"`{part_label(node)}`: it is in {selections.facts.modules[row] or 'no module'}"
-    if isinstance(node, InBlock):
-        return f"`{part_label(node)}`: it is {_block(row, selections)}"
-    if isinstance(node, Where):
-        return f"`{part_label(node)}` does not hold{_times(node, row, selections)}"
-    if isinstance(node, Ordinal):
-        return f"`{part_label(node)}`: it is {_position(node, row, selections)}"
-    if isinstance(node, Union):
-        reasons = dict.fromkeys(why_not(part, row, selections) for part in node.parts[:_MOST_BRANCHES])
-        more = [f"and {len(node.parts) - _MOST_BRANCHES} more"] if len(node.parts) > _MOST_BRANCHES else []
-        return "; ".join([*reasons, *more])
-    if isinstance(node, Difference):
-        return f"`except` takes it out of `{node.span.one_line}`"
-    return f"it is not among `{node.span.one_line}`"
+    match node:
+        case Everything():
+            return "`everything` is every forward call, and it is none"
+        case Operator() | Reference():
+            return f"`{part_label(node)}`: it is {selections.facts.targets[row]}"
+        case InModule():
+            return f"`{part_label(node)}`: it is in {selections.facts.modules[row] or 'no module'}"
+        case InBlock():
+            return f"`{part_label(node)}`: it is {_block(row, selections)}"
+        case Where():
+            return f"`{part_label(node)}` does not hold{_times(node, row, selections)}"
+        case Ordinal():
+            return f"`{part_label(node)}`: it is {_position(node, row, selections)}"
+        case Union():
+            reasons = dict.fromkeys(why_not(part, row, selections) for part in node.parts[:_MOST_BRANCHES])
+            more = [f"and {len(node.parts) - _MOST_BRANCHES} more"] if len(node.parts) > _MOST_BRANCHES else []
+            return "; ".join([*reasons, *more])
+        case Difference():
+            return f"`except` takes it out of `{node.span.one_line}`"
+        case Intersection() | Feeding() | Step() | Chain() | ChainOf() | Word():
+            return f"it is not among `{node.span.one_line}`"
+        case _:
+            assert_never(node)
 
 
 def _times(node: Where, row: int, selections: Selections) -> str:
