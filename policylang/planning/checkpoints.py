@@ -23,7 +23,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, Ordinal, Policy, Rule, Scope
 from policylang.language.walk import with_lets
 from policylang.operators.names import DETACHES, GETITEM
-from policylang.planning.value_outcome import Decision, is_open, recomputes
+from policylang.planning.value_outcome import Decision
 
 _BACKWARD = int(Phase.BACKWARD)
 
@@ -109,7 +109,7 @@ def held_and_rerun(
         if of[row] == OUTSIDE or row >= reach[of[row]]:
             continue
         decision = decisions[inner.get(row, row)]
-        runs = decision is None or is_open(decision) or recomputes(decision)
+        runs = decision is None or decision.outcome.reads_again
         if row in inner and not runs:
             continue
         if runs or (row in checkpoints.unchanged and roots[row] not in saved):
