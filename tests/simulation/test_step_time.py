@@ -52,7 +52,7 @@ def test_computation_hides_a_collective_until_it_is_awaited() -> None:
 
 def test_a_step_of_an_unknown_kind_is_not_taken_for_a_copy() -> None:
     facts = facts_of(SHARDED)
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="not a valid StepKind"):
         step(facts, {}, Schedule.of([(max(StepKind) + 1, facts.index["g"], 0)]))
 
 
