@@ -39,8 +39,8 @@ from policylang.language.syntax import Policy
 from policylang.planning.capabilities import FLAT
 from policylang.planning.edits.proof.equivalence import Prover
 from policylang.planning.edits.statement_edits import plan_edits
-from policylang.planning.schedule.builder import build_schedule
-from policylang.simulation.peak import estimate_peak
+from policylang.planning.schedule import build_schedule
+from policylang.simulation.memory import estimate_peak
 
 DP, TP = 16, 8
 GIB = 2**30

@@ -40,7 +40,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import node_times
-from policylang.simulation.step_time import StepTime, step_time
+from policylang.simulation.streams import StepTime, step_time
 
 KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "34359738368", "MALLOC_MMAP_THRESHOLD_": "33554432"}
 FLAT, EAGER, INDUCTOR = "traced step", "aot_eager", "inductor"

@@ -45,13 +45,12 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.operators.names import SCATTER
 from policylang.planning.capabilities import HALF
 from policylang.planning.order.dependencies import dependencies
+from policylang.planning.plan import OrderPlan
 from policylang.planning.planner import plan as make_plan
-from policylang.planning.schedule.builder import build_schedule
-from policylang.planning.schedule.order_plan import OrderPlan
-from policylang.simulation.exposed_bound import exposed_bound
+from policylang.planning.schedule import build_schedule
+from policylang.simulation.memory import estimate_peak
 from policylang.simulation.node_times import node_times
-from policylang.simulation.peak import estimate_peak
-from policylang.simulation.step_time import step_time
+from policylang.simulation.streams import exposed_bound, step_time
 
 GIB = 2**30
 REFERENCE = Path(__file__).with_name("reference_device.toml")

@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from policylang.graph.facts import Flag
 from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile
-from policylang.planning.schedule.builder import build_schedule
+from policylang.planning.schedule import build_schedule
 from policylang.simulation.node_times import node_times
-from policylang.simulation.step_time import StepTime, step_time
+from policylang.simulation.streams import StepTime, step_time
 
 _FINEST = 1e-3
 """Seconds of computation that are slept at once: shorter sleeps are less exact."""

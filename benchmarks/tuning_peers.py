@@ -26,14 +26,13 @@ from policylang.graph.schedule import Schedule
 from policylang.language.codes import is_error
 from policylang.language.syntax import Action
 from policylang.planning.capabilities import JOINT
-from policylang.planning.liveness import Needs, backward_needs, saved_and_recomputed, with_cost
+from policylang.planning.liveness import SavedForBackward, backward_needs, saved_and_recomputed, with_cost
 from policylang.planning.planner import plan
-from policylang.planning.schedule.builder import build_schedule
-from policylang.planning.value_decision import Decision, Why
-from policylang.simulation.memory import simulate
+from policylang.planning.schedule import build_schedule
+from policylang.planning.value_outcome import Decision, Why
+from policylang.simulation.memory import peak_of, simulate
 from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.peak import peak_of
-from policylang.simulation.step_time import step_time
+from policylang.simulation.streams import step_time
 
 BUNDLED = (
     "every_2nd_layer",
@@ -209,7 +208,7 @@ def of_saved(family: str, name: str, saved: Set[str], facts: Facts, times: NodeT
     decisions: list[Decision | None] = [None] * len(facts)
     for row in forward:
         decisions[row] = save if facts.names[row] in saved else again
-    needs: Needs = backward_needs(facts, decisions)
+    needs: SavedForBackward = backward_needs(facts, decisions)
     kept = with_cost(needs, facts, [-1] * len(facts), 0).saved_bytes
     schedule = build_schedule(facts, (row for row in forward if decisions[row] is again))
     return point(family, name, facts, times, schedule, kept)

@@ -14,7 +14,7 @@
 # Not for         a model whose whole forward makes less than the size: it has no cut, and all of it is recomputed. For
 #                 transformers try llama3_sac first.
 # With FSDP       as it is: a gathered weight is made of a parameter alone, so it crosses no cut and is gathered again.
-# On a mesh       under torch.compile, give every rank the same batch sizes: where the cuts lie follows them (APL386).
+# On a mesh       under torch.compile, give every rank the same batch sizes: where the cuts lie follows them (APL611).
 
 policy memory_staged
 

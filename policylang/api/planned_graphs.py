@@ -19,8 +19,8 @@ from policylang.language.diagnostics import Diagnostic, one_cause
 from policylang.language.syntax import ExpectTotal, Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.capabilities import capabilities_for, path_entry
-from policylang.planning.decisions.conflicts import conflicts
-from policylang.planning.inspection.line_worth import slowing_edits
+from policylang.planning.decisions.rule_warnings import conflicts
+from policylang.planning.inspection.worth import slowing_edits
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.planning.refusals import PATH_CANNOT

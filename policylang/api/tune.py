@@ -21,8 +21,7 @@ from policylang.language.figures import figure
 from policylang.language.resources import devices_folder
 from policylang.planning.capabilities import PLANNED, Capabilities, capabilities_for
 from policylang.planning.liveness import saved_and_recomputed
-from policylang.simulation.missing_figures import lacking
-from policylang.simulation.node_times import NodeTimes, node_times
+from policylang.simulation.node_times import NodeTimes, lacking, node_times
 from policylang.tuning.evaluation import Evaluation
 from policylang.tuning.outcome.obstacles import infeasible
 from policylang.tuning.outcome.tuned_policy import TunedPolicy

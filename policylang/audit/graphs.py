@@ -41,9 +41,9 @@ from policylang.operators.names import (
     SAVES_RANDOM_STATE,
 )
 from policylang.planning.checkpoints import kept_rows
-from policylang.planning.liveness import Needs
+from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import offloads, recomputes, saves
+from policylang.planning.value_outcome import offloads, recomputes, saves
 from policylang.torch_compat.eager import held_bytes
 
 _RANDOM, _WRITES, _SYMBOLIC = int(Flag.RANDOM), int(Flag.WRITES), int(Flag.SYMBOLIC)
@@ -245,7 +245,9 @@ _OF_HALVES = Wording(
 _KEPT_UNKNOWN = "the forward keeps `{}` for the backward, which the graph that was planned does not have"
 
 
-def read_halves(plan: Plan, needs: Needs, forward: fx.Graph, backward: fx.Graph, *, num_fwd_outputs: int) -> Found:
+def read_halves(
+    plan: Plan, needs: SavedForBackward, forward: fx.Graph, backward: fx.Graph, *, num_fwd_outputs: int
+) -> Found:
     """Read two halves while their nodes have the names of the joint graph that was planned."""
     facts = plan.facts
     index = facts.index
@@ -270,7 +272,7 @@ def read_halves(plan: Plan, needs: Needs, forward: fx.Graph, backward: fx.Graph,
     return found
 
 
-def audit(plan: Plan, needs: Needs, found: Found) -> Audit:
+def audit(plan: Plan, needs: SavedForBackward, found: Found) -> Audit:
     """Compare a partition with its plan. ``plan`` is the plan at the time of the split and ``needs`` what it saves
     (:func:`policylang.planning.liveness.backward_needs`). Differences are returned, not raised. Offloaded values still
     cross as device values here; :func:`audit_copies` checks their copies."""
@@ -293,7 +295,7 @@ def audit(plan: Plan, needs: Needs, found: Found) -> Audit:
 
 
 def audit_copies(
-    plan: Plan, needs: Needs, split: Found, forward: fx.Graph, backward: fx.Graph
+    plan: Plan, needs: SavedForBackward, split: Found, forward: fx.Graph, backward: fx.Graph
 ) -> tuple[Diagnostic, ...]:
     """Differences between the planned and the actual copies between device and host, in the graphs as they will run.
     ``split`` was read at the time of the split: rewritten nodes have other names, but outputs and inputs keep their
@@ -324,7 +326,7 @@ def _returned(graph: fx.Graph) -> Sequence[Any]:
 
 
 def _replays(
-    facts: Facts, needs: Needs, kept: Iterable[Any], forward: fx.Graph, backward: fx.Graph
+    facts: Facts, needs: SavedForBackward, kept: Iterable[Any], forward: fx.Graph, backward: fx.Graph
 ) -> dict[fx.Node, int]:
     """The wrappers of the backward that start where that of their row did in the forward, and those; with the row.
 
@@ -430,7 +432,9 @@ _OF_EAGER = Wording(
 )
 
 
-def audit_eager(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]], outside: Iterable[Tensor]) -> Audit:
+def audit_eager(
+    plan: Plan, needs: SavedForBackward, held: Mapping[int, Sequence[Tensor]], outside: Iterable[Tensor]
+) -> Audit:
     """Compare one call of a block with its plan.
 
     Args:

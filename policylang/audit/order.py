@@ -29,7 +29,7 @@ from policylang.operators.categories import describe
 from policylang.operators.effects import effects, function, written_statistics
 from policylang.operators.names import GETITEM, HOST_COPY_WAIT, OFFLOAD, RELOAD, RUNS_WITH_RANDOM_STATE, WAITS, Category
 from policylang.planning.graph_edit import Edit
-from policylang.planning.schedule.order_plan import OrderPlan
+from policylang.planning.plan import OrderPlan
 
 Item = TypeVar("Item", bound=Hashable)
 

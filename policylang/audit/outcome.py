@@ -10,9 +10,9 @@ from policylang.graph.facts import Facts
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Rule
-from policylang.planning.liveness import Needs, with_cost
+from policylang.planning.liveness import SavedForBackward, with_cost
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import Decision
+from policylang.planning.value_outcome import Decision
 
 
 @frozen
@@ -209,7 +209,7 @@ def moves_otherwise(
 def _planned(decision: Decision | None, rule: Rule | None) -> str:
     if decision is None:
         return "nothing of it: it is no forward value"
-    verb = "left to the partitioner" if decision.action is None else decision.action.name.lower().replace("_", " ")
+    verb = decision.outcome.phrase if decision.action is None else decision.action.word.replace("_", " ")
     if rule is not None:
         return f"{verb} (`{rule.text}`, {rule.source})"
     return f"{verb} ({decision.reason or decision.why.value})"
@@ -225,7 +225,7 @@ def summary(
 ) -> Audit:
     """The audit with its costs."""
     facts, again = plan.facts, sorted(found.recomputed)
-    needs = Needs(saved=tuple(saved), offloaded=tuple(offloaded), recomputed=tuple(again))
+    needs = SavedForBackward.of(saved, again, offloaded)
     cost = with_cost(needs, facts, plan.block_of, len(plan.block_names))
     return Audit(
         saved=names(facts, saved),

@@ -22,20 +22,19 @@ from policylang.audit.report import (
     order_account,
 )
 from policylang.graph.facts import GraphKind, uncounted_operators
-from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.figures import listed
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.syntax import Action, Policy
-from policylang.planning.expectations.data_sizes import counted_by_data
 from policylang.planning.graph_edit import Edit, Edits
+from policylang.planning.liveness import counted_by_data
 from policylang.planning.plan import Plan, RuleOutcome
-from policylang.planning.value_decision import Decision, Why
+from policylang.planning.value_outcome import KEPT, ON_HOST, Decision, Why
 
 if TYPE_CHECKING:
     from policylang.audit.outcome import Audit
     from policylang.audit.report import DecisionReport
-    from policylang.planning.schedule.order_plan import OrderPlan
+    from policylang.planning.plan import OrderPlan
 
 
 _MOST_NAMES = 4
@@ -302,19 +301,18 @@ def word(action: Action | None) -> str:
 
 
 def _amounts_by_rule(plan: Plan, audit: Audit) -> dict[str, Counter[int]]:
-    """Per rule, by number: memory kept alive by its saved and offloaded values, and the cost of its recomputed ones.
-    Memory shared by values of several rules counts for the first of them in graph order."""
-    facts, roots = plan.facts, storage_roots(plan.facts)
+    """What each rule's saved and offloaded values keep alive and its recomputed ones cost, by the number of the rule.
+
+    Memory that values of several rules look into counts for the first of them in graph order.
+    """
+    facts = plan.facts
     saved, recomputed, offloaded = (
         [facts.index[name] for name in names] for names in (audit.saved, audit.recomputed, audit.offloaded)
     )
-    first = {roots[row]: row for row in reversed(saved)}
     return {
-        "saved_bytes": _summed(
-            plan, ((row, facts.bytes[root]) for root, row in first.items() if facts.ops[root] == "call_function")
-        ),
+        "saved_bytes": _summed(plan, zip(saved, KEPT.kept_bytes(facts, saved), strict=True)),
         "recomputed_flops": _summed(plan, ((row, facts.flops[row]) for row in recomputed)),
-        "offloaded_bytes": _summed(plan, ((row, facts.bytes[row]) for row in offloaded)),
+        "offloaded_bytes": _summed(plan, zip(offloaded, ON_HOST.kept_bytes(facts, offloaded), strict=True)),
     }
 
 

@@ -22,7 +22,7 @@ from policylang.language.syntax import Action
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
 from policylang.planning.liveness import backward_needs
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import Decision, Why, offloads
+from policylang.planning.value_outcome import Decision, Why, is_open, offloads
 from policylang.torch_compat import eager
 
 _NEVER_EQUAL = Flag.RANDOM | Flag.WRITES | Flag.EFFECTFUL
@@ -84,14 +84,13 @@ def eliminate(graph: fx.Graph, plan: Plan) -> Merged:
 
 def _is_decided(row: int, plan: Plan, strongest: Mapping[int, Decision]) -> bool:
     decision = strongest.get(row, plan.decisions[row])
-    return decision is not None and decision.action is not None
+    return decision is not None and not is_open(decision)
 
 
 def _used_by_backward(plan: Plan) -> frozenset[int]:
     """The producers of the rows that the plan may need for the backward so far, whole or in pieces."""
     needs = backward_needs(plan.facts, plan.decisions)
-    columns = (needs.saved, needs.offloaded, needs.recomputed, needs.undecided, needs.contingent)
-    return frozenset(plan.facts.owners[row] for column in columns for row in column)
+    return frozenset(plan.facts.owners[row] for row in needs.all)
 
 
 def _merge(dropped: int, kept: int, plan: Plan, strongest: dict[int, Decision], used: frozenset[int]) -> None:
@@ -106,9 +105,7 @@ def _merge(dropped: int, kept: int, plan: Plan, strongest: dict[int, Decision], 
 def _strength(decision: Decision | None, is_used: bool) -> int:
     if decision is None or not is_used:
         return 0
-    if decision.action is None:
-        return 1
-    return 3 if decision.action.saves or decision.action.offloads else 2
+    return 1 if is_open(decision) else 3 if decision.outcome.is_held else 2
 
 
 def _may_merge(node: fx.Node, row: int, facts: Facts, returned: set[int]) -> bool:

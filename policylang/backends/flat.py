@@ -36,7 +36,7 @@ from policylang.language.syntax import Policy
 from policylang.planning.order.run_names import RunNames
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import UNSAFE
-from policylang.planning.value_decision import recomputes
+from policylang.planning.value_outcome import recomputes
 from policylang.torch_compat import partition
 from policylang.torch_compat.graphs import OpOverload, schema_of
 from policylang.torch_compat.tracing import tree_leaves

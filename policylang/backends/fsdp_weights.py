@@ -10,7 +10,7 @@ from attrs import frozen
 from torch import nn
 
 from policylang.graph.reading.modules import normalise
-from policylang.planning.decisions.weights_aside import WeightAside, WeightsAside
+from policylang.planning.decisions.fsdp_parameters import FsdpParameter, FsdpParameters
 from policylang.torch_compat.distributed import ShardedWeight, own_class, sharded_weights
 
 
@@ -23,13 +23,13 @@ class NamedBlock:
     number: int = 0
 
 
-def weights_of_blocks(blocks: Iterable[NamedBlock], names: Sequence[str]) -> WeightsAside | None:
+def weights_of_blocks(blocks: Iterable[NamedBlock], names: Sequence[str]) -> FsdpParameters | None:
     """Those inside some blocks, of which ``names`` are the paths; None where ``fully_shard`` gathers none."""
     found = tuple(weight for weight, _ in sharded_in(blocks))
-    return WeightsAside(found, tuple(names)) if found else None
+    return FsdpParameters(found, tuple(names)) if found else None
 
 
-def sharded_in(blocks: Iterable[NamedBlock]) -> Iterator[tuple[WeightAside, ShardedWeight]]:
+def sharded_in(blocks: Iterable[NamedBlock]) -> Iterator[tuple[FsdpParameter, ShardedWeight]]:
     """The weights inside some blocks, as planning takes them and as ``fully_shard`` knows them."""
     for block in blocks:
         paths = {module: _joined(block.path, path) for path, module in block.module.named_modules()}
@@ -37,7 +37,7 @@ def sharded_in(blocks: Iterable[NamedBlock]) -> Iterator[tuple[WeightAside, Shar
             yield _told(each, paths[each.module], paths, block.number), each
 
 
-def weights_among(inputs: Sequence[Any], root: str) -> WeightsAside | None:
+def weights_among(inputs: Sequence[Any], root: str) -> FsdpParameters | None:
     """The weights that a graph is called with; ``root`` is the path of the block that it was made of.
 
     Without one, those of the outermost module are left out: what FSDP does with them is hardly ever said.
@@ -46,19 +46,19 @@ def weights_among(inputs: Sequence[Any], root: str) -> WeightsAside | None:
     every = sharded_weights(None) if parameters else ()
     known = (each for each in every if each.gathered is not None and id(each.gathered) in parameters)
     given = [each for each in known if root or not each.outermost]
-    found: list[WeightAside] = []
+    found: list[FsdpParameter] = []
     for weight in given:
         inside = (path for path, module in weight.group[0].named_modules() if module is weight.module)
         found.append(_told(weight, _joined(root, next(inside, "")), {weight.group[0]: root}, 0))
-    return WeightsAside(tuple(found), (root or "the graph",)) if found else None
+    return FsdpParameters(tuple(found), (root or "the graph",)) if found else None
 
 
-def _told(weight: ShardedWeight, path: str, paths: Mapping[nn.Module, str], number: int) -> WeightAside:
+def _told(weight: ShardedWeight, path: str, paths: Mapping[nn.Module, str], number: int) -> FsdpParameter:
     unit = next((paths[each] for each in weight.group if paths.get(each)), own_class(weight.group[0]))
     value: torch.Tensor = getattr(weight.module, weight.name)  # sharded, or gathered at the moment
     size = value.numel() * value.element_size()
     ranks = max(2, len(weight.ranks))
-    return WeightAside(path, weight.name, unit, weight.reshards, number, tuple(value.shape), size, ranks)
+    return FsdpParameter(path, weight.name, unit, weight.reshards, number, tuple(value.shape), size, ranks)
 
 
 def _joined(root: str, path: str) -> str:

@@ -21,9 +21,9 @@ from policylang.graph.reading.collect import collect
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Expectation, ExpectTotal, Policy
-from policylang.planning.block_graph import Place
 from policylang.planning.capabilities import HALF
-from policylang.planning.decisions.weights_aside import WeightsAside
+from policylang.planning.checkpoints import BlockContext
+from policylang.planning.decisions.fsdp_parameters import FsdpParameters
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
@@ -77,8 +77,8 @@ class HalfPath(BackendPath):
         facts: Facts,
         policy: Policy,
         *,
-        place: Place | None = None,
-        aside: WeightsAside | None = None,
+        place: BlockContext | None = None,
+        aside: FsdpParameters | None = None,
         deferred: Collection[str] = (),
     ) -> Plan:
         made = super().plan(facts, policy, place=place, aside=aside, deferred=deferred)

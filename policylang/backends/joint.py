@@ -43,12 +43,12 @@ from policylang.operators.categories import describe
 from policylang.operators.effects import function, piece_of_draw, unread
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.planning.capabilities import JOINT
-from policylang.planning.decisions.weights_aside import WeightsAside
-from policylang.planning.expectations.deferred import check_deferred
+from policylang.planning.decisions.fsdp_parameters import FsdpParameters
+from policylang.planning.expectations import check_deferred
 from policylang.planning.graph_edit import Edits
-from policylang.planning.liveness import Needs, backward_needs
+from policylang.planning.liveness import SavedForBackward, backward_needs
 from policylang.planning.plan import Plan
-from policylang.planning.schedule.host_copy_steps import with_host_copies
+from policylang.planning.schedule import with_host_copies
 from policylang.ranks.comparison import agree_on_collectives, is_compared
 from policylang.ranks.rank_account import GraphRun
 from policylang.torch_compat import graphs, partition
@@ -59,7 +59,7 @@ _IN_BACKWARD = Flag.FEEDS_BACKWARD | Flag.GRADIENT
 
 
 def split(
-    joint: fx.GraphModule, plan: Plan, needs: Needs, *, num_fwd_outputs: int, static_inputs: Sequence[int]
+    joint: fx.GraphModule, plan: Plan, needs: SavedForBackward, *, num_fwd_outputs: int, static_inputs: Sequence[int]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward that returns what ``needs`` keeps, and the backward that recomputes the rest of what it reads.
 
@@ -189,7 +189,7 @@ def rows_in(plan: Plan, graph: fx.Graph, *, backward: bool) -> dict[str, int]:
 
 def schedule_of_graphs(
     plan: Plan,
-    needs: Needs,
+    needs: SavedForBackward,
     graphs: Sequence[fx.Graph],
     rows: Sequence[Mapping[str, int]],
     edits: Sequence[Edits],
@@ -355,7 +355,9 @@ def _order_differences(
     return [found for order, graph in orders if order is not None for found in audit_order(order, graph)]
 
 
-def _choose(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]) -> tuple[Plan, Needs]:
+def _choose(
+    gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]
+) -> tuple[Plan, SavedForBackward]:
     """Decide what is saved and recomputed; min-cut is asked only where it has something to decide."""
     gradients = finalize.gradient_rows(gm.graph, plan.facts, num_fwd_outputs)
     final = finalize.fit(plan, gradients)
@@ -379,7 +381,7 @@ def _ask_min_cut(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_in
     return [index[node.name] for node in saved or () if node.name in index]
 
 
-def _saved_marks(facts: Facts, needs: Needs) -> dict[str, bool | str]:
+def _saved_marks(facts: Facts, needs: SavedForBackward) -> dict[str, bool | str]:
     """The names of the saved values and of the multi-output operators they are pieces of, with their marks.
 
     Min-cut may save one piece of a tuple and recompute another; a decision on the operator cannot repeat that.
@@ -447,7 +449,7 @@ class JointPartitioner:
     """Codes of planning errors that are not raised: they stay in ``Partition.plan.diagnostics`` for the caller."""
     root: str = ""
     """Put before every module path, where a block of the model is compiled on its own."""
-    aside: WeightsAside | None = None
+    aside: FsdpParameters | None = None
     """The weights that FSDP gathers around the graph."""
 
     def __call__(

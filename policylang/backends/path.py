@@ -25,9 +25,9 @@ from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning import capabilities
-from policylang.planning.block_graph import Place
 from policylang.planning.capabilities import Capabilities, PathEntry, path_entry
-from policylang.planning.decisions.weights_aside import WeightsAside
+from policylang.planning.checkpoints import BlockContext
+from policylang.planning.decisions.fsdp_parameters import FsdpParameters
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.ranks.comparison import agree_on_plan, ranks_of
@@ -62,8 +62,8 @@ class BackendPath:
         facts: Facts,
         policy: Policy,
         *,
-        place: Place | None = None,
-        aside: WeightsAside | None = None,
+        place: BlockContext | None = None,
+        aside: FsdpParameters | None = None,
         deferred: Collection[str] = (),
     ) -> Plan:
         """Plan a graph without touching it. ``aside``: the weights that FSDP gathers around it.

@@ -13,10 +13,10 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals as planning_refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decisions.safety import why_unsafe
-from policylang.planning.liveness import Needs
+from policylang.planning.decisions.decide import why_unsafe
+from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import saves
+from policylang.planning.value_outcome import saves
 from policylang.torch_compat.compilers import FrameLeft
 
 UNSAVEABLE = "APL321"
@@ -57,7 +57,7 @@ def unsaveable(plan: Plan) -> tuple[Diagnostic, ...]:
     return tuple(found)
 
 
-def unsafe_after_all(plan: Plan, needs: Needs, capabilities: Capabilities) -> tuple[Diagnostic, ...]:
+def unsafe_after_all(plan: Plan, needs: SavedForBackward, capabilities: Capabilities) -> tuple[Diagnostic, ...]:
     """Decided recomputations that turn out to be needed only now that nodes are merged and min-cut has chosen, and
     that would be wrong. Planning has looked at all that it could see to be needed; this is the second lock."""
     by_rule: dict[int, dict[int, str]] = {}

@@ -26,8 +26,7 @@ from policylang.language.codes import diagnose
 from policylang.language.syntax import Policy
 from policylang.operators.categories import describe, group_name
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node
-from policylang.planning.plan import Plan
-from policylang.planning.schedule.order_plan import OrderPlan
+from policylang.planning.plan import OrderPlan, Plan
 from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import OpOverload, outside_of_modes, schema_of
 

@@ -22,7 +22,7 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import Decision, Why
+from policylang.planning.value_outcome import Decision, Why, is_open
 
 _RECOMPUTE = "recompute"
 _REGION = "ac_graph_id"
@@ -68,8 +68,7 @@ def lent_to_min_cut(graph: fx.Graph, plan: Plan) -> Iterator[None]:
             node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
         if row is None or decision is None:
             continue
-        action = decision.action
-        if is_unsafe(facts, row) if action is None else action.saves or action.offloads:
+        if is_unsafe(facts, row) if is_open(decision) else decision.outcome.is_held:
             node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
     try:
         yield

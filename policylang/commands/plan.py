@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from policylang.planning.inspection.breakdown import Breakdown
-    from policylang.planning.inspection.marginal_cost import Worth
+    from policylang.planning.inspection.worth import Worth
     from policylang.report.diagnostics import CheckResult
 
 NAME = "plan"
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.language.codes import is_error
     from policylang.planning.capabilities import capabilities_for
     from policylang.planning.inspection.breakdown import breakdown
-    from policylang.planning.inspection.line_worth import worth_of_edits
+    from policylang.planning.inspection.worth import worth_of_edits
     from policylang.report.diagnostics import render_text
     from policylang.report.plan_json import plan_json
     from policylang.report.plan_text import plan_text
@@ -123,7 +123,7 @@ def _refused(result: CheckResult, form: str) -> Exit:
 
 def _worth(found: Breakdown, path: str | None) -> tuple[Worth, ...]:
     from policylang.planning.capabilities import capabilities_for
-    from policylang.planning.inspection.marginal_cost import worth_of_rules
+    from policylang.planning.inspection.worth import worth_of_rules
 
     return worth_of_rules(found.plan, capabilities_for(found.plan.facts.kind, path), _progress("rule"))
 
@@ -143,7 +143,7 @@ def _progress(what: str) -> Callable[[int, int], None]:
 def _weighed(found: Breakdown, path: str | None) -> Breakdown:
     """With what each scheduling line is worth."""
     from policylang.planning.capabilities import capabilities_for
-    from policylang.planning.inspection.line_worth import weighed
+    from policylang.planning.inspection.worth import weighed
 
     if found.communication is None:
         return found

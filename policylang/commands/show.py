@@ -98,8 +98,7 @@ def run(options: argparse.Namespace) -> Exit:
 def _times(facts: Facts, device: DeviceProfile | None) -> NodeTimes | None:
     """Raises ``PolicyError`` where the device has no figure for something in the graph."""
     from policylang.errors import PolicyGraphError
-    from policylang.simulation.missing_figures import lacking
-    from policylang.simulation.node_times import node_times
+    from policylang.simulation.node_times import lacking, node_times
 
     times = None if device is None else node_times(facts, device)
     if times is not None and (untold := lacking(times)) is not None:
@@ -138,6 +137,6 @@ def _nothing(options: argparse.Namespace, facts: Facts) -> UsageError:
 
 
 def _near_modules(glob: str, facts: Facts) -> str:
-    from policylang.planning.selection.empty_matches import nearest_paths_hint
+    from policylang.planning.selection.no_match import nearest_paths_hint
 
     return nearest_paths_hint(glob, facts) or ""

@@ -26,12 +26,10 @@ from policylang.language.resolution.loader import Loaded, load_expanded
 from policylang.language.source import Source
 from policylang.language.syntax import Bucket, ExpectTotal, File
 from policylang.planning.capabilities import capabilities_for
-from policylang.planning.inspection.breakdown import Breakdown, breakdown
+from policylang.planning.inspection.breakdown import Breakdown, RuleAmounts, amounts_of_rules, breakdown
 from policylang.planning.inspection.communication import Communication
-from policylang.planning.inspection.line_worth import weighed
-from policylang.planning.inspection.marginal_cost import Worth, worth_of_rules
-from policylang.planning.inspection.policy_index import PolicyIndex
-from policylang.planning.inspection.rule_amounts import RuleAmounts, amounts_of_rules
+from policylang.planning.inspection.explain import PolicyIndex
+from policylang.planning.inspection.worth import Worth, weighed, worth_of_rules
 from policylang.planning.plan import Plan
 from policylang.planning.selection.selectors import Selections, selections_for
 

@@ -1,4 +1,4 @@
-"""The register of paths: every way in which a plan is carried out, what it can do, and the class that does it.
+"""The register of paths: every way to apply a plan, what it can do, and the class that does it.
 
 Needs no torch, so that a plan made without it is the plan that will be made with it. A new path is a folder of
 ``backends`` and one entry here; ``apply``, ``report``, ``agree``, ``check``, ``plan`` and the compile cache's key read
@@ -7,29 +7,54 @@ the entries.
 
 from __future__ import annotations
 
+from enum import Enum
+
 from attrs import frozen
 
 from policylang.graph.facts import GraphKind
 
+PAGE = "docs/setups.md"
+
+
+class TrainingSetup(Enum):
+    """By the anchors of the page."""
+
+    HF_TRAINER = "hugging-face-trainer"
+    FSDP2_EAGER = "fsdp2-in-eager"
+    FSDP2_BLOCKS = "fsdp2-with-compiled-blocks"
+    WHOLE_MODEL = "the-whole-model-compiled"
+    TRACED = "a-traced-step"
+    TORCHTITAN_EAGER = "torchtitan-eager"
+    TORCHTITAN_GRAPH = "torchtitan-graph-trainer"
+    AUTOPARALLEL = "autoparallel"
+
+    @property
+    def link(self) -> str:
+        """As messages name it."""
+        return f"{PAGE}#{self.value}"
+
+
+WHAT_FSDP_MEANS = f"{PAGE}#what-fsdp-means"
+
 
 @frozen
 class Capabilities:
-    """What the path that will carry the plan out can do; a policy that asks for more is refused."""
+    """The abilities of a path; a policy that asks for more is refused."""
 
     name: str
     """As a diagnostic names it: ``the joint-graph partitioner``."""
     replays_random: bool = False
     offloads: bool = False
     rewrites: bool = False
-    """Whether it carries out rewrites of collectives."""
+    """True if it carries out rewrites of collectives."""
     orders: bool = False
-    """Whether it carries out buckets and the order of collectives."""
+    """True if it carries out buckets and the order of collectives."""
     orders_weights: bool = False
     """FSDP2 can honour `prefetch` of weights on this path, although the path itself reorders nothing."""
     unsorted_groups: bool = True
-    """Whether process groups keep the order of the ranks they are made with (torch's ``sort_ranks=False``)."""
+    """True if process groups keep the order of the ranks they are made with (torch's ``sort_ranks=False``)."""
     undecided_auto: bool = False
-    """Whether ``undecided -> auto`` can be left to PyTorch's min-cut there."""
+    """True if ``undecided -> auto`` can be left to PyTorch's min-cut there."""
     keeps_undecided: bool = False
     """Whether, where there is no min-cut, ``undecided -> auto`` and ``leave`` keep a value as it was traced: saved.
     The plan then says ``as traced``, and so does its report."""
@@ -37,7 +62,7 @@ class Capabilities:
     """Whether, where there is no min-cut, ``undecided -> auto`` and ``leave`` leave a value to the checkpoint around
     it, which recomputes. The plan then says ``as checkpointed``, and so does its report."""
     block_by_block: bool = False
-    """Whether it sees one block of a model at a time. A plan of the whole graph for it refuses what counts over the
+    """True if it sees one block of a model at a time. A plan of the whole graph for it refuses what counts over the
     graph, and decides nothing outside the blocks."""
 
 
@@ -87,12 +112,12 @@ class PathEntry:
     implementation: str
     """``module:Class``: a :class:`policylang.backends.path.BackendPath`, imported when it is needed."""
     kinds: tuple[GraphKind, ...] = ()
-    """Of the graphs that it takes. ``policylang.apply`` gives a graph to the first path that takes its kind."""
+    """The kinds of graphs that it takes. ``policylang.apply`` gives a graph to the first path that takes its kind."""
     plans: bool = False
-    """Whether ``check`` and ``plan`` plan for it unasked, where it is the path that takes the graph: all that it
+    """True if ``check`` and ``plan`` plan for it unasked, where it is the path that takes the graph: all that it
     decides is in the graph."""
     compared: bool = False
-    """Whether ``agree`` takes a step of a model on it."""
+    """True if ``agree`` takes a step of a model on it."""
 
 
 PATHS = (
@@ -103,7 +128,7 @@ PATHS = (
     PathEntry("hook", HOOK, "policylang.backends.tags:HookPath", (GraphKind.JOINT,)),
 )
 PLANNED = tuple(path.name for path in PATHS)
-"""What ``--path`` names."""
+"""The names that ``--path`` takes."""
 COMPARED = tuple(path.name for path in PATHS if path.compared)
 
 
@@ -121,8 +146,8 @@ def path_taking(kind: GraphKind) -> PathEntry:
 
 
 def capabilities_for(kind: GraphKind, path: str | None = None) -> Capabilities:
-    """Of the path that is named, else of the one that a graph of this kind takes. A half of a partition is planned as
-    its joint graph was, unless its own path is named."""
+    """The capabilities of the path that is named, else of the one that a graph of this kind takes. A forward or
+    backward graph is planned as its joint graph was, unless its own path is named."""
     if path is not None:
         return path_entry(path).capabilities
     found = path_taking(kind)

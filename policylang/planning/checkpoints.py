@@ -1,9 +1,9 @@
-"""The checkpoints around blocks in eager: what each of them holds, how far its second run comes, and when it begins.
+"""Eager checkpoints around blocks: what each holds, how far its recomputation goes, and when it begins.
 
-A block runs again as a whole, operator by operator, up to the last value that its backward reads. Nothing is left out
-on the way: what is not saved runs, whether or not the backward asks for its value. What a rule saves is therefore held
-until the second run comes to it, and behind that last value not at all: no one reads it. What the block is given is
-held until its backward is over.
+A block is recomputed as a whole, operator by operator, up to the last value that its backward reads. Nothing is left
+out on the way: what is not saved runs, whether or not the backward asks for its value. What a rule saves is therefore
+held until the recomputation reaches it, and behind that last value not at all: no one reads it. The inputs of the block
+are held until its backward is over.
 
 One account of it for saved bytes, schedules, peaks and tuning, of a whole model's graph and of one block's trace alike.
 """
@@ -11,15 +11,19 @@ One account of it for saved bytes, schedules, peaks and tuning, of a whole model
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from attrs import field, frozen
 
 from policylang.graph.blocks import OUTSIDE, BlockTable
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, forward_users
 from policylang.graph.storage import storage_roots
-from policylang.operators.names import GETITEM
-from policylang.planning.value_decision import Decision, is_open, recomputes
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, Ordinal, Policy, Rule, Scope
+from policylang.language.walk import with_lets
+from policylang.operators.names import DETACHES, GETITEM
+from policylang.planning.value_outcome import Decision
 
 _BACKWARD = int(Phase.BACKWARD)
 
@@ -31,24 +35,24 @@ class Checkpoints:
     of: Sequence[int] = field(repr=False)
     """Row of the forward to its checkpoint; -1 outside of all."""
     reach: Sequence[int]
-    """The first row that the second run does not come to; 0 where the backward reads nothing of the block's."""
+    """The first row that is not recomputed any more; 0 where the backward reads nothing of the block's."""
     first: Sequence[int]
-    """The row of the backward before which the second run takes place."""
+    """The backward row before which the block is recomputed."""
     last: Sequence[int]
     """The last row of the backward that reads what the block has made."""
     given: Sequence[Collection[int]] = field(repr=False)
     """The values of the forward that the block reads and has not made."""
     read: frozenset[int] = field(default=frozenset(), repr=False)
-    """What the backward reads that no second run makes: it is outside of the blocks, or goes from one to the next."""
+    """Values that the backward reads and nothing recomputes: outside the blocks, or passed from one to the next."""
     unchanged: Collection[int] = ()
-    """Of a traced block: the rows that give their argument as it is, and have nothing of their own to keep."""
+    """Rows of a traced block that return their argument as it is, and have nothing of their own to keep."""
     inner: Mapping[int, int] = field(factory=dict)
-    """Of a traced block: by row of an operation inside an operator (a DTensor's), the row of that operator. It runs
+    """In a traced block: by row of an operation inside an operator (a DTensor's), the row of that operator. It runs
     with it alone, and is not held by itself: where the operator is saved, it is neither saved nor recomputed."""
 
 
 def checkpoint_of_all(facts: Facts, reach: int, unchanged: Collection[int], inner: Mapping[int, int]) -> Checkpoints:
-    """Of a traced block, which is the whole graph."""
+    """The checkpoint of a traced block, which is the whole graph."""
     backward = [row for row, phase in enumerate(facts.phases) if phase == _BACKWARD]
     of, first, last = array("i", bytes(4 * len(facts))), backward[:1] or [len(facts)], backward[-1:] or [OUTSIDE]
     return Checkpoints(of, (reach,), first, last, ((),), unchanged=unchanged, inner=inner)
@@ -72,7 +76,7 @@ def checkpoints_around(facts: Facts, blocks: BlockTable) -> Checkpoints:
     reach, first, last = ([start] * len(numbers) for start in (0, len(facts), OUTSIDE))
     returned = bytearray(len(facts))
     for row in facts.forward:
-        returned[row] = of[row] != OUTSIDE and handed_on(facts, row, of)
+        returned[row] = of[row] != OUTSIDE and leaves_block(facts, row, of)
     read: set[int] = set()
     for row, phase in enumerate(phases):
         for source in facts.inputs[row] if phase == _BACKWARD else ():
@@ -96,7 +100,7 @@ def checkpoints_around(facts: Facts, blocks: BlockTable) -> Checkpoints:
 def held_and_rerun(
     facts: Facts, decisions: Sequence[Decision | None], checkpoints: Checkpoints
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The rows that are kept for the backward, and those that run a second time, in graph order. A saved view is kept
+    """The rows that are kept for the backward, and those that are recomputed, in graph order. A saved view is kept
     with the memory it looks into; a view of an input costs nothing and is simply taken again."""
     roots, of, reach, inner = storage_roots(facts), checkpoints.of, checkpoints.reach, checkpoints.inner
     saved = set(checkpoints.read).union(*checkpoints.given)
@@ -105,7 +109,7 @@ def held_and_rerun(
         if of[row] == OUTSIDE or row >= reach[of[row]]:
             continue
         decision = decisions[inner.get(row, row)]
-        runs = decision is None or is_open(decision) or recomputes(decision)
+        runs = decision is None or decision.outcome.reads_again
         if row in inner and not runs:
             continue
         if runs or (row in checkpoints.unchanged and roots[row] not in saved):
@@ -116,7 +120,7 @@ def held_and_rerun(
 
 
 def kept_rows(facts: Facts, saved: Collection[int]) -> frozenset[int]:
-    """Of the saved rows, those whose value has to be held: not the views of another saved value, which are taken again.
+    """The saved rows whose value has to be held: not the views of another saved value, which are taken again.
 
     A row that writes in place belongs to its memory's first row, and is held with it.
     """
@@ -126,8 +130,8 @@ def kept_rows(facts: Facts, saved: Collection[int]) -> frozenset[int]:
     )
 
 
-def handed_on(facts: Facts, row: int, place_of: Sequence[int]) -> bool:
-    """Whether a value leaves its block in the forward."""
+def leaves_block(facts: Facts, row: int, place_of: Sequence[int]) -> bool:
+    """True if a value leaves its block in the forward."""
     return any(place_of[user] != place_of[row] for user in forward_users(facts, row))
 
 
@@ -136,3 +140,81 @@ def may_be_kept(facts: Facts, row: int) -> bool:
     flags = facts.flags[row]
     is_tuple = flags & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
     return not is_tuple and not flags & Flag.SYMBOLIC and flags & (Flag.WRITES | Flag.REPEATABLE) != Flag.WRITES
+
+
+PATH_CANNOT, WHOLE_GRAPH = "APL306", "APL391"
+
+
+@frozen(eq=False)
+class BlockContext:
+    """The part of a model that a traced block is, and how far its recomputation goes."""
+
+    reach: int
+    """The first row that is not recomputed."""
+    blocks: BlockTable | None = None
+    """Where the graph is one block: that one, among the others. None for a whole model."""
+    numbered: bool = True
+    """True if it is known which block it is."""
+    unchanged: frozenset[int] = frozenset()
+    """The rows that return their argument as it is, and that a recomputation may skip."""
+    inner: Mapping[int, int] = field(factory=dict)
+    """By row of an operation inside an operator (a DTensor's), the row of that operator, with which alone it runs."""
+
+
+@frozen(eq=False)
+class AroundBlocks:
+    """The nodes of a whole model that checkpoints around its blocks do not see."""
+
+    outside: frozenset[int] = frozenset()
+    """The forward rows outside every block: no checkpoint is there, and no rule ranges over them."""
+    block_outputs: frozenset[int] = frozenset()
+    """Block outputs: the next checkpoint holds them as its input, whatever a rule says."""
+    detached: Mapping[int, int] = field(factory=dict)
+    """Each ``detach``, with its input. Autograd asks for it, as often as it likes: it is no operator of a block."""
+
+
+def around_blocks(facts: Facts, blocks: BlockTable) -> AroundBlocks:
+    """One pass over the edges; nothing of a graph without blocks, which is one block as a whole."""
+    if not blocks.names:
+        return AroundBlocks()
+    block_of, owners = blocks.block_of, facts.owners
+    outside = frozenset(row for row in facts.forward if block_of[row] == OUTSIDE)
+    returned = {owners[row] for row in facts.forward if block_of[row] != OUTSIDE and leaves_block(facts, row, block_of)}
+    detached = [row for row in facts.forward if facts.targets[row] in DETACHES and facts.inputs[row]]
+    return AroundBlocks(outside, frozenset(returned), {row: facts.inputs[row][0] for row in detached})
+
+
+def beyond_one_block(policy: Policy, place: BlockContext | None) -> Iterator[Diagnostic]:
+    """An error for every rule that one block cannot follow as the whole model would, and a warning for every
+    expectation about the whole, unless the graph is the whole model."""
+    for rule in policy.rules:
+        if (reason := _beyond(rule, policy, place is None or place.numbered)) is not None:
+            yield diagnose(PATH_CANNOT, f"`{rule.text}` {reason[0]}", rule.span, help=reason[1])
+    for expectation in policy.expectations if place is not None else ():
+        if is_about_whole(expectation):
+            yield diagnose(
+                WHOLE_GRAPH,
+                f"`{expectation.span.one_line}` is about a whole graph, and is not checked: "
+                "an eager checkpoint sees one block at a time",
+                span=expectation.span,
+                help="say it `per block`, or check it with `policylang plan` on a snapshot of the model",
+            )
+
+
+def is_about_whole(expectation: object) -> bool:
+    """True if it adds up or counts over the whole graph."""
+    if isinstance(expectation, ExpectTotal):
+        return not expectation.per_block
+    return isinstance(expectation, ExpectCount) and expectation.scope in (None, Scope.GRAPH)
+
+
+def _beyond(rule: Rule, policy: Policy, numbered: bool) -> tuple[str, str] | None:
+    for part in with_lets(policy, rule.selector):
+        if isinstance(part, Ordinal) and part.scope is Scope.GRAPH:
+            return "counts over the whole graph, and an eager checkpoint sees one block at a time", "count `per block`"
+        if isinstance(part, InBlock) and part.which.kind != "any" and not numbered:
+            return (
+                "asks which block this is, and the checkpoint was not told",
+                "use `policylang.checkpoint_model`, or give `policylang.context_fn` the whole model",
+            )
+    return None

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.syntax import Policy
+from policylang.language.syntax import TIMES, Compare, Overlap, Policy, Statement
+from policylang.language.walk import tests_of
 from policylang.planning.edits.pieces import common_names
 from policylang.planning.graph_edit import Edits
-from policylang.planning.schedule.order_plan import OrderPlan
-from policylang.planning.time_errors import decides_by_time
-from policylang.planning.value_decision import Decision
+from policylang.planning.plan import OrderPlan
+from policylang.planning.value_outcome import Decision
 
 _CHUNK = 1 << 14
 NO_EDITS = Edits()
@@ -45,6 +45,18 @@ def deciding_device(policy: Policy, device: DeviceProfile | None) -> tuple[str, 
     """The figures of a device that is not in the policy's text, where a rule goes by them."""
     named = policy.device is not None and device is not None and policy.device.canonical == device.canonical
     return () if device is None or named or not decides_by_time(policy) else (device.canonical,)
+
+
+def decides_by_time(policy: Policy) -> bool:
+    """True if a rule does, or the order of collectives."""
+    timed = any(True for _ in timed_tests(policy, *policy.deciding))
+    return timed or any(isinstance(each, Overlap) for each in policy.scheduling)
+
+
+def timed_tests(policy: Policy, *statements: Statement) -> Iterator[Compare]:
+    for test in tests_of(policy, *statements):
+        if isinstance(test, Compare) and test.quantity in TIMES:
+            yield test
 
 
 def policy_text(policy: Policy) -> str:

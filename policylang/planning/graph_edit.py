@@ -16,14 +16,14 @@ from attrs import frozen
 
 @frozen
 class Node:
-    """Of the arguments of a new node: another node, old or new, by its name."""
+    """An argument of a new node: another node, old or new, by its name."""
 
     name: str
 
 
 @frozen
 class FusedGroup:
-    """The process group of a fused collective; as an argument of a new node it stands for that group's name."""
+    """The process group of a fused collective; as an argument of a new node it becomes that group's name."""
 
     ranks: tuple[int, ...]
     """Global ranks in group order: it decides which shard lies where."""
@@ -37,14 +37,14 @@ class FusedGroup:
 
     @property
     def label(self) -> str:
-        """What facts call it: where it is still to be made, a name that follows from its ranks."""
+        """The name in facts: where it is still to be made, a name that follows from its ranks."""
         if self.name is not None:
             return self.name
         return "fused_" + hashlib.sha256(",".join(map(str, self.ranks)).encode()).hexdigest()[:12]
 
     @property
     def sorted(self) -> bool:
-        """Whether torch makes such a group even where it sorts the ranks it is given."""
+        """True if torch makes such a group even where it sorts the ranks it is given."""
         return list(self.ranks) == sorted(self.ranks)
 
 
@@ -55,7 +55,7 @@ class NewNode:
     """The operator in full, ``aten.permute.default``."""
     arguments: tuple[Any, ...]
     """In the order of the operator's schema, defaults at the end left out: numbers, strings (also for what is a dtype
-    or a memory format in the schema), tuples, :class:`Node`, :class:`FusedGroup`. Keyword-only arguments stand in
+    or a memory format in the schema), tuples, :class:`Node`, :class:`FusedGroup`. Keyword-only arguments are in
     their place and are passed by keyword."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -65,7 +65,7 @@ class NewNode:
     like: str
     """An old node whose phase, module and annotations it takes over."""
     per_rank: bool = False
-    """Whether its arguments say which rank it runs on, so that they differ between ranks that agree."""
+    """True if its arguments say which rank it runs on, so that they differ between ranks that agree."""
 
 
 @frozen
@@ -73,27 +73,27 @@ class Proof:
     """A check that passed: old and new nodes gave the same tensors on every rank."""
 
     ranks: int
-    """How many ranks took part."""
+    """The number of ranks that took part."""
     shards: tuple[tuple[int, ...], ...]
     """The shapes of what each rank starts from in the check: each length that nothing depends on is made small."""
     assumed: str = ""
-    """What was not known and had to be taken for granted, as a phrase; empty where everything was known."""
+    """Unknown facts that were assumed, as a phrase; empty where everything was known."""
     claim: str = ""
-    """What was checked, as one number: the same on every rank that checks the same."""
+    """A hash of the check: the same on every rank that checks the same."""
     exact: bool = True
     """False where sums are taken in another order, so that results agree up to rounding only."""
 
 
 @frozen
 class Edit:
-    """One change of the graph: new nodes take the place of old ones. New nodes stand one after the other, right before
+    """One change of the graph: new nodes take the place of old ones. New nodes follow one another, right before
     :attr:`before`, where all that they read is made and nobody has read yet what they replace, once the nodes that they
-    or their readers are made of, :attr:`ahead` and :attr:`behind`, stand on the right side of them."""
+    or their readers are made of, :attr:`ahead` and :attr:`behind`, are on the right side of them."""
 
     statement: int
     """Indexes ``Policy.rewrites``."""
     kind: str
-    """Of the statement: what its planner is registered under."""
+    """The word under which the statement's planner is registered."""
     collectives: tuple[str, ...]
     """The old collectives, in the order in which they run."""
     sources: tuple[str, ...]
@@ -113,9 +113,9 @@ class Edit:
     behind: tuple[str, ...] = ()
     """Old nodes that move to right behind the new ones, in graph order."""
     note: str = ""
-    """What a reader of the report should know of it, as a phrase."""
+    """A remark for the report, as a phrase."""
     per_rank: bool = False
-    """Whether the old nodes are other ones on every rank, so that ranks that agree do not compare them."""
+    """True if the old nodes are other ones on every rank, so that ranks that agree do not compare them."""
 
     @property
     def groups(self) -> tuple[FusedGroup, ...]:
@@ -129,7 +129,8 @@ class Edit:
         return sum(name in dead for name in self.collectives) - len(self.groups)
 
     def words(self) -> Iterator[str]:
-        """What every rank that makes the edit has alike: names and sizes, not the ranks of its own groups."""
+        """The parts that are alike on every rank that makes the edit: names and sizes, not the ranks of its own
+        groups."""
         yield f"{self.statement} {self.kind} {' '.join(self.sources)} {self.collectives}"
         if not self.per_rank:
             yield f"{self.before} {self.replaced} {self.dead} {self.restrided}"
@@ -156,18 +157,18 @@ class Refusal:
 
 @frozen
 class Edits:
-    """What a policy's statements change of one graph, in the order of carrying it out: statement by statement, then in
-    graph order."""
+    """The changes that a policy's statements make to one graph, in the order of carrying it out: statement by
+    statement, then in graph order."""
 
     done: tuple[Edit, ...] = ()
     refused: tuple[Refusal, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether the graph is to be changed."""
+        """True if the graph is to be changed."""
         return bool(self.done)
 
     def of(self, statement: int) -> Edits:
-        """Those that one statement asked for."""
+        """Those of one statement."""
         return Edits(
             tuple(edit for edit in self.done if edit.statement == statement),
             tuple(refusal for refusal in self.refused if refusal.statement == statement),
@@ -178,7 +179,7 @@ class Edits:
         return Edits((*self.done, *others.done), (*self.refused, *others.refused))
 
     def words(self) -> Iterator[str]:
-        """What every rank has alike of them."""
+        """The parts that are alike on every rank."""
         for edit in self.done:
             yield from edit.words()
 

@@ -1,13 +1,15 @@
 """Liveness: which values a plan saves, recomputes or offloads for the backward, and their bytes and FLOPs.
 
 A backward walk from what the backward reads: a value decided *save* is saved and ends the walk, a value decided
-*recompute* is recomputed and needs its own inputs. Nothing else is kept, nothing else runs twice. The partitioner
+*recompute* is recomputed and needs its own inputs. Nothing else is kept or recomputed. The partitioner
 takes its saved values from here, the expectations their figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,50 +17,91 @@ from attrs import evolve, field, fields, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.graph.storage import storage_roots
+from policylang.language.figures import counted, figure
 from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import Decision, recomputes
+from policylang.planning.value_outcome import (
+    KEPT,
+    ON_HOST,
+    RECOMPUTED,
+    Decision,
+    Held,
+    Outcome,
+    own_bytes,
+    recomputes,
+)
 
 POSSIBLY = 1
 CERTAINLY = 2
 
 
-@frozen(eq=False)
-class Needs:
-    """What the backward comes down to on the forward side. Rows, each tuple in graph order."""
+@frozen(eq=False, slots=False)
+class SavedForBackward:
+    """What the backward needs of the forward. Rows, each tuple in graph order."""
 
-    saved: tuple[int, ...] = ()
-    """Values computed by the forward and kept for the backward."""
+    rows: Mapping[Outcome, tuple[int, ...]] = field(factory=dict)
+    """By outcome, the values computed by the forward that the backward needs; of those that are left to PyTorch's
+    partitioner also the ones that it needs if others of them are recomputed."""
     inputs: tuple[int, ...] = ()
     """Graph inputs and constants that the backward reads: alive anyway."""
     symbolic: tuple[int, ...] = ()
     """Sizes, computed or given: kept as numbers."""
-    offloaded: tuple[int, ...] = ()
-    recomputed: tuple[int, ...] = ()
-    undecided: tuple[int, ...] = ()
-    """Values left to PyTorch's partitioner that the backward needs, or needs if other such values are recomputed."""
     contingent: tuple[int, ...] = ()
-    """Decided values that the backward needs only if one of ``undecided`` is recomputed; in none of the above."""
+    """Decided values that the backward needs only if one that is left to the partitioner is recomputed; in none of the
+    above."""
+
+    @classmethod
+    def of(
+        cls, saved: Iterable[int] = (), recomputed: Iterable[int] = (), offloaded: Iterable[int] = ()
+    ) -> SavedForBackward:
+        return cls({KEPT: tuple(saved), RECOMPUTED: tuple(recomputed), ON_HOST: tuple(offloaded)})
+
+    def held(self, where: Held) -> tuple[int, ...]:
+        """The values that wait there for the backward."""
+        found = [rows for outcome, rows in self.rows.items() if outcome.held is where]
+        return found[0] if len(found) == 1 else tuple(sorted(chain(*found)))
+
+    @cached_property
+    def saved(self) -> tuple[int, ...]:
+        """Values kept on the device."""
+        return self.held(Held.DEVICE)
+
+    @cached_property
+    def offloaded(self) -> tuple[int, ...]:
+        return self.held(Held.HOST)
+
+    @cached_property
+    def recomputed(self) -> tuple[int, ...]:
+        return self.held(Held.NOWHERE)
+
+    @cached_property
+    def undecided(self) -> tuple[int, ...]:
+        return self.held(Held.UNDECIDED)
+
+    @property
+    def all(self) -> Iterator[int]:
+        """Every value computed by the forward that the backward needs or may need."""
+        return chain(*self.rows.values(), self.contingent)
 
     @property
     def final(self) -> bool:
-        """Whether nothing is left to PyTorch's partitioner."""
+        """True if nothing is left to PyTorch's partitioner."""
         return not self.undecided
 
 
 @frozen(eq=False)
 class ForwardTotals:
-    """What the whole forward comes to, in all and block by block: what shares of it are shares of."""
+    """Totals of the whole forward, in all and block by block, which shares are taken of."""
 
     block_of: Sequence[int] = field(repr=False)
     blocks: int
     flops: int
     flops_by_block: tuple[int, ...]
     bytes: int
-    """That it allocates, weights that it gathers and casts among them."""
+    """Bytes that it allocates, gathered and cast weights among them."""
     bytes_by_block: tuple[int, ...]
     operators: int
-    """That compute: not views, pieces of a tuple, waits and sizes."""
+    """Operators that compute: not views, pieces of a tuple, waits and sizes."""
     operators_by_block: tuple[int, ...]
 
 
@@ -66,23 +109,23 @@ _forwards: WeakKeyDictionary[Facts, ForwardTotals] = WeakKeyDictionary()
 _reads: WeakKeyDictionary[Facts, bytearray] = WeakKeyDictionary()
 
 
-@frozen(eq=False)
-class CostedNeeds(Needs):
-    """The needs of the backward with their cost. Bytes and FLOPs are of the decided part."""
+@frozen(eq=False, slots=False)
+class BackwardCost(SavedForBackward):
+    """What the backward needs, with its cost. Bytes and FLOPs are of the decided part."""
 
     saved_bytes: int = 0
-    """Of the distinct memory that ``saved`` keeps alive: two views of one value count once, as what they view. What is
-    offloaded is not in it."""
+    """The distinct memory that ``saved`` keeps alive: two views of one value count once, as the value. Offloaded
+    values are not in it."""
     saved_bytes_by_block: tuple[int, ...] = ()
     recomputed_bytes: int = 0
     recomputed_bytes_by_block: tuple[int, ...] = ()
     recomputed_flops: int = 0
     recomputed_flops_by_block: tuple[int, ...] = ()
     recomputed_operators: int = 0
-    """Of ``recomputed`` those that compute: not views, pieces of a tuple, waits and sizes."""
+    """The operators of ``recomputed`` that compute: not views, pieces of a tuple, waits and sizes."""
     recomputed_operators_by_block: tuple[int, ...] = ()
     offloaded_bytes: int = 0
-    """That leave the device between their last forward and their first backward use."""
+    """Bytes that leave the device between their last forward and their first backward use."""
     facts: Facts = field(kw_only=True, repr=False)
     block_of: Sequence[int] = field(kw_only=True, repr=False)
     blocks: int = field(kw_only=True)
@@ -96,9 +139,9 @@ class CostedNeeds(Needs):
         return known
 
 
-def saved_and_recomputed(plan: Plan, decisions: Sequence[Decision | None] | None = None) -> CostedNeeds:
-    """What a save-all partition that follows the plan, or other decisions on its graph, saves and recomputes, and what
-    that costs."""
+def saved_and_recomputed(plan: Plan, decisions: Sequence[Decision | None] | None = None) -> BackwardCost:
+    """The values that a save-all partition saves and recomputes under the plan, or under other decisions on its graph,
+    with their cost."""
     decided = plan.decisions if decisions is None else decisions
     needs = with_checkpoints(backward_needs(plan.facts, decided), plan.facts, decided, plan.checkpoints)
     return with_cost(needs, plan.facts, plan.block_of, len(plan.block_names))
@@ -106,7 +149,7 @@ def saved_and_recomputed(plan: Plan, decisions: Sequence[Decision | None] | None
 
 def backward_needs(
     facts: Facts, decisions: Sequence[Decision | None], on_recompute: Callable[[int], None] | None = None
-) -> Needs:
+) -> SavedForBackward:
     """Walk the graph once, last node first, so that all readers of a value are known when it is reached.
 
     ``on_recompute`` is called with each row about to be recomputed, before that is final; it may put another
@@ -114,7 +157,8 @@ def backward_needs(
     """
     need = bytearray(_read_by_backward(facts))
     flags, is_symbolic = facts.flags, Flag.SYMBOLIC
-    found: dict[str, list[int]] = {column.name: [] for column in fields(Needs)}
+    found: dict[Outcome, list[int]] = {}
+    inputs, symbolic, contingent = list[int](), list[int](), list[int]()
     for row in range(len(facts) - 1, -1, -1):
         level = need[row]
         if not level:
@@ -122,37 +166,33 @@ def backward_needs(
         if on_recompute is not None and recomputes(decisions[row]):
             on_recompute(row)
         decision = decisions[row]
-        action = None if decision is None else decision.action
-        if decision is not None and (action is None or action.recomputes):
-            reach = POSSIBLY if action is None else level
+        outcome = None if decision is None else decision.outcome
+        is_open = outcome is not None and outcome.held is Held.UNDECIDED
+        if outcome is not None and outcome.reads_again:
+            reach = POSSIBLY if is_open else level
             for source in facts.inputs[row]:
                 if need[source] < reach:
                     need[source] = reach
-        if decision is not None and action is None:
-            found["undecided"].append(row)
-        elif flags[row] & is_symbolic:
-            found["symbolic"].append(row)
-        elif decision is None or action is None:
-            found["inputs"].append(row)
-        elif level == POSSIBLY:
-            found["contingent"].append(row)
-        elif action.recomputes:
-            found["recomputed"].append(row)
-        elif action.offloads:
-            found["offloaded"].append(row)
+        if flags[row] & is_symbolic and not is_open:
+            symbolic.append(row)
+        elif outcome is None:
+            inputs.append(row)
+        elif level == POSSIBLY and not is_open:
+            contingent.append(row)
         else:
-            found["saved"].append(row)
-    return Needs(**{name: tuple(reversed(rows)) for name, rows in found.items()})
+            found.setdefault(outcome, []).append(row)
+    kept = {outcome: tuple(reversed(rows)) for outcome, rows in found.items()}
+    return SavedForBackward(kept, *(tuple(reversed(rows)) for rows in (inputs, symbolic, contingent)))
 
 
 def with_checkpoints(
-    needs: Needs, facts: Facts, decisions: Sequence[Decision | None], checkpoints: Checkpoints | None
-) -> Needs:
-    """With what checkpoints in eager hold and run again, where there are any."""
+    needs: SavedForBackward, facts: Facts, decisions: Sequence[Decision | None], checkpoints: Checkpoints | None
+) -> SavedForBackward:
+    """Replace the saved and recomputed values by those of eager checkpoints, where there are any."""
     if checkpoints is None:
         return needs
     saved, again = held_and_rerun(facts, decisions, checkpoints)
-    return evolve(needs, saved=saved, recomputed=again)
+    return evolve(needs, rows={**needs.rows, KEPT: saved, RECOMPUTED: again})
 
 
 def _read_by_backward(facts: Facts) -> bytearray:
@@ -178,67 +218,72 @@ def _read_by_backward(facts: Facts) -> bytearray:
     return need
 
 
-def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) -> CostedNeeds:
-    """Add up bytes and FLOPs, in all and by block. A saved view keeps the whole memory it looks into; one of a
-    parameter or input costs nothing more."""
-    roots, again, flops = storage_roots(facts), needs.recomputed, facts.flops
-    kept = [root for root in dict.fromkeys(roots[row] for row in needs.saved) if facts.ops[root] == "call_function"]
-    saved_bytes, saved_bytes_by_block = _total(kept, [facts.bytes[root] for root in kept], block_of, blocks)
-    recomputed_bytes, recomputed_bytes_by_block = _total(again, _own_bytes(facts, again), block_of, blocks)
-    recomputed_flops, recomputed_flops_by_block = _total(again, [flops[row] for row in again], block_of, blocks)
-    computing = _computing(facts, again)
-    recomputed_operators, recomputed_operators_by_block = _total(again, computing, block_of, blocks)
-    columns: dict[str, Any] = {column.name: getattr(needs, column.name) for column in fields(Needs)}
-    return CostedNeeds(
-        **columns,
-        saved_bytes=saved_bytes,
-        saved_bytes_by_block=saved_bytes_by_block,
-        recomputed_bytes=recomputed_bytes,
-        recomputed_bytes_by_block=recomputed_bytes_by_block,
-        recomputed_flops=recomputed_flops,
-        recomputed_flops_by_block=recomputed_flops_by_block,
-        recomputed_operators=recomputed_operators,
-        recomputed_operators_by_block=recomputed_operators_by_block,
-        offloaded_bytes=sum(facts.bytes[row] for row in needs.offloaded),
-        facts=facts,
-        block_of=block_of,
-        blocks=blocks,
-    )
+def with_cost(needs: SavedForBackward, facts: Facts, block_of: Sequence[int], blocks: int) -> BackwardCost:
+    """Add up bytes and FLOPs, in all and by block."""
+    again, saved = needs.recomputed, list[tuple[int, int]]()
+    made, moved = list[tuple[int, int]](), 0
+    for outcome, rows in needs.rows.items():
+        places = [outcome.place(facts, row) for row in rows]
+        kept = outcome.kept_bytes(facts, rows)
+        made += zip(places, outcome.recomputed_bytes(facts, rows), strict=True)
+        if outcome.held is Held.DEVICE:
+            saved += zip(places, kept, strict=True)
+        elif outcome.held is Held.HOST:
+            moved += sum(kept)
+    totals: dict[str, Any] = {column.name: getattr(needs, column.name) for column in fields(SavedForBackward)}
+    for name, amounts in (
+        ("saved_bytes", saved),
+        ("recomputed_bytes", made),
+        ("recomputed_flops", [(row, facts.flops[row]) for row in again]),
+        ("recomputed_operators", _computing(facts, again)),
+    ):
+        totals[name], totals[f"{name}_by_block"] = _total(amounts, block_of, blocks)
+    return BackwardCost(**totals, offloaded_bytes=moved, facts=facts, block_of=block_of, blocks=blocks)
 
 
 def _forward_totals(facts: Facts, block_of: Sequence[int], blocks: int) -> ForwardTotals:
     rows = facts.forward
-    flops, flops_by_block = _total(rows, [facts.flops[row] for row in rows], block_of, blocks)
-    allocated, allocated_by_block = _total(rows, _own_bytes(facts, rows), block_of, blocks)
-    operators, operators_by_block = _total(rows, _computing(facts, rows), block_of, blocks)
-    return ForwardTotals(
-        block_of, blocks, flops, flops_by_block, allocated, allocated_by_block, operators, operators_by_block
-    )
+    flops = _total([(row, facts.flops[row]) for row in rows], block_of, blocks)
+    allocated = _total([(row, own_bytes(facts, row)) for row in rows], block_of, blocks)
+    return ForwardTotals(block_of, blocks, *flops, *allocated, *_total(_computing(facts, rows), block_of, blocks))
 
 
-def _total(
-    rows: Sequence[int], amounts: Sequence[int], block_of: Sequence[int], blocks: int
-) -> tuple[int, tuple[int, ...]]:
-    """In all, and by block."""
+def _total(amounts: Sequence[tuple[int, int]], block_of: Sequence[int], blocks: int) -> tuple[int, tuple[int, ...]]:
+    """In all, and by block, of pairs of a row and its amount."""
     totals = [0] * blocks
-    for row, amount in zip(rows, amounts, strict=True) if blocks else ():
+    for row, amount in amounts if blocks else ():
         if amount and block_of[row] >= 0:
             totals[block_of[row]] += amount
-    return sum(amounts), tuple(totals)
+    return sum(amount for _, amount in amounts), tuple(totals)
 
 
-def _own_bytes(facts: Facts, rows: Sequence[int]) -> list[int]:
-    return [own_bytes(facts, row) for row in rows]
-
-
-def _computing(facts: Facts, rows: Sequence[int]) -> list[int]:
+def _computing(facts: Facts, rows: Sequence[int]) -> list[tuple[int, int]]:
     """1 for an operator that computes something: no view, no size, and nothing that comes with another operator."""
     owners, flags, idle = facts.owners, facts.flags, int(Flag.VIEW | Flag.SYMBOLIC)
-    return [int(owners[row] == row and not flags[row] & idle) for row in rows]
+    return [(row, int(owners[row] == row and not flags[row] & idle)) for row in rows]
 
 
-def own_bytes(facts: Facts, row: int) -> int:
-    """What computing a value again allocates: nothing for a view or for a piece of an operator counted already."""
-    if facts.flags[row] & Flag.VIEW or facts.owners[row] != row:
-        return 0
-    return facts.bytes[row]
+def counted_by_data(facts: Facts, rows: Iterable[int], *, added_up: bool = True) -> str:
+    """The part of a figure that is counted by a hint, as the end of a sentence; empty where their sizes are known.
+    ``added_up``: whether it is the sum of their bytes."""
+    found = sized_by_data(facts, rows)
+    if not found:
+        return ""
+    hints = sorted({facts.data_sizes[row][0] for row in found})
+    rows_each = f"{hints[0]:,}" if len(hints) == 1 else f"{hints[0]:,} to {hints[-1]:,}"
+    text = f"{counted(len(found), 'value')} by a hint of {rows_each} rows, since their sizes come from data"
+    if not added_up:
+        return text
+    counts = figure(sum(facts.bytes[row] for row in found), "bytes")
+    least = figure(sum(facts.data_sizes[row][1] for row in found), "bytes")
+    upper = [facts.data_sizes[row][2] for row in found]
+    most = f"to {figure(sum(upper), 'bytes')}" if min(upper) >= 0 else "without a known limit"
+    return f"{text}: {counts}, which may be from {least} {most}"
+
+
+def sized_by_data(facts: Facts, rows: Iterable[int]) -> list[int]:
+    """Those that allocate memory whose size comes from data, each once."""
+    if not facts.data_sizes:
+        return []
+    roots = storage_roots(facts)
+    return [root for root in dict.fromkeys(roots[row] for row in rows) if facts.data_sizes[root] and facts.bytes[root]]

@@ -16,10 +16,10 @@ from policylang.language.diagnostics import Diagnostic, Severity, one_cause
 from policylang.language.source import Span
 from policylang.language.syntax import Policy
 from policylang.planning import refusals
+from policylang.planning.capabilities import TrainingSetup
 from policylang.planning.edits import bucket_errors
 from policylang.planning.order.lines import order_errors
-from policylang.planning.selection.empty_shares import SHARE_OF_NONE
-from policylang.planning.setups import TrainingSetup
+from policylang.planning.statement_errors import SHARE_OF_NONE
 
 _COMPILE_BLOCKS = (
     "call `policylang.checkpoint_model(model, policy)`, "
@@ -34,7 +34,7 @@ DEFERRED_CODES = (
     *(refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS, refusals.NOTHING_TO_REWRITE, SHARE_OF_NONE),
     *_NOTHING_ORDERED,
 )
-"""Of the diagnostics that say "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line, a share
+"""The diagnostics that say "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line, a share
 of the blocks; a line that orders collectives, and one that joins them."""
 _NOTHING_HERE = frozenset((refusals.MATCHES_NOTHING, refusals.NOTHING_TO_REWRITE, *_NOTHING_ORDERED))
 """Those that say it of one line for different reasons: one graph has no collective, another none that moves."""
@@ -56,7 +56,7 @@ class Complaint:
     start: int
     end: int
     cause: str = ""
-    """What it comes from, as a diagnostic says it."""
+    """As in a diagnostic."""
 
     @property
     def identity(self) -> tuple[int, str]:

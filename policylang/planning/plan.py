@@ -2,25 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from policylang.graph.facts import Facts
-from policylang.graph.schedule import Schedule
+from policylang.graph.facts import Facts, Flag
+from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import as_text
-from policylang.language.syntax import Policy, Rule
+from policylang.language.syntax import Policy, Rule, Scheduling
+from policylang.operators.names import WAITS
 from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.graph_edit import Edits
-from policylang.planning.schedule.builder import build_checkpointed_schedule, build_schedule
-from policylang.planning.value_decision import Decision, Fate, offloads, recomputes
+from policylang.planning.schedule import build_checkpointed_schedule, build_schedule
+from policylang.planning.value_outcome import Decision, Default, offloads
+from policylang.simulation.memory import Peak, estimate_peak
+from policylang.simulation.node_times import NodeTimes, lacking
+from policylang.simulation.streams import StepTime, step_time
 
-if TYPE_CHECKING:
-    from policylang.planning.schedule.order_plan import OrderPlan
-    from policylang.simulation.node_times import NodeTimes
+
+@frozen
+class SchedulingOutcome:
+    """The effect of one scheduling statement."""
+
+    statement: Scheduling
+    matched: tuple[str, ...]
+    """The collectives that it picks, in the order of the graph."""
+    moved: tuple[str, ...]
+    """Those that start earlier, or are awaited later, because of it."""
+    left: Mapping[str, str] = field(factory=dict)
+    """Collectives that could not be moved, and why, as a phrase."""
+
+
+@frozen(eq=False)
+class OrderPlan:
+    """Plain data, in terms of the names of nodes."""
+
+    traced: Facts
+    """The graph as it runs without any scheduling line."""
+    traced_schedule: Schedule
+    """Its order, copies to the host and back included."""
+    edits: Edits
+    """The buckets; a statement is numbered as in ``Policy.rewrites``."""
+    facts: Facts
+    """The graph as it runs once they are carried out, its rows still in traced order."""
+    schedule: Schedule
+    """The steps in the order that is carried out, on the rows of :attr:`facts`."""
+    outcomes: tuple[SchedulingOutcome, ...]
+    """One for each of ``Policy.scheduling``."""
+    diagnostics: tuple[Diagnostic, ...]
+    times: NodeTimes | None = field(default=None, repr=False)
+    """The times of :attr:`facts`, where there is a device."""
+    traced_times: NodeTimes | None = field(default=None, repr=False)
+    """The times of :attr:`traced`."""
+    barriers: Mapping[str, int] = field(factory=dict)
+    """Operators that nothing was moved across because nobody knows what they do, and how many calls."""
+    block_of: Sequence[int] = field(factory=tuple, repr=False)
+    """Row of :attr:`facts` to block number, -1 outside every block."""
+    block_names: tuple[str, ...] = field(factory=tuple, repr=False)
+
+    @property
+    def moves(self) -> bool:
+        """True if anything runs elsewhere than it was traced."""
+        return bool(self.edits) or any(each.moved for each in self.outcomes)
+
+    def order(self) -> list[str]:
+        """The names of the nodes in the order in which they run; a copy to the host or back is none."""
+        return [self.facts.names[row] for kind, row, _ in self.schedule if kind <= 1]
+
+    def words(self) -> Iterator[str]:
+        """The parts that are alike on every rank: the buckets, and the order in which collectives start and are
+        awaited."""
+        yield from self.edits.words()
+        yield from self.communication()
+
+    def communication(self) -> Iterator[str]:
+        """The starts and waits in order, without the names of nodes and groups, which may be each rank's own."""
+        facts, numbers = self.facts, dict[str, int]()
+        for kind, row, _ in self.schedule:
+            if kind <= StepKind.SECOND_RUN and (group := facts.group_names[row]):
+                number = numbers.setdefault(group, len(numbers))
+                shape = "" if facts.flags[row] & Flag.DATA_DEPENDENT else facts.shapes[row]
+                yield f"{facts.targets[row]} {shape} {facts.dtypes[row]} over group {number}"
+            elif kind <= StepKind.SECOND_RUN and facts.targets[row] in WAITS:
+                yield "wait"
 
 
 @frozen
@@ -33,7 +100,7 @@ class RuleOutcome:
     overridden_by: dict[int, int]
     """Later rule to how many of this rule's nodes it took over."""
     kept_by_user: int
-    """How many matches kept the tag of the user's own ``checkpoint``."""
+    """The number of matches that kept the tag of the user's own ``checkpoint``."""
 
 
 @frozen
@@ -45,7 +112,7 @@ class ExpectationOutcome:
     found: str
     """The figure, as printed: ``219.5 MiB in block 3``."""
     margin: float | None = None
-    """How far the figure is from the limit: negative where it fails; None where there is none."""
+    """The distance of the figure from the limit: negative where it fails; None where there is none."""
 
 
 @frozen(eq=False)
@@ -65,11 +132,11 @@ class Plan:
     expectations: tuple[ExpectationOutcome, ...]
     diagnostics: tuple[Diagnostic, ...]
     """Errors and warnings. A caller that acts on the plan raises the errors first."""
-    undecided: Fate
+    undecided: Default
     digest: str
     """Hex SHA-256 over policy, node names, operators and decisions: equal plans, equal digests, on every rank."""
     order: OrderPlan | None = field(default=None, repr=False)
-    """What the scheduling lines come to; None where the policy has none, or the path carries none out."""
+    """The order of the scheduling lines; None where the policy has none, or the path cannot keep any."""
     times: NodeTimes | None = field(default=None, repr=False)
     """The times of :attr:`facts` on a device, where one is given."""
     block_of: Sequence[int] = field(factory=tuple, repr=False)
@@ -95,10 +162,30 @@ class Plan:
         return schedule_of(self.facts, self.decisions)
 
     @cached_property
-    def untold(self) -> Diagnostic | None:
-        """Of a plan on a device: what the graph and the plan do that its profile has no figure for."""
-        from policylang.simulation.missing_figures import lacking  # an audit of plans knows no simulation
+    def peak(self) -> Peak:
+        """The peak of the step that runs, in the order of the scheduling lines."""
+        order = self if self.order is None else self.order
+        return estimate_peak(order.facts, order.schedule)
 
+    @cached_property
+    def step_time(self) -> StepTime | None:
+        """The times of the step that runs, in the order of the scheduling lines; None without a device."""
+        if self.times is None:
+            return None
+        found, order = step_time(self.facts, self.schedule, self.times), self.order
+        if order is None or order.times is None:
+            return found
+        ordered = step_time(order.facts, order.schedule, order.times)
+        return evolve(found, step=ordered.step, exposed=ordered.exposed)
+
+    @property
+    def shown_step_time(self) -> StepTime | None:
+        """:attr:`step_time` that may be printed."""
+        return None if self.untold is not None else self.step_time
+
+    @cached_property
+    def untold(self) -> Diagnostic | None:
+        """The error of a device's profile that lacks a figure for something that the plan does."""
         return None if self.times is None else lacking(self.times, copies=any(map(offloads, self.decisions)))
 
     @property
@@ -114,6 +201,8 @@ class Plan:
 
 def schedule_of(facts: Facts, decisions: Sequence[Decision | None]) -> Schedule:
     """The steps under some decisions."""
-    recomputed = (row for row, decision in enumerate(decisions) if recomputes(decision))
-    offloaded = (row for row, decision in enumerate(decisions) if offloads(decision))
-    return build_schedule(facts, recomputed, offloaded)
+    adding: dict[StepKind, list[int]] = {kind: [] for kind in StepKind}
+    for row, decision in enumerate(decisions):
+        for kind in () if decision is None else decision.outcome.steps:
+            adding[kind].append(row)
+    return build_schedule(facts, adding[StepKind.SECOND_RUN], adding[StepKind.COPY_TO_HOST])

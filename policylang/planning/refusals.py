@@ -28,11 +28,8 @@ from policylang.language.figures import counted, figure, first_lines
 from policylang.language.parsing.parser import words_of
 from policylang.language.source import Span
 from policylang.language.syntax import (
-    NOWHERE,
     Blocks,
     Bucket,
-    Compare,
-    CrossesCut,
     Delay,
     Expectation,
     KeepOrder,
@@ -45,18 +42,20 @@ from policylang.language.syntax import (
     Selector,
     Undecided,
 )
-from policylang.planning.capabilities import Capabilities
+from policylang.planning.capabilities import WHAT_FSDP_MEANS, Capabilities
 from policylang.planning.plan import RuleOutcome
-from policylang.planning.selection.empty_matches import (
+from policylang.planning.selection.no_match import (
+    block_globs,
+    glob_span,
     missing_parts,
+    naming_blocks,
     nearest_paths_hint,
     other_origin_hint,
     part_counts,
+    would_match,
 )
 from policylang.planning.selection.selectors import Selections
-from policylang.planning.selection.what_would_match import block_globs, glob_span, naming_blocks, would_match
-from policylang.planning.setups import WHAT_FSDP_MEANS
-from policylang.planning.value_decision import Decision
+from policylang.planning.value_outcome import Decision
 
 MATCHES_NOTHING = "APL301"
 NO_SUCH_BLOCKS = "APL302"
@@ -74,7 +73,6 @@ STAYS_ON_DEVICE = "APL313"
 OFFLOADS_NOTHING = "APL316"
 MARKERS_OUTRANKED = "APL317"
 GATHERS_LEFT = "APL318"
-FLIPPING_THRESHOLD = "APL386"
 
 _MOST_NAMES = 8
 _NAMEABLE = re.compile(r"[A-Za-z_]\w*\.\w+", re.ASCII)
@@ -103,7 +101,7 @@ def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = Fa
 
 
 def outside_checkpoints(nothing: Diagnostic) -> Diagnostic:
-    """Of a rule that matches nothing because all that it denotes lies where no checkpoint is."""
+    """A rule matches nothing because all of its nodes lie outside the checkpoints."""
     why = "all of it lies outside the blocks, where an eager checkpoint decides nothing"
     return evolve(nothing, details=(*nothing.details, why))
 
@@ -119,7 +117,7 @@ def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
 
 
 def no_blocks(rule: Rule, facts: Facts) -> Diagnostic:
-    """Of a policy that leaves it to the graph what its blocks are; ``rule``: the first that speaks of them."""
+    """The policy names no blocks, and the graph has none; ``rule``: the first that speaks of them."""
     found = diagnose(
         NO_SUCH_BLOCKS,
         "no blocks were found in this graph",
@@ -301,7 +299,7 @@ def stays_on_device(
 
 
 def cannot_decide(rule: Rule, capabilities: Capabilities) -> Diagnostic:
-    """Of a rule that offloads or leaves values on a path that does not."""
+    """A rule offloads or leaves values on a path that cannot."""
     why = f"leaves values to PyTorch's partitioner, and {capabilities.name} has none"
     if rule.action.offloads:
         why = f"asks for offloading, which {capabilities.name} cannot do"
@@ -378,24 +376,6 @@ def _all_nodes(count: int) -> str:
 
 def _values(count: int) -> str:
     return counted(count, "forward value")
-
-
-def flipping_threshold(
-    rule: Rule, test: Compare | CrossesCut | None, runs: Sequence[tuple[int, int]], facts: Facts
-) -> Diagnostic:
-    """``test``: the size that may flip. ``runs``: owners in graph order, each with a collective that runs with it."""
-    row, collective = runs[0]
-    more = f" and {_values(len(runs) - 1)} more" if len(runs) > 1 else ""
-    return diagnose(
-        FLIPPING_THRESHOLD,
-        f"`{rule.text}` decides about `{facts.names[row]}`{more} by a size that changes with the batch: a rank that "
-        f"compiles for another batch alone may run `{facts.names[collective]}` in its backward where the others do "
-        "not, and all of them wait for ever",
-        span=rule.span if test is None or test.span is NOWHERE else test.span,
-        help="decide by name or module in place of size, have every rank compile for the same sizes, or put the "
-        "threshold where no batch reaches it",
-        details=_listed(f"{_where(facts, row)}: runs {facts.names[gather]} again" for row, gather in runs),
-    )
 
 
 def expects_of_nothing(text: str, selector: Selector, details: tuple[str, ...]) -> Diagnostic:

@@ -28,7 +28,7 @@ from policylang.operators.table import MOVERS, movers_of
 from policylang.planning.digest import deciding_device, digest_of, policy_text
 from policylang.planning.edits.offers import Offer
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import Decision, Why
+from policylang.planning.value_outcome import Decision, Why
 from policylang.ranks.messages import OWN, GroupDigest, compress, decompress
 
 SETTINGS = "settings"

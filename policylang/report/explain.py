@@ -20,16 +20,24 @@ from policylang.language.parsing.statements import comment_above
 from policylang.language.resolution.prelude import group
 from policylang.language.source import Span
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.expectations.fates import Fates
-from policylang.planning.inspection.collective_places import CollectivePlace, PlacedCollective, collective_asked, placed
-from policylang.planning.inspection.communication import Communication, LineInOrder, bucket_statements, communication
+from policylang.planning.expectations import NodeOutcomes
+from policylang.planning.inspection.communication import (
+    CollectivePlace,
+    Communication,
+    LineInOrder,
+    PlacedCollective,
+    bucket_statements,
+    collective_asked,
+    communication,
+    placed,
+)
 from policylang.planning.inspection.explain import RuleOnNode, rules_on
-from policylang.planning.inspection.line_worth import weighed
+from policylang.planning.inspection.worth import weighed
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
-from policylang.planning.selection.empty_matches import nearest_paths, part_counts
+from policylang.planning.selection.no_match import nearest_paths, part_counts
 from policylang.planning.selection.selectors import selections_for
-from policylang.planning.value_decision import Decision
+from policylang.planning.value_outcome import Decision
 from policylang.report.layout import columns, seconds_text, table
 from policylang.report.order_text import BOUNDED_BY, proof_texts, said_of
 
@@ -154,20 +162,21 @@ class NodesExplanation:
 
 def explain_node(plan: Plan, row: int) -> NodeExplanation:
     """Raises ``ValueError`` for a node that no rule ranges over."""
-    return _node(plan, row, Fates(plan.facts, plan.decisions, saved_and_recomputed(plan)), reasons=True)
+    return _node(plan, row, NodeOutcomes(plan.facts, plan.decisions, saved_and_recomputed(plan)), reasons=True)
 
 
 def explain_nodes(plan: Plan, asked: str, rows: Sequence[int]) -> NodesExplanation:
     """Raises ``ValueError`` for a node that no rule ranges over. Why a rule does not match, one node is asked."""
-    fates = Fates(plan.facts, plan.decisions, saved_and_recomputed(plan))
-    return NodesExplanation(asked, tuple(_node(plan, row, fates, reasons=False) for row in rows))
+    outcomes = NodeOutcomes(plan.facts, plan.decisions, saved_and_recomputed(plan))
+    return NodesExplanation(asked, tuple(_node(plan, row, outcomes, reasons=False) for row in rows))
 
 
-def _node(plan: Plan, row: int, fates: Fates, *, reasons: bool) -> NodeExplanation:
+def _node(plan: Plan, row: int, outcomes: NodeOutcomes, *, reasons: bool) -> NodeExplanation:
     facts = plan.facts
     rules = tuple(map(_line, rules_on(plan, row, reasons=reasons)))
     decision = plan.decisions[row]
     assert decision is not None
+    outcome = outcomes.really(row)
     owner, block, times = facts.owners[row], plan.block_of[row], plan.shown_times
     return NodeExplanation(
         name=facts.names[row],
@@ -184,7 +193,7 @@ def _node(plan: Plan, row: int, fates: Fates, *, reasons: bool) -> NodeExplanati
         shares=None if owner == row else facts.names[owner],
         action=word(decision.action),
         reason=_reason(plan, decision),
-        fate=fates.really(row),
+        fate=None if outcome is None else outcome.phrase,
         rules=rules,
     )
 

@@ -15,7 +15,7 @@ from policylang.language.shown import one_line, printable
 if TYPE_CHECKING:
     from policylang.planning.plan import Plan
     from policylang.simulation.node_times import NodeTimes
-    from policylang.simulation.step_time import StepTime
+    from policylang.simulation.streams import StepTime
 
 
 _COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)

@@ -12,10 +12,10 @@ from attrs import frozen
 
 from policylang.language.figures import counted, figure, file_name, folded_names, listed, shortened
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder, StepInOrder
-from policylang.planning.inspection.time_prices import same_time
+from policylang.planning.inspection.worth import same_time
 from policylang.report.layout import seconds_text, table
 from policylang.report.report_text import barriers_text
-from policylang.simulation.collective_runs import ExposedBy
+from policylang.simulation.streams import ExposedBy
 
 BOUNDED_BY = {
     ExposedBy.DATA: "data",

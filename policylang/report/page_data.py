@@ -12,9 +12,9 @@ from policylang.language.source import Source, Span
 from policylang.language.syntax import Policy
 from policylang.planning.inspection.breakdown import Breakdown, Scenario, operator_of
 from policylang.planning.inspection.communication import bucket_statements
-from policylang.planning.inspection.marginal_cost import Worth
+from policylang.planning.inspection.worth import Worth
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import Why
+from policylang.planning.value_outcome import Why
 from policylang.report.order_text import said_of
 from policylang.report.plan_json import worth_data
 from policylang.simulation.memory import Timeline
@@ -104,7 +104,7 @@ def _nodes(found: Breakdown, rows: Sequence[int]) -> dict[str, Any]:
         "seconds": [] if plan.shown_times is None else [plan.shown_times.seconds[row] for row in rows],
         "uncounted": coded(facts.uncounted[row] if facts.uncounted else "" for row in rows),
         "owner": [place.get(facts.owners[row], at) for at, row in enumerate(rows)],
-        "fate": coded(found.fates[row] or "" for row in rows),
+        "fate": coded("" if (outcome := found.outcomes[row]) is None else outcome.word for row in rows),
         "action": coded(word(decision.action) for decision in decisions),
         "rule": [-1 if decision.rule is None else decision.rule for decision in decisions],
         "always": [int(decision.why is Why.ALWAYS) for decision in decisions],

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from attrs import asdict
 
 from policylang.language.figures import Measured, counted, figure, joined, listed, shortened, uncounted_text
-from policylang.planning.inspection.compare import Change, Decider, Figures, PlanComparison, folded
-from policylang.planning.inspection.order_changes import OrderChanges
-from policylang.planning.inspection.time_prices import same_time
+from policylang.planning.inspection.compare import Change, Decider, Figures, OrderChanges, PlanComparison, folded
+from policylang.planning.inspection.worth import same_time
 from policylang.report.diagnostics import compared_rows, compared_table
 from policylang.report.layout import code, device_text, table, words
 

@@ -20,15 +20,12 @@ from policylang.planning.inspection.communication import (
     group_of,
     step_in_order,
 )
-from policylang.planning.inspection.line_worth import EditWorth
-from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
+from policylang.planning.inspection.worth import EditWorth, Worth
 from policylang.planning.plan import Plan
 from policylang.report.diagnostics import render_json
-from policylang.simulation.collective_runs import CollectiveRun, Lanes
 from policylang.simulation.collective_times import operator_name
-from policylang.simulation.in_flight import size_in_flight
-from policylang.simulation.streams import streams_of
+from policylang.simulation.streams import CollectiveRun, Lanes, size_in_flight, streams_of
 
 _KINDS = {kind: kind.name.lower() for kind in StepKind}
 _RUNS = (StepKind.FIRST_RUN, StepKind.SECOND_RUN)
@@ -207,7 +204,10 @@ def _group(found: Breakdown, group: BlockGroup) -> dict[str, Any]:
         "label": group.label,
         "blocks": [found.plan.block_names[block] for block in group.blocks],
         **asdict(group.amounts),
-        "values": [asdict(entry) for entry in group.entries],
+        "values": [
+            {"fate": entry.outcome.word, **asdict(entry, filter=lambda each, _: each.name != "outcome")}
+            for entry in group.entries
+        ],
     }
 
 

@@ -15,8 +15,8 @@ from policylang.language.figures import counted, figure, uncounted_text
 from policylang.language.shown import printable
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, ValueEntry
 from policylang.planning.inspection.communication import Communication, as_decided
-from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import PeakValues, values_at_peak
+from policylang.planning.inspection.worth import Worth
 from policylang.planning.plan import Plan
 from policylang.report.layout import exposed_text, plan_times_text, price_text, seconds_text
 from policylang.report.markup import Markup, element, joined, rows_table
@@ -24,7 +24,7 @@ from policylang.report.order_text import bound_text, exposed_rows, hidden_text, 
 from policylang.report.page_data import page_data
 from policylang.report.plan_text import SHARES_HEAD, VALUES_HEAD, highest_moment_text, share_row, value_row
 from policylang.report.report_text import barriers_text, bytes_text
-from policylang.simulation.peak import Peak
+from policylang.simulation.memory import Peak
 
 _WIDTH, _HEIGHT = 1000, 1000
 _MOST_POINTS = 1000
@@ -282,7 +282,7 @@ def _group(group: BlockGroup, most_saved: int, most_flops: int) -> Markup:
         _bar(amounts.saved_bytes / most_saved, "saved", bytes_text(amounts.saved_bytes), saved),
         _bar(amounts.recomputed_flops / most_flops, "recomputed", figure(amounts.recomputed_flops, "flops"), again),
     )
-    shown = [each for each in group.entries if each.costs or each.fate != "recomputed"]
+    shown = [each for each in group.entries if not each.is_free]
     views = sum(each.count for each in group.entries) - sum(each.count for each in shown)
     hidden = f"and {counted(views, 'view')} and parts that are recomputed at no cost"
     table = [_ENTRIES_HEAD, *map(_entry, shown)]
@@ -303,7 +303,7 @@ def _bar(share: float, color: str, amount: str, rest: str) -> Markup:
 def _entry(entry: ValueEntry) -> tuple[str, ...]:
     shape = "×".join(map(str, entry.shape or ()))
     return (
-        element("span", entry.fate, class_=f"fate fate-{entry.fate.replace(' ', '-')}"),
+        element("span", entry.outcome.word, class_=f"fate fate-{entry.outcome.word.replace(' ', '-')}"),
         entry.operator + (f" ×{entry.count}" if entry.count > 1 else ""),
         entry.module,
         f"{shape} {entry.dtype}".strip(),

@@ -14,9 +14,8 @@ from policylang.language.figures import (
     uncounted_text,
 )
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
-from policylang.planning.inspection.line_worth import EditWorth
-from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import AliveShare, AliveValue, Moment, PeakValues, values_at_peak
+from policylang.planning.inspection.worth import EditWorth, Worth
 from policylang.planning.plan import RuleOutcome
 from policylang.report.diagnostics import expectation_table
 from policylang.report.layout import exposed_text, plan_times_text, recomputed_text, seconds_text, table
@@ -269,7 +268,7 @@ def _group(group: BlockGroup) -> str:
         f"{title}: {bytes_text(amounts.saved_bytes)} saved,{moved} {bytes_text(amounts.recomputed_bytes)} and "
         f"{figure(amounts.recomputed_flops, 'flops')} recomputed{again}" + (", each" if group.times > 1 else "")
     )
-    shown = [each for each in group.entries if each.costs or each.fate != "recomputed"]
+    shown = [each for each in group.entries if not each.is_free]
     views = sum(entry.count for entry in group.entries) - sum(entry.count for entry in shown)
     lines = [head]
     if shown:
@@ -286,7 +285,7 @@ def _group(group: BlockGroup) -> str:
 def _entry(entry: ValueEntry, *, timed: bool) -> tuple[str, ...]:
     shape = "×".join(map(str, entry.shape or ()))
     return (
-        entry.fate,
+        entry.outcome.word,
         entry.operator + (f" ×{entry.count}" if entry.count > 1 else ""),
         entry.module,
         f"{shortened(shape, _LONGEST_SHAPE)} {entry.dtype}".strip(),

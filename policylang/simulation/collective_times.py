@@ -61,7 +61,7 @@ def collective_seconds(facts: Facts, row: int, device: DeviceProfile) -> float |
 
 
 def fits(network: Network, group: Group | None, size: int) -> bool:
-    """Whether a group lies inside the neighbouring ranks that a network joins: by its ranks, else by its size. A group
+    """True if a group lies inside the neighbouring ranks that a network joins: by its ranks, else by its size. A group
     of which neither is known fits where any does."""
     if network.ranks is None:
         return True

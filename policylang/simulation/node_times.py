@@ -16,12 +16,136 @@ from weakref import WeakKeyDictionary
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag
+from policylang.graph.storage import returns_memory_of_input
+from policylang.language.codes import diagnose
 from policylang.language.devices.profile import DeviceProfile
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.figures import counted
 from policylang.language.manifest.tags import tagged
+from policylang.language.source import Span
 from policylang.operators.matrix_work import HARMLESS
-from policylang.simulation.bytes_moved import bytes_moved, packet, runs_kernel
+from policylang.operators.names import GETITEM, WAITS
 from policylang.simulation.collective_times import CollectivePrices, described
-from policylang.simulation.matrix_dtype import matrix_dtype
+
+LOOK_UPS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("embedding", "index", "_unsafe_index", "index_select", "gather", "take", "take_along_dim"),
+        *("select_copy", "slice_copy", "masked_select"),
+    )
+)
+"""Operators that find something in their first argument."""
+BAGS = frozenset(f"aten.{name}" for name in ("_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"))
+"""Look-ups that return the sum of what they find."""
+_OVERWRITES = frozenset(
+    f"aten.{name}"
+    for name in ("copy", "copy_", "fill", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_")
+)
+"""Operators that do not read their first argument."""
+_AT_PLACES = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("index_put_", "_index_put_impl_", "_unsafe_index_put_", "index_add_", "index_copy_", "index_fill_"),
+        *("scatter_", "scatter_add_", "scatter_reduce_", "masked_scatter_"),
+    )
+)
+"""Operators that write a part of their first argument in place."""
+_ALLOCATIONS = frozenset(
+    f"aten.{name}"
+    for name in ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "resize_")
+)
+_ALL_GIVEN = ("higher_order.triton_kernel_wrapper_", "fsdp.")
+"""Operators whose results are among their arguments."""
+_WITHOUT_KERNEL = ("builtin.", "torch.", "math.", "prim.", "aten.sym_", "aten._assert", "aten._functional_assert")
+
+
+def runs_kernel(facts: Facts, row: int) -> bool:
+    """True if a node does anything on the device: views, pieces of tuples, waits, sizes and allocations do not."""
+    target = facts.targets[row]
+    if facts.ops[row] != "call_function" or target == GETITEM or target in WAITS or facts.flags[row] & Flag.SYMBOLIC:
+        return False
+    if returns_memory_of_input(facts, row) or target.startswith(_WITHOUT_KERNEL):
+        return False
+    return packet(target) not in _ALLOCATIONS
+
+
+def packet(target: str) -> str:
+    """An operator without its overload, ``aten.mm``; a higher-order operator has none."""
+    return target if target.count(".") < 2 else target.rpartition(".")[0]
+
+
+def bytes_moved(facts: Facts, row: int) -> int:
+    """Bytes that one run of an operator (:func:`runs_kernel`) moves between the device's memory and itself.
+
+    What it reads and what it returns, once each. Of an expanded tensor the memory behind it; of a table that is looked
+    up in as much as is found; of what is overwritten nothing; of what is written in place at some places these.
+    """
+    target, inputs, made = facts.targets[row], facts.inputs[row], facts.bytes[row]
+    operator = packet(target)
+    read = [memory_read(facts, each) for each in inputs]
+    if operator in LOOK_UPS and read:
+        read[0] = min(read[0], made)
+    elif operator in BAGS and len(read) > 1:
+        read[0] = min(read[0], _found_in_bags(facts, inputs))
+    elif operator in _OVERWRITES and read:
+        read[0] = 0
+    elif operator in _AT_PLACES and read:
+        piece = min(read[0], max(read[1:], default=0))
+        return sum(read[1:]) + 2 * piece
+    elif target.startswith(_ALL_GIVEN):
+        return max(sum(read), made)
+    elif facts.flags[row] & Flag.WRITES and not made:  # optimizers' kernels: all is read and written
+        return 2 * sum(read)
+    elif target.endswith("out"):  # the result is handed in
+        return max(sum(read), made)
+    return made + sum(read)
+
+
+def memory_read(facts: Facts, row: int) -> int:
+    """The bytes of memory behind a value: fewer than it has where elements lie in one place, as of an expanded one."""
+    size, shape, strides = facts.bytes[row], facts.shapes[row], facts.strides[row]
+    if not facts.numel[row] or shape is None or strides is None or len(shape) != len(strides):
+        return size
+    extent = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+    numel = facts.numel[row]
+    return size if extent >= numel else max(extent, 1) * (size // numel)
+
+
+def _found_in_bags(facts: Facts, inputs: tuple[int, ...]) -> int:
+    """A row of the table for each index."""
+    table, indices = inputs[0], inputs[1]
+    shape = facts.shapes[table]
+    return facts.bytes[table] if not shape else facts.bytes[table] // max(shape[0], 1) * facts.numel[indices]
+
+
+_INDICES = frozenset(("bool", "int16", "int32", "int64", "uint16", "uint32", "uint64"))
+
+
+def matrix_dtype(facts: Facts, row: int) -> str:
+    """The dtype of the first two matrices that an operator reads; of two the wider, which the narrower is brought to.
+    Empty where nothing that it reads has one.
+
+    Scales, offsets and biases are no operands: they come behind, or have one dimension. Whole numbers are indices,
+    unless there is nothing else, as in a product of them.
+    """
+    tensors = [each for each in facts.inputs[row] if facts.dtypes[each] and facts.shapes[each] is not None]
+    for operands in (
+        [each for each in tensors if _dims(facts, each) >= 2 and facts.dtypes[each] not in _INDICES],
+        [each for each in tensors if _dims(facts, each) >= 1 and facts.dtypes[each] not in _INDICES],
+        tensors,
+    ):
+        if operands:
+            return facts.dtypes[max(operands[:2], key=lambda each: _width(facts, each))]
+    return facts.dtypes[row]
+
+
+def _dims(facts: Facts, row: int) -> int:
+    return len(facts.shapes[row] or ())
+
+
+def _width(facts: Facts, row: int) -> float:
+    return facts.bytes[row] / facts.numel[row] if facts.numel[row] else 0.0
+
 
 _FUSED_ALIKE = HARMLESS | {
     *("aten._to_copy", "aten.copy", "aten.copy_", "aten.lift_fresh_copy", "aten.contiguous"),
@@ -31,11 +155,11 @@ _FUSED_ALIKE = HARMLESS | {
     *("aten.arange", "prims.iota", "aten.native_dropout", "aten.bernoulli", "aten.rand", "aten.rand_like"),
     *("prims.inductor_random", "prims.inductor_lookup_seed"),
 }
-"""What Inductor puts into the loops of pointwise operators though torch does not tag it: casts, fills, masks, draws."""
+"""Operators that Inductor puts into pointwise loops though torch does not tag them: casts, fills, masks, draws."""
 _ATTENTION = re.compile(r"attention|attn")
 HOST_COPY = "copy between the device and the host"
 NO_DTYPE = "an unknown dtype"
-"""What products count as whose operands have none in the facts, as of tuples."""
+"""The dtype of products whose operands have none in the facts, as of tuples."""
 
 
 @frozen(eq=False)
@@ -44,7 +168,7 @@ class NodeTimes:
 
     device: DeviceProfile
     seconds: Sequence[float] = field(repr=False)
-    """Of one run, alone on the device; 0 for what does nothing there, as views. Of a collective the time from its start
+    """One run, alone on the device; 0 for what does nothing there, as views. Of a collective the time from its start
     to its end, of its wait 0."""
     uncounted: Mapping[str, int]
     """The operators that are priced by their bytes though they could do matrix work, and how many calls."""
@@ -69,7 +193,7 @@ def node_times(facts: Facts, device: DeviceProfile) -> NodeTimes:
 
 @cache
 def is_fused(target: str) -> bool:
-    """Whether a compiler puts an operator into one kernel with its neighbours: pointwise operators, what it treats like
+    """True if a compiler puts an operator into one kernel with its neighbours: pointwise operators, what it treats like
     them, and reductions, which read what their producers make without a way through memory."""
     operator = packet(target)
     return any(
@@ -99,7 +223,7 @@ class _Pricing:
         return NodeTimes(self.device, seconds, *counts)
 
     def _collective(self, row: int) -> float:
-        """Of one that computes as well, as a gather that is multiplied while it arrives, the longer of the two."""
+        """For one that computes as well, as a gather that is multiplied while it arrives, the longer of the two."""
         facts = self.facts
         length = self.collectives.seconds(facts, row)
         if length is None:
@@ -139,11 +263,41 @@ class _Pricing:
         return flops / (rate.at(flops) * share)
 
     def _crosses_to_host(self, row: int) -> bool:
-        """Whether its result lies on the host and what it reads on a device, or the other way round."""
+        """True if its result lies on the host and what it reads on a device, or the other way round."""
         facts = self.facts
         if not facts.devices[row] or not facts.inputs[row]:
             return False
         source = facts.inputs[row][0]
-        if not facts.devices[source] or facts.numel[source] <= 1:  # a number on the host may stand beside tensors
+        if not facts.devices[source] or facts.numel[source] <= 1:  # a number on the host may go with tensors
             return False
         return facts.devices[source].startswith("cpu") != facts.devices[row].startswith("cpu")
+
+
+def lacking(times: NodeTimes, span: Span | None = None, *, copies: bool = False) -> Diagnostic | None:
+    """The error of a profile that lacks a figure for something in the graph; None where it has them all.
+
+    ``copies``: whether values are copied to the host by a plan. ``span``: where the device is named.
+    """
+    device = times.device
+    missing = [f"matrix work in {dtype} ({counted(calls, 'call')})" for dtype, calls in times.unknown_dtypes.items()]
+    missing += [f"{what} ({counted(calls, 'call')})" for what, calls in times.unpriced.items()]
+    if copies and device.host_bandwidth is None and HOST_COPY not in times.unpriced:
+        missing.append("copies to the host")
+    if not missing:
+        return None
+    message = f"the profile of `{device.name}` has no figure for {missing[0]}"
+    return diagnose(
+        "APL159", message, span, help=_mend(times, copies), details=tuple(f"nor for {each}" for each in missing[1:])
+    )
+
+
+def _mend(times: NodeTimes, copies: bool) -> str:
+    if times.unknown_dtypes:
+        dtype = next(iter(times.unknown_dtypes))
+        if dtype == NO_DTYPE:
+            return "its operands have no dtype in this graph; take a snapshot in which each is a tensor of its own"
+        known = ", ".join(sorted(times.device.compute))
+        return f"add `{dtype} = …` to `[compute]`, in FLOP per second; it has {known}"
+    if copies or HOST_COPY in times.unpriced:
+        return "add `[host]` with `bandwidth = …`, in bytes per second each way"
+    return "add a `[[network]]` with `bandwidth = …` and without `ranks`, for the groups that no other fits"

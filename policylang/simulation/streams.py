@@ -7,7 +7,12 @@ where the graph says so (``wait_tensor``), at the latest where something compute
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from heapq import heappop, heappush
+from operator import itemgetter
+from typing import assert_never
 from weakref import WeakKeyDictionary
 
 from attrs import define, field, frozen
@@ -18,11 +23,11 @@ from policylang.graph.storage import returns_memory_of_input, storage_roots
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.operators.names import GETITEM, WAITS
 from policylang.simulation.collective_times import written_by
+from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes
 
 _SECOND_RUN = int(StepKind.SECOND_RUN)
-_TO_HOST, _FROM_HOST = int(StepKind.COPY_TO_HOST), int(StepKind.COPY_FROM_HOST)
-_AWAITED = {int(StepKind.WAIT_TO_HOST): _TO_HOST, int(StepKind.WAIT_FROM_HOST): _FROM_HOST}
+_AWAITED = {StepKind.WAIT_TO_HOST: StepKind.COPY_TO_HOST, StepKind.WAIT_FROM_HOST: StepKind.COPY_FROM_HOST}
 
 
 @frozen(eq=False)
@@ -35,7 +40,7 @@ class Streams:
 
 @define(eq=False)
 class RunLog:
-    """What :func:`walk` notes of each run where it is asked to."""
+    """Notes of :func:`walk` on each run, where it is asked for them."""
 
     compute: list[tuple[int, int, float, float]] = field(factory=list)
     """Row, region (0 for a first run), start and end of what takes time."""
@@ -95,7 +100,7 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
     now = exposed = recomputed = 0.0
     free: dict[str, float] = {}  # by stream, when it has done what was started on it
     done: dict[tuple[int, int], float] = {}  # by collective and region, 0 for a first run
-    copied: dict[tuple[int, int, int], float] = {}
+    copied: dict[tuple[StepKind, int, int], float] = {}
     for step, (kind, row, region) in enumerate(schedule):
         until = now
         if kind <= _SECOND_RUN:
@@ -123,14 +128,20 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
                 now += length
             if log is not None:
                 log.ends[row, again] = now
-        elif kind in (_TO_HOST, _FROM_HOST):
-            stream = "to the host" if kind == _TO_HOST else "from the host"
-            over = max(now, free.get(stream, 0.0)) + (facts.bytes[row] / host if host else 0.0)
-            free[stream] = copied[kind, row, region] = over
-        else:
-            until = max(now, copied.get((_AWAITED[kind], row, region), 0.0))
-            exposed += until - now
-            now = until
+            continue
+        match StepKind(kind):
+            case StepKind.COPY_TO_HOST | StepKind.COPY_FROM_HOST as copy:
+                stream = "to the host" if copy is StepKind.COPY_TO_HOST else "from the host"
+                over = max(now, free.get(stream, 0.0)) + (facts.bytes[row] / host if host else 0.0)
+                free[stream] = copied[copy, row, region] = over
+            case StepKind.WAIT_TO_HOST | StepKind.WAIT_FROM_HOST as wait:
+                until = max(now, copied.get((_AWAITED[wait], row, region), 0.0))
+                exposed += until - now
+                now = until
+            case StepKind.FIRST_RUN | StepKind.SECOND_RUN:
+                pass
+            case other:
+                assert_never(other)
     end = max((now, *free.values()))
     if log is not None:
         _share_out_the_end(log, now, copied.values())
@@ -138,7 +149,7 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
 
 
 def _share_out(facts: Facts, log: RunLog, row: int, region: int, now: float, awaited: tuple[int, ...]) -> None:
-    """What a row waits for: of each collective, what it takes longer than the one that ends before it."""
+    """Share out a wait among the collectives: each gets the time after the one that ends before it."""
     runs = [log.run_of.get((each, region), log.run_of.get((each, 0))) for each in awaited]
     for run in sorted((each for each in runs if each is not None), key=lambda each: each.end):
         if run.awaited is None:
@@ -152,7 +163,7 @@ def _share_out(facts: Facts, log: RunLog, row: int, region: int, now: float, awa
 
 
 def _share_out_the_end(log: RunLog, now: float, copies: object) -> None:
-    """What is on the way when computation is over; of a copy to the host nothing is noted."""
+    """Share out what is under way when computation is over; nothing is noted of copies to the host."""
     last = now
     under_way = [(run.end, run) for run in log.sent if run.end > now]
     over = [(end, None) for end in copies if end > now]  # type: ignore[attr-defined]
@@ -191,3 +202,295 @@ def _streams(facts: Facts) -> Streams:
             if found:
                 awaited[row] = tuple(found)
     return Streams(started, awaited)
+
+
+@frozen
+class StepTime:
+    """Seconds."""
+
+    forward: float
+    """The forward's operators, each run once, one after the other: those that compute and those that communicate."""
+    recomputed: float
+    """The recomputed operators."""
+    step: float
+    """From the first operator to the last."""
+    exposed: float
+    """In which computation waits for a collective or a copy."""
+
+
+def step_time(facts: Facts, schedule: Schedule, times: NodeTimes) -> StepTime:
+    """The times of a step that runs in this order; one pass over its steps."""
+    walked = walk(facts, schedule, times)
+    forward = sum(times.seconds[row] for row in facts.forward)
+    return StepTime(forward, walked.recomputed, walked.end, walked.exposed)
+
+
+def in_flight(facts: Facts, schedule: Schedule) -> list[int]:
+    """At each step, the bytes of the collectives that are started and not awaited; one that nobody awaits is on the way
+    to the end. One pass over the steps."""
+    streams = streams_of(facts)
+    under_way: dict[tuple[int, int], int] = {}
+    found, now = [], 0
+    for kind, row, region in schedule:
+        if kind <= _SECOND_RUN:
+            for each in streams.awaited.get(row, ()):
+                key = (each, region) if (each, region) in under_way else (each, 0)
+                now -= under_way.pop(key, 0)
+            if row in streams.started:
+                size = size_in_flight(facts, row)
+                under_way[row, region if kind == _SECOND_RUN else 0] = size
+                now += size
+        found.append(now)
+    return found
+
+
+def size_in_flight(facts: Facts, row: int) -> int:
+    """The larger of a collective's inputs and its result."""
+    return max(facts.bytes[row], sum(facts.bytes[each] for each in facts.inputs[row]))
+
+
+class ExposedBy(Enum):
+    """Why a collective is exposed."""
+
+    DATA = "data"
+    """It starts as soon as what it reads is made, and is awaited where it is first read."""
+    LIMIT = "limit"
+    """A limit of the policy keeps it from starting earlier."""
+    GROUP = "group"
+    """Another collective of its group is on the way when it could start."""
+    ORDER = "order"
+    """Nothing but the order of the graph keeps it from starting earlier, or from being awaited later."""
+
+
+@frozen
+class CollectiveRun:
+    """Seconds from the beginning of the step; a row of the facts."""
+
+    row: int
+    stream: str
+    """``group 0``."""
+    issued: float
+    """When computation comes to its start."""
+    start: float
+    """When its stream is free for it."""
+    end: float
+    awaited: float
+    """When computation comes to its wait."""
+    exposed: float
+    """Time that computation waits there. What several are awaited for at once is shared out from the first to end."""
+    exposed_by: ExposedBy | None
+    """The cause of the exposure; None where it is hidden."""
+
+
+@frozen
+class ComputeRun:
+    row: int
+    start: float
+    end: float
+
+
+@frozen(eq=False)
+class Lanes:
+    """A step drawn as lanes: what computes, and what is on the way beside it."""
+
+    compute: Sequence[ComputeRun]
+    collectives: Sequence[CollectiveRun]
+    """In the order in which they are issued; a recomputed one is there twice."""
+    step: float
+    exposed: float
+    """Time exposed by collectives and copies to the host and back."""
+
+
+def lanes(
+    facts: Facts,
+    schedule: Schedule,
+    times: NodeTimes,
+    *,
+    in_flight: int | None = None,
+    peak: int | None = None,
+) -> Lanes:
+    """One pass over the steps. ``in_flight`` and ``peak``: the limits, in bytes, that the order was made under; without
+    them nothing is said to be exposed by a limit."""
+    log = RunLog()
+    walked = walk(facts, schedule, times, log)
+    causes = _Causes(facts, schedule, log, in_flight, peak)
+    least = 1e-12 * walked.end  # what rounding leaves
+    runs = [
+        CollectiveRun(
+            each.row,
+            each.stream,
+            each.issued,
+            each.start,
+            each.end,
+            each.issued if each.awaited is None else each.awaited,
+            each.exposed,
+            causes.of(each) if each.exposed > least else None,
+        )
+        for each in log.sent
+    ]
+    return Lanes([ComputeRun(row, start, end) for row, _, start, end in log.compute], runs, walked.end, walked.exposed)
+
+
+class _Causes:
+    """Finds why a collective is exposed, from the notes of the walk."""
+
+    def __init__(self, facts: Facts, schedule: Schedule, log: RunLog, in_flight: int | None, peak: int | None) -> None:
+        self.facts, self.log = facts, log
+        self.in_flight, self.peak = in_flight, peak
+        self.made = _made(facts, schedule, log)
+        of_data = [(row, start) for row, region, start, _ in log.compute if self.made[row, region]]
+        self.starts = [start for _, start in of_data]
+        self.over = max((end for *_, end in log.compute), default=0.0)
+        if in_flight is not None or peak is not None:
+            self._note_limits(schedule, {row for row, _ in of_data})
+
+    def of(self, run: SentRun) -> ExposedBy:
+        if run.start > run.issued:
+            return ExposedBy.GROUP
+        facts, made = self.facts, self.made
+        reads = (made.get((each, run.region), made.get((each, 0), 0.0)) for each in facts.inputs[run.row])
+        if self._computes_between(max(reads, default=0.0), run.issued):
+            return ExposedBy.LIMIT if self._is_full_before(run) else ExposedBy.ORDER
+        read = self.over if run.read is None else run.read
+        late = run.awaited is not None and self._computes_between(max(run.awaited, run.end), read)
+        return ExposedBy.ORDER if late else ExposedBy.DATA
+
+    def _computes_between(self, start: float, end: float) -> bool:
+        """True if any computation begins in a stretch of time, what collectives take along aside."""
+        at = bisect_left(self.starts, start)
+        return at < len(self.starts) and self.starts[at] < end
+
+    def _note_limits(self, schedule: Schedule, computing: set[int]) -> None:
+        """For each step the last one before it that computes, and what is on the way and alive in each."""
+        facts, self.before = self.facts, list[int]()
+        last = -1
+        for step, (kind, row, _) in enumerate(schedule):
+            self.before.append(last)
+            if kind <= StepKind.SECOND_RUN and row in computing:
+                last = step
+        self.sent = in_flight(facts, schedule)
+        timeline = simulate(facts, schedule)
+        self.live = dict(zip(timeline.steps, timeline.live, strict=True))
+
+    def _is_full_before(self, run: SentRun) -> bool:
+        """True if a limit would be exceeded had it been started before what computes last ahead of it."""
+        if self.in_flight is None and self.peak is None:
+            return False
+        before = self.before[run.step]
+        if before < 0:
+            return False
+        if self.in_flight is not None and self.sent[before] + size_in_flight(self.facts, run.row) > self.in_flight:
+            return True
+        return self.peak is not None and self.live[before] + self.facts.bytes[run.row] > self.peak
+
+
+def _made(facts: Facts, schedule: Schedule, log: RunLog) -> dict[tuple[int, int], float]:
+    """By row and region, when its result is there; for what a collective takes along, from the beginning."""
+    taken = _taken_along(facts)
+    made: dict[tuple[int, int], float] = {}
+    for kind, row, region in schedule:
+        if kind <= StepKind.SECOND_RUN:
+            again = region if kind == StepKind.SECOND_RUN else 0
+            made[row, again] = 0.0 if taken[row] else log.ends[row, again]
+    return made
+
+
+def _taken_along(facts: Facts) -> bytearray:
+    """1 for what is made of the graph's inputs alone and read by collectives alone: the cast of a shard moves with its
+    gather."""
+    started, ops = streams_of(facts).started, facts.ops
+    of_inputs, taken = bytearray(len(facts)), bytearray(len(facts))
+    for row, op in enumerate(ops):
+        of_inputs[row] = op != "call_function" or (
+            row not in started and all(of_inputs[each] for each in facts.inputs[row])
+        )
+    for row in range(len(facts) - 1, -1, -1):
+        users = facts.users[row]
+        taken[row] = of_inputs[row] and bool(users) and all(each in started or taken[each] for each in users)
+    return taken
+
+
+Job = tuple[float, float, float]
+"""Head, length and tail of a node, in seconds."""
+
+
+@frozen
+class ExposedBound:
+    """Seconds that every order of the same nodes exposes at least."""
+
+    seconds: float
+    """The largest of the others: the bound that an order is compared with."""
+    path: float
+    """The longest path less all computation."""
+    streams: dict[str, float]
+    """By stream, ``computation`` or ``group 0``, its work with heads and tails, less all computation."""
+
+
+def exposed_bounds(facts: Facts, times: NodeTimes) -> ExposedBound:
+    """Lower bounds of what any order exposes, for a graph each of whose calls runs once, from data flow and streams.
+
+    A step runs one node after the other, so what it exposes is how much longer it takes than all computation. It takes
+    no less than any of its streams: what runs on one runs one after the other, each node not before the longest path
+    that leads to it is over (its *head*), and then comes the longest path that follows it (its *tail*). With preemption
+    allowed, the node of the longest tail first is the best order of one stream (Jackson's preemptive schedule; Carlier,
+    "The one-machine sequencing problem", EJOR 1982), so its length is a bound. O((nodes + edges) + nodes log nodes)."""
+    jobs, longest = _jobs(facts, times)
+    computed = sum(length for _, length, _ in jobs.get("computation", ()))
+    ends = {stream: max(_preemptive(each) - computed, 0.0) for stream, each in sorted(jobs.items())}
+    path = max(longest - computed, 0.0)
+    return ExposedBound(max((path, *ends.values())), path, ends)
+
+
+def exposed_bound(facts: Facts, times: NodeTimes) -> float:
+    """Seconds that no order can hide, whatever it moves: the most of all the bounds of :func:`exposed_bounds`."""
+    return exposed_bounds(facts, times).seconds
+
+
+def _jobs(facts: Facts, times: NodeTimes) -> tuple[dict[str, list[Job]], float]:
+    """The nodes that take time by stream, and the longest path."""
+    streams, seconds, inputs = streams_of(facts), times.seconds, facts.inputs
+    started, awaited = streams.started, streams.awaited
+    calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
+    head, passed, over = [0.0] * len(facts), [0.0] * len(facts), [0.0] * len(facts)
+    for row in calls:  # passed: when computation can go on past a row; over: when a collective can have ended
+        begin = max((passed[each] for each in inputs[row]), default=0.0)
+        head[row] = begin = max((begin, *(over[each] for each in awaited.get(row, ()))))
+        passed[row] = begin if row in started else begin + seconds[row]
+        over[row] = begin + seconds[row]
+    after, tail, whole = [0.0] * len(facts), [0.0] * len(facts), [0.0] * len(facts)
+    for row in reversed(calls):  # after: from when computation is past a row; tail: from a collective's end
+        whole[row] = max(after[row] + (0.0 if row in started else seconds[row]), seconds[row] + tail[row])
+        for each in inputs[row]:
+            after[each] = max(after[each], whole[row])
+        for each in awaited.get(row, ()):
+            tail[each] = max(tail[each], whole[row]) if each < row else tail[each]
+    jobs: dict[str, list[Job]] = {}
+    for row in calls:
+        if seconds[row]:
+            follows = tail[row] if row in started else after[row]
+            jobs.setdefault(started.get(row, "computation"), []).append((head[row], seconds[row], follows))
+    return jobs, max((head[row] + whole[row] for row in calls), default=0.0)
+
+
+def _preemptive(jobs: list[Job]) -> float:
+    """When the last tail is over if, of what is ready, the longest tail always goes first."""
+    waiting = sorted(jobs, key=itemgetter(0))
+    ready: list[tuple[float, float]] = []  # tail, negative, and what is left
+    now = end = 0.0
+    at = 0
+    while ready or at < len(waiting):
+        if not ready:
+            now = max(now, waiting[at][0])
+        while at < len(waiting) and waiting[at][0] <= now:
+            _, length, tail = waiting[at]
+            heappush(ready, (-tail, length))
+            at += 1
+        tail, left = heappop(ready)
+        until = now + left
+        if at < len(waiting) and waiting[at][0] < until:
+            heappush(ready, (tail, until - waiting[at][0]))
+            now = waiting[at][0]
+        else:
+            now = until
+            end = max(end, now - tail)
+    return end

@@ -22,9 +22,8 @@ from policylang.language.syntax import Bucket, Include, Let, Policy, Rule, Sched
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.graph_edit import Edit, Refusal
 from policylang.planning.liveness import saved_and_recomputed
-from policylang.planning.plan import Plan
+from policylang.planning.plan import OrderPlan, Plan
 from policylang.planning.planner import plan
-from policylang.planning.schedule.order_plan import OrderPlan
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.testing.claims import OF_DIAGNOSTICS, OF_POLICY, Claim, read_claims
 from policylang.testing.fences import Fence, lifted, lowered_diagnostic

@@ -21,11 +21,11 @@ from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action, Policy
 from policylang.planning.checkpoints import checkpoints_around
 from policylang.planning.decisions.offloading import resolve_offloads
-from policylang.planning.liveness import Needs, backward_needs, with_checkpoints
+from policylang.planning.liveness import SavedForBackward, backward_needs, with_checkpoints
 from policylang.planning.plan import schedule_of
-from policylang.planning.schedule.builder import build_checkpointed_schedule
-from policylang.planning.value_decision import Decision, Why
-from policylang.simulation.lifetimes import lifetimes
+from policylang.planning.schedule import build_checkpointed_schedule
+from policylang.planning.value_outcome import Decision, Why
+from policylang.simulation.memory import lifetimes
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.copy_waits import CopyWaits, PieceWaits, on_their_way, waits_of, where_zones_meet
 from policylang.tuning.value_classes import Fate, ValueClasses
@@ -244,7 +244,7 @@ class Composition:
             chosen = np.column_stack([chosen[:, :-1], chosen[:, -2]])
         return chosen[:, self.block_of_piece]
 
-    def _by_block(self, needs: Needs) -> tuple[Ints, Floats]:
+    def _by_block(self, needs: SavedForBackward) -> tuple[Ints, Floats]:
         facts, block_of, roots = self.facts, self.classes.blocks.block_of, self.roots
         saved, again = np.zeros(self.count + 1, dtype=np.int64), np.zeros(self.count + 1)
         for root in dict.fromkeys(roots[row] for row in needs.saved):
@@ -254,7 +254,7 @@ class Composition:
             again[block_of[row]] += self.times.seconds[row]
         return saved, again
 
-    def _asked(self, needs: Needs) -> tuple[int, ...]:
+    def _asked(self, needs: SavedForBackward) -> tuple[int, ...]:
         """What is kept is laid to the value that allocated it: a look at that costs nothing either way."""
         of, facts, roots = self.classes.of, self.facts, self.roots
         asked = [int(Fate.EITHER)] * (len(self.classes) + 1)

@@ -1,6 +1,6 @@
 """How long a mixture of patterns waits for copies to the host and back, and what they hold where zones meet.
 
-Copies start and are awaited as :mod:`policylang.planning.schedule.host_copy_steps` has it. What a piece of the step
+Copies start and are awaited as :mod:`policylang.planning.schedule` has it. What a piece of the step
 does to the moments that later pieces go by is linear where the greatest is the sum and the sum is the product (Baccelli
 et al., *Synchronization and Linearity*, 1992): a small matrix a piece, which does not depend on what other blocks do.
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.simulation.lifetimes import Lifetimes, Origin
+from policylang.simulation.memory import Lifetimes, Origin
 from policylang.simulation.node_times import NodeTimes
 
 Floats = NDArray[np.float64]

@@ -17,14 +17,13 @@ from policylang.language.source import Source
 from policylang.language.syntax import Action
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.liveness import CostedNeeds, Needs, saved_and_recomputed
+from policylang.planning.liveness import BackwardCost, SavedForBackward, saved_and_recomputed
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.planner import plan
-from policylang.planning.value_decision import Why
-from policylang.simulation.memory import simulate
+from policylang.planning.value_outcome import Why
+from policylang.simulation.memory import peak_of, simulate
 from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.peak import peak_of
-from policylang.simulation.step_time import StepTime, step_time
+from policylang.simulation.streams import StepTime, step_time
 from policylang.tuning.trade_off import Candidate
 
 
@@ -103,7 +102,7 @@ class Evaluation:
         return candidate_of(formatted, made, needs, self.times)
 
 
-def candidate_of(rules: str, made: Plan, needs: CostedNeeds, times: NodeTimes) -> Candidate:
+def candidate_of(rules: str, made: Plan, needs: BackwardCost, times: NodeTimes) -> Candidate:
     """What a plan comes to when it is simulated; ``times`` are of the graph that it leaves."""
     peak = peak_of(simulate(made.facts, made.schedule), made.facts)
     took = step_time(made.facts, made.schedule, times)
@@ -126,7 +125,7 @@ def _waits_for_copies(made: Plan, times: NodeTimes, took: StepTime) -> float:
     return max(took.exposed - step_time(made.facts, made.schedule, at_once).exposed, 0.0)
 
 
-def _idle_line(text: str, made: Plan, needs: Needs) -> int | None:
+def _idle_line(text: str, made: Plan, needs: SavedForBackward) -> int | None:
     """The number of the first line without which all that the backward asks for would be decided alike."""
     owners = made.facts.owners
     asked = mask_of((owners[row] for row in (*needs.saved, *needs.recomputed, *needs.offloaded)), len(made.facts))

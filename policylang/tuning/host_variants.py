@@ -13,8 +13,8 @@ from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action
 from policylang.planning.decisions.offloading import resolve_offloads
-from policylang.planning.liveness import Needs, backward_needs
-from policylang.planning.value_decision import Decision, Why, offloads
+from policylang.planning.liveness import SavedForBackward, backward_needs
+from policylang.planning.value_outcome import Decision, Why, offloads
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.composition import NO_RULES, Pieces
 from policylang.tuning.patterns import Fates
@@ -102,7 +102,7 @@ def _movable_bytes(facts: Facts, classes: ValueClasses) -> list[int]:
     moving = tuple(row for row in asked if not facts.flags[facts.owners[row]] & always)
     for row in moving:
         decisions[row] = _OFFLOAD
-    resolve_offloads(NO_RULES, facts, decisions, Needs(offloaded=moving))
+    resolve_offloads(NO_RULES, facts, decisions, SavedForBackward.of(offloaded=moving))
     block_of, blocks = classes.blocks.block_of, len(classes.blocks.names)
     sizes, roots = [0] * (len(classes) + 1), storage_roots(facts)
     for row in moving:

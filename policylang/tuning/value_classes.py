@@ -19,8 +19,7 @@ from policylang.graph.facts import Facts, Flag, forward_users
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import DETACHES
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decisions.routing import routing_owners
-from policylang.planning.decisions.safety import why_unsafe
+from policylang.planning.decisions.decide import routing_owners, why_unsafe
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 

@@ -19,6 +19,7 @@ from policylang.backends import joint as module
 from policylang.backends.joint import Partition
 from policylang.errors import PolicyAuditError
 from policylang.planning.liveness import backward_needs
+from policylang.planning.value_outcome import RECOMPUTED
 from tests.backends.test_partition_cases import traced
 from tests.support.run_partition import Traced
 from tests.support.sharded import fake_ranks
@@ -164,7 +165,7 @@ def test_a_difference_stops_the_compilation(graph: Traced, monkeypatch: pytest.M
     honest = module.split
 
     def dishonest(joint, plan, needs, **options):  # type: ignore[no-untyped-def]
-        return honest(joint, plan, evolve(needs, saved=(), recomputed=needs.recomputed + needs.saved), **options)
+        return honest(joint, plan, evolve(needs, rows={RECOMPUTED: needs.recomputed + needs.saved}), **options)
 
     monkeypatch.setattr(module, "split", dishonest)
     with pytest.raises(PolicyAuditError) as caught:

@@ -13,7 +13,7 @@ from policylang.audit.outcome import Found
 from policylang.backends import copies as copy_operators
 from policylang.backends.joint import Partition
 from policylang.language.diagnostics import Diagnostic
-from policylang.planning.liveness import Needs
+from policylang.planning.liveness import SavedForBackward
 from tests.support.models import ZOO
 from tests.support.run_partition import Traced, trace
 
@@ -46,7 +46,7 @@ def output_of(gm: fx.GraphModule) -> list[fx.Node]:
 
 
 def differences(split: Partition, crossings: Crossings) -> tuple[Diagnostic, ...]:
-    found, needs = Found(places=crossings), Needs(offloaded=tuple(crossings))
+    found, needs = Found(places=crossings), SavedForBackward.of(offloaded=tuple(crossings))
     return audit_copies(split.plan, needs, found, split.forward.graph, split.backward.graph)
 
 

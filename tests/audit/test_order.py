@@ -17,7 +17,7 @@ from policylang import trace_step
 from policylang.audit.order import audit_order, displaced
 from policylang.graph.reading.collect import collect
 from policylang.planning.graph_edit import Edit, Edits, NewNode, Proof
-from policylang.planning.schedule.order_plan import OrderPlan
+from policylang.planning.plan import OrderPlan
 from tests.support.flat_graphs import copy_graph
 from tests.support.hand_orders import drawn_order, order_of
 from tests.support.sharded import ALL_GATHER, fake_ranks, sharded_stack

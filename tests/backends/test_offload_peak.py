@@ -17,8 +17,8 @@ from policylang.api.load import parse
 from policylang.backends.flat import FlatPath
 from policylang.backends.joint import JointPartitioner
 from policylang.planning.plan import Plan
-from policylang.planning.schedule.host_copy_steps import IN_FLIGHT
-from policylang.simulation.peak import estimate_peak
+from policylang.planning.schedule import IN_FLIGHT
+from policylang.simulation.memory import estimate_peak
 from tests.support.elsewhere import AWAY, on_accelerator, with_memory
 from tests.support.flat_graphs import copy_graph, flat_graph
 from tests.support.joint import Joint, capture_joint

@@ -10,7 +10,7 @@ import torch
 from functorch.compile import default_partition
 
 from policylang.planning.liveness import saved_and_recomputed
-from policylang.planning.value_decision import Why
+from policylang.planning.value_outcome import Why
 from tests.support.heap import settle
 from tests.support.models import ZOO, gpt2, llama
 from tests.support.run_partition import (

@@ -23,7 +23,7 @@ from policylang.graph.reading.saved_markers import from_annotation
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Policy
 from policylang.operators.names import AUTOGRAD_COPIES
-from policylang.planning.liveness import Needs
+from policylang.planning.liveness import SavedForBackward
 from tests.support.compiled import fresh_dynamo
 from tests.support.models import ZOO, Example, dropout, gpt2, llama, mixtral, resnet
 
@@ -251,7 +251,7 @@ def test_a_tuple_saved_in_part_is_an_error() -> None:
     first = first_step(example, SAVE_PRODUCTS)
     facts = first.partition.plan.facts
     piece, *_ = (facts.index[name] for name in first.partition.audit.saved if name.startswith("getitem"))
-    needs = Needs(saved=(piece,), recomputed=(facts.owners[piece],))
+    needs = SavedForBackward.of(saved=(piece,), recomputed=(facts.owners[piece],))
     mark_saved(first.partition.forward.graph, _saved_marks(facts, needs))
     module = recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
     with pytest.raises(PolicyMatchError, match="scaled_dot_product_flash_attention_for_cpu` is lost") as caught:

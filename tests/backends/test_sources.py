@@ -183,7 +183,7 @@ def test_modules_that_act_are_in_the_key(name: str) -> None:
     assert name in KEY
 
 
-REPORTED = {f"planning/inspection/{name}.py" for name in ("__init__", "communication", "line_worth", "step_times")}
+REPORTED = {f"planning/inspection/{name}.py" for name in ("__init__", "communication", "worth")}
 """What a sidecar says of an order, and a check of a line's worth, is worked out there."""
 
 

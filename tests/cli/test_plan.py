@@ -198,23 +198,3 @@ def test_planning_needs_no_torch(process, graph, policy, tmp_path):
     )
     outcome = process("-c", script, "plan", policy(), "--graph", graph, "--html", str(tmp_path / "plan.html"))
     assert outcome.code == 0, outcome.err
-
-
-def test_a_threshold_that_the_batch_can_flip_is_warned_of(policylang, tmp_path, policy):
-    """Of a snapshot of a joint graph, which nobody compiles here."""
-    gathered = """
-        %w = parameter shape=4x64 dtype=f32
-        %x = input shape=16x64 dtype=f32
-        %g = _c10d_functional.all_gather_into_tensor.default(%w) collective group=dp:4 shape=16x64 dtype=f32
-        %t = aten.t.default(%g) view shape=64x16 dtype=f32
-        %mm = aten.mm.default(%x, %t) shape=16x16 dtype=f32
-        ---
-        %b = aten.cos.default(%mm) shape=16x16 dtype=f32
-        output(%mm, %b)
-    """
-    path = tmp_path / "gathered.graph"
-    write(facts_of(gathered), path)
-    mine = policy("undecided -> recompute\noptional save mm where bytes > 1 KiB\n")
-    outcome = policylang("plan", mine, "--graph", str(path))
-    assert outcome.code == 0
-    assert "warning[APL386]: `optional save mm where bytes > 1 KiB` decides about `mm`" in outcome.out + outcome.err

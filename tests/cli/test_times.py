@@ -15,7 +15,7 @@ from policylang.planning.capabilities import JOINT
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import node_times
-from policylang.simulation.step_time import step_time
+from policylang.simulation.streams import step_time
 from tests.support.textgraph import facts_of
 
 PROFILE = """

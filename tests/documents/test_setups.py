@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import policylang
-from policylang.planning.setups import PAGE, WHAT_FSDP_MEANS, TrainingSetup
+from policylang.planning.capabilities import PAGE, WHAT_FSDP_MEANS, TrainingSetup
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / PAGE).read_text()

@@ -19,7 +19,7 @@ from policylang.integrations.torchtitan import parameters_of
 from policylang.planning.capabilities import FLAT
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
-from policylang.planning.value_decision import Why
+from policylang.planning.value_outcome import Why
 from tests.support.joint import capture_joint
 from tests.support.models import ZOO
 from tests.support.titan import Traced, config, experts_of, graph_trainer, llama, model_of, step_of

@@ -69,149 +69,145 @@ def test_a_forward_that_makes_no_more_than_one_stage_has_no_cut(size):
     assert crossing(CHAIN, size) == []
 
 
-def test_a_stage_ends_where_the_least_is_alive_in_its_second_half():
-    facts = facts_of(
-        """
-        %x = input
-        %thin_early = aten.mm.default(%x) bytes=1
-        %wide = aten.mm.default(%thin_early) bytes=50
-        %thin = aten.mm.default(%wide) bytes=2
-        %wide_again = aten.mm.default(%thin) bytes=40
-        %end = aten.mm.default(%wide_again) bytes=30
-        """
-    )
-    # at 100 the stage may end behind `wide` (51 made, 50 alive), `thin` (53, 2) or `wide_again` (93, 40)
-    assert behind(facts, 100) == ["thin"]
-    assert crossing(facts, 100) == ["thin"]
+Stages = tuple[float, list[str] | None, list[str]]
+"""A size, the last node before each cut where that is asked, and what crosses them."""
 
 
-def test_what_a_residual_skips_over_is_alive_too():
-    facts = facts_of(
-        """
-        %x = input
-        %residual = aten.mm.default(%x) bytes=10
-        %norm = aten.mul.Tensor(%residual) bytes=10
-        %up = aten.mm.default(%norm) bytes=10
-        %sum = aten.add.Tensor(%residual, %up) bytes=10
-        %head = aten.mm.default(%sum) bytes=10
-        """
-    )
-    # the second stage: behind `norm` two values are alive, behind `up` as well
-    assert behind(facts, 20) == ["residual", "up"]
-    assert crossing(facts, 20) == ["residual", "up"]
-    assert crossing(facts, 30) == ["residual", "up"]
-    assert crossing(facts, 40) == ["sum"]
-
-
-def test_one_node_that_makes_too_much_is_a_stage_of_its_own():
-    facts = facts_of(
-        """
-        %x = input
-        %a = aten.mm.default(%x) bytes=10
-        %huge = aten.mm.default(%a) bytes=1000
-        %flat = aten.view.default(%huge) view
-        %b = aten.mm.default(%flat) bytes=10
-        %c = aten.mm.default(%b) bytes=10
-        """
-    )
-    assert behind(facts, 100) == ["flat"]
-    assert crossing(facts, 100) == ["huge"]
-
-
-def test_nothing_is_cut_off_behind_the_last_value():
-    facts = facts_of(
-        """
-        %x = input
-        %a = aten.mm.default(%x) bytes=10
-        %huge = aten.mm.default(%a) bytes=1000
-        %flat = aten.view.default(%huge) view
-        %size = aten.sym_size.int(%flat) symbolic bytes=8
-        """
-    )
-    assert behind(facts, 100) == []
-
-
-def test_the_value_that_carries_the_memory_crosses_and_its_views_do_not():
-    facts = facts_of(
-        """
-        %x = input bytes=1000
-        %looked_at = aten.view.default(%x) view bytes=1000
-        %base = aten.mm.default(%looked_at) bytes=10
-        %flat = aten.view.default(%base) view bytes=10
-        %turned = aten.t.default(%flat) view bytes=10
-        %b = aten.mm.default(%turned) bytes=10
-        %c = aten.add.Tensor(%b, %looked_at) bytes=10
-        """
-    )
-    assert cuts_of(facts).produced == 30
-    # behind `flat` as behind `turned`: `base` is read by the next node through a view
-    assert behind(facts, 10) == ["turned", "b"]
-    assert crossing(facts, 10) == ["base", "b"]
-
-
-def test_a_wait_shares_the_fate_of_its_collective():
-    facts = facts_of(
-        """
-        %x = input
-        %reduce = _c10d_functional.all_reduce.default(%x) collective bytes=10
-        %done = _c10d_functional.wait_tensor.default(%reduce) bytes=10
-        %b = aten.mm.default(%done) bytes=10
-        %c = aten.mm.default(%b) bytes=10
-        """
-    )
-    assert cuts_of(facts).produced == 30
-    assert crossing(facts, 10) == ["reduce", "done", "b"]
-
-
-def test_of_several_results_those_that_are_read_later_cross_with_their_operator():
-    facts = facts_of(
-        """
-        %x = input
-        %norm = aten.native_layer_norm.default(%x) multi_output bytes=30
-        %out = builtin.getitem(%norm) bytes=20
-        %mean = builtin.getitem(%norm) bytes=10
-        %b = aten.mm.default(%out) bytes=30
-        %c = aten.mm.default(%b) bytes=30
-        ---
-        %bw = aten.mul.Tensor(%mean)
-        """
-    )
-    assert cuts_of(facts).produced == 90
-    assert behind(facts, 30) == ["mean", "b"]
-    assert crossing(facts, 30) == ["norm", "out", "b"]
-
-
-def test_results_are_made_when_their_operator_runs():
-    """`rest` is picked late and was there all the time."""
-    facts = facts_of(
-        """
-        %x = input
-        %pair = aten.native_layer_norm.default(%x) multi_output bytes=20
-        %out = builtin.getitem(%pair) bytes=10
-        %b = aten.mm.default(%out) bytes=10
-        %rest = builtin.getitem(%pair) bytes=10
-        %c = aten.add.Tensor(%b, %rest) bytes=10
-        """
-    )
-    assert behind(facts, 20) == ["out"]
-    assert crossing(facts, 20) == ["pair", "out", "rest"]
-
-
-def test_weights_are_neither_made_nor_alive():
-    facts = facts_of(
-        """
-        %x = input bytes=10
-        %w = parameter bytes=100
-        %half = prims.convert_element_type.default(%w) bytes=50
-        %gather = _c10d_functional.all_gather_into_tensor.default(%half) collective bytes=400 group=dp:8
-        %weight = _c10d_functional.wait_tensor.default(%gather) bytes=400
-        %a = aten.mm.default(%x, %weight) bytes=10
-        %b = aten.mm.default(%a, %weight) bytes=10
-        %c = aten.mm.default(%b, %weight) bytes=10
-        """
-    )
-    assert cuts_of(facts).produced == 30
-    assert crossing(facts, 10) == ["a", "b"]
+@pytest.mark.parametrize(
+    ("text", "produced", "stages"),
+    [
+        pytest.param(
+            """
+            %x = input
+            %thin_early = aten.mm.default(%x) bytes=1
+            %wide = aten.mm.default(%thin_early) bytes=50
+            %thin = aten.mm.default(%wide) bytes=2
+            %wide_again = aten.mm.default(%thin) bytes=40
+            %end = aten.mm.default(%wide_again) bytes=30
+            """,
+            123,  # at 100 behind `wide` (51 made, 50 alive), `thin` (53, 2) or `wide_again` (93, 40)
+            [(100, ["thin"], ["thin"])],
+            id="a stage ends where the least is alive in its second half",
+        ),
+        pytest.param(
+            """
+            %x = input
+            %residual = aten.mm.default(%x) bytes=10
+            %norm = aten.mul.Tensor(%residual) bytes=10
+            %up = aten.mm.default(%norm) bytes=10
+            %sum = aten.add.Tensor(%residual, %up) bytes=10
+            %head = aten.mm.default(%sum) bytes=10
+            """,
+            50,  # the second stage: behind `norm` two values are alive, behind `up` as well
+            [
+                (20, ["residual", "up"], ["residual", "up"]),
+                (30, None, ["residual", "up"]),
+                (40, None, ["sum"]),
+            ],
+            id="what a residual skips over is alive too",
+        ),
+        pytest.param(
+            """
+            %x = input
+            %a = aten.mm.default(%x) bytes=10
+            %huge = aten.mm.default(%a) bytes=1000
+            %flat = aten.view.default(%huge) view
+            %b = aten.mm.default(%flat) bytes=10
+            %c = aten.mm.default(%b) bytes=10
+            """,
+            1030,
+            [(100, ["flat"], ["huge"])],
+            id="one node that makes too much is a stage of its own",
+        ),
+        pytest.param(
+            """
+            %x = input
+            %a = aten.mm.default(%x) bytes=10
+            %huge = aten.mm.default(%a) bytes=1000
+            %flat = aten.view.default(%huge) view
+            %size = aten.sym_size.int(%flat) symbolic bytes=8
+            """,
+            1010,
+            [(100, [], [])],
+            id="nothing is cut off behind the last value",
+        ),
+        pytest.param(
+            """
+            %x = input bytes=1000
+            %looked_at = aten.view.default(%x) view bytes=1000
+            %base = aten.mm.default(%looked_at) bytes=10
+            %flat = aten.view.default(%base) view bytes=10
+            %turned = aten.t.default(%flat) view bytes=10
+            %b = aten.mm.default(%turned) bytes=10
+            %c = aten.add.Tensor(%b, %looked_at) bytes=10
+            """,
+            30,  # behind `flat` as behind `turned`: `base` is read by the next node through a view
+            [(10, ["turned", "b"], ["base", "b"])],
+            id="the value that carries the memory crosses and its views do not",
+        ),
+        pytest.param(
+            """
+            %x = input
+            %reduce = _c10d_functional.all_reduce.default(%x) collective bytes=10
+            %done = _c10d_functional.wait_tensor.default(%reduce) bytes=10
+            %b = aten.mm.default(%done) bytes=10
+            %c = aten.mm.default(%b) bytes=10
+            """,
+            30,
+            [(10, None, ["reduce", "done", "b"])],
+            id="a wait crosses with its collective",
+        ),
+        pytest.param(
+            """
+            %x = input
+            %norm = aten.native_layer_norm.default(%x) multi_output bytes=30
+            %out = builtin.getitem(%norm) bytes=20
+            %mean = builtin.getitem(%norm) bytes=10
+            %b = aten.mm.default(%out) bytes=30
+            %c = aten.mm.default(%b) bytes=30
+            ---
+            %bw = aten.mul.Tensor(%mean)
+            """,
+            90,
+            [(30, ["mean", "b"], ["norm", "out", "b"])],
+            id="of several results those that are read later cross with their operator",
+        ),
+        pytest.param(
+            """
+            %x = input
+            %pair = aten.native_layer_norm.default(%x) multi_output bytes=20
+            %out = builtin.getitem(%pair) bytes=10
+            %b = aten.mm.default(%out) bytes=10
+            %rest = builtin.getitem(%pair) bytes=10
+            %c = aten.add.Tensor(%b, %rest) bytes=10
+            """,
+            40,  # `rest` is picked late and was there all the time
+            [(20, ["out"], ["pair", "out", "rest"])],
+            id="results are made when their operator runs",
+        ),
+        pytest.param(
+            """
+            %x = input bytes=10
+            %w = parameter bytes=100
+            %half = prims.convert_element_type.default(%w) bytes=50
+            %gather = _c10d_functional.all_gather_into_tensor.default(%half) collective bytes=400 group=dp:8
+            %weight = _c10d_functional.wait_tensor.default(%gather) bytes=400
+            %a = aten.mm.default(%x, %weight) bytes=10
+            %b = aten.mm.default(%a, %weight) bytes=10
+            %c = aten.mm.default(%b, %weight) bytes=10
+            """,
+            30,
+            [(10, None, ["a", "b"])],
+            id="weights are neither made nor alive",
+        ),
+    ],
+)
+def test_where_a_forward_is_cut_and_what_crosses(text: str, produced: int, stages: list[Stages]):
+    facts = facts_of(text)
+    assert cuts_of(facts).produced == produced
+    for size, before, over in stages:
+        assert before is None or behind(facts, size) == before
+        assert crossing(facts, size) == over
 
 
 def test_a_rule_saves_what_crosses_and_recomputes_a_stage_at_a_time():
@@ -230,27 +226,18 @@ def test_a_rule_saves_what_crosses_and_recomputes_a_stage_at_a_time():
     assert len(outcome.recomputed) == 91
 
 
-def test_a_rule_without_a_cut_is_told_how_much_there_is_to_cut():
-    found = only(
-        planned(CHAIN, recompute(everything), save(where(everything, crosses_cut(4096)))).diagnostics, "APL301"
-    )
-    assert found.details == (
-        "everything: 10 nodes",
-        "where crosses cut per 4096: 0 of them; the forward makes 100 B and has no cut",
-    )
-
-
-def test_without_a_cut_auto_says_how_large_its_stages_are():
-    auto = s.CrossesCut(None, span("crosses cut per auto"))
-    found = only(planned(CHAIN, recompute(everything), save(where(everything, auto))).diagnostics, "APL301")
-    assert found.details[1] == (
-        "where crosses cut per auto: 0 of them; the forward makes 100 B and has no cut at stages of 320 KiB"
-    )
-
-
-def test_a_rule_that_no_crossing_value_fits_is_told_the_number_of_cuts():
-    found = only(planned(CHAIN, recompute(everything), save(where(op("cos"), crosses_cut(30)))).diagnostics, "APL301")
-    assert found.details == (
-        "cos: 0 nodes",
-        "where crosses cut per 30: 0 of them; the forward makes 100 B and has 3 cuts",
-    )
+@pytest.mark.parametrize(
+    ("selector", "size", "details"),
+    [
+        (everything, 4096, ("everything: 10 nodes", "4096: 0 of them; the forward makes 100 B and has no cut")),
+        (
+            *(everything, None),
+            ("everything: 10 nodes", "auto: 0 of them; the forward makes 100 B and has no cut at stages of 320 KiB"),
+        ),
+        (op("cos"), 30, ("cos: 0 nodes", "30: 0 of them; the forward makes 100 B and has 3 cuts")),
+    ],
+)
+def test_a_rule_that_nothing_crosses_for_is_told_what_there_is_to_cut(selector, size, details):
+    test = s.CrossesCut(None, span("crosses cut per auto")) if size is None else crosses_cut(size)
+    found = only(planned(CHAIN, recompute(everything), save(where(selector, test))).diagnostics, "APL301")
+    assert found.details == (details[0], f"where crosses cut per {details[1]}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from policylang.graph.facts import Facts
-from policylang.planning.schedule.builder import build_schedule
-from policylang.simulation.peak import Peak, estimate_peak
+from policylang.planning.schedule import build_schedule
+from policylang.simulation.memory import Peak, estimate_peak
 from tests.support.textgraph import CHAIN, facts_of
 
 

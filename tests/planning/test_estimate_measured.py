@@ -15,7 +15,7 @@ from policylang.api.load import parse
 from policylang.backends.flat import FlatPath
 from policylang.backends.joint import JointPartitioner
 from policylang.planning.liveness import saved_and_recomputed
-from policylang.simulation.peak import estimate_peak
+from policylang.simulation.memory import estimate_peak
 from tests.graph.captured import joint_of
 from tests.support.flat_graphs import Flat, copy_graph, flat_graph
 from tests.support.joint import Joint, capture_joint

@@ -9,7 +9,7 @@ from policylang.language.resolution.loader import parse_policy
 from policylang.language.syntax import BlockSet, Scope
 from policylang.planning.capabilities import HALF
 from policylang.planning.planner import plan
-from policylang.planning.selection.empty_matches import nearest_paths
+from policylang.planning.selection.no_match import nearest_paths
 from tests.planning.sentences import JOINT, compare, everything, in_module, only, op, planned, recompute, save, where
 from tests.support.textgraph import facts_of
 from tests.support.trees import span

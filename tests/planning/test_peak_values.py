@@ -15,9 +15,8 @@ from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import Breakdown, breakdown
 from policylang.planning.inspection.peak_values import PeakValues, values_at_peak
 from policylang.planning.planner import plan
-from policylang.planning.schedule.builder import build_schedule
-from policylang.simulation.lifetimes import Lifetimes, Origin
-from policylang.simulation.memory import simulate
+from policylang.planning.schedule import build_schedule
+from policylang.simulation.memory import Lifetimes, Origin, simulate
 from tests.graph.captured import facts_of_model
 from tests.planning.lifetime_reference import Piece, slow_lifetimes
 from tests.planning.strategies import graphs

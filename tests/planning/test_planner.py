@@ -6,7 +6,7 @@ from policylang.language import syntax as s
 from policylang.language.diagnostics import Severity
 from policylang.language.syntax import Action
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.value_decision import Why
+from policylang.planning.value_outcome import Why
 from tests.planning.sentences import (
     JOINT,
     actions,

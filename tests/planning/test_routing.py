@@ -9,7 +9,7 @@ from policylang.language.resolution.loader import parse_policy
 from policylang.planning.capabilities import EAGER, FLAT, HOOK, JOINT, Capabilities
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from policylang.planning.value_decision import Why
+from policylang.planning.value_outcome import Why
 from tests.support.textgraph import facts_of
 
 ROUTED = """

@@ -9,7 +9,7 @@ from policylang.graph.facts import Facts, Flag
 from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.graph.storage import storage_roots
-from policylang.planning.schedule.builder import build_schedule
+from policylang.planning.schedule import build_schedule
 from tests.planning.schedule_reference import reference_schedule
 from tests.planning.strategies import graphs
 from tests.support.random_flat import random_flat

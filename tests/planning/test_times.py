@@ -18,11 +18,10 @@ from policylang.language.formatting.unparse import format_policy
 from policylang.planning.capabilities import EAGER, FLAT, JOINT
 from policylang.planning.digest import policy_text
 from policylang.planning.inspection.explain import rules_on
-from policylang.planning.inspection.step_times import time_of_step
+from policylang.planning.inspection.worth import time_of_step
 from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.planner import plan
-from policylang.simulation.step_time import step_time
-from tests.planning.test_thresholds import graph
+from policylang.simulation.streams import step_time
 from tests.support.textgraph import facts_of
 
 MIB = 1 << 20
@@ -335,17 +334,3 @@ def test_a_tree_built_by_hand_has_the_figures_in_its_text() -> None:
     bare = evolve(found, canonical="")
     assert policy_text(bare) != policy_text(evolve(bare, device=device_of("b200")))
     assert format_policy(found) == found.canonical
-
-
-# --- times that follow the batch ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("test", ["time > 1 us", "time_per_gib > 3 s", "not time < 1 us"])
-def test_a_time_that_the_batch_can_flip_is_warned_of(test: str) -> None:
-    policy = policylang.parse(f"undecided -> recompute\noptional save mm where {test}")
-    warned = [each for each in plan(policy, graph(), JOINT, device=SLOW).diagnostics if each.code == "APL386"]
-    assert [each.details for each in warned] == [("mm (aten.mm.default) in head: runs g again",)]
-    fixed = plan(policy, graph(given="parameter"), JOINT, device=SLOW)
-    assert not [each for each in fixed.diagnostics if each.code == "APL386"]
-    far = policylang.parse("undecided -> recompute\noptional save mm where time > 1 s")
-    assert not [each for each in plan(far, graph(), JOINT, device=SLOW).diagnostics if each.code == "APL386"]

@@ -12,11 +12,11 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.language.resolution.loader import parse_policy
 from policylang.language.resources import policies_folder
 from policylang.language.syntax import Policy
-from policylang.planning.liveness import CostedNeeds, saved_and_recomputed
+from policylang.planning.liveness import BackwardCost, saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.planning.selection.cuts import Cuts
-from policylang.simulation.peak import Peak, estimate_peak
+from policylang.simulation.memory import Peak, estimate_peak
 from tests.graph.captured import facts_of_model
 from tests.graph.test_shared_graphs import facts_of_recording, rows_of
 from tests.planning.reference import Reference
@@ -46,9 +46,9 @@ def llama_8b() -> Facts:
     return evolve(facts, ac_regions=[None] * len(facts), user_tags=[None] * len(facts))
 
 
-def made(chosen: Policy, facts: Facts) -> tuple[Plan, CostedNeeds, Peak]:
+def made(chosen: Policy, facts: Facts) -> tuple[Plan, BackwardCost, Peak]:
     result = plan(chosen, facts, THE_PATH)
-    assert {found.code for found in result.diagnostics} <= {"APL386"}, "where it is cut follows the batch"
+    assert result.diagnostics == ()
     outcome = saved_and_recomputed(result)
     return result, outcome, estimate_peak(facts, result.schedule)
 
@@ -62,15 +62,6 @@ def test_one_rank_of_llama_8b_in_stages_of_2_gib():
     result, outcome, _ = made(staged("2 GiB"), facts)
     assert len(result.rules[1].decided) == len(outcome.saved) == 65
     assert round(outcome.saved_bytes / GIB, 2) == 1.45
-
-
-def test_cuts_follow_the_batch_which_a_mesh_is_warned_of():
-    """Between cuts the hidden states are gathered and scattered again: ranks have to be cut alike."""
-    (warning,) = plan(staged("2 GiB"), llama_8b(), THE_PATH).diagnostics
-    assert warning.code == "APL386"
-    assert warning.span is not None
-    assert warning.span.text == "crosses cut per 2 GiB"
-    assert plan(policy("recompute everything"), llama_8b(), THE_PATH).diagnostics == ()
 
 
 def test_stages_bound_the_peak_that_recomputing_everything_has():

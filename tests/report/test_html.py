@@ -13,7 +13,7 @@ from policylang.language.resolution.loader import parse_policy
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import breakdown
-from policylang.planning.inspection.marginal_cost import worth_of_rules
+from policylang.planning.inspection.worth import worth_of_rules
 from policylang.planning.planner import plan
 from policylang.report.plan_page import Curve, MemoryAxis, memory_chart, plan_page
 from tests.support.browser import KEYS, MISSING, browser

@@ -14,8 +14,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.planning.capabilities import JOINT
 from policylang.planning.graph_edit import Refusal
 from policylang.planning.inspection.breakdown import breakdown
-from policylang.planning.inspection.collective_places import collective_asked, placed
-from policylang.planning.inspection.communication import as_decided, communication
+from policylang.planning.inspection.communication import as_decided, collective_asked, communication, placed
 from policylang.planning.inspection.compare import compare
 from policylang.planning.planner import plan
 from policylang.report.explain import CollectiveExplanation, explain_line

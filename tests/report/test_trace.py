@@ -18,17 +18,16 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.files.snapshot import load
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import breakdown
-from policylang.planning.inspection.collective_places import placed
-from policylang.planning.inspection.communication import communication, step_in_order
-from policylang.planning.inspection.order_changes import places_of
+from policylang.planning.inspection.communication import communication, placed, step_in_order
+from policylang.planning.inspection.compare import places_of
 from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from policylang.planning.schedule.builder import build_schedule
+from policylang.planning.schedule import build_schedule
 from policylang.report.plan_json import chrome_trace, plan_json, step_events
 from policylang.report.plan_page import plan_page
 from policylang.simulation.node_times import node_times
-from policylang.simulation.step_time import step_time
+from policylang.simulation.streams import step_time
 from tests.report.test_html import SLOW as PRODUCTS
 from tests.report.test_html import WORDS, graph, in_browser, parsed, without_scripts
 from tests.simulation.test_step_time import DEVICE, flat

@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule
-from policylang.planning.schedule.builder import build_schedule
-from policylang.simulation.collective_runs import ExposedBy, Lanes, lanes
-from policylang.simulation.exposed_bound import exposed_bounds
+from policylang.planning.schedule import build_schedule
 from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.step_time import step_time
+from policylang.simulation.streams import ExposedBy, Lanes, exposed_bounds, lanes, step_time
 from tests.simulation.test_step_time import schedules
 from tests.support.drawn import examples
 from tests.support.orders import SECOND, every_order, in_order, sending

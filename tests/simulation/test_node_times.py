@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Group, Ref
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
-from policylang.simulation.missing_figures import lacking
-from policylang.simulation.node_times import NodeTimes, is_fused, node_times
+from policylang.simulation.node_times import NodeTimes, is_fused, lacking, node_times
 from tests.simulation.time_reference import slow_seconds
 from tests.support.drawn import examples
 from tests.support.textgraph import GraphBuilder

@@ -13,10 +13,9 @@ from policylang.graph.files.json_import import recorded_facts
 from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.devices.reading import read_device
-from policylang.planning.schedule.builder import build_schedule
-from policylang.simulation.missing_figures import lacking
-from policylang.simulation.node_times import node_times
-from policylang.simulation.step_time import step_time
+from policylang.planning.schedule import build_schedule
+from policylang.simulation.node_times import lacking, node_times
+from policylang.simulation.streams import step_time
 from tests.support.flat_graphs import flat_graph
 from tests.support.joint import capture_joint
 from tests.support.models import ZOO

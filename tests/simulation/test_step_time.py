@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from policylang.graph.facts import Facts, Flag, GraphKind, Ref
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
-from policylang.planning.schedule.builder import build_schedule
+from policylang.planning.schedule import build_schedule
 from policylang.simulation.node_times import NodeTimes, node_times
-from policylang.simulation.step_time import StepTime, step_time
+from policylang.simulation.streams import StepTime, step_time
 from tests.planning.strategies import graphs
 from tests.simulation.time_reference import slow_step
 from tests.support.drawn import examples
@@ -52,7 +52,7 @@ def test_computation_hides_a_collective_until_it_is_awaited() -> None:
 
 def test_a_step_of_an_unknown_kind_is_not_taken_for_a_copy() -> None:
     facts = facts_of(SHARDED)
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="not a valid StepKind"):
         step(facts, {}, Schedule.of([(max(StepKind) + 1, facts.index["g"], 0)]))
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from policylang.graph.facts import Facts, Flag
 from policylang.language.syntax import Action, Policy
 from policylang.planning.capabilities import FLAT
-from policylang.planning.decisions.safety import why_unsafe
+from policylang.planning.decisions.decide import why_unsafe
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import Decision, Why
+from policylang.planning.value_outcome import Decision, Why
 
 _SAVE = Decision(Action.SAVE, None, Why.UNDECIDED, "the test says so")
 _RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.UNDECIDED, "the test says so")

@@ -16,7 +16,7 @@ from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.syntax import Policy
 from policylang.operators.names import GETITEM, WAITS
 from policylang.planning.graph_edit import Edits
-from policylang.planning.schedule.order_plan import OrderPlan, SchedulingOutcome
+from policylang.planning.plan import OrderPlan, SchedulingOutcome
 
 KEEP = policylang.parse("undecided -> save")
 

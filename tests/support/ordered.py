@@ -13,9 +13,8 @@ from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.resolution.loader import parse_policy
 from policylang.planning.capabilities import JOINT
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node, Proof, Refusal
-from policylang.planning.plan import Plan
+from policylang.planning.plan import OrderPlan, Plan, SchedulingOutcome
 from policylang.planning.planner import plan
-from policylang.planning.schedule.order_plan import OrderPlan, SchedulingOutcome
 from policylang.simulation.node_times import node_times
 from tests.support.textgraph import facts_of
 

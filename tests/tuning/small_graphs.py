@@ -18,12 +18,9 @@ from policylang.graph.storage import returns_memory_of_input
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decisions.decide import Verdict, first_decisions
+from policylang.planning.decisions.decide import Safety, Verdict, first_decisions, keep_routing, user_decisions
 from policylang.planning.decisions.offloading import resolve_offloads
-from policylang.planning.decisions.routing import keep_routing
-from policylang.planning.decisions.safety import Safety
-from policylang.planning.decisions.user_tags import user_decisions
-from policylang.planning.liveness import Needs, with_cost
+from policylang.planning.liveness import SavedForBackward, with_cost
 from policylang.planning.plan import schedule_of
 from policylang.simulation.node_times import NodeTimes
 from tests.support.textgraph import GraphBuilder
@@ -133,7 +130,7 @@ def random_times(facts: Facts, random: Random) -> NodeTimes:
 
 def planned(
     facts: Facts, times: NodeTimes, capabilities: Capabilities, again: Collection[int], moved: Collection[int] = ()
-) -> tuple[int, float, Needs]:
+) -> tuple[int, float, SavedForBackward]:
     """Bytes kept and seconds run again where these owners are to be recomputed or offloaded and all others saved, as
     far as the planner lets them."""
     tagged = user_decisions(facts)

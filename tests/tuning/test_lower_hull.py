@@ -27,11 +27,11 @@ from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
-from policylang.planning.checkpoints import handed_on
+from policylang.planning.checkpoints import leaves_block
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes, node_times
-from policylang.simulation.step_time import step_time
+from policylang.simulation.streams import step_time
 from policylang.tuning.lower_hull import bound_at, bytes_at, hull_of, lower_hull
 from policylang.tuning.solving.choices import choices_of
 from policylang.tuning.solving.movable import hidden_bytes
@@ -240,7 +240,7 @@ def test_no_policy_beats_it_in_eager_either_where_blocks_run_again_whole() -> No
 def test_what_blocks_hand_on_stays_kept_on_a_model() -> None:
     facts, times = traced("joint")
     blocks = blocks_of(facts)
-    crossing = [row for row in facts.forward if blocks.block_of[row] >= 0 and handed_on(facts, row, blocks.block_of)]
+    crossing = [row for row in facts.forward if blocks.block_of[row] >= 0 and leaves_block(facts, row, blocks.block_of)]
     hull, free = (lower_hull(facts, times, JOINT, keep=keep) for keep in (crossing, ()))
     assert not any(facts.owners[row] in point.again for row in crossing for point in hull)
     assert all(bound_at(free, point.saved) <= point.seconds * (1 + 1e-9) for point in hull)

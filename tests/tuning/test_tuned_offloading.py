@@ -19,9 +19,9 @@ from policylang.language.diagnostics import Severity
 from policylang.planning.capabilities import FLAT, JOINT
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
+from policylang.simulation.memory import estimate_peak
 from policylang.simulation.node_times import NodeTimes, node_times
-from policylang.simulation.peak import estimate_peak
-from policylang.simulation.step_time import step_time
+from policylang.simulation.streams import step_time
 from policylang.tuning.lower_hull import bound_at
 from policylang.tuning.trade_off import Budget, Candidate, Tuned
 from policylang.tuning.tuner import Tuner

@@ -21,10 +21,10 @@ from policylang.planning.checkpoints import checkpoints_around, held_and_rerun
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.planner import plan
-from policylang.planning.schedule.builder import build_checkpointed_schedule
+from policylang.planning.schedule import build_checkpointed_schedule
+from policylang.simulation.memory import estimate_peak
 from policylang.simulation.node_times import node_times
-from policylang.simulation.peak import estimate_peak
-from policylang.simulation.step_time import step_time
+from policylang.simulation.streams import step_time
 from policylang.tuning.lower_hull import bound_at
 from policylang.tuning.patterns import by_hand
 from policylang.tuning.trade_off import Besides, Budget, Candidate, Infeasible, Tuned

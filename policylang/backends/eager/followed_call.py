@@ -37,9 +37,9 @@ from policylang.operators.categories import describe
 from policylang.operators.effects import statistics_positions, updated_statistics
 from policylang.operators.names import Category
 from policylang.planning.checkpoints import kept_rows
-from policylang.planning.liveness import Needs, saved_and_recomputed
+from policylang.planning.liveness import SavedForBackward, saved_and_recomputed
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import Decision
+from policylang.planning.value_outcome import Decision, saves
 from policylang.torch_compat.eager import storage_address, storage_is_freed, version
 from policylang.torch_compat.graphs import outside_of_modes
 from policylang.torch_compat.tracing import take_apart
@@ -109,7 +109,7 @@ class PlannedInstructions(Instructions):
     """The instructions of a plan."""
 
     plan: Plan
-    needs: Needs
+    needs: SavedForBackward
     rows: tuple[int, ...]
 
     def is_planned(self, at: int) -> bool:
@@ -182,8 +182,7 @@ def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator
     if flags & _WRITES and writes(operator):
         if not flags & _REPEATABLE:
             return _write(operator)
-        decision = decisions[row]
-        if decision is not None and decision.action is not None and decision.action.saves:
+        if saves(decisions[row]):
             return HELD
     elif row in held or any(piece in held for piece in facts.followers.get(row, ()) if facts.inputs[piece] == (row,)):
         return KEEP

@@ -27,7 +27,7 @@ from policylang.language.figures import counted, listed
 from policylang.language.syntax import TIMES, Bucket, Compare, Policy, Prefetch, Scheduling
 from policylang.language.walk import tests_of
 from policylang.planning.capabilities import EAGER
-from policylang.planning.decisions.weights_aside import WeightAside, WeightsAside, gathers_matching
+from policylang.planning.decisions.fsdp_parameters import FsdpParameter, FsdpParameters, gathers_matching
 from policylang.planning.order.statements import cannot_order
 from policylang.ranks.comparison import comparing
 from policylang.torch_compat.distributed import gathered_ahead, is_sharded, lies_within_another, own_class, ran_forward
@@ -48,7 +48,7 @@ class _Unit:
     """The argument of that call."""
     path: str
     in_one_block: bool
-    weights: list[WeightAside] = field(factory=list)
+    weights: list[FsdpParameter] = field(factory=list)
     reach: int = 0
     """How many blocks ahead it is gathered."""
 
@@ -92,7 +92,7 @@ class _Sharding:
             return problems.PREFETCH_BY_TIMES.diagnostic(span=span, line=line)
         if not self.units:
             return problems.NONE_SHARDED.diagnostic(span=span, line=line)
-        every = WeightsAside(tuple(each for unit in self.units for each in unit.weights), tuple(self.blocks.values()))
+        every = FsdpParameters(tuple(each for unit in self.units for each in unit.weights), tuple(self.blocks.values()))
         picked = frozenset(gathers_matching(policy, statement.selector, every))
         chosen = [unit for unit in self.units if not picked.isdisjoint(unit.weights)]
         if not chosen:

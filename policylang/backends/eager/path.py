@@ -17,7 +17,7 @@ from policylang.backends.runtime import timed
 from policylang.graph.schedule import StepKind
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
-from policylang.planning.liveness import Needs
+from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
 from policylang.ranks.comparison import agree_on_collectives
 from policylang.ranks.rank_account import GraphRun
@@ -28,7 +28,7 @@ from policylang.torch_compat.tracing import take_apart
 class HeldTensors:
     """The tensors that a block holds once its first call has returned."""
 
-    needs: Needs
+    needs: SavedForBackward
     by_row: Mapping[int, Sequence[Tensor]]
     outside: Iterable[Tensor]
     """Tensors that were alive before the call."""

@@ -15,7 +15,7 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Span
 from policylang.language.syntax import Policy
-from policylang.planning.block_graph import WHOLE_GRAPH
+from policylang.planning.checkpoints import WHOLE_GRAPH
 from policylang.planning.digest import policy_text
 from policylang.planning.refusals import NO_SUCH_BLOCKS, PATH_CANNOT
 

@@ -33,7 +33,7 @@ from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Policy
-from policylang.planning.block_graph import Place
+from policylang.planning.checkpoints import BlockContext
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.comparison import Known, comparing, tell_stopped
@@ -252,8 +252,8 @@ class CheckpointRegion:
         kept.saved = kept.audit.saved_bytes, kept.audit.saved_bytes
         raise_differences([found for found in kept.audit.differences if is_error(found)])
 
-    def _place(self, trace: BlockTrace, module: nn.Module) -> Place:
-        place, facts = Place(trace.reach_row, unchanged=trace.unchanged, inner=trace.inner), trace.facts
+    def _place(self, trace: BlockTrace, module: nn.Module) -> BlockContext:
+        place, facts = BlockContext(trace.reach_row, unchanged=trace.unchanged, inner=trace.inner), trace.facts
         if self.number is not None:
             blocks = BlockTable(array("i", [self.number]) * len(facts), self.names, alone=self.number)
             return evolve(place, blocks=blocks)

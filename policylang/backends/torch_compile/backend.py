@@ -38,7 +38,7 @@ from policylang.language.figures import listed
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Blocks, Policy
 from policylang.planning import model_wide_errors
-from policylang.planning.decisions.block_uniformity import telling_apart
+from policylang.planning.decisions.rule_warnings import telling_apart
 from policylang.planning.digest import digest_of
 from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat import compilers

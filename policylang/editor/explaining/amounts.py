@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from policylang.language.figures import Measured, counted, figure
 from policylang.planning.inspection.breakdown import Amounts, Breakdown
-from policylang.planning.inspection.marginal_cost import Worth
+from policylang.planning.inspection.worth import Worth
 from policylang.report.layout import seconds_text
 
 MINUS = "\N{MINUS SIGN}"

@@ -13,8 +13,8 @@ from policylang.graph.facts import Facts
 from policylang.language.figures import counted, folded_names
 from policylang.language.globs import PathGlob, path_glob_problem
 from policylang.language.syntax import BlockSet
-from policylang.planning.selection.empty_matches import nearest_paths_hint
-from policylang.planning.selection.ordinals import chosen_blocks
+from policylang.planning.selection.no_match import nearest_paths_hint
+from policylang.planning.selection.selectors import chosen_blocks
 
 _MOST_MODULES = 8
 

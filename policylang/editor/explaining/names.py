@@ -18,9 +18,8 @@ from policylang.language.resolution import prelude
 from policylang.language.resolution.operator_names import OperatorTable, split_operator
 from policylang.language.resolution.public_names import TRACED_AS
 from policylang.language.syntax import Difference, Intersection, Let, Operator, Reference, Selector, Union, Word
-from policylang.planning.selection.empty_matches import part_counts
-from policylang.planning.selection.predicates import split_target
-from policylang.planning.selection.selectors import Selections, operator_matcher
+from policylang.planning.selection.no_match import part_counts
+from policylang.planning.selection.selectors import Selections, operator_matcher, split_target
 
 _MOST_OPERATORS = 8
 _MOST_NAMES = 8

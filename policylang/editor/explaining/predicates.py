@@ -8,8 +8,8 @@ from policylang.editor.state import State
 from policylang.language.figures import counted
 from policylang.language.syntax import TIMES, Compare, Selector, Test, Where
 from policylang.language.units import UNITS, Dimension, read
-from policylang.planning.selection.empty_matches import part_counts
-from policylang.planning.selection.predicates import compile_predicate
+from policylang.planning.selection.no_match import part_counts
+from policylang.planning.selection.selectors import compile_predicate
 
 _BASE: dict[Dimension, str] = {
     "bytes": "bytes",
@@ -28,8 +28,7 @@ def test_article(state: State, test: Test, where: Where) -> Article:
         return Article()
     if isinstance(test, Compare) and test.quantity in TIMES and selections.prices is None:
         return Article().say("Without a device nothing is known of times.")
-    graph = selections.facts, selections.blocks, selections.chains, selections.cuts, selections.prices
-    holds = compile_predicate(test, *graph)
+    holds = compile_predicate(test, selections)
     count = sum(map(holds, rows))
     article = Article().say(
         f"{code(test.span.one_line)} holds of {count:,} of the {counted(len(rows), 'forward node')} of "

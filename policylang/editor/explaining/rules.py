@@ -11,11 +11,11 @@ from policylang.editor.state import GraphState
 from policylang.language.figures import Measured, counted, figure, file_name, listed
 from policylang.language.meanings.dictionary import meaning
 from policylang.language.syntax import Rule
-from policylang.planning.inspection.marginal_cost import MOST_RULES, Worth
-from policylang.planning.inspection.policy_index import beginning_of
-from policylang.planning.inspection.rule_amounts import RuleInBlocks
+from policylang.planning.inspection.breakdown import RuleInBlocks
+from policylang.planning.inspection.explain import beginning_of
+from policylang.planning.inspection.worth import MOST_RULES, Worth
 from policylang.planning.plan import Plan, RuleOutcome
-from policylang.planning.selection.empty_matches import part_counts
+from policylang.planning.selection.no_match import part_counts
 
 _MOST_NAMES = 4
 _MOST_GROUPS = 6

@@ -17,9 +17,9 @@ from policylang.language.resolution.includes import PlacedStatement
 from policylang.language.syntax import Statement
 from policylang.language.version import installed_version
 from policylang.planning.inspection.communication import Communication, LineInOrder, bucket_statements
-from policylang.planning.inspection.policy_index import beginning_of
+from policylang.planning.inspection.explain import beginning_of
 from policylang.planning.plan import ExpectationOutcome
-from policylang.planning.value_decision import Why
+from policylang.planning.value_outcome import Why
 from policylang.report.layout import exposed_text, plan_times_text, recomputed_text
 from policylang.report.order_text import left_texts, proof_texts, said_of
 from policylang.report.report_text import rewrite_lines

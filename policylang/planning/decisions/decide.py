@@ -10,16 +10,85 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.rowsets import mask_of, members
-from policylang.language.syntax import Action, Policy, Rule
-from policylang.planning.block_graph import AroundBlocks
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Action, Operator, Policy, Rule
+from policylang.language.walk import walk
+from policylang.operators.names import CHOICES, ORDERINGS, STEERED
+from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.checkpoints import AroundBlocks
+from policylang.planning.liveness import SavedForBackward, backward_needs
 from policylang.planning.plan import RuleOutcome
-from policylang.planning.selection.selectors import Selections
-from policylang.planning.value_decision import Decision, Fate, Why
+from policylang.planning.selection.selectors import Selections, operator_matcher
+from policylang.planning.value_outcome import Decision, Default, Why, by_rule, recomputes
+
+_ACTIONS = {action.value: action for action in Action if action is not Action.LEAVE}
+
+
+def user_decisions(facts: Facts) -> dict[int, Decision]:
+    """Owner to what the user's checkpoint says of it, in graph order.
+
+    At the border of two regions torch saves: a value tagged for recomputation that a later region reads to recompute
+    its own is the later region's input (``cleanup_recompute_tags`` of torch's partitioners). So does a region's result
+    with a backward hook: FSDP's hook gathers the weights that computing the result again would need, and runs only
+    when the gradient that depends on the result is there.
+    """
+    actions = _tagged_owners(facts)
+    kept = {action: Decision(action, None, Why.USER, "tagged by the user's checkpoint") for action in Action}
+    border = Decision(Action.SAVE, None, Why.USER, "the user's next checkpoint region reads it")
+    hooked = Decision(Action.SAVE, None, Why.USER, "a backward hook waits for its gradient")
+    result: dict[int, Decision] = {}
+    on_border = _border(facts, actions)
+    for owner, action in actions.items():
+        if facts.flags[owner] & (Flag.SYMBOLIC | Flag.SEED):
+            continue  # sizes and seeds are saved, whoever says otherwise
+        if owner in on_border:
+            result[owner] = border
+        else:
+            result[owner] = hooked if action.recomputes and _is_hooked_result(facts, actions, owner) else kept[action]
+    return result
+
+
+def _tagged_owners(facts: Facts) -> dict[int, Action]:
+    """A tag on any member of a group counts; the owner's own goes before its followers'."""
+    actions: dict[int, Action] = {}
+    tags, owners = facts.user_tags, facts.owners
+    for row in facts.forward:
+        tag = tags[row]
+        action = None if tag is None else _ACTIONS.get(tag)
+        if action is not None:
+            actions.setdefault(owners[row], action)
+    return dict(sorted(actions.items()))
+
+
+def _is_hooked_result(facts: Facts, actions: dict[int, Action], owner: int) -> bool:
+    """True if it has a backward hook and no reader of it is recomputed by the user's checkpoint."""
+    for row in (owner, *facts.followers.get(owner, ())):
+        if facts.flags[row] & Flag.BACKWARD_HOOK:
+            readers = (actions.get(facts.owners[user]) for user in facts.users[row])
+            return not any(reader is not None and reader.recomputes for reader in readers)
+    return False
+
+
+def _border(facts: Facts, actions: dict[int, Action]) -> set[int]:
+    owners, regions = facts.owners, facts.ac_regions
+    border: set[int] = set()
+    for row in facts.forward:
+        reader = actions.get(owners[row])
+        region = regions[row]
+        if reader is None or not reader.recomputes or region is None:
+            continue
+        for source in facts.inputs[row]:
+            source_region = regions[source]
+            action = actions.get(owners[source])
+            if action is not None and action.recomputes and source_region is not None and source_region < region:
+                border.add(owners[source])
+    return border
+
 
 NO_RULE = -1
 NOTHING_AROUND = AroundBlocks()
@@ -61,7 +130,7 @@ def judge(
             denoted = [row for row in denoted if row not in around.outside and row not in around.detached]
         matched.append(tuple(denoted))
         for row in denoted:
-            if flags[row] & fixed or row in around.handed_on or (not rule.override and row in user_decisions):
+            if flags[row] & fixed or row in around.block_outputs or (not rule.override and row in user_decisions):
                 continue
             winner[row] = index
     return Verdict(tuple(matched), winner)
@@ -72,7 +141,7 @@ def first_decisions(
     facts: Facts,
     verdict: Verdict,
     user_decisions: dict[int, Decision],
-    undecided: Fate,
+    undecided: Default,
     capabilities: Capabilities,
     around: AroundBlocks = NOTHING_AROUND,
 ) -> list[Decision | None]:
@@ -81,7 +150,7 @@ def first_decisions(
     symbolic = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
     seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: operators that run again draw from it what they drew")
     outside = Decision(Action.SAVE, None, Why.ALWAYS, "outside the blocks, where there is no checkpoint")
-    handed_on = Decision(Action.SAVE, None, Why.ALWAYS, "what a block returns: the next checkpoint holds it")
+    block_output = Decision(Action.SAVE, None, Why.ALWAYS, "what a block returns: the next checkpoint holds it")
     action, reason = UNDECIDED[undecided]
     rest = Decision(action, None, Why.UNDECIDED, f"no rule matches it{reason}")
     decisions: list[Decision | None] = [None] * len(facts)
@@ -97,8 +166,8 @@ def first_decisions(
             decisions[row] = outside
         elif owner in around.detached:
             decisions[row] = decisions[around.detached[owner]] or rest
-        elif owner in around.handed_on:
-            decisions[row] = handed_on
+        elif owner in around.block_outputs:
+            decisions[row] = block_output
         elif winner[owner] != NO_RULE:
             decisions[row] = by_rule[winner[owner]]
         else:
@@ -106,7 +175,7 @@ def first_decisions(
     return decisions
 
 
-UNDECIDED: dict[Fate, tuple[Action | None, str]] = {
+UNDECIDED: dict[Default, tuple[Action | None, str]] = {
     "save": (Action.SAVE, ""),
     "recompute": (Action.RECOMPUTE, ""),
     "auto": (None, "; the partitioner decides"),
@@ -141,3 +210,174 @@ def _rule_outcome(
     taken = Counter(winner[row] for row in matched if winner[row] not in (index, NO_RULE))
     kept = sum(winner[row] == NO_RULE and row in user_decisions for row in matched)
     return RuleOutcome(rule, matched, decided, dict(sorted(taken.items())), kept)
+
+
+_WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool"})
+REASON = "a discrete choice that steers what follows: a second run could choose otherwise"
+
+
+def routing_owners(facts: Facts) -> list[int]:
+    """Discrete choices that steer a computation: which tokens go to which expert, which rows are gathered.
+
+    The smallest difference between the forward and its recomputation, in a kernel that sums in another order, can flip
+    such a choice, and then forward and backward go through different experts (pytorch#186572, torchtitan#1117). So it
+    is saved on every path, whatever a sweeping rule says; a rule that names the operator (``recompute topk``) has the
+    last word. Returns the owners of discrete choices that steer something in the forward, in graph order. Two
+    sweeps."""
+    choosing = [row for row in facts.forward if _operator(facts, row) in CHOICES]
+    if not choosing:
+        return []
+    exact = _exact(facts, choosing)
+    ordered = {row for row in choosing if all(exact[read] for read in facts.inputs[row])}
+    open_ = [row for row in choosing if _operator(facts, row) not in ORDERINGS or row not in ordered]
+    carries = bytearray(len(facts))
+    inputs, dtypes, targets = facts.inputs, facts.dtypes, facts.targets
+    for row in choosing:
+        carries[row] = _is_whole(dtypes[row])  # the largest of some floats is a number, and no choice
+    for row in facts.forward:
+        if not carries[row] and dtypes[row] in _WHOLE and any(carries[read] for read in inputs[row]):
+            carries[row] = 1
+    steers = bytearray(len(facts))
+    for row in reversed(facts.forward):
+        if steers[row] or targets[row].startswith(STEERED):
+            for read in inputs[row]:
+                if carries[read]:
+                    steers[read] = 1
+    return list(dict.fromkeys(facts.owners[row] for row in open_ if steers[row]))
+
+
+def _exact(facts: Facts, choosing: list[int]) -> bytearray:
+    """One byte a row, 1 where whole numbers are computed of whole numbers alone: given ones, sizes, earlier choices."""
+    exact = bytearray(map(_is_whole, facts.dtypes))
+    chosen = frozenset(choosing)
+    for row in facts.forward:
+        if exact[row] and row not in chosen:
+            exact[row] = all(exact[read] for read in facts.inputs[row])
+    return exact
+
+
+def _is_whole(dtype: str) -> bool:
+    """True for whole numbers, tuples and sizes."""
+    return not dtype or dtype in _WHOLE
+
+
+def _operator(facts: Facts, row: int) -> str:
+    return facts.targets[row].rpartition(".")[0]
+
+
+def keep_routing(policy: Policy, facts: Facts, decisions: list[Decision | None]) -> tuple[int, ...]:
+    """Save every discrete choice that would have been recomputed and that no rule names; returns their owners.
+
+    What is left to PyTorch's min-cut stays with it.
+    """
+    kept = []
+    for owner in routing_owners(facts):
+        decision = decisions[owner]
+        if decision is None or not recomputes(decision) or decision.why is Why.USER:
+            continue
+        members = (owner, *facts.followers.get(owner, ()))
+        if decision.rule is not None and _names(policy.rules[decision.rule], facts, members):
+            continue
+        saved = evolve(decision, action=Action.SAVE, why=Why.ROUTING, reason=REASON)
+        for row in members:
+            if (planned := decisions[row]) is not None and planned.why is not Why.ALWAYS:
+                decisions[row] = saved
+        kept.append(owner)
+    return tuple(kept)
+
+
+def _names(rule: Rule, facts: Facts, rows: Sequence[int]) -> bool:
+    """True if a rule recomputes one of these operators by its name, without a wildcard and in its own text."""
+    chosen = {facts.targets[row] for row in rows if _operator(facts, row) in CHOICES}
+    return rule.action.recomputes and any(
+        isinstance(part, Operator) and "*" not in part.name and any(map(operator_matcher(part), chosen))
+        for part in walk(rule.selector)
+    )
+
+
+_SUSPECT = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED | Flag.RANDOM | Flag.DATA_DEPENDENT
+
+
+def why_unsafe(facts: Facts, owner: int, capabilities: Capabilities) -> str | None:
+    """The reason, as a sentence about the value, or None where recomputation gives the same value.
+
+    An owner and what follows it are judged together: they are recomputed together.
+    """
+    flags = facts.flags[owner]
+    for follower in facts.followers.get(owner, ()):
+        flags |= facts.flags[follower]
+    if not flags & _SUSPECT:
+        return None
+    if flags & Flag.WRITES and not flags & Flag.REPEATABLE:
+        return "it writes to one of its arguments, and a second run would do so again"
+    if flags & Flag.EFFECTFUL:
+        return "it has an effect beyond its result, and a second run would have it again"
+    if flags & Flag.DATA_DEPENDENT:
+        return "it is a collective whose sizes come from data: ranks that disagree on a second run wait for each other"
+    if flags & Flag.READS_MUTATED:
+        return "it reads memory that the graph changes, and a second run would not read what the first one read"
+    if flags & Flag.RANDOM and not capabilities.replays_random:
+        return f"it draws random numbers, and {capabilities.name} cannot replay them"
+    return None
+
+
+class Safety:
+    """Looks at every value that is about to be recomputed, and saves it or objects where that would be wrong.
+
+    Only values that the backward needs are looked at: a counter that no gradient depends on is never recomputed,
+    whatever a policy says of it.
+    """
+
+    def __init__(
+        self, policy: Policy, facts: Facts, capabilities: Capabilities, decisions: list[Decision | None]
+    ) -> None:
+        self._policy = policy
+        self._facts = facts
+        self._capabilities = capabilities
+        self._decisions = decisions
+        self._refused: dict[int, str] = {}  # owner → reason, last in the graph first
+
+    def enforce(self) -> SavedForBackward:
+        """Look at all that the backward needs recomputed; what it needs afterwards.
+
+        Where a recomputation would be wrong, what an ``optional`` rule or the user's own checkpoint asked for is saved
+        instead, the whole group of an owner at once; what another rule asked for is kept for :meth:`diagnostics`.
+        """
+        return backward_needs(self._facts, self._decisions, self._enforce_on)
+
+    def _enforce_on(self, row: int) -> None:
+        """To be called with the rows that are about to be recomputed, the last in the graph first."""
+        owner = self._facts.owners[row]
+        if owner in self._refused:
+            return
+        reason = why_unsafe(self._facts, owner, self._capabilities)
+        if reason is None:
+            return
+        decision = self._decisions[row]
+        assert decision is not None
+        if decision.why is Why.USER or self._may_save(decision):
+            saved = evolve(decision, action=Action.SAVE, why=Why.UNSAFE, reason=reason)
+            for member in (owner, *self._facts.followers.get(owner, ())):
+                if not self._facts.has(member, Flag.SYMBOLIC):
+                    self._decisions[member] = saved
+        else:
+            self._refused[owner] = reason
+
+    def _may_save(self, decision: Decision) -> bool:
+        """True if nobody insists on the recomputation."""
+        undecided = self._policy.undecided
+        if decision.rule is None:
+            return undecided is None or undecided.fate == "auto"
+        return self._policy.rules[decision.rule].optional
+
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """One error a rule, in the order of the rules, with all its values in graph order."""
+        refused = by_rule(sorted(self._refused), self._decisions, self._policy)
+        return tuple(self._diagnostic(rule, owners) for rule, owners in refused)
+
+    def _diagnostic(self, rule: Rule | None, owners: list[int]) -> Diagnostic:
+        reasons = [self._refused[owner] for owner in owners]
+        if rule is not None:
+            return refusals.unsafe(rule, owners, reasons, self._facts)
+        assert self._policy.undecided is not None
+        return refusals.unsafe(self._policy.undecided, owners, reasons, self._facts)

@@ -5,7 +5,7 @@ views the policy names, and what the backward reads of them is rebuilt there fro
 nothing. What would free nothing, or would come back changed, stays where it is with a reason, and so does what a
 budget has no room for. Budgets are spent in graph order, each value taken that still fits.
 
-When the copies start and are awaited is in the schedule (:mod:`policylang.planning.schedule.host_copy_steps`).
+When the copies start and are awaited is in the schedule (:mod:`policylang.planning.schedule`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals
-from policylang.planning.liveness import Needs
-from policylang.planning.value_decision import Decision, Why, by_rule, is_open, offloads, recomputes, saves
+from policylang.planning.liveness import SavedForBackward
+from policylang.planning.value_outcome import Decision, Why, by_rule, is_open, offloads, recomputes, saves
 
 FULL = "the budget is full"
 _UNREBUILDABLE = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED
 
 
-def resolve_offloads(policy: Policy, facts: Facts, decisions: list[Decision | None], needs: Needs) -> tuple[int, ...]:
+def resolve_offloads(
+    policy: Policy, facts: Facts, decisions: list[Decision | None], needs: SavedForBackward
+) -> tuple[int, ...]:
     """Decide what of the offloaded values the backward needs is moved; ``decisions`` are changed accordingly.
 
     Afterwards a value decided ``offload`` that the backward needs is a holder. Its views are decided ``recompute``,
@@ -50,7 +52,12 @@ def resolve_offloads(policy: Policy, facts: Facts, decisions: list[Decision | No
 
 class _Offloads:
     def __init__(
-        self, policy: Policy, facts: Facts, decisions: list[Decision | None], needs: Needs, asked: Sequence[int]
+        self,
+        policy: Policy,
+        facts: Facts,
+        decisions: list[Decision | None],
+        needs: SavedForBackward,
+        asked: Sequence[int],
     ) -> None:
         self.facts = facts
         self.decisions = decisions
@@ -97,7 +104,8 @@ class _Offloads:
                 row = facts.inputs[row][0]
 
     def _to_rebuild(self, holder: int, rows: Sequence[int]) -> list[int]:
-        """What the backward may need of a holder's memory: what is offloaded, and what is left to the partitioner."""
+        """The values in a holder's memory that the backward may need: offloaded ones and those left to the
+        partitioner."""
         members = self.members[self.roots[holder]]
         return [*rows, *(row for row in members if row in self.needed and is_open(self.decisions[row]))]
 
@@ -150,7 +158,7 @@ class _Offloads:
         return None
 
     def _unlike(self, holder: int, rows: Sequence[int]) -> str | None:
-        """Of the values that live in the memory and that the backward may need: one that is no view of the holder."""
+        """A value in the memory that the backward may need and that is no view of the holder."""
         facts = self.facts
         for row in self._to_rebuild(holder, rows):
             if _holder(facts, row) != holder:
@@ -177,7 +185,7 @@ def _is_view(facts: Facts, row: int) -> bool:
 
 
 def offload_diagnostics(
-    policy: Policy, facts: Facts, decisions: Sequence[Decision | None], needs: Needs, stays: Sequence[int]
+    policy: Policy, facts: Facts, decisions: Sequence[Decision | None], needs: SavedForBackward, stays: Sequence[int]
 ) -> list[Diagnostic]:
     """For each rule what of it stays on the device: a note, and a warning where nothing of it is moved."""
     moving = by_rule(needs.offloaded, decisions, policy)

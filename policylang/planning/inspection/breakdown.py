@@ -7,41 +7,32 @@ deciding lines. What is left to PyTorch's partitioner counts as saved, and is to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import fsum
-from typing import Literal
 
 from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.schedule import Schedule
-from policylang.graph.storage import storage_roots
 from policylang.language.figures import folded_names
 from policylang.language.interruption.wanted import stop_unless_wanted
-from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
-from policylang.planning.expectations.data_sizes import counted_by_data
 from policylang.planning.inspection.communication import Communication, communication
-from policylang.planning.inspection.step_times import time_of_step
-from policylang.planning.inspection.time_prices import a_gib, time_difference
-from policylang.planning.liveness import CostedNeeds, Needs, own_bytes, saved_and_recomputed, with_cost
+from policylang.planning.inspection.worth import SAVED, a_gib, as_counted, time_difference, time_of_step
+from policylang.planning.liveness import BackwardCost, SavedForBackward, counted_by_data, saved_and_recomputed
 from policylang.planning.plan import Plan, schedule_of
-from policylang.planning.value_decision import Decision, Why, is_open
-from policylang.simulation.memory import Timeline, simulate
-from policylang.simulation.peak import Peak, peak_of
-from policylang.simulation.step_time import StepTime
+from policylang.planning.value_outcome import KEPT, LEFT_TO_MIN_CUT, Held, Outcome, is_open
+from policylang.simulation.memory import Peak, Timeline, peak_of, simulate
+from policylang.simulation.streams import StepTime
 
-Fate = Literal["saved", "left to PyTorch", "recomputed", "offloaded"]
 OUTSIDE = "outside the blocks"
-
-_KEPT = Decision(Action.SAVE, None, Why.UNDECIDED)
 
 
 @frozen
 class ValueEntry:
     """One value that the backward needs. Where several follow from the same in a block, ``count`` of them are one."""
 
-    fate: Fate
+    outcome: Outcome
     operator: str
     module: str
     """Relative to the block."""
@@ -51,19 +42,20 @@ class ValueEntry:
     """``file:line`` of the rule that decided, None where none did."""
     reason: str
     bytes: int
-    """Of all ``count`` values. Memory that several saved values look into counts for the first of them."""
+    """For all ``count`` values. Memory that several saved values look into counts for the first of them."""
     flops: int
-    """Of what is recomputed."""
+    """Recomputed FLOPs."""
     count: int = 1
     uncounted: str = ""
     """The operators whose work is not in :attr:`flops`, of what is recomputed."""
     seconds: float | None = None
-    """Of what is recomputed; None without a device."""
+    """Recomputed time; None without a device."""
 
     @property
-    def costs(self) -> bool:
-        """Whether it takes memory or work: a view that is recomputed does not."""
-        return bool(self.bytes or self.flops or self.uncounted or self.seconds)
+    def is_free(self) -> bool:
+        """True if it is recomputed and takes neither memory nor work, as a view."""
+        costs = self.bytes or self.flops or self.uncounted or self.seconds
+        return self.outcome.held is Held.NOWHERE and not costs
 
 
 @frozen
@@ -79,7 +71,7 @@ class Amounts:
     offloaded: int = 0
     offloaded_bytes: int = 0
     recomputed_seconds: float | None = None
-    """Of all second runs, one after the other; None without a device."""
+    """The recomputations one after the other; None without a device."""
 
 
 @frozen
@@ -114,7 +106,7 @@ class Scenario:
     schedule: Schedule
     facts: Facts = field(repr=False)
     """The graph that the schedule and the timeline are of: that of the plan, or, where a policy schedules, the one that
-    it comes to, in which a recomputation is a node of its own."""
+    it makes of it, in which a recomputation is a node of its own."""
     time: StepTime | None = None
     """None without a device."""
 
@@ -129,24 +121,24 @@ class Breakdown:
     without: Scenario
     """The step in which nothing is recomputed: everything that the backward reads is kept."""
     forward_flops: int
-    fates: Sequence[Fate | None]
+    outcomes: Sequence[Outcome | None]
     """By row; None for a value that the backward does not need."""
     uncounted: Mapping[str, int] | None
     """The operators of the forward that could do matrix work and that no FLOP formula counts, and how many calls; None
     where an older snapshot does not say."""
     uncounted_again: Mapping[str, int] | None
-    """The same of what is recomputed."""
+    """The recomputed ones among them."""
     communication: Communication | None = None
-    """What the scheduling lines come to; None where the policy has none."""
+    """The collectives in the order of the scheduling lines; None where the policy has none."""
 
     @property
     def forward_seconds(self) -> float | None:
-        """Of the forward's operators, each run once; None without a device."""
+        """The forward's operators, each run once; None without a device."""
         return None if self.under.time is None else self.under.time.forward
 
     @property
     def seconds_per_gib(self) -> float | None:
-        """What recomputation costs: time of the step for each GiB that its peak is lower; None without a device, and
+        """The price of recomputation: time of the step for each GiB that its peak is lower; None without a device, and
         where it is not lower."""
         under, without = self.under, self.without
         freed = without.peak.bytes - under.peak.bytes
@@ -156,9 +148,9 @@ class Breakdown:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the figures cannot know."""
+        """Limits of the figures."""
         plan = self.plan
-        saved = [row for row, fate in enumerate(self.fates) if fate in ("saved", "left to PyTorch")]
+        saved = [row for row, outcome in enumerate(self.outcomes) if outcome is not None and outcome.on_device]
         by_data = counted_by_data(plan.facts, saved)
         others = by_data or counted_by_data(plan.facts, plan.facts.forward, added_up=False)
         said = others and f"{'saved' if by_data else 'the peak'} counts {others}"
@@ -168,84 +160,76 @@ class Breakdown:
 def breakdown(plan: Plan) -> Breakdown:
     """A few passes over the graph; needs no torch."""
     counted = as_counted(plan.decisions)
-    outcome = saved_and_recomputed(plan, counted)
+    needs = saved_and_recomputed(plan, counted)
     stop_unless_wanted()
-    fates = _fates(plan, outcome)
+    outcomes = _outcomes(plan, needs)
     plain = evolve(plan, checkpoints=None)
-    everything = [None if decision is None else _KEPT for decision in plan.decisions]
+    everything = [None if decision is None else SAVED for decision in plan.decisions]
     ordered = communication(plan)
     stop_unless_wanted()
-    under = _scenario(plan, plan.schedule, outcome, fates)
+    under = _scenario(plan, plan.schedule, needs, outcomes)
     return Breakdown(
         plan=plan,
-        groups=_groups(plan, outcome, fates),
+        groups=_groups(plan, needs, outcomes),
         under=under if ordered is None else _in_order(under, ordered),
         without=_scenario(plan, schedule_of(plan.facts, everything), saved_and_recomputed(plain, everything), ()),
-        forward_flops=outcome.forward.flops,
-        fates=fates,
+        forward_flops=needs.forward.flops,
+        outcomes=outcomes,
         uncounted=uncounted_operators(plan.facts, plan.facts.forward),
-        uncounted_again=uncounted_operators(plan.facts, outcome.recomputed),
+        uncounted_again=uncounted_operators(plan.facts, needs.recomputed),
         communication=ordered,
     )
 
 
-def as_counted(decisions: Sequence[Decision | None]) -> list[Decision | None]:
-    """Decisions with all saved that is left to PyTorch."""
-    return [_KEPT if is_open(decision) else decision for decision in decisions]
-
-
-def _scenario(plan: Plan, schedule: Schedule, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> Scenario:
+def _scenario(plan: Plan, schedule: Schedule, needs: BackwardCost, outcomes: Sequence[Outcome | None]) -> Scenario:
     timeline, time = simulate(plan.facts, schedule), time_of_step(plan, schedule)
-    open_rows = tuple(row for row in outcome.saved if fates and fates[row] == "left to PyTorch")
-    # The other saved values may look into the same memory: what is open is what goes if only the open ones do.
-    closed = tuple(row for row in outcome.saved if not fates or fates[row] != "left to PyTorch")
-    rest = with_cost(Needs(saved=closed), plan.facts, (), 0).saved_bytes if open_rows else outcome.saved_bytes
+    # Other saved values may look into the same memory: what is open is what goes if only the open ones do.
+    closed = [row for row in needs.saved if not outcomes or outcomes[row] is not LEFT_TO_MIN_CUT]
+    rest = needs.saved_bytes if len(closed) == len(needs.saved) else sum(KEPT.kept_bytes(plan.facts, closed))
     amounts = Amounts(
-        saved=len(outcome.saved),
-        saved_bytes=outcome.saved_bytes,
-        open_bytes=outcome.saved_bytes - rest,
-        recomputed=len(outcome.recomputed),
-        recomputed_bytes=outcome.recomputed_bytes,
-        recomputed_flops=outcome.recomputed_flops,
-        offloaded=len(outcome.offloaded),
-        offloaded_bytes=outcome.offloaded_bytes,
+        saved=len(needs.saved),
+        saved_bytes=needs.saved_bytes,
+        open_bytes=needs.saved_bytes - rest,
+        recomputed=len(needs.recomputed),
+        recomputed_bytes=needs.recomputed_bytes,
+        recomputed_flops=needs.recomputed_flops,
+        offloaded=len(needs.offloaded),
+        offloaded_bytes=needs.offloaded_bytes,
         recomputed_seconds=None if time is None else time.recomputed,
     )
     return Scenario(amounts, peak_of(timeline, plan.facts), timeline, schedule, plan.facts, time)
 
 
 def _in_order(scenario: Scenario, found: Communication) -> Scenario:
-    """The same values kept and made again, in the order that the scheduling lines come to."""
+    """The same values kept and recomputed, in the order of the scheduling lines."""
     step, time = found.planned, scenario.time
     if time is not None and step.lanes is not None:
         time = evolve(time, step=step.lanes.step, exposed=step.lanes.exposed)
     return evolve(scenario, peak=step.peak, timeline=step.timeline, schedule=step.schedule, facts=step.facts, time=time)
 
 
-def _fates(plan: Plan, needs: Needs) -> list[Fate | None]:
-    fates: list[Fate | None] = [None] * len(plan.facts)
-    for row in needs.saved:
-        fates[row] = "left to PyTorch" if is_open(plan.decisions[row]) else "saved"
-    for row in needs.recomputed:
-        fates[row] = "recomputed"
-    for row in needs.offloaded:
-        fates[row] = "offloaded"
-    return fates
+def _outcomes(plan: Plan, needs: SavedForBackward) -> list[Outcome | None]:
+    found: list[Outcome | None] = [None] * len(plan.facts)
+    for outcome, rows in needs.rows.items():
+        for row in rows:
+            found[row] = LEFT_TO_MIN_CUT if outcome is KEPT and is_open(plan.decisions[row]) else outcome
+    return found
 
 
 # --- blocks --------------------------------------------------------------------------------------------------------
 
 
-def _groups(plan: Plan, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> tuple[BlockGroup, ...]:
-    timed = plan.shown_times is not None
+def _groups(plan: Plan, needs: BackwardCost, outcomes: Sequence[Outcome | None]) -> tuple[BlockGroup, ...]:
+    timed, facts = plan.shown_times is not None, plan.facts
     entries: list[list[ValueEntry]] = [[] for _ in range(len(plan.block_names) + 1)]
-    roots = storage_roots(plan.facts)
-    sizes = _sizes(plan.facts, outcome, roots)
-    for row, fate in enumerate(fates):
-        if fate is not None:
-            place = roots[row] if fate != "recomputed" and plan.facts.ops[roots[row]] == "call_function" else row
-            block = plan.block_of[place] if plan.block_names else -1
-            entries[block].append(_entry(plan, row, fate, block, sizes[row]))
+    sizes: dict[int, int] = {}
+    for each, rows in needs.rows.items():
+        amounts = zip(each.kept_bytes(facts, rows), each.recomputed_bytes(facts, rows), strict=True)
+        sizes.update(zip(rows, map(sum, amounts), strict=True))
+    for row, outcome in enumerate(outcomes):
+        if outcome is not None:
+            block = plan.block_of[outcome.place(facts, row)] if plan.block_names else -1
+            entries[block].append(_entry(plan, row, outcome, block, sizes[row]))
     alike: dict[tuple[ValueEntry, ...], list[int]] = {}
     for block in range(len(plan.block_names)):
         alike.setdefault(tuple(entries[block]), []).append(block)
@@ -259,24 +243,12 @@ def _groups(plan: Plan, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> t
     return tuple(groups)
 
 
-def _sizes(facts: Facts, outcome: CostedNeeds, roots: Sequence[int]) -> dict[int, int]:
-    sizes = {row: own_bytes(facts, row) for row in outcome.recomputed}
-    sizes.update((row, facts.bytes[row]) for row in outcome.offloaded)
-    taken: set[int] = set()
-    for row in outcome.saved:
-        root = roots[row]
-        first = root not in taken and facts.ops[root] == "call_function"
-        sizes[row] = facts.bytes[root] if first else 0
-        taken.add(root)
-    return sizes
-
-
-def _entry(plan: Plan, row: int, fate: Fate, block: int, size: int) -> ValueEntry:
-    facts, decision = plan.facts, plan.decisions[row]
+def _entry(plan: Plan, row: int, outcome: Outcome, block: int, size: int) -> ValueEntry:
+    facts, decision, again = plan.facts, plan.decisions[row], outcome.held is Held.NOWHERE
     module = facts.modules[row] or facts.modules[facts.owners[row]]
-    rule = None if decision is None or decision.rule is None else plan.policy.rules[decision.rule]
+    rule = plan.rule_of(row)
     return ValueEntry(
-        fate=fate,
+        outcome=outcome,
         operator=operator_of(facts, row),
         module=within_block(module, plan.block_names[block]) if block >= 0 else module,
         shape=facts.shapes[row],
@@ -284,9 +256,9 @@ def _entry(plan: Plan, row: int, fate: Fate, block: int, size: int) -> ValueEntr
         source=None if rule is None else rule.source,
         reason="" if decision is None else decision.reason,
         bytes=size,
-        flops=facts.flops[row] if fate == "recomputed" else 0,
-        uncounted=facts.uncounted[row] if fate == "recomputed" and facts.uncounted else "",
-        seconds=plan.shown_times.seconds[row] if fate == "recomputed" and plan.shown_times is not None else None,
+        flops=facts.flops[row] if again else 0,
+        uncounted=facts.uncounted[row] if again and facts.uncounted else "",
+        seconds=plan.shown_times.seconds[row] if again and plan.shown_times is not None else None,
     )
 
 
@@ -303,21 +275,30 @@ def within_block(module: str, block: str) -> str:
 
 
 def _group(label: str, blocks: Sequence[int], entries: Sequence[ValueEntry], *, timed: bool) -> BlockGroup:
-    saved = [entry for entry in entries if entry.fate in ("saved", "left to PyTorch")]
-    again = [entry for entry in entries if entry.fate == "recomputed"]
-    moved = [entry for entry in entries if entry.fate == "offloaded"]
-    amounts = Amounts(
-        saved=len(saved),
-        saved_bytes=sum(entry.bytes for entry in saved),
-        open_bytes=sum(entry.bytes for entry in saved if entry.fate == "left to PyTorch"),
-        recomputed=len(again),
-        recomputed_bytes=sum(entry.bytes for entry in again),
-        recomputed_flops=sum(entry.flops for entry in again),
-        offloaded=len(moved),
-        offloaded_bytes=sum(entry.bytes for entry in moved),
-        recomputed_seconds=fsum(entry.seconds or 0.0 for entry in again) if timed else None,
-    )
+    amounts = _amounts(((entry, 1) for entry in entries), timed=timed)
     return BlockGroup(label, tuple(blocks), _folded(entries), amounts)
+
+
+def _amounts(entries: Iterable[tuple[ValueEntry, int]], *, timed: bool) -> Amounts:
+    """Sum entries, each with how often it counts."""
+    counts, sizes = Counter[Held](), Counter[Held]()
+    flops, seconds = 0, list[float]()
+    for each, times in entries:
+        counts[each.outcome.held] += each.count * times
+        sizes[each.outcome.held] += each.bytes * times
+        flops += each.flops * times
+        seconds.append((each.seconds or 0.0) * times)
+    return Amounts(
+        saved=counts[Held.DEVICE] + counts[Held.UNDECIDED],
+        saved_bytes=sizes[Held.DEVICE] + sizes[Held.UNDECIDED],
+        open_bytes=sizes[Held.UNDECIDED],
+        recomputed=counts[Held.NOWHERE],
+        recomputed_bytes=sizes[Held.NOWHERE],
+        recomputed_flops=flops,
+        offloaded=counts[Held.HOST],
+        offloaded_bytes=sizes[Held.HOST],
+        recomputed_seconds=fsum(seconds) if timed else None,
+    )
 
 
 def _times(entry: ValueEntry, count: int) -> float | None:
@@ -330,3 +311,66 @@ def _folded(entries: Sequence[ValueEntry]) -> tuple[ValueEntry, ...]:
         evolve(entry, bytes=entry.bytes * count, flops=entry.flops * count, count=count, seconds=_times(entry, count))
         for entry, count in Counter(entries).items()
     )
+
+
+# --- rules ---------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class RuleInBlocks:
+    """Blocks in which a rule keeps and recomputes the same amounts."""
+
+    label: str
+    """``model.layers.0–31``."""
+    blocks: tuple[int, ...]
+    """Empty for what lies outside every block."""
+    amounts: Amounts
+    """Amounts of one of the blocks."""
+
+    @property
+    def times(self) -> int:
+        return max(len(self.blocks), 1)
+
+
+@frozen
+class RuleAmounts:
+    amounts: Amounts
+    """All blocks together."""
+    groups: tuple[RuleInBlocks, ...]
+    """Where it decides a value that the backward needs; in the order of their first block."""
+
+
+def amounts_of_rules(found: Breakdown) -> dict[str, RuleAmounts]:
+    """The amounts of the rules that begin at a ``file:line``, mostly one. What is left to PyTorch counts as saved. A
+    line without values that the backward needs is not there."""
+    lines: dict[str, list[tuple[BlockGroup, list[ValueEntry]]]] = {}
+    for group in found.groups:
+        for entry in group.entries:
+            if entry.source is not None:
+                mine = lines.setdefault(entry.source, [])
+                if not mine or mine[-1][0] is not group:
+                    mine.append((group, []))
+                mine[-1][1].append(entry)
+    return {source: _rule(mine, found.plan.block_names) for source, mine in lines.items()}
+
+
+def _rule(mine: Sequence[tuple[BlockGroup, Sequence[ValueEntry]]], names: Sequence[str]) -> RuleAmounts:
+    everything = _rule_amounts((each, group.times) for group, entries in mine for each in entries)
+    alike: dict[Amounts, list[int]] = {}
+    rest: list[RuleInBlocks] = []
+    for group, entries in mine:
+        amounts = _rule_amounts((each, 1) for each in entries)
+        if group.blocks:
+            alike.setdefault(amounts, []).extend(group.blocks)
+        else:
+            rest.append(RuleInBlocks(group.label, (), amounts))
+    inside = [
+        RuleInBlocks(folded_names([names[block] for block in sorted(blocks)]), tuple(sorted(blocks)), amounts)
+        for amounts, blocks in alike.items()
+    ]
+    return RuleAmounts(everything, (*sorted(inside, key=lambda each: each.blocks), *rest))
+
+
+def _rule_amounts(entries: Iterable[tuple[ValueEntry, int]]) -> Amounts:
+    entries = tuple(entries)
+    return _amounts(entries, timed=any(each.seconds is not None for each, _ in entries))

@@ -1,7 +1,7 @@
-"""What an order comes to: the collectives of a step as traced and as planned, and what each scheduling line did.
+"""The collectives of a step as traced and as planned, and what each scheduling line did.
 
-Two steps stand beside each other, the graph as it runs without any scheduling line and with all of them. Which
-collectives are hidden and which exposed comes from :mod:`policylang.simulation.collective_runs`; without a device there
+Two steps are compared, the graph as it runs without any scheduling line and with all of them. Which
+collectives are hidden and which exposed comes from :mod:`policylang.simulation.streams`; without a device there
 are counts and bytes, and no times.
 """
 
@@ -14,20 +14,17 @@ from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.storage import storage_roots
 from policylang.language.devices.profile import collective_kind
 from policylang.language.syntax import Bucket, Overlap, Policy
 from policylang.operators.names import WAITS
 from policylang.planning.graph_edit import Edits, Proof
-from policylang.planning.plan import Plan
-from policylang.planning.schedule.order_plan import OrderPlan
-from policylang.simulation.collective_runs import CollectiveRun, Lanes, lanes
+from policylang.planning.plan import OrderPlan, Plan
 from policylang.simulation.collective_times import operator_name
-from policylang.simulation.exposed_bound import exposed_bound
-from policylang.simulation.in_flight import in_flight as in_flight_at
-from policylang.simulation.in_flight import size_in_flight
-from policylang.simulation.memory import Timeline, simulate
+from policylang.simulation.memory import Peak, Timeline, peak_of, simulate
 from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.peak import Peak, peak_of
+from policylang.simulation.streams import CollectiveRun, Lanes, exposed_bound, lanes, size_in_flight, streams_of
+from policylang.simulation.streams import in_flight as in_flight_at
 
 _HIGHEST_RUN = int(StepKind.SECOND_RUN)
 
@@ -49,13 +46,13 @@ class StepInOrder:
     """Row to block number, -1 outside every block; empty where no blocks are known."""
 
     def kinds(self) -> dict[str, int]:
-        """How many collectives run, by what they do: ``all-gather``; in the order of their first run."""
+        """The number of collectives by kind: ``all-gather``; in the order of their first run."""
         rows = self.collectives
         return dict(Counter(kind_of(self.facts.targets[row]) for row in rows))
 
     @property
     def collectives(self) -> list[int]:
-        """Their rows in the order in which they start; one that runs a second time is there twice."""
+        """Their rows in the order in which they start; a recomputed one is there twice."""
         return collective_rows(self.facts, self.schedule)
 
 
@@ -72,7 +69,7 @@ class JoinedCollectives:
 
 @frozen
 class LineInOrder:
-    """What one scheduling line, or one ``bucket`` line, came to."""
+    """The effect of one scheduling line, or of one ``bucket`` line."""
 
     source: str
     """``file:line``."""
@@ -80,7 +77,7 @@ class LineInOrder:
     matched: tuple[str, ...]
     """The collectives that it picks."""
     moved: tuple[str, ...]
-    """Of a ``bucket`` line those that became one with others; of the others those that start earlier, or are awaited
+    """For a ``bucket`` line those that became one with others; for the others those that start earlier, or are awaited
     later, because of it."""
     left: Mapping[str, tuple[str, ...]] = field(factory=dict)
     """Why collectives were left where they are, and which."""
@@ -107,7 +104,7 @@ class CollectiveEntry:
     lines: tuple[int, ...]
     """The :attr:`Communication.lines` that joined or moved it."""
     members: int
-    """How many collectives of the graph as traced it stands for."""
+    """The number of collectives of the graph as traced that it replaces."""
     run: CollectiveRun | None
     """None without a device, and of one that computes as well, which runs among the computation."""
 
@@ -123,14 +120,14 @@ class Communication:
     lines: tuple[LineInOrder, ...] = ()
     """In the order of planning: buckets, then the others."""
     collectives: tuple[CollectiveEntry, ...] = ()
-    """Of the step as planned, in the order in which they start."""
+    """The step as planned, in the order in which they start."""
     bound: float | None = None
     """Seconds that no order of the planned graph can hide; None without a device."""
     device: str | None = None
     barriers: Mapping[str, int] = field(factory=dict)
     """Operators that nothing was moved across because nobody knows what they do, and how many calls."""
     orders: bool = False
-    """Whether the policy has scheduling lines that were planned."""
+    """True if the policy has scheduling lines that were planned."""
 
 
 def communication(plan: Plan) -> Communication | None:
@@ -191,7 +188,7 @@ def step_in_order(
 
 
 def _limits(plan: Plan, peak: int) -> tuple[int | None, int | None]:
-    """Of all ``overlap`` lines the least that may be in flight and alive, with the peak of the order as traced."""
+    """The least that any ``overlap`` line allows in flight and alive, with the peak of the order as traced."""
     lines = [each for each in plan.policy.scheduling if isinstance(each, Overlap)]
     in_flight = [int(each.in_flight.value) for each in lines if each.in_flight is not None]
     rises = [each.peak for each in lines if each.peak is not None]
@@ -200,20 +197,20 @@ def _limits(plan: Plan, peak: int) -> tuple[int | None, int | None]:
 
 
 def collective_rows(facts: Facts, schedule: Schedule) -> list[int]:
-    """In the order in which they start; one that runs a second time is there twice."""
+    """In the order in which they start; a recomputed one is there twice."""
     flags = facts.flags
     return [row for kind, row, _ in schedule if kind <= _HIGHEST_RUN and flags[row] & Flag.COLLECTIVE]
 
 
 def kind_of(target: str) -> str:
-    """What a collective does, ``all-gather``; of one that nobody knows the operator's name."""
+    """The kind of a collective, ``all-gather``; of an unknown one the operator's name."""
     name = operator_name(target)
     kind = collective_kind(name)
     return name if kind is None else kind.value
 
 
 def group_of(facts: Facts, row: int) -> str:
-    """Of a collective the mesh dimension that it sends over where one is known, else the name of its group."""
+    """The mesh dimension that a collective sends over where one is known, else the name of its group."""
     group = facts.groups.get(facts.group_names[row])
     return (group.dim if group is not None else None) or facts.group_names[row]
 
@@ -299,3 +296,140 @@ def _collectives(
             members=members.get(facts.names[row], 1),
             run=mine.pop() if mine else None,
         )
+
+
+_LAST_RUN = int(StepKind.SECOND_RUN)
+
+
+@frozen
+class CollectivePlace:
+    """A collective in one order."""
+
+    name: str
+    """Its node; of one that is in a bucket the bucket's."""
+    step: int
+    """The step of the schedule in which it starts, counted from 1."""
+    before: str
+    """The node that computes next."""
+    awaited_step: int | None
+    """None where nothing waits for it."""
+    awaited_before: str
+    """The node that computes next once it is awaited."""
+    run: CollectiveRun | None
+    """None without a device."""
+
+
+@frozen
+class LineOnCollective:
+    """The effect of one scheduling line on a collective."""
+
+    source: str
+    text: str
+    standing: str
+    """``joined``, ``moved``, ``left``, ``not moved`` or ``no match``."""
+    why: str = ""
+
+
+@frozen
+class PlacedCollective:
+    """One collective of the step."""
+
+    name: str
+    """As it was asked for."""
+    operator: str
+    group: str
+    lines: tuple[LineOnCollective, ...]
+    """Every scheduling line, in the order of planning."""
+    traced: CollectivePlace | None
+    """None of what only the planned order has."""
+    planned: CollectivePlace | None
+    members: tuple[str, ...] = field(factory=tuple)
+    """The members of the bucket that it is, or is in."""
+
+
+def collective_asked(found: Communication, name: str) -> str | None:
+    """The collective that a node is, or waits for; None of anything else."""
+    for step in (found.traced, found.planned):
+        row = step.facts.index.get(name)
+        if row is None:
+            continue
+        started = streams_of(step.facts).started
+        if row in started:
+            return name
+        owner = step.facts.owners[row]
+        if step.facts.targets[row] in WAITS and owner in started:
+            return step.facts.names[owner]
+    return None
+
+
+def placed(found: Communication, name: str) -> PlacedCollective:
+    """Describe a collective of either order, as :func:`collective_asked` names it."""
+    bucket = next((each for line in found.lines for each in line.buckets if name in (*each.names, *each.members)), None)
+    joined = None if bucket is None or not bucket.names else bucket.names[0]
+    now = joined if joined is not None and name not in found.planned.facts.index else name
+    first = name if bucket is None or name in bucket.members else bucket.members[0]
+    traced, planned = _placement(found.traced, first), _placement(found.planned, now)
+    step = found.planned if now in found.planned.facts.index else found.traced
+    row = step.facts.index[now]
+    return PlacedCollective(
+        name=name,
+        operator=step.facts.targets[row],
+        group=group_of(step.facts, row),
+        lines=tuple(_standing(line, name, now) for line in found.lines),
+        traced=traced,
+        planned=planned,
+        members=() if bucket is None else bucket.members,
+    )
+
+
+def _standing(line: LineInOrder, name: str, now: str) -> LineOnCollective:
+    def say(standing: str, why: str = "") -> LineOnCollective:
+        return LineOnCollective(line.source, line.text, standing, why)
+
+    for bucket in line.buckets:
+        if name in bucket.members or name in bucket.names:
+            return say("joined", f"{len(bucket.members):,} in one")
+    for reason, names in line.left.items():
+        if name in names or now in names:
+            return say("left", reason)
+    if now in line.moved or name in line.moved:
+        return say("moved")
+    return say("not moved" if now in line.matched or name in line.matched else "no match")
+
+
+def _placement(step: StepInOrder, name: str) -> CollectivePlace | None:
+    facts = step.facts
+    row = facts.index.get(name)
+    if row is None:
+        return None
+    awaited = streams_of(facts).awaited
+    started = waited = None
+    for at, (kind, each, _) in enumerate(step.schedule):
+        if kind > _LAST_RUN:
+            continue
+        if each == row and started is None:
+            started = at
+        elif started is not None and row in awaited.get(each, ()):
+            waited = at
+            break
+    if started is None:
+        return None
+    runs = () if step.lanes is None else step.lanes.collectives
+    return CollectivePlace(
+        name=name,
+        step=started + 1,
+        before=_computing(step, started),
+        awaited_step=None if waited is None else waited + 1,
+        awaited_before="" if waited is None else _computing(step, waited),
+        run=next((run for run in runs if run.row == row), None),
+    )
+
+
+def _computing(step: StepInOrder, at: int) -> str:
+    """The node that computes first from a step on: not a start, a wait or what takes no memory."""
+    started, roots = streams_of(step.facts).started, storage_roots(step.facts)
+    for later in range(at, len(step.schedule)):
+        row = step.schedule.rows[later]
+        if step.schedule.kinds[later] <= _LAST_RUN and row not in started and roots[row] == row:
+            return step.facts.names[row]
+    return ""

@@ -7,12 +7,120 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import uncounted_operators
-from policylang.planning.inspection.order_changes import OrderChanges, order_changes
-from policylang.planning.inspection.step_times import peak_of_plan, time_of_plan
+from policylang.graph.facts import Facts, uncounted_operators
+from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.storage import storage_roots
+from policylang.planning.graph_edit import Edit
+from policylang.planning.inspection.communication import collective_rows
 from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.order.as_run import run
 from policylang.planning.plan import ExpectationOutcome, Plan
-from policylang.planning.value_decision import Decision, Why
+from policylang.planning.value_outcome import Decision, Why
+from policylang.simulation.streams import in_flight, streams_of
+
+_LAST_RUN = int(StepKind.SECOND_RUN)
+Place = tuple[str, str]
+"""The node that computes next when a collective starts, and when it has been awaited."""
+
+
+@frozen
+class OrderFigures:
+    """The collectives of one plan."""
+
+    collectives: int
+    buckets: int
+    in_flight_bytes: int
+    """Started and not awaited, where that is most."""
+
+
+@frozen
+class OrderChanges:
+    """Collectives by the names that they have without any bucket, in the order of the graph."""
+
+    old: OrderFigures
+    new: OrderFigures
+    joined: tuple[str, ...]
+    """Those that are in a bucket now, and were in none or in one with others."""
+    parted: tuple[str, ...]
+    """Those that were in a bucket, and are alone now."""
+    starts: tuple[str, ...]
+    """All others that start elsewhere."""
+    awaited: tuple[str, ...]
+    """All others that are awaited elsewhere."""
+
+    @property
+    def same(self) -> bool:
+        return not (self.joined or self.parted or self.starts or self.awaited)
+
+
+@frozen
+class _Ordered:
+    figures: OrderFigures
+    buckets: Mapping[str, tuple[str, ...]]
+    """Member to all members."""
+    places: Mapping[str, Place]
+
+
+def order_changes(old: Plan, new: Plan) -> OrderChanges | None:
+    """None where neither policy schedules anything. Linear in nodes and edges."""
+    if old.order is None and new.order is None:
+        return None
+    before, after = _ordered(old), _ordered(new)
+    names = list(dict.fromkeys((*before.places, *after.places)))
+    joined = tuple(name for name in names if name in after.buckets and after.buckets[name] != before.buckets.get(name))
+    parted = tuple(name for name in names if name in before.buckets and name not in after.buckets)
+    others = {*joined, *parted}
+    alike = [name for name in names if name in before.places and name in after.places and name not in others]
+    moved = [(name, before.places[name], after.places[name]) for name in alike]
+    return OrderChanges(
+        old=before.figures,
+        new=after.figures,
+        joined=joined,
+        parted=parted,
+        starts=tuple(name for name, was, now in moved if was[0] != now[0]),
+        awaited=tuple(name for name, was, now in moved if was[1] != now[1]),
+    )
+
+
+def _ordered(plan: Plan) -> _Ordered:
+    done: tuple[Edit, ...] = ()
+    if plan.order is None:
+        ran = run(plan.facts, plan.schedule)
+        facts, schedule = ran.facts, ran.schedule
+    else:
+        facts, schedule, done = plan.order.facts, plan.order.schedule, plan.order.edits.done
+    places = places_of(facts, schedule)
+    buckets: dict[str, tuple[str, ...]] = {}
+    for edit in done:
+        made = [node.name for node in edit.nodes if node.name in places]
+        for member in edit.collectives:
+            buckets[member] = edit.collectives
+            if made:
+                places[member] = places[made[0]]
+        for name in made:
+            del places[name]
+    sent = in_flight(facts, schedule)
+    figures = OrderFigures(len(collective_rows(facts, schedule)), len(done), max(sent, default=0))
+    return _Ordered(figures, buckets, places)
+
+
+def places_of(facts: Facts, schedule: Schedule) -> dict[str, Place]:
+    """From the end on, so that the node that computes next is known."""
+    streams, roots, names = streams_of(facts), storage_roots(facts), facts.names
+    starts: dict[str, str] = {}
+    awaited: dict[str, str] = {}
+    coming = ""
+    for kind, row in zip(reversed(schedule.kinds), reversed(schedule.rows), strict=True):
+        if kind > _LAST_RUN:
+            continue
+        if row in streams.started:
+            starts[names[row]] = coming
+        elif roots[row] == row:
+            coming = names[row]
+        for each in streams.awaited.get(row, ()):
+            awaited[names[each]] = coming
+    return {name: (starts[name], awaited.get(name, "")) for name in reversed(starts)}
+
 
 OUTSIDE = "outside every block"
 
@@ -29,19 +137,19 @@ class Figures:
     """The recomputed operators that no FLOP formula counts, and how many calls."""
     expectations: tuple[ExpectationOutcome, ...] = ()
     device: str | None = None
-    """What the seconds are of; None without a device, as they are then."""
+    """The device of the seconds; None without one, as they are then."""
     forward_seconds: float | None = None
     recomputed_seconds: float | None = None
     step_seconds: float | None = None
     exposed_seconds: float | None = None
-    """Of the step, in which computation waits for a collective or a copy."""
+    """Time of the step in which computation waits for a collective or a copy."""
     priced_by_bytes: Mapping[str, int] = field(factory=dict)
     """The operators whose time is that of their bytes for want of a FLOP formula, and how many calls."""
 
 
 @frozen
 class Decider:
-    """What decides a group of nodes in one of the plans."""
+    """The rule, or other cause, that decides a group of nodes in one of the plans."""
 
     action: str
     """As the language writes it; ``auto`` where PyTorch's partitioner decides, empty where there is no such node."""
@@ -60,7 +168,7 @@ class Change:
     names: tuple[str, ...] = field(repr=False)
     """The nodes, in graph order."""
     blocks: tuple[tuple[str, int], ...]
-    """How many of them lie in each block, by the block's path, in graph order."""
+    """The number of nodes in each block, by the block's path, in graph order."""
 
 
 @frozen
@@ -68,15 +176,15 @@ class PlanComparison:
     old: Figures
     new: Figures
     decisions: int
-    """How many decisions there are."""
+    """The number of decisions."""
     changes: tuple[Change, ...]
     """In the order of the first node of each."""
     order: OrderChanges | None = None
-    """Of the collectives; None where neither policy schedules any."""
+    """Changes of the collectives; None where neither policy schedules any."""
 
     @property
     def same(self) -> bool:
-        """Whether nothing is decided otherwise, and no collective runs elsewhere."""
+        """True if nothing is decided otherwise, and no collective runs elsewhere."""
         return not self.changes and (self.order is None or self.order.same)
 
     @property
@@ -112,11 +220,11 @@ def compare(old: Plan, new: Plan) -> PlanComparison:
 def figures(plan: Plan) -> Figures:
     """The cost of a plan on its graph."""
     outcome = saved_and_recomputed(plan)
-    peak = peak_of_plan(plan)
+    peak = plan.peak
     saved, again = outcome.saved_bytes, outcome.recomputed_flops
     missing = uncounted_operators(plan.facts, outcome.recomputed) or {}
     found = Figures(saved, again, peak.bytes, outcome.final, missing, plan.expectations)
-    time = time_of_plan(plan)
+    time = plan.shown_step_time
     if plan.shown_times is None or time is None:
         return found
     return evolve(

@@ -1,17 +1,64 @@
-"""How each rule of a policy stands to one node: whether it matches, and which one decides."""
+"""Which rules of a policy match one node, and which one decides."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Literal
 
 from attrs import frozen
 
-from policylang.language.syntax import Rule
+from policylang.language.source import Span
+from policylang.language.syntax import Policy, Rule
+from policylang.language.walk import names_in
 from policylang.planning.plan import Plan
+from policylang.planning.selection.no_match import why_not
 from policylang.planning.selection.selectors import Selections, selections_for
-from policylang.planning.selection.why_not_matched import why_not
-from policylang.planning.value_decision import Decision, Why
+from policylang.planning.value_outcome import Decision, Why
+
+Beginning = tuple[str, int]
+"""A file by its name, and where a statement begins in it."""
+
+
+def beginning_of(span: Span) -> Beginning:
+    return span.source.name, span.start
+
+
+@frozen(slots=False)
+class PolicyIndex:
+    """The numbers of a policy's rules, expectations and rewrites by their place."""
+
+    policy: Policy
+
+    @cached_property
+    def rules(self) -> Mapping[Beginning, int]:
+        return _numbers(each.span for each in self.policy.rules)
+
+    @cached_property
+    def expectations(self) -> Mapping[Beginning, int]:
+        return _numbers(each.span for each in self.policy.expectations)
+
+    @cached_property
+    def rewrites(self) -> Mapping[Beginning, int]:
+        return _numbers(each.span for each in self.policy.rewrites)
+
+    @cached_property
+    def named_by_rules(self) -> frozenset[str]:
+        """The names whose nodes rules and expectations are about, and not scheduling lines alone."""
+        return names_in(self.policy, (*self.policy.rules, *self.policy.expectations))
+
+    @cached_property
+    def shared_lines(self) -> frozenset[str]:
+        """The lines, ``file:line``, in which several rules begin."""
+        counts = Counter(rule.source for rule in self.policy.rules)
+        return frozenset(source for source, count in counts.items() if count > 1)
+
+
+def _numbers(spans: Iterable[Span]) -> dict[Beginning, int]:
+    return {beginning_of(span): number for number, span in enumerate(spans)}
+
 
 Standing = Literal["no match", "decided", "overridden", "kept by the user", "always saved"]
 
@@ -24,11 +71,11 @@ class RuleOnNode:
     standing: Standing
     by: Rule | None = None
     why: str = ""
-    """Of a rule that does not match: the part of its selector that leaves the node out."""
+    """The part of a selector that does not match the node."""
 
 
 def rules_on(plan: Plan, row: int, *, reasons: bool = True) -> tuple[RuleOnNode, ...]:
-    """Every rule of the policy, in order, and how it stands to a node. Without ``reasons``, which may each take a pass
+    """Every rule of the policy, in order, and what it does to a node. Without ``reasons``, which may each take a pass
     over the graph, it is not said why a rule does not match.
 
     A rule matches a node if it matches any node of its group: a ``getitem`` and the operator that it reads share a

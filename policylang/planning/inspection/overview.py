@@ -1,4 +1,4 @@
-"""What is in a graph: its nodes by phase, block, operator and module, before there is any policy."""
+"""The nodes of a graph by phase, block, operator and module, before there is any policy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from attrs import field, frozen
 from policylang.graph.blocks import OUTSIDE, BlockTable
 from policylang.graph.facts import Facts, Flag, Phase, uncounted_operators
 from policylang.language.globs import NameGlob, PathGlob
-from policylang.planning.liveness import own_bytes
-from policylang.planning.schedule.builder import build_schedule
+from policylang.planning.schedule import build_schedule
+from policylang.planning.value_outcome import own_bytes
 from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.step_time import StepTime, step_time
+from policylang.simulation.streams import StepTime, step_time
 
 PHASES = {phase: phase.name.lower() for phase in Phase}
 
@@ -31,7 +31,7 @@ class NodeEntry:
     """The path of its block, None outside every block."""
     phase: str
     bytes: int
-    """Of all the tensors that it returns. A view counts what it shows, though the memory is another node's."""
+    """All the tensors that it returns. A view counts what it shows, though the memory is another node's."""
     flops: int
     uncounted: str
     """The operators of the call whose work is not in ``flops``; empty too where an older snapshot does not say."""
@@ -51,7 +51,7 @@ class Totals:
     uncounted_calls: int | None = 0
     """Forward calls of operators that no FLOP formula counts; None where an older snapshot does not say."""
     seconds: float | None = None
-    """Of the forward calls; None without a device."""
+    """The forward calls; None without a device."""
     backward_seconds: float | None = None
 
 
@@ -67,17 +67,17 @@ class GraphOverview:
     """The forward's operators that could do matrix work and that no FLOP formula counts, and how many calls; None where
     an older snapshot does not say."""
     blocks: tuple[tuple[str | None, Totals], ...]
-    """By the path of the block, in graph order; last what lies outside every block, under None."""
+    """By path, in graph order; last what lies outside every block, under None."""
     operators: tuple[tuple[str, Totals], ...]
     """On a device those that take longest first; else those with the most bytes, then those with the most calls."""
     modules: tuple[tuple[str, str, Totals], ...]
-    """Module, operator and what they come to, for the forward; modules, and the operators of each, in graph order.
+    """Module, operator and totals, for the forward; modules, and the operators of each, in graph order.
     Modules that differ in numbers alone are one, with ``*`` for each number. On a device those that take longest come
     first."""
     times: NodeTimes | None = None
-    """Of the whole graph; None without a device."""
+    """The whole graph; None without a device."""
     step: StepTime | None = None
-    """Of the whole graph as it was traced, nothing recomputed; None without a device, and of a graph without
+    """The whole graph as it was traced, nothing recomputed; None without a device, and of a graph without
     collectives."""
 
 
@@ -175,7 +175,7 @@ def _any(tests: Sequence[Callable[[str], bool]]) -> Callable[[str], bool]:
 
 
 def _names(glob: str) -> Callable[[str], bool]:
-    """Whether a glob is an operator's name: in full, without the overload, or without the namespace as well."""
+    """True if a glob is an operator's name: in full, without the overload, or without the namespace as well."""
     matches = NameGlob(glob).matches
 
     def test(target: str) -> bool:

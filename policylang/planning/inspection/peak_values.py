@@ -1,25 +1,24 @@
-"""What is alive at the peak: the values that share the memory of the highest moment, and the lines that keep them.
+"""The values that are alive at the peak, and the lines that keep them.
 
-The moment is that of :func:`policylang.simulation.peak.highest_moment`, and what is alive in it comes from the same
+The moment is that of :func:`policylang.simulation.memory.highest_moment`, and what is alive in it comes from the same
 lifetimes as the curve: the values sum up to the simulated peak exactly. A forward value that a view of it is saved for
-stands under the line that saves the view.
+is listed under the line that saves the view.
 """
 
 from __future__ import annotations
 
 from heapq import nsmallest
-from typing import Literal
+from typing import Literal, assert_never
 
 from attrs import frozen
 
 from policylang.graph.facts import Facts, InputKind, Phase
 from policylang.graph.schedule import Schedule
 from policylang.graph.storage import storage_roots
-from policylang.planning.inspection.breakdown import Breakdown, Fate, operator_of
+from policylang.planning.inspection.breakdown import Breakdown, operator_of
 from policylang.planning.order.as_run import run
-from policylang.planning.value_decision import Decision
-from policylang.simulation.lifetimes import Origin
-from policylang.simulation.peak import highest_moment
+from policylang.planning.value_outcome import RECOMPUTED, Decision, Held, Outcome
+from policylang.simulation.memory import Origin, highest_moment
 
 MOST_VALUES = 20
 
@@ -40,7 +39,7 @@ class Moment:
     node: str
     half: Literal["forward", "backward"]
     again: bool
-    """Whether it computes or fetches a forward value for the backward."""
+    """True if it computes or fetches a forward value for the backward."""
 
 
 @frozen
@@ -48,12 +47,12 @@ class AliveValue:
     """One piece of memory."""
 
     name: str
-    """Of the node that allocated it."""
+    """The node that allocated it."""
     bytes: int
     operator: str
     """Empty for an input of the graph."""
     module: str
-    """Of a parameter or buffer: its own dotted name."""
+    """For a parameter or buffer its own dotted name."""
     block: str
     what: str
     """Why it is there: ``parameter``, ``saved``, ``recomputed``, ``in use``, …"""
@@ -62,7 +61,7 @@ class AliveValue:
     rule: str
     """The rule's text; else what decided instead of one, empty where there was nothing to decide."""
     saved_as: str
-    """Of memory that is kept for a view of it: that view."""
+    """The view for which the memory is kept."""
     made: Moment | None
     """None for what is there before the first step."""
     last: Moment | None
@@ -89,11 +88,11 @@ class PeakValues:
     at: Moment | None
     """None where no step needs more than what is there before the first."""
     steps: int
-    """How many there are in the step."""
+    """The number of steps in the schedule."""
     values: tuple[AliveValue, ...]
     """The largest, largest first."""
     rest: int
-    """How many values are alive beside these."""
+    """The number of values alive beside these."""
     rest_bytes: int
     shares: tuple[AliveShare, ...]
     """By reason and line, the largest first."""
@@ -145,7 +144,7 @@ class _Named:
     """
 
     def __init__(self, found: Breakdown) -> None:
-        self.plan, self.fates, self.facts = found.plan, found.fates, found.under.facts
+        self.plan, self.outcomes, self.facts = found.plan, found.outcomes, found.under.facts
         order = self.plan.order
         same = order is None or self.facts is self.plan.facts
         self.block_of = self.plan.block_of if order is None or same else order.block_of
@@ -156,7 +155,8 @@ class _Named:
         self.keeper: dict[int, int] = {}  # memory → the first value that is kept in it
         roots = storage_roots(self.facts)
         for row in range(len(self.facts)):
-            if self._fate(row) in ("saved", "left to PyTorch"):
+            outcome = self._outcome(row)
+            if outcome is not None and outcome.on_device:
                 self.keeper.setdefault(roots[row], row)
 
     def _planned(self, row: int) -> int | None:
@@ -168,37 +168,38 @@ class _Named:
         planned = None if self.origin is None else self._planned(row)
         return None if planned is None or self.plan.facts.names[planned] == self.facts.names[row] else planned
 
-    def _fate(self, row: int) -> Fate | None:
+    def _outcome(self, row: int) -> Outcome | None:
         planned = self._planned(row)
-        return None if planned is None or self._runs_again(row) is not None else self.fates[planned]
+        return None if planned is None or self._runs_again(row) is not None else self.outcomes[planned]
 
     def reason(self, at: int) -> tuple[str, str | None, str, int]:
         """Why it is there, by which line, in its words, and the value whose decision that is."""
-        facts, lifetimes = self.facts, self.lifetimes
-        origin, row = lifetimes.origins[at], lifetimes.rows[at]
-        if origin in (Origin.INPUT, Origin.TANGENT):
-            other = "constant" if facts.ops[row] == "get_attr" else "input"
-            return _INPUTS.get(facts.input_kinds[row], other), None, "", row
-        if origin == Origin.FIRST_RUN and (again := self._runs_again(row)) is not None:
-            return "recomputed", *self._line(self.plan.decisions[again]), row
-        if origin == Origin.FIRST_RUN and facts.phases[row] == Phase.BACKWARD:
-            return ("returned" if self._stays(at) else "backward"), None, "", row
-        by = self.keeper.get(row, row) if origin == Origin.FIRST_RUN else row
+        facts, row = self.facts, self.lifetimes.rows[at]
+        by, what = row, ""
+        match Origin(self.lifetimes.origins[at]):
+            case Origin.INPUT | Origin.TANGENT:
+                other = "constant" if facts.ops[row] == "get_attr" else "input"
+                return _INPUTS.get(facts.input_kinds[row], other), None, "", row
+            case Origin.FIRST_RUN:
+                if (again := self._runs_again(row)) is not None:
+                    return RECOMPUTED.word, *self._line(self.plan.decisions[again]), row
+                if facts.phases[row] == Phase.BACKWARD:
+                    return ("returned" if self._stays(at) else "backward"), None, "", row
+                by = self.keeper.get(row, row)
+                outcome = self._outcome(by)
+                what = "returned" if self._stays(at) else "in use"
+                if outcome is not None and outcome.held is not Held.NOWHERE:
+                    what = outcome.word
+            case Origin.SECOND_RUN:
+                what = RECOMPUTED.word
+            case Origin.COPY_FROM_HOST:
+                what = "copied back"
+            case Origin.GENERATOR_STATE:
+                what = "generator state"
+            case origin:
+                assert_never(origin)
         planned = self._planned(by)
-        decision = None if planned is None else self.plan.decisions[planned]
-        return self._what(at, by), *self._line(decision), by
-
-    def _what(self, at: int, by: int) -> str:
-        origin, fate = self.lifetimes.origins[at], self._fate(by)
-        if origin == Origin.SECOND_RUN:
-            return "recomputed"
-        if origin == Origin.COPY_FROM_HOST:
-            return "copied back"
-        if origin == Origin.GENERATOR_STATE:
-            return "generator state"
-        if fate in ("saved", "left to PyTorch", "offloaded"):
-            return str(fate)
-        return "returned" if self._stays(at) else "in use"
+        return what, *self._line(None if planned is None else self.plan.decisions[planned]), by
 
     def _line(self, decision: Decision | None) -> tuple[str | None, str]:
         if decision is None:

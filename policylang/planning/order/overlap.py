@@ -21,11 +21,9 @@ from policylang.planning.order.hiding.list_scheduler import Leeway, ListSchedule
 from policylang.planning.order.hiding.local_moves import LocalMoves
 from policylang.planning.order.hiding.memory_ahead import Touches
 from policylang.planning.order.hiding.units import Units, units
-from policylang.simulation.exposed_bound import exposed_bound
-from policylang.simulation.in_flight import in_flight, size_in_flight
 from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.streams import walk
+from policylang.simulation.streams import exposed_bound, in_flight, size_in_flight, walk
 
 _COMPUTES = (
     Leeway(lag=2.0, fill=0.15, reach=0.1, close=0.02),

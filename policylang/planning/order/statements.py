@@ -26,10 +26,10 @@ from policylang.planning.order.lines.moves import Moves, Wish, moved
 from policylang.planning.order.lines.named import Picked, after_edits, shared_out
 from policylang.planning.order.lines.order_errors import OrderErrors
 from policylang.planning.order.reading.roles import Progress
-from policylang.planning.schedule.host_copy_steps import with_host_copies
-from policylang.planning.schedule.order_plan import OrderPlan, SchedulingOutcome
+from policylang.planning.plan import OrderPlan, SchedulingOutcome
+from policylang.planning.schedule import with_host_copies
+from policylang.simulation.memory import estimate_peak
 from policylang.simulation.node_times import node_times
-from policylang.simulation.peak import estimate_peak
 
 _FIRST = int(StepKind.FIRST_RUN)
 

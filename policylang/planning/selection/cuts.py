@@ -1,26 +1,10 @@
-"""``crosses cut per 2 GiB``: the forward cut into stages, each cut where the least is alive.
-
-A *value* here is memory that the forward makes: views, ``wait_tensor`` and in-place results are looks at the value
-that allocated it; each output of a multi-output operator is a value, made when the operator runs. Sizes are none, and
-neither is what is made of one parameter alone (a weight cast or gathered): that can be made again at any time.
-
-A *cut* lies between two nodes of the forward, in graph order. A value is alive at it if it was made before and a
-forward node after it reads it, itself or through a view. Stages follow one another from the start. While what is left
-of the forward makes more than ``size`` bytes, the stage ends at the cut where the fewest bytes are alive, among those
-at which it would have made at least half of ``size`` and at most ``size``; of several such at the latest. Where there
-is no cut in that range, because one node makes too much, the stage ends behind that node, before the next one that
-makes anything, where the fewest bytes are alive. ``auto`` stands for the square root of what the forward makes, both in
-GiB: as many stages as GiB in each, which AutoParallel calls ``ac_stage_size_in_GiB="auto"``.
-
-So every stage but the last makes at least half of ``size``, and makes more than ``size`` only where a single node makes
-more than half of it. One pass over the nodes and edges, and one over the forward for each size that a policy asks for.
-"""
+"""``crosses cut per 2 GiB``: the forward cut into stages, each cut where the least is alive."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 from math import sqrt
@@ -34,7 +18,21 @@ _NEVER = -1
 
 
 class Cuts:
-    """The cuts of one graph, by size of stage. Nothing is computed before it is asked for."""
+    """``crosses cut per 2 GiB``: the forward cut into stages, each cut where the least is alive.
+
+    A *value* here is memory that the forward makes: views, ``wait_tensor`` and in-place results share that of the value
+    that allocated it; each output of a multi-output operator is a value, made when the operator runs. Sizes are none,
+    and neither is what is made of one parameter alone (a weight cast or gathered).
+
+    A *cut* lies between two nodes of the forward, in graph order. A value is alive at it if it was made before and a
+    forward node after it reads it, itself or through a view. While what is left of the forward makes more than ``size``
+    bytes, the stage ends at the cut where the fewest bytes are alive, among those at which it would have made at least
+    half of ``size`` and at most ``size``; of several such at the latest. Where there is no cut in that range, because
+    one node makes too much, the stage ends behind that node, before the next one that makes anything, where the fewest
+    bytes are alive. ``auto`` is the square root of what the forward makes, both in GiB: as many stages as GiB in each,
+    AutoParallel's ``ac_stage_size_in_GiB="auto"``. One pass over the nodes and edges, and one over the forward for each
+    size that a policy asks for.
+    """
 
     def __init__(self, facts: Facts, chains: Chains) -> None:
         self.facts = facts
@@ -52,9 +50,9 @@ class Cuts:
             self._known[size] = tuple(_cut(self._produced, self._alive, size))
         return self._known[size]
 
-    def stage(self, size: float | None, times: float = 1) -> float:
-        """The bytes of a stage; of ``auto``, which is None, by so many times what the forward makes."""
-        return sqrt(times * self.produced * 2**30) if size is None else size
+    def stage(self, size: float | None) -> float:
+        """The bytes of a stage; ``auto`` is None."""
+        return sqrt(self.produced * 2**30) if size is None else size
 
     def crossing(self, size: float | None) -> bytearray:
         """By row, 1 for the nodes whose decision saves a value that is alive at a cut.
@@ -62,21 +60,11 @@ class Cuts:
         These are the nodes whose memory the value is and that share the decision of the node that allocated it, a
         ``wait_tensor`` for instance, and the owner of that decision. A mere view is none of them.
         """
-        cuts = self.positions(self.stage(size))
-        return self._told(lambda value: self._crosses(value, cuts)) if cuts else bytearray(len(self.facts))
-
-    @cached_property
-    def crossable(self) -> bytearray:
-        """The same for cuts that lie anywhere: of other sizes, the values would be cut at other places."""
-        born, last = self._lifetimes
-        return self._told(lambda value: _NEVER != born[value] < last[value])
-
-    def _told(self, crosses: Callable[[int], bool]) -> bytearray:
-        facts, roots, owners = self.facts, self._roots, self.facts.owners
-        mask = bytearray(len(facts))
-        for row in facts.forward:
+        cuts, mask = self.positions(self.stage(size)), bytearray(len(self.facts))
+        roots, owners = self._roots, self.facts.owners
+        for row in self.facts.forward if cuts else ():
             value = roots[row]
-            if owners[row] == owners[value] and crosses(value):
+            if owners[row] == owners[value] and self._crosses(value, cuts):
                 mask[row] = mask[owners[row]] = 1
         return mask
 

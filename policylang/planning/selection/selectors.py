@@ -2,55 +2,136 @@
 
 Every form costs at most one pass over the nodes and edges it touches. Operators are looked up by name in
 ``Facts.by_target``: a pattern is matched once per distinct operator, never per node. Equal sub-trees, wherever in a
-policy they stand, are evaluated once; so is a ``let``.
+policy they are, are evaluated once; so is a ``let``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
-from functools import cache
+from collections import Counter
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from math import floor
 from typing import assert_never
 
-from attrs import fields
+from attrs import evolve, fields, frozen
 
-from policylang.graph.blocks import BlockTable, blocks_of
+from policylang.graph.blocks import BlockTable, blocks_of, is_one_block
 from policylang.graph.chains import Chains
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, Flag, InputKind, forward_users
 from policylang.graph.rowsets import difference, intersection, mask_of, members, union
+from policylang.graph.storage import storage_roots
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS
 from policylang.language.syntax import (
+    COMPARISONS,
+    And,
+    Annotated,
+    BlockSet,
     Chain,
     ChainOf,
+    Compare,
+    CrossesCut,
     Difference,
     Everything,
     Feeding,
     InBlock,
     InModule,
     Intersection,
+    Is,
     Let,
+    Match,
+    Not,
     Operator,
+    Or,
     Ordinal,
     Policy,
+    Predicate,
     Reference,
+    Scope,
     Selector,
     Step,
     Union,
     Where,
+    Word,
 )
 from policylang.language.walk import parts
+from policylang.operators.names import GETITEM
 from policylang.planning.selection.cuts import Cuts
-from policylang.planning.selection.operator_prices import OperatorPrices
-from policylang.planning.selection.ordinals import choose, chosen_blocks, effective_scope, group_keys
-from policylang.planning.selection.predicates import compile_predicate, split_target
 from policylang.simulation.node_times import NodeTimes
+
+
+def effective_scope(scope: Scope | None, has_blocks: bool) -> Scope:
+    """Without ``per``: per block where the graph has blocks, else per graph."""
+    if scope is not None:
+        return scope
+    return Scope.BLOCK if has_blocks else Scope.GRAPH
+
+
+def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: BlockTable, chains: Chains) -> list[Hashable]:
+    """The key that each row is counted under: a block's number, a module's path, the name of a chain's first node.
+
+    None for a node outside every block under ``per block``: it is not counted.
+    """
+    if scope is Scope.GRAPH:
+        return [0] * len(rows)
+    if scope is Scope.MODULE:
+        modules = facts.modules
+        return [modules[row] for row in rows]
+    if scope is Scope.CHAIN:
+        names, first = facts.names, chains.first
+        return [names[first[row]] for row in rows]
+    return [block if block >= 0 else None for block in map(blocks.block_of.__getitem__, rows)]
+
+
+def choose(ordinal: Ordinal, rows: list[int], keys: Sequence[Hashable]) -> list[int]:
+    """The rows at the ordinal's positions, counted from 1 in graph order within each group of equal keys."""
+    totals = Counter(keys if ordinal.kind == "last" else ())
+    counts: dict[Hashable, int] = {}
+    chosen: list[int] = []
+    for row, key in zip(rows, keys, strict=True):
+        if key is not None:
+            position = counts[key] = counts.get(key, 0) + 1
+            if _takes(ordinal, position, totals.get(key, 0)):
+                chosen.append(row)
+    return chosen
+
+
+def chosen_blocks(which: BlockSet, count: int) -> list[bool]:
+    """For each of ``count`` blocks, whether the block set holds it."""
+    if which.kind == "any":
+        return [True] * count
+    if which.kind == "range":
+        return [which.low <= block <= which.high for block in range(count)]
+    if which.share is not None:
+        which = evolve(which, n=floor(which.share * count), share=None)
+    return [_takes(which, position, count) for position in range(1, count + 1)]
+
+
+def _takes(which: Ordinal | BlockSet, position: int, total: int) -> bool:
+    """True if a choice takes a position of ``total``, counted from 1."""
+    n = which.n
+    match which.kind:
+        case "first":
+            return position <= n
+        case "last":
+            return position > total - n
+        case "nth":
+            return position == n
+        case "every":
+            start = which.start or n
+            return n > 0 and position >= start and (position - start) % n == 0
+        case "any" | "range":
+            raise ValueError(f"`{which.kind}` takes no position")
+        case _:
+            assert_never(which.kind)
+
 
 _CHILD_FIELDS = frozenset({"selector", "left", "right", "marker", "parts"})
 
 
 def operator_matcher(operator: Operator) -> Callable[[str], bool]:
-    """Whether a full operator name is one that ``operator`` names.
+    """True if a full operator name is one that ``operator`` names.
 
     Without a namespace: of any but Python's own functions, or ``add`` would count additions of sizes.
     """
@@ -140,39 +221,43 @@ class Selections:
         self._alive.append(node)
 
     def evaluate(self, node: Selector, parts: list[list[int]]) -> list[int]:
-        """What one node of a tree denotes where its parts denote these rows: one pass, and nothing is remembered."""
+        """The rows of one node of a tree, given those of its parts: one pass, and nothing is remembered."""
         facts, length = self.facts, len(self.facts)
-        if isinstance(node, Everything):
-            return facts.forward
-        if isinstance(node, Operator):
-            return self._operator(node)
-        if isinstance(node, Reference):
-            return parts[0]
-        if isinstance(node, InModule):
-            return self._in_module(node, parts[0])
-        if isinstance(node, InBlock):
-            return self._in_block(node, parts[0])
-        if isinstance(node, Ordinal):
-            scope = effective_scope(node.scope, bool(self.blocks.names))
-            return choose(node, parts[0], group_keys(scope, parts[0], facts, self.blocks, self.chains))
-        if isinstance(node, Where):
-            test = compile_predicate(node.predicate, facts, self.blocks, self.chains, self.cuts, self.prices)
-            return [row for row in parts[0] if test(row)]
-        if isinstance(node, Union):
-            return union(parts, facts.forward, length)
-        if isinstance(node, Intersection):
-            return intersection(parts[0], parts[1], length)
-        if isinstance(node, Difference):
-            return difference(parts[0], parts[1], length)
-        if isinstance(node, Feeding):
-            return self._feeding(node, parts[0], parts[1])
-        if isinstance(node, Step):
-            return self._step(node, parts[0])
-        if isinstance(node, Chain):
-            return self._chain(node, parts[0])
-        if isinstance(node, ChainOf):
-            return self._chain_of(node, parts)
-        raise TypeError(f"`{node.text}` has not been resolved")
+        match node:
+            case Everything():
+                return facts.forward
+            case Operator():
+                return self._operator(node)
+            case Reference():
+                return parts[0]
+            case InModule():
+                return self._in_module(node, parts[0])
+            case InBlock():
+                return self._in_block(node, parts[0])
+            case Ordinal():
+                scope = effective_scope(node.scope, bool(self.blocks.names))
+                return choose(node, parts[0], group_keys(scope, parts[0], facts, self.blocks, self.chains))
+            case Where():
+                test = compile_predicate(node.predicate, self)
+                return [row for row in parts[0] if test(row)]
+            case Union():
+                return union(parts, facts.forward, length)
+            case Intersection():
+                return intersection(parts[0], parts[1], length)
+            case Difference():
+                return difference(parts[0], parts[1], length)
+            case Feeding():
+                return self._feeding(node, parts[0], parts[1])
+            case Step():
+                return self._step(node, parts[0])
+            case Chain():
+                return self._chain(node, parts[0])
+            case ChainOf():
+                return self._chain_of(node, parts)
+            case Word():
+                raise TypeError(f"`{node.text}` has not been resolved")
+            case _:
+                assert_never(node)
 
     def _operator(self, node: Operator) -> list[int]:
         matches = operator_matcher(node)
@@ -226,8 +311,215 @@ class Selections:
 def selections_for(
     policy: Policy, facts: Facts, blocks: BlockTable | None = None, *, times: NodeTimes | None = None
 ) -> Selections:
-    """What the selectors of a policy denote on a graph, whose blocks are as the policy names them unless given.
+    """The selections of a policy on a graph, whose blocks are as the policy names them unless given.
     ``times``: of the graph's nodes, where there is a device."""
     if blocks is None:
         blocks = blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
     return Selections(facts, policy.lets, blocks, Chains(facts), times)
+
+
+# --- predicates -------------------------------------------------------------------------------------------------------
+
+
+Test = Callable[[int], bool]
+Amount = Callable[[int], float | None]
+
+ORIGINS = {
+    "from parameter": InputKind.PARAMETER,
+    "from buffer": InputKind.BUFFER,
+    "from input": InputKind.USER,
+    "gathered parameter": InputKind.PARAMETER,
+    "gathered buffer": InputKind.BUFFER,
+    "gathered input": InputKind.USER,
+}
+"""Predicates about the one graph input that a value is made of, and its kind."""
+GATHERED = frozenset(name for name in ORIGINS if name.startswith("gathered"))
+# Memory that a flat graph makes, writes and finishes within the forward is recomputed as a whole: in-place dropout.
+_WRITTEN = Flag.WRITES | Flag.REPEATABLE
+
+
+def compile_predicate(predicate: Predicate, on: Selections) -> Test:
+    """The predicate as a function of a forward row. Recursion is as deep as the parser lets parentheses nest.
+
+    A comparison with something a node does not have (the ``ndim`` of a tuple, the ``group_size`` of a matmul, a time
+    without a device) is false, whatever the operator; ``not`` turns it into true.
+    """
+    facts = on.facts
+    match predicate:
+        case Not():
+            inner = compile_predicate(predicate.predicate, on)
+            return lambda row: not inner(row)
+        case And() | Or():
+            tests = [compile_predicate(part, on) for part in predicate.parts]
+            hold = all if isinstance(predicate, And) else any
+            return lambda row: hold(test(row) for test in tests)
+        case Compare():
+            amount, compare, limit = (
+                amount_of(predicate, facts, on.prices),
+                COMPARISONS[predicate.op],
+                predicate.value.value,
+            )
+            return lambda row: (value := amount(row)) is not None and compare(value, limit)
+        case Match():
+            return _match(predicate, facts)
+        case CrossesCut():
+            crossing = on.cuts.crossing(predicate.bytes)
+            return lambda row: bool(crossing[row])
+        case Annotated():
+            return _annotated(predicate.name, facts)
+        case Is():
+            return _is(predicate, facts, on.blocks, on.chains)
+        case _:
+            assert_never(predicate)
+
+
+def column_of(test: Predicate) -> str:
+    """The column that alone answers a test; empty where none does."""
+    if isinstance(test, Annotated):
+        return "annotations"
+    return test.quantity if isinstance(test, Compare) and test.quantity in _COLUMNS else ""
+
+
+_COLUMNS = frozenset(("bytes", "numel", "flops"))
+"""The quantities that are columns of the facts."""
+
+
+def amount_of(predicate: Compare, facts: Facts, prices: OperatorPrices | None) -> Amount:
+    """The quantity of a comparison as a function of a forward row; None where the graph does not say it."""
+    match quantity := predicate.quantity:
+        case "time" | "time_per_gib":
+            return lambda row: None if prices is None else prices.of(quantity, row)
+        case "bytes" | "numel" | "flops":
+            column: Sequence[int] = getattr(facts, quantity)
+            return column.__getitem__ if len(column) == len(facts) else lambda row: None
+        case "inputs":
+            return lambda row: len(facts.inputs[row])
+        case "users":
+            return lambda row: len(forward_users(facts, row))
+        case "group_size":  # of a collective and of the wait that follows it
+            groups, names = facts.groups, facts.group_names
+            return lambda row: None if (found := groups.get(names[facts.owners[row]])) is None else found.size
+        case "ndim":
+            return lambda row: None if (shape := facts.shapes[row]) is None else len(shape)
+        case "shape":
+            return lambda row: _dimension(facts.shapes[row] or (), predicate.index or 0)
+        case _:
+            assert_never(quantity)
+
+
+def _dimension(shape: tuple[int, ...], index: int) -> int | None:
+    """A dimension, counted from the end if negative; None where there is none."""
+    return shape[index] if -len(shape) <= index < len(shape) else None
+
+
+def _match(predicate: Match, facts: Facts) -> Test:
+    """Each distinct value is matched once: a graph has many nodes and few dtypes, devices and modules."""
+    wanted = predicate.op == "=="
+    matches = _matcher(predicate)
+    column_name, present = _TEXTS[predicate.property]
+    column: Sequence[str] = getattr(facts, column_name)
+    answer = cache(lambda value: present(value) and matches(value) == wanted)
+    return lambda row: answer(column[row])
+
+
+_TEXTS: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "dtype": ("dtypes", bool),
+    "device": ("devices", bool),
+    "overload": ("targets", lambda target: bool(split_target(target)[2])),
+    "module": ("modules", lambda path: True),  # the empty path is the root module
+}
+"""By property, its column and whether a node has one."""
+
+
+def _matcher(predicate: Match) -> Callable[[str], bool]:
+    if predicate.property == "module":
+        return PathGlob(predicate.pattern).matches
+    name = NameGlob(predicate.pattern).matches
+    if predicate.property == "device":
+        return lambda device: name(device) or name(device.partition(":")[0])
+    if predicate.property == "overload":
+        return lambda target: name(split_target(target)[2])
+    return name
+
+
+def split_target(target: str) -> tuple[str, str, str]:
+    """``aten.mm.default`` as namespace, name and overload; the overload is empty where there is none."""
+    namespace, _, rest = target.partition(".")
+    name, _, overload = rest.partition(".")
+    return namespace, name, overload
+
+
+def _annotated(name: str, facts: Facts) -> Test:
+    """Tracing loses what is set on a piece of a tuple, and keeps what is set on the operator that returns it."""
+    annotations, owners = facts.annotations, facts.owners
+    if not annotations:
+        return lambda row: False
+    return lambda row: name in annotations[row] or name in annotations[owners[row]]
+
+
+def _is(predicate: Is, facts: Facts, blocks: BlockTable, chains: Chains) -> Test:
+    flags = facts.flags
+    match name := predicate.name:
+        case "from parameter" | "from buffer" | "from input":
+            made = chains.made_of(ORIGINS[name])
+            return lambda row: bool(made[row])
+        case "gathered parameter" | "gathered buffer" | "gathered input":
+            made, gathered = chains.made_of(ORIGINS[name]), chains.gathered_mask
+            return lambda row: bool(made[row] and gathered[row])
+        case "crosses block":
+            block_of = blocks.block_of
+            if blocks.alone is not None or is_one_block(blocks, facts):  # what the graph returns, other blocks read
+                return lambda row: bool(flags[row] & Flag.FORWARD_OUTPUT)
+            return lambda row: any(block_of[user] != block_of[row] for user in forward_users(facts, row))
+        case "is view":
+            return lambda row: _is_view(facts, row)
+        case "user tagged":
+            tags, owners = facts.user_tags, facts.owners
+            return lambda row: tags[row] is not None or tags[owners[row]] is not None
+        case "is mutated":
+            return lambda row: bool(flags[row] & Flag.READS_MUTATED) or flags[row] & _WRITTEN == Flag.WRITES
+        case "feeds backward":
+            return lambda row: bool(flags[row] & Flag.FEEDS_BACKWARD)
+        case "is random":
+            return lambda row: bool(flags[row] & Flag.RANDOM)
+        case "is multi_output":
+            return lambda row: bool(flags[row] & Flag.MULTI_OUTPUT)
+        case "recorded saved":
+            return lambda row: bool(flags[row] & Flag.RECORDED_SAVED)
+        case _:
+            assert_never(name)
+
+
+def _is_view(facts: Facts, row: int) -> bool:
+    """A piece of a view, such as of a split, is one too."""
+    piece = facts.targets[row] == GETITEM and bool(facts.inputs[row])
+    return bool(facts.flags[facts.inputs[row][0] if piece else row] & Flag.VIEW)
+
+
+@frozen(eq=False, slots=False)
+class OperatorPrices:
+    """``time`` and ``time_per_gib`` of one graph on one device. The pieces of a tuple and the wait for a collective
+    share the decision of their operator, and so its time and its price."""
+
+    facts: Facts
+    times: NodeTimes
+
+    def time(self, row: int) -> float:
+        """Seconds; 0 of what does nothing on the device, as views."""
+        return self.times.seconds[self.facts.owners[row]]
+
+    def time_per_gib(self, row: int) -> float | None:
+        """Seconds to make the value again, per GiB that it takes to keep; None of what has no memory of its own."""
+        facts, owner = self.facts, self.facts.owners[row]
+        size = facts.bytes[owner]
+        if not size or self._roots[owner] != owner:
+            return None
+        return self.times.seconds[owner] * 2.0**30 / size
+
+    def of(self, measure: str, row: int) -> float | None:
+        """A measure by its word in the language."""
+        return self.time(row) if measure == "time" else self.time_per_gib(row)
+
+    @cached_property
+    def _roots(self) -> Sequence[int]:
+        return storage_roots(self.facts)

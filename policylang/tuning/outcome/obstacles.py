@@ -148,7 +148,7 @@ def _too_much_saved(found: Infeasible, under: Breakdown) -> Diagnostic:
         (entry.bytes * group.times, entry, group)
         for group in under.groups
         for entry in group.entries
-        if entry.fate in ("saved", "left to PyTorch") and entry.bytes
+        if entry.outcome.on_device and entry.bytes
     ]
     kept.sort(key=lambda each: -each[0])
     lines = [

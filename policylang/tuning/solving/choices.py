@@ -7,7 +7,7 @@ is chosen here costs what the planner says:
 
 - what the backward reads is kept or made again; what is made again needs its own inputs in the same way;
 - an operator and what follows it are one decision, and all views of one memory are kept for the price of it;
-- what may not run again is kept where it is needed: see :mod:`policylang.planning.decisions.safety`, routing choices,
+- what may not run again is kept where it is needed: see :mod:`policylang.planning.decisions.decide`, routing choices,
   seeds; sizes and what the graph is given are there anyway; what the user has tagged stays as it is tagged.
 
 Planning counts bytes over all that it decides, the schedule seconds over what really runs a second time. The two differ

@@ -6,11 +6,9 @@ from collections.abc import Collection
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag
-from policylang.planning.block_graph import around_blocks
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decisions.routing import routing_owners
-from policylang.planning.decisions.safety import why_unsafe
-from policylang.planning.decisions.user_tags import user_decisions
+from policylang.planning.checkpoints import around_blocks
+from policylang.planning.decisions.decide import routing_owners, user_decisions, why_unsafe
 
 STAYS, MUST_RUN = 1, 2
 """An owner that is not run again, and one that is wherever the backward comes down to it."""
@@ -22,7 +20,7 @@ def fixed_owners(
     """By owner :data:`STAYS`, :data:`MUST_RUN` or 0, and the owners that the user's tags move to the host.
 
     A path that runs one block at a time knows no tags: the policy's checkpoints take the place of the user's own. It
-    decides nothing outside ``blocks``, and nothing of what they hand on.
+    decides nothing outside ``blocks``, and nothing of their outputs.
     """
     owners, fixed = facts.owners, bytearray(len(facts))
     by_block = capabilities.block_by_block
@@ -32,7 +30,7 @@ def fixed_owners(
         fixed[owner] = STAYS
     if by_block and blocks is not None:
         around = around_blocks(facts, blocks)
-        for row in (*around.outside, *around.handed_on):
+        for row in (*around.outside, *around.block_outputs):
             fixed[owners[row]] = STAYS
     for owner, decision in tagged.items():
         action = decision.action

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action, Policy
+from policylang.planning.decisions.decide import user_decisions
 from policylang.planning.decisions.offloading import resolve_offloads
-from policylang.planning.decisions.user_tags import user_decisions
-from policylang.planning.liveness import Needs
-from policylang.planning.value_decision import Decision, Why, offloads
+from policylang.planning.liveness import SavedForBackward
+from policylang.planning.value_outcome import Decision, Why, offloads
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.solving.choices import Choices
 
@@ -34,7 +34,7 @@ def movable_memory(choices: Choices, *, override: bool) -> dict[int, int]:
         decisions[row] = _SAVE if always else tagged.get(owner, _OFFLOAD)
     moving = tuple(row for row in choices.asked if offloads(decisions[row]))
     staying = tuple(row for row in choices.asked if not offloads(decisions[row]))
-    resolve_offloads(_NO_RULES, facts, decisions, Needs(saved=staying, offloaded=moving))
+    resolve_offloads(_NO_RULES, facts, decisions, SavedForBackward.of(saved=staying, offloaded=moving))
     needing_more = {roots[row] for row in choices.asked if _needs_more(choices, choices.same_as[row])}
     found = {roots[row]: row for row in facts.forward if offloads(decisions[row])}
     return {root: row for root, row in found.items() if root not in needing_more}

@@ -9,7 +9,7 @@ from policylang.api.planned_graphs import on_graph
 from policylang.language.figures import figure
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.breakdown import breakdown
-from policylang.planning.inspection.marginal_cost import worth_of_rules
+from policylang.planning.inspection.worth import worth_of_rules
 from policylang.report.diagnostics import render_text
 from tests.documents.outputs.cookbook import facts_of
 from tests.documents.outputs.pages import ROOT, Shown

@@ -10,7 +10,7 @@ from policylang.language.interruption.wanted import Cancelled, cancellable, stop
 from policylang.language.resolution.loader import load_policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.breakdown import breakdown
-from policylang.planning.inspection.marginal_cost import worth_of_rules
+from policylang.planning.inspection.worth import worth_of_rules
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.editor.conftest import GRAPHS

@@ -18,10 +18,10 @@ from policylang.language.diagnostics import Severity
 from policylang.planning import capabilities
 from policylang.planning.order.as_run import as_run, run
 from policylang.planning.planner import plan
-from policylang.planning.schedule.builder import build_schedule
+from policylang.planning.schedule import build_schedule
 from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import node_times
-from policylang.simulation.step_time import step_time
+from policylang.simulation.streams import step_time
 from tests.planning.strategies import QUICK, graphs
 from tests.planning.test_schedule import decided
 from tests.support.flat_graphs import flat_graph

@@ -12,8 +12,8 @@ from policylang.planning.capabilities import EAGER, FLAT, HALF, JOINT
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.report.diagnostics import render_text
-from policylang.simulation.peak import estimate_peak
-from policylang.simulation.step_time import step_time
+from policylang.simulation.memory import estimate_peak
+from policylang.simulation.streams import step_time
 from tests.planning.order.sharded_steps import sharded_step
 from tests.support.textgraph import facts_of
 

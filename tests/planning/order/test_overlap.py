@@ -23,11 +23,9 @@ from policylang.planning.order.hiding.memory_ahead import LiveMemory, MemoryAhea
 from policylang.planning.order.hiding.range_maximum import RangeMaximum
 from policylang.planning.order.hiding.units import units
 from policylang.planning.order.overlap import OverlapLimits, overlapped
-from policylang.simulation.exposed_bound import exposed_bound
-from policylang.simulation.in_flight import in_flight
 from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes, node_times
-from policylang.simulation.step_time import step_time
+from policylang.simulation.streams import exposed_bound, in_flight, step_time
 from tests.support.drawn import examples
 from tests.support.orders import by_edges, calls, collectives, every_order, in_order, sending
 from tests.support.sharded_halves import Model, backward_half, forward_half

@@ -16,9 +16,8 @@ from policylang.graph.facts import Facts
 from policylang.language.manifest.names import manifest
 from policylang.language.resolution import prelude
 from policylang.language.syntax import Compare, Quantity
-from policylang.planning.liveness import own_bytes
-from policylang.planning.selection.predicates import amount_of, split_target
-from policylang.planning.selection.selectors import Selections
+from policylang.planning.selection.selectors import Selections, amount_of, split_target
+from policylang.planning.value_outcome import own_bytes
 
 
 @define

@@ -15,9 +15,9 @@ from policylang.planning.order.dependencies import Dependencies
 from policylang.planning.order.lines.named import Picked
 from policylang.planning.order.overlap import OverlapLimits, overlapped
 from policylang.planning.order.reading.roles import Progress
-from policylang.simulation.in_flight import size_in_flight
+from policylang.simulation.memory import estimate_peak
 from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.peak import estimate_peak
+from policylang.simulation.streams import size_in_flight
 
 _ATTEMPTS = 3
 _HALVINGS = 8

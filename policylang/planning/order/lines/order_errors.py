@@ -22,14 +22,17 @@ from policylang.planning.order.lines.limited import TooTight
 from policylang.planning.order.lines.moves import Moves
 from policylang.planning.order.lines.named import Picked
 from policylang.planning.order.stages import Stages
+from policylang.planning.plan import SchedulingOutcome
 from policylang.planning.refusals import MATCHES_NOTHING
-from policylang.planning.schedule.order_plan import SchedulingOutcome
-from policylang.planning.selection.empty_matches import (
+from policylang.planning.selection.no_match import (
+    glob_span,
     missing_parts,
+    naming_blocks,
+    numbered_globs,
     other_origin_hint,
     part_counts,
+    would_match,
 )
-from policylang.planning.selection.what_would_match import glob_span, naming_blocks, numbered_globs, would_match
 
 NO_COLLECTIVE = "APL371"
 NOTHING_MOVES = "APL373"

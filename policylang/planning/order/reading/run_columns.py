@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 
 from policylang.graph.facts import LATER_COLUMNS, Facts, Flag, InputKind, Phase, read_by_backward, users_of
 from policylang.operators.names import GETITEM, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
-from policylang.simulation.lifetimes import generator_state_bytes
+from policylang.simulation.memory import generator_state_bytes
 
 _FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OUTPUT)
 _NOT_OF_A_SECOND_RUN = Flag.RECORDED_SAVED | Flag.FORWARD_OUTPUT | Flag.GRADIENT | Flag.BACKWARD_HOOK

@@ -1,18 +1,17 @@
 """Builds the schedule of a training step from facts and decisions: each recomputation runs as late as possible.
 
 What a graph runs keeps the order in which it was traced, a partition all of its forward first. In a region of the
-backward, the first step that needs a recomputed value gets, just before itself, everything that runs again for it, in
-forward order; later steps of the region share it. Pieces of a tuple are taken right behind the operator that runs
-again, so that what nobody takes can be freed. Copies to the host and back come last
-(:mod:`policylang.planning.schedule.host_copy_steps`).
+backward, the first step that needs a recomputed value gets, just before itself, everything that is recomputed for it,
+in forward order; later steps of the region share it. Pieces of a tuple are taken right behind the recomputed operator,
+so that what nobody takes can be freed. Copies to the host and back come last.
 
-A *half* of a partition runs as it is. A *joint graph* has one region. Where anything is recomputed, the backward that
-depends on no gradient and has no effect waits until it is needed, too. What leads to no result does not run, and all
-pieces stand behind their operator.
+A forward or backward graph runs as it is. A *joint graph* has one region. Where anything is recomputed, the backward
+that depends on no gradient and has no effect waits until it is needed, too. What leads to no result does not run, and
+all pieces follow their operator.
 
 A *flat graph* may have any number of regions, parted by forward nodes that still run. A recomputed value that the rest
-of the forward holds beyond a region anyway is read there as it is. What is written in place runs again as a whole. A
-first run is left out where nothing of the forward reads the value, unless it draws, writes or has another effect: a
+of the forward holds beyond a region anyway is read there as it is. What is written in place is recomputed as a whole. A
+forward run is left out where nothing of the forward reads the value, unless it draws, writes or has another effect: a
 draw that does not happen would shift every later one.
 
 O(nodes + edges), the recomputations of a step sorted into forward order.
@@ -29,22 +28,107 @@ from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
 from policylang.planning.checkpoints import Checkpoints
-from policylang.planning.schedule.host_copy_steps import with_host_copies
+
+IN_FLIGHT = 2
+"""The number of copies between device and host that may be under way, in either direction, before one is awaited."""
+
+
+def with_host_copies(facts: Facts, steps: list[ScheduleStep], moved: bytearray) -> list[ScheduleStep]:
+    """The steps with the copies that move some rows. Linear in both."""
+    return _Copies(facts, steps, moved).steps_with_copies() if any(moved) else steps
+
+
+class _Copies:
+    """A copy starts right behind the last forward reader of its memory, and is awaited before the second copy after it
+    starts, at the latest where the forward ends: until then the device holds the value. A backward region fetches a
+    value where the second value before it, in the order of first use, is used first, at the earliest where the region
+    begins, and awaits it right before its own first use. So at most :data:`IN_FLIGHT` copies are under way beside the
+    one that is awaited."""
+
+    def __init__(self, facts: Facts, steps: list[ScheduleStep], moved: bytearray) -> None:
+        self.facts = facts
+        self.steps = steps
+        self.moved = moved
+        self.before: dict[int, list[ScheduleStep]] = {}
+        self.behind: dict[int, list[ScheduleStep]] = {}
+
+    def steps_with_copies(self) -> list[ScheduleStep]:
+        first_reads = self._first_reads()
+        begins: dict[int, int] = {}
+        for at, (_, _, region) in enumerate(self.steps):
+            begins.setdefault(region, at)
+        backward = min((at for region, at in begins.items() if region), default=len(self.steps))
+        self._copy_to_host({row for reads in first_reads.values() for row in reads}, backward)
+        for region, reads in first_reads.items():
+            self._copy_from_host(region, reads, begins.get(region, len(self.steps)))
+        found: list[ScheduleStep] = []
+        for at, step in enumerate(self.steps):
+            found.extend((*self.before.get(at, ()), step, *self.behind.get(at, ())))
+        return [*found, *self.before.get(len(self.steps), ())]
+
+    def _first_reads(self) -> dict[int, dict[int, int]]:
+        """By region, each moved row that it reads to the step that does so first, in the order of these steps."""
+        facts, found = self.facts, dict[int, dict[int, int]]()
+        for at, (_, row, region) in enumerate(self.steps):
+            if region:
+                for source in facts.inputs[row]:
+                    if self.moved[source]:
+                        found.setdefault(region, {}).setdefault(source, at)
+        if facts.kind is GraphKind.JOINT:
+            for row, phase in enumerate(facts.phases):
+                if phase == Phase.OUTPUT:
+                    for source in facts.inputs[row]:
+                        if self.moved[source] and is_gradient(facts, source):
+                            found.setdefault(1, {}).setdefault(source, len(self.steps))
+        return found
+
+    def _copy_to_host(self, wanted: set[int], backward: int) -> None:
+        leaving = list(self._last_readers(wanted).items())
+        for number, (row, at) in enumerate(leaving):
+            steps = self.behind.setdefault(at, [])
+            if number >= IN_FLIGHT:
+                steps.append((StepKind.WAIT_TO_HOST, leaving[number - IN_FLIGHT][0], 0))
+            steps.append((StepKind.COPY_TO_HOST, row, 0))
+        for row, _ in leaving[-IN_FLIGHT:]:
+            self.before.setdefault(backward, []).append((StepKind.WAIT_TO_HOST, row, 0))
+
+    def _last_readers(self, wanted: set[int]) -> dict[int, int]:
+        """Each wanted row to the last forward step that reads its memory, or makes it, in the order of these steps."""
+        facts, roots = self.facts, storage_roots(self.facts)
+        value_in = {roots[row]: row for row in wanted}
+        last: dict[int, int] = {}
+        for at, (_, row, region) in enumerate(self.steps):
+            if region:
+                continue
+            for touched in (row, *facts.inputs[row]):
+                value = value_in.get(roots[touched])
+                if value is not None and facts.forward_mask[touched]:
+                    last.pop(value, None)
+                    last[value] = at
+        return last
+
+    def _copy_from_host(self, region: int, reads: dict[int, int], begin: int) -> None:
+        rows, firsts = list(reads), list(reads.values())
+        for number, row in enumerate(rows):
+            start = begin if number < IN_FLIGHT else firsts[number - IN_FLIGHT]
+            self.before.setdefault(start, []).append((StepKind.COPY_FROM_HOST, row, region))
+            self.before.setdefault(firsts[number], []).append((StepKind.WAIT_FROM_HOST, row, region))
+
 
 _FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OUTPUT)
 _RANDOM_OR_EFFECT = Flag.RANDOM | Flag.EFFECTFUL
 
 Part = tuple[int, list[int]]
-"""A region, 0 for the forward, and rows that run one after the other. A forward row in a region runs again."""
+"""A region, 0 for the forward, and rows that run one after the other. A forward row in a region is recomputed."""
 
 
 def build_schedule(facts: Facts, recomputed: Iterable[int], offloaded: Iterable[int] = ()) -> Schedule:
-    """The steps of a graph in which ``recomputed`` rows run again for the backward, ``offloaded`` ones wait on the host
-    in between, and all else that is read is kept. Either may name more rows than the backward needs."""
+    """The steps of a graph in which ``recomputed`` rows are recomputed for the backward, ``offloaded`` ones wait on the
+    host in between, and all else that is read is kept. Either may name more rows than the backward needs."""
     again, moved = mask_of(recomputed, len(facts)), mask_of(offloaded, len(facts))
     if facts.kind is GraphKind.FLAT:
-        second_runs = _with_pieces_behind(facts, _steps(facts, _Flat(facts, again).parts()), of_second_runs=True)
-        return Schedule.of(with_host_copies(facts, second_runs, moved))
+        recomputations = _with_pieces_behind(facts, _steps(facts, _Flat(facts, again).parts()), of_recomputations=True)
+        return Schedule.of(with_host_copies(facts, recomputations, moved))
     steps = with_host_copies(facts, _steps(facts, _partition_parts(facts, again)), moved)
     return Schedule.of(_with_pieces_behind(facts, steps) if facts.kind is GraphKind.JOINT else steps)
 
@@ -52,8 +136,8 @@ def build_schedule(facts: Facts, recomputed: Iterable[int], offloaded: Iterable[
 def build_checkpointed_schedule(
     facts: Facts, checkpoints: Checkpoints, saved: Iterable[int], again: Iterable[int]
 ) -> Schedule:
-    """The steps of a model in eager, in the order in which they were traced. Each block runs again as a whole when its
-    backward first asks for something of it, and gives up what it holds where that is met on the way. What a node of
+    """The steps of a model in eager, in the order in which they were traced. Each block is recomputed as a whole when
+    its backward first asks for something of it, and gives up what it holds where that is met on the way. What a node of
     autograd reads goes when all its operators have run: those that read the same gradient, one behind the other."""
     runs: list[list[tuple[int, bool]]] = [[] for _ in checkpoints.reach]
     for rows, repeats in ((saved, False), (again, True)):
@@ -100,7 +184,7 @@ def _is_gradient(facts: Facts, row: int) -> bool:
 
 
 def _steps(facts: Facts, parts: Sequence[Part]) -> list[ScheduleStep]:
-    """A row of the forward runs a second time in a region, and so does what the forward has run of the backward."""
+    """A forward row is recomputed in a region, and so is a backward row that the forward has run."""
     first, second, phases = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN), facts.phases
     ahead = {row for region, rows in parts if not region for row in rows if phases[row] == _BACKWARD}
     return [
@@ -110,10 +194,12 @@ def _steps(facts: Facts, parts: Sequence[Part]) -> list[ScheduleStep]:
     ]
 
 
-def _with_pieces_behind(facts: Facts, steps: list[ScheduleStep], *, of_second_runs: bool = False) -> list[ScheduleStep]:
+def _with_pieces_behind(
+    facts: Facts, steps: list[ScheduleStep], *, of_recomputations: bool = False
+) -> list[ScheduleStep]:
     """The steps with each ``getitem`` right behind the run that it reads, where that is in the same region."""
     targets, inputs = facts.targets, facts.inputs
-    lowest, highest = int(StepKind.SECOND_RUN if of_second_runs else StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
+    lowest, highest = int(StepKind.SECOND_RUN if of_recomputations else StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
     pieces = [step for step in steps if targets[step[1]] == GETITEM and lowest <= step[0] <= highest]
     sources = {inputs[row][0] for _, row, _ in pieces if inputs[row]}
     here = {step[1:] for step in steps if step[1] in sources and lowest <= step[0] <= highest}
@@ -140,7 +226,7 @@ def _with_pieces_behind(facts: Facts, steps: list[ScheduleStep], *, of_second_ru
 
 def _partition_parts(facts: Facts, again: bytearray) -> list[Part]:
     calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
-    if facts.kind is not GraphKind.JOINT:  # a half, which runs as it is
+    if facts.kind is not GraphKind.JOINT:  # forward or backward alone
         return [(int(facts.phases[row] == _BACKWARD), [row]) for row in calls]
     in_forward, in_backward = _runs(facts, again)
     forward = [row for row in calls if in_forward[row]]
@@ -181,7 +267,7 @@ def _as_late_as_possible(facts: Facts, rows: Sequence[int]) -> list[int]:
     for row in rows:
         if any(late[source] for source in inputs[row]):
             late[row] = 1
-        elif phases[row] != _BACKWARD or not facts.flags[row] & effect:  # a draw that runs again repeats its numbers
+        elif phases[row] != _BACKWARD or not facts.flags[row] & effect:  # a recomputed draw repeats its numbers
             waiting[row] = 1
     waits = bytes(waiting)
 
@@ -213,7 +299,7 @@ class _Flat:
         self.facts = facts
         self.again = again
         self.roots = storage_roots(facts)
-        self.units: dict[int, list[int]] = {}  # what is written in place, and all that runs again with it
+        self.units: dict[int, list[int]] = {}  # memory written in place, and all that is recomputed with it
         for row, flag in enumerate(facts.flags):
             if flag & Flag.REPEATABLE:
                 self.units.setdefault(facts.owners[row], []).append(row)
@@ -249,8 +335,8 @@ class _Flat:
         return found
 
     def _read_forward(self) -> None:
-        """What of the forward runs whatever is recomputed, and until when its values are held anyway: by the row that
-        allocated some memory, the last forward row that reads it. Counted without what second runs will read, so a
+        """The forward rows that run whatever is recomputed, and until when its values are held anyway: by the row that
+        allocated some memory, the last forward row that reads it. Counted without what recomputations will read, so a
         value is said to be alive only where it surely is."""
         facts, kept, again = self.facts, self.kept, self.again
         flags, inputs, owners = facts.flags, facts.inputs, facts.owners
@@ -277,8 +363,8 @@ class _Flat:
                     kept_units.add(owners[source])
 
     def _writes_outside(self, row: int) -> bool:
-        """Whether an operator that writes does so to memory that outlives it. Running statistics do: one that may run
-        again without them returns memory of its own, where one that writes in place returns what it writes to."""
+        """True if an operator writes to memory that outlives it. Running statistics do: one that can be recomputed
+        without them returns memory of its own, where one that writes in place returns what it writes to."""
         flag = self.facts.flags[row]
         if not flag & Flag.REPEATABLE:
             return True
@@ -296,7 +382,7 @@ class _Flat:
         return ends
 
     def _again_for(self, reader: int, end: int, done: set[int]) -> list[int]:
-        """What runs again just before a row of the backward; ``done`` is what its region has by then."""
+        """The rows recomputed just before a backward row; ``done`` are those that its region has by then."""
         facts, again = self.facts, self.again
         found: list[int] = []
         pending = [source for source in facts.inputs[reader] if again[source]]

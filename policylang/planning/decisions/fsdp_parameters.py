@@ -3,7 +3,7 @@
 ``fully_shard`` gathers a block's weights in hooks around it, where neither an eager checkpoint nor a compiler sees an
 operator; whether they are gathered again in the backward is its ``reshard_after_forward``. A rule that is about such
 gathers, and about nothing else, has nothing to match, and need not: FSDP has carried it out or has not. What the policy
-says of them is read off a small graph that gathers the same weights, and held against what FSDP was told.
+says of them is read off a small graph that gathers the same weights, and compared with what FSDP was told.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from policylang.language.figures import counted, first_lines, listed
 from policylang.language.source import Span
 from policylang.language.syntax import ExpectFate, Policy, Selector
 from policylang.operators.names import GATHER, WAIT
+from policylang.planning.capabilities import WHAT_FSDP_MEANS
 from policylang.planning.decisions.decide import NO_RULE, judge
 from policylang.planning.plan import ExpectationOutcome
 from policylang.planning.selection.selectors import Selections, selections_for
-from policylang.planning.setups import WHAT_FSDP_MEANS
 
 DIFFERS, DONE_BY_FSDP = "APL414", "APL415"
 _MOST_UNITS = 8
@@ -34,7 +34,7 @@ _WAYS = {True: "gathered again in the backward", False: "kept gathered until the
 
 
 @frozen
-class WeightAside:
+class FsdpParameter:
     """A weight that FSDP gathers before a module runs."""
 
     module: str
@@ -48,7 +48,7 @@ class WeightAside:
     """Which of the blocks it lies in."""
     shape: tuple[int, ...] = ()
     bytes: int = 0
-    """Of the whole weight."""
+    """The whole weight."""
     ranks: int = 2
     """Over how many it is gathered."""
 
@@ -58,24 +58,26 @@ class WeightAside:
 
 
 @frozen
-class WeightsAside:
+class FsdpParameters:
     """The weights of a block, or of all blocks that share a graph."""
 
-    weights: tuple[WeightAside, ...] = ()
+    weights: tuple[FsdpParameter, ...] = ()
     blocks: tuple[str, ...] = ()
     """The paths of the model's blocks."""
 
 
 @frozen
 class Answered:
-    """What FSDP answers of a policy. ``rules``: the indices of those that are about its gathers."""
+    """The statements of a policy that FSDP answers. ``rules``: the indices of those that are about its gathers."""
 
     rules: frozenset[int] = frozenset()
     expectations: Mapping[int, ExpectationOutcome] = field(factory=dict)
     diagnostics: tuple[Diagnostic, ...] = ()
 
 
-def answered(policy: Policy, aside: WeightsAside | None, rules: Iterable[int], expectations: Iterable[int]) -> Answered:
+def answered(
+    policy: Policy, aside: FsdpParameters | None, rules: Iterable[int], expectations: Iterable[int]
+) -> Answered:
     """``rules`` and ``expectations``: the indices of those that match nothing in the graph."""
     if aside is None or not aside.weights:
         return Answered()
@@ -95,7 +97,7 @@ def answered(policy: Policy, aside: WeightsAside | None, rules: Iterable[int], e
     )
 
 
-def gathers_matching(policy: Policy, selector: Selector, aside: WeightsAside) -> list[WeightAside]:
+def gathers_matching(policy: Policy, selector: Selector, aside: FsdpParameters) -> list[FsdpParameter]:
     """The weights whose gathers a selector matches."""
     graph = _Gathers.of(policy, aside)
     return [graph.weights[row] for row in sorted(graph.rows(selector)) if row in graph.weights]
@@ -104,8 +106,8 @@ def gathers_matching(policy: Policy, selector: Selector, aside: WeightsAside) ->
 def _held(policy: Policy, about: Sequence[int], graph: _Gathers) -> list[Diagnostic]:
     """An error for each rule that FSDP does not carry out, or a note that it does."""
     verdict = judge(policy, graph.facts, graph.selections, {})
-    wrong: dict[int, list[WeightAside]] = {}
-    right: list[WeightAside] = []
+    wrong: dict[int, list[FsdpParameter]] = {}
+    right: list[FsdpParameter] = []
     for row, weight in graph.weights.items():
         winner = verdict.winner[row]
         if winner == NO_RULE or not any(row in verdict.matched[index] for index in about):
@@ -149,7 +151,7 @@ def _expected(expectation: ExpectFate, graph: _Gathers) -> tuple[ExpectationOutc
     return outcome, [_differs(text, expectation.span, wrong, not wrong[0].gathered_again)]
 
 
-def _differs(text: str, span: Span, weights: Sequence[WeightAside], wanted: bool) -> Diagnostic:
+def _differs(text: str, span: Span, weights: Sequence[FsdpParameter], wanted: bool) -> Diagnostic:
     units = _units(weights)
     other = "fsdp_reshard_never" if wanted else "fsdp_reshard_always"
     call = f"call `fully_shard(…, reshard_after_forward={wanted})`"
@@ -163,11 +165,11 @@ def _differs(text: str, span: Span, weights: Sequence[WeightAside], wanted: bool
     )
 
 
-def _units(weights: Iterable[WeightAside]) -> list[str]:
+def _units(weights: Iterable[FsdpParameter]) -> list[str]:
     return [f"`{unit}`" for unit in dict.fromkeys(weight.unit for weight in weights)]
 
 
-def _count(unit: str, weights: Iterable[WeightAside]) -> str:
+def _count(unit: str, weights: Iterable[FsdpParameter]) -> str:
     return counted(sum(f"`{weight.unit}`" == unit for weight in weights), "weight")
 
 
@@ -177,16 +179,16 @@ class _Gathers:
 
     facts: Facts
     selections: Selections
-    weights: Mapping[int, WeightAside]
+    weights: Mapping[int, FsdpParameter]
     """By the row of its gather."""
     others: frozenset[int]
     """Rows that have nothing to do with a weight: what a rule about collectives, or about everything, matches too."""
 
     @classmethod
-    def of(cls, policy: Policy, aside: WeightsAside) -> _Gathers:
+    def of(cls, policy: Policy, aside: FsdpParameters) -> _Gathers:
         graph = GraphBuilder()
         batch = graph.add("batch", "input", (), input_name="batch")
-        owned: dict[int, WeightAside] = {}
+        owned: dict[int, FsdpParameter] = {}
         others: list[int] = []
         blocks: list[int] = []
         for number, weight in enumerate(aside.weights):
@@ -213,5 +215,5 @@ class _Gathers:
         return frozenset(owners[row] for row in self.selections.rows(selector))
 
     def is_about_weights(self, rows: frozenset[int]) -> bool:
-        """Whether gathers of weights are among some rows, and nothing else is."""
+        """True if gathers of weights are among some rows, and nothing else is."""
         return not rows.isdisjoint(self.weights) and rows.isdisjoint(self.others)

@@ -11,7 +11,7 @@ from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.resolution.loader import parse_policy
 from policylang.planning.capabilities import JOINT
-from policylang.planning.decisions.weights_aside import WeightAside, WeightsAside
+from policylang.planning.decisions.fsdp_parameters import FsdpParameter, FsdpParameters
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.support.textgraph import facts_of
@@ -26,15 +26,15 @@ GRAPH = """
 ALWAYS, NEVER = "include <fsdp>", "include <fsdp_reshard_never>"
 
 
-def weights(again: Sequence[bool]) -> WeightsAside:
+def weights(again: Sequence[bool]) -> FsdpParameters:
     """Two weights a block; of each block, whether FSDP gathers them again."""
     blocks = [f"layers.{number}" for number in range(len(again))]
     found = [
-        WeightAside(f"{block}.mlp", name, block, again[number], number, (4, 4), 64)
+        FsdpParameter(f"{block}.mlp", name, block, again[number], number, (4, 4), 64)
         for number, block in enumerate(blocks)
         for name in ("up", "down")
     ]
-    return WeightsAside(tuple(found), tuple(blocks))
+    return FsdpParameters(tuple(found), tuple(blocks))
 
 
 def planned(text: str, *again: bool) -> Plan:

@@ -1,0 +1,217 @@
+"""Rules that are probably not meant as they are written: what they leave out, lose or decide in vain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from policylang.graph.chains import Chains
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, forward_users
+from policylang.graph.rowsets import mask_of
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic, Related
+from policylang.language.globs import PathGlob
+from policylang.language.syntax import InBlock, InModule, Is, Match, Policy, Rule, Selector, Statement, Where
+from policylang.language.walk import predicates, selectors_of, tests_of, with_lets
+from policylang.operators.names import is_all_gather
+from policylang.planning import refusals
+from policylang.planning.liveness import SavedForBackward
+from policylang.planning.plan import Plan, RuleOutcome
+from policylang.planning.refusals import PATH_CANNOT, moved_below
+from policylang.planning.selection.selectors import ORIGINS
+from policylang.planning.value_outcome import Decision, Held, Why, outcome_of, saves
+
+_OTHERS = (InputKind.BUFFER, InputKind.USER)
+
+
+def gathers_left(policy: Policy, facts: Facts, chains: Chains, rules: Sequence[RuleOutcome]) -> list[Diagnostic]:
+    """A note at the first contract about parameters' gathers, with those of other inputs that no such rule covers.
+
+    Only a rule with `override` is a contract; any other leaves what it leaves.
+    """
+    about = [(outcome, kinds) for outcome in rules if (kinds := origins_asked(outcome.rule, policy))]
+    parameters = (outcome for outcome, kinds in about if InputKind.PARAMETER in kinds)
+    contract = next((outcome for outcome in parameters if outcome.rule.override and outcome.matched), None)
+    if contract is None:
+        return []
+    covered = {row for outcome, _ in about for row in outcome.matched}
+    needed = _needed(facts, chains)
+    left = [row for row in _gathers(facts, chains) if row not in covered and needed[row]]
+    return [refusals.gathers_left(contract, left, chains.origins, facts)] if left else []
+
+
+def _gathers(facts: Facts, chains: Chains) -> list[int]:
+    """The all-gathers that start at an input of another kind than a parameter."""
+    gathers = [row for target, rows in facts.by_target.items() if is_all_gather(target) for row in rows]
+    origins = ((row, chains.origins[row]) for row in sorted(gathers))
+    return [row for row, origin in origins if origin >= 0 and facts.input_kinds[origin] in _OTHERS]
+
+
+def _needed(facts: Facts, chains: Chains) -> bytearray:
+    """The forward rows of which the backward reads the value, or one that is made of the same input alone."""
+    origins, flags, users = chains.origins, facts.flags, facts.users
+    needed = bytearray(len(facts))
+    for row in reversed(facts.forward):
+        needed[row] = bool(flags[row] & Flag.FEEDS_BACKWARD) or any(
+            needed[user] and origins[user] == origins[row] for user in users[row]
+        )
+    return needed
+
+
+def origins_asked(rule: Rule, policy: Policy) -> frozenset[InputKind]:
+    """The kinds of inputs that a rule's selector asks about."""
+    names = [test.name for test in tests_of(policy, rule) if isinstance(test, Is)]
+    return frozenset(ORIGINS[name] for name in names if name in ORIGINS)
+
+
+def without_effect(
+    rules: Sequence[RuleOutcome], facts: Facts, decisions: Sequence[Decision | None], needs: SavedForBackward
+) -> list[Diagnostic]:
+    """A warning for each rule that decides values of which the backward needs none. ``optional`` rules may do so."""
+    if facts.kind not in (GraphKind.JOINT, GraphKind.FLAT):
+        return []
+    needed = mask_of((facts.owners[row] for row in needs.all), len(facts))
+    return [
+        refusals.no_effect(outcome, facts, _keeper(outcome.decided, facts, decisions))
+        for outcome in rules
+        if outcome.decided and not outcome.rule.optional and not any(needed[owner] for owner in outcome.decided)
+    ]
+
+
+def _keeper(owners: Sequence[int], facts: Facts, decisions: Sequence[Decision | None]) -> tuple[int, int] | None:
+    """The first of the values that a saved value reads, and that saved value: it is what the backward reads instead."""
+    for owner in owners:
+        group = (owner, *facts.followers.get(owner, ()))
+        for user in (user for row in group for user in forward_users(facts, row)):
+            if user not in group and saves(decisions[user]):
+                return owner, user
+    return None
+
+
+_ASKED = "recorded saved"
+
+
+def markers_lost(policy: Policy, facts: Facts) -> list[Diagnostic]:
+    """An error for a policy that asks for saved markers some of which are lost: the rest would pass for the whole."""
+    if not facts.lost_records:
+        return []
+    asking = selectors_of(each for each in policy.statements if _asks(each, policy))
+    return [refusals.markers_lost(selector.span, facts.lost_records) for selector in islice(asking, 1)]
+
+
+def markers_outranked(
+    policy: Policy,
+    facts: Facts,
+    rules: Sequence[RuleOutcome],
+    decisions: Sequence[Decision | None],
+    needs: SavedForBackward,
+) -> list[Diagnostic]:
+    """An error for a rule that is to keep what an earlier partition saved, where tags of the user's ``checkpoint``
+    have some of it recomputed.
+
+    The tags that the first compilation obeyed travel to the second one with the nodes, so this is no conflict of two
+    wishes: what was saved has the user's own word in it already.
+    """
+    recomputed = frozenset(facts.owners[row] for row in needs.recomputed)
+    found = []
+    for outcome in rules:
+        keeps = outcome_of(outcome.rule.action).is_held
+        if not keeps or not _asks(outcome.rule, policy):
+            continue
+        again = [(row, decisions[row]) for row in outcome.matched if row in recomputed]
+        lost = [row for row, decision in again if decision is not None and decision.why is Why.USER]
+        if lost:
+            found.append(refusals.markers_outranked(outcome, lost, facts))
+    return found
+
+
+def _asks(statement: Statement, policy: Policy) -> bool:
+    return any(isinstance(test, Is) and test.name == _ASKED for test in tests_of(policy, statement))
+
+
+SOFTENED = "APL314"
+_MUST = re.compile(r"\bmust_(save|recompute)\b")  # a keyword: no name is spelled so
+
+
+def conflicts(plan: Plan) -> tuple[Diagnostic, ...]:
+    """A warning for each rule that says ``must`` and loses some of its nodes to later ones that do not."""
+    found = []
+    for outcome in plan.rules:
+        if not outcome.decided or not _says_must(outcome.rule):
+            continue
+        later = ((plan.policy.rules[index], count) for index, count in outcome.overridden_by.items())
+        takers = [(rule, count) for rule, count in later if _contradicts(rule, outcome.rule)]
+        if takers:
+            lost = sum(count for _, count in takers)
+            message = f"loses {lost:,} of its {len(outcome.matched):,} nodes to later rules that ask for the opposite"
+            found.append(
+                diagnose(
+                    SOFTENED,
+                    f"`{outcome.rule.text}` {message}",
+                    outcome.rule.span,
+                    help="move it below them, or say there too what must be done",
+                    related=tuple(Related(f"`{rule.text}` takes over {count:,}", rule.span) for rule, count in takers),
+                    mends=moved_below(outcome, plan.rules),
+                )
+            )
+    return tuple(found)
+
+
+def _says_must(rule: Rule) -> bool:
+    """Only by this word: ``save`` means ``must_save`` too, and every ordinary exception is written with it."""
+    return bool(_MUST.search(rule.text))
+
+
+def _contradicts(later: Rule, earlier: Rule) -> bool:
+    wants = outcome_of(later.action)
+    opposite = wants.is_held if earlier.action.recomputes else wants.held is not Held.DEVICE
+    return opposite and not _says_must(later)
+
+
+def telling_apart(policy: Policy, names: Sequence[str]) -> tuple[Diagnostic, ...]:
+    """An error for every line that treats one of the blocks of these names otherwise than another.
+
+    Of a single name it is asked whether a block of another number would be treated alike; without any, only the
+    numbers of blocks count.
+    """
+    names = tuple(names) if len(names) > 1 else tuple(_neighbours(names))
+    reasons = [(each.span, _reason(each, policy, names)) for each in policy.deciding]
+    shared = "and blocks that are compiled on their own share their compiled graphs"
+    help = "compile the whole model with this policy, or give each kind of block a policy and a backend of its own"
+    return tuple(
+        diagnose(PATH_CANNOT, f"`{span.one_line}` {reason}, {shared}", span, help=help)
+        for span, reason in reasons
+        if reason is not None
+    )
+
+
+def _reason(statement: Statement, policy: Policy, names: Sequence[str]) -> str | None:
+    for part in with_lets(policy, *selectors_of([statement])):
+        if isinstance(part, InBlock) and part.which.kind != "any":
+            return "asks which block this is"
+        for glob in map(PathGlob, _globs(part)):
+            ways = {name: glob.progress(name) for name in names}
+            other = next((name for name in names if ways[name] != ways[names[0]]), None)
+            if other is not None:
+                return f"treats `{other}` otherwise than `{names[0]}`"
+    return None
+
+
+def _globs(part: Selector) -> Iterator[str]:
+    if isinstance(part, InModule):
+        yield part.glob
+    elif isinstance(part, Where):
+        yield from (
+            each.pattern for each in predicates(part.predicate) if isinstance(each, Match) and each.property == "module"
+        )
+
+
+def _neighbours(names: Sequence[str]) -> Iterator[str]:
+    """The name, and with another number in the place of its last one."""
+    for name in names:
+        yield name
+        parts = name.split(".")
+        last = max((at for at, part in enumerate(parts) if part.isdigit()), default=None)
+        if last is not None:
+            yield ".".join((*parts[:last], str(int(parts[last]) + 1), *parts[last + 1 :]))

@@ -1,0 +1,440 @@
+"""A policy's expectations: each is held, failed with the figure found, or deferred until after partitioning.
+
+Totals (``expect saved per block <= 220 MiB``), times and the peak of the simulated step, counts of nodes, and what
+becomes of a set of nodes (``expect every S recomputed``). A warning goes with a figure that misses something: work that
+no FLOP formula counts, values whose sizes come from data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, assert_never
+
+from attrs import evolve, frozen
+
+from policylang.graph.blocks import BlockTable
+from policylang.graph.facts import Facts, uncounted_operators
+from policylang.graph.schedule import StepKind
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.figures import beside, counted, first_lines, joined
+from policylang.language.syntax import (
+    COMPARISONS,
+    Expectation,
+    ExpectCount,
+    ExpectFate,
+    ExpectTotal,
+    Scope,
+)
+from policylang.planning.capabilities import JOINT
+from policylang.planning.checkpoints import is_about_whole
+from policylang.planning.liveness import BackwardCost, SavedForBackward, counted_by_data, sized_by_data, with_cost
+from policylang.planning.order.statements import plan_order
+from policylang.planning.plan import ExpectationOutcome, Plan
+from policylang.planning.refusals import expectation_failed, expects_of_nothing
+from policylang.planning.selection.no_match import part_counts
+from policylang.planning.selection.selectors import Selections, group_keys, selections_for
+from policylang.planning.value_outcome import (
+    KEPT,
+    LEFT_TO_MIN_CUT,
+    ON_HOST,
+    RECOMPUTED,
+    Decision,
+    Held,
+    Outcome,
+    Why,
+    is_open,
+)
+from policylang.simulation.node_times import NodeTimes
+
+UNCOUNTED, UNTIMED, BY_DATA = "APL332", "APL333", "APL350"
+_REGISTER = "register their formulas with `torch.utils.flop_counter.register_flop_formula` where the graph is made"
+_MOST_NAMES = 8
+_MOST_NAMED = 3
+_NOTHING = "no node matches"
+_BOUNDS: dict[str, Literal["==", ">=", "<="]] = {"exactly": "==", "at least": ">=", "at most": "<="}
+_MOST_PLACES = 9
+
+Status = Literal["held", "failed", "deferred"]
+
+
+@frozen
+class Finding:
+    """The result of checking an expectation, and the evidence for it."""
+
+    status: Status
+    found: str
+    details: tuple[str, ...] = ()
+    margin: float | None = None
+
+
+_COLUMNS = {
+    "saved": ("saved_bytes", "bytes"),
+    "recomputed": ("recomputed_bytes", "bytes"),
+    "recomputed flops": ("recomputed_flops", "flops"),
+    "recomputed operators": ("recomputed_operators", "operators"),
+}
+"""By figure, the field with it, and the total of the forward that it is a share of."""
+LEFT_OPEN = Finding("deferred", "it depends on values that are left to PyTorch's partitioner")
+_UNTIMED = Finding("deferred", "no device says how long anything takes")
+
+
+def check_expectations(
+    plan: Plan,
+    expectations: Sequence[Expectation],
+    selections: Selections,
+    cost: BackwardCost,
+    outcomes: NodeOutcomes | None = None,
+) -> tuple[tuple[ExpectationOutcome, ...], tuple[Diagnostic, ...]]:
+    """The result of each expectation, and an error for each that failed, both in order.
+
+    ``outcomes``: of the plan's decisions unless given.
+    """
+    if not expectations:
+        return (), ()
+    outcomes = outcomes or NodeOutcomes(plan.facts, plan.decisions, cost)
+    results: list[ExpectationOutcome] = []
+    failures: list[Diagnostic] = []
+    for expectation in expectations:
+        finding = _check(expectation, plan, selections, outcomes, cost)
+        text = expectation.span.one_line
+        results.append(
+            ExpectationOutcome(text, expectation.span.location, finding.status, finding.found, finding.margin)
+        )
+        if finding.status == "failed":
+            if by_data := figure_by_data(expectation, plan.facts, cost):
+                finding = evolve(finding, details=(*finding.details, f"the figure counts {by_data}"))
+            failures.append(_failure(expectation, text, finding))
+    return tuple(results), tuple(failures)
+
+
+def _failure(expectation: Expectation, text: str, finding: Finding) -> Diagnostic:
+    if finding.found == _NOTHING and not isinstance(expectation, ExpectTotal):
+        return expects_of_nothing(text, expectation.selector, finding.details)
+    return expectation_failed(expectation, text, finding.found, finding.details)
+
+
+def _check(
+    expectation: Expectation, plan: Plan, selections: Selections, outcomes: NodeOutcomes, cost: BackwardCost
+) -> Finding:
+    if selections.blocks.alone is not None and is_about_whole(expectation):
+        return Finding("deferred", "it is about a whole graph, of which this is one block")
+    match expectation:
+        case ExpectTotal():
+            return check_total(expectation, plan, cost, selections.blocks)
+        case ExpectCount():
+            rows = selections.rows(expectation.selector)
+            finding = _check_count(expectation, rows, selections)
+            nothing = not rows and finding.status == "failed"
+        case ExpectFate():
+            rows = selections.rows(expectation.selector)
+            finding = check_outcome(expectation, rows, outcomes, selections.facts)
+            nothing = not rows and expectation.quantifier == "every"
+        case _:
+            assert_never(expectation)
+    if nothing:
+        return Finding("failed", _NOTHING, part_counts(expectation.selector, selections))
+    return finding
+
+
+def _check_count(expectation: ExpectCount, rows: list[int], selections: Selections) -> Finding:
+    scope = expectation.scope or Scope.GRAPH
+    if scope is Scope.GRAPH:
+        status: Status = "held" if _counts(expectation, len(rows)) else "failed"
+        return Finding(status, str(len(rows)), margin=_margin(expectation, [len(rows)]))
+    # All blocks; of modules and chains, those that hold one at least.
+    totals: dict[object, int] = dict.fromkeys(numbers(selections.blocks) if scope is Scope.BLOCK else (), 0)
+    if scope is Scope.BLOCK and not totals:
+        return Finding("failed", "the graph has no blocks")
+    for key in group_keys(scope, rows, selections.facts, selections.blocks, selections.chains):
+        if key is not None:
+            totals[key] = totals.get(key, 0) + 1
+    block_names = selections.blocks.names
+    wrong = [(key, count) for key, count in totals.items() if not _counts(expectation, count)]
+    if not wrong:
+        counts = sorted(set(totals.values()))
+        each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "0"
+        return Finding("held", f"{each} in each {scope.value}", margin=_margin(expectation, counts))
+    details = [f"{_place(scope, key, block_names)}: {count}" for key, count in wrong]
+    key, count = wrong[0]
+    place = f"block {key}" if scope is Scope.BLOCK else _place(scope, key, block_names)
+    margin = _margin(expectation, [count])
+    return Finding("failed", f"{count} in {place}", first_lines(details, _MOST_PLACES), margin)
+
+
+def _margin(expectation: ExpectCount, counts: Sequence[int]) -> float:
+    """The smallest margin of several counts."""
+    return min((margin_of(_BOUNDS[expectation.bound], count, expectation.n) for count in counts), default=0.0)
+
+
+def _place(scope: Scope, key: object, block_names: Sequence[str]) -> str:
+    if scope is Scope.BLOCK and isinstance(key, int):
+        return f"block {key}, {block_names[key]}"
+    if scope is Scope.CHAIN:
+        return f"the chain from `{key}`"
+    return str(key) or "the root module"
+
+
+def _counts(expectation: ExpectCount, count: int) -> bool:
+    return COMPARISONS[_BOUNDS[expectation.bound]](count, expectation.n)
+
+
+# --- totals -----------------------------------------------------------------------------------------------------------
+
+
+def check_total(expectation: ExpectTotal, plan: Plan, cost: BackwardCost, blocks: BlockTable) -> Finding:
+    """Compare a total with its limit.
+
+    While values are left to PyTorch's partitioner the totals known are lower bounds: enough to fail an upper limit,
+    not to hold one.
+    """
+    if expectation.of_time and plan.times is None:
+        return _UNTIMED
+    if expectation.figure in ("peak", "exposed", "step time"):
+        return _judge(expectation, _whole(expectation, plan), cost) if cost.final else LEFT_OPEN
+    amount, by_block = _amounts(expectation, plan, cost)
+    if not expectation.per_block:
+        return _judge(expectation, amount, cost)
+    if not by_block:
+        return Finding("failed", "the graph has no blocks")
+    block = _telling(expectation, by_block, numbers(blocks))
+    details = (f"block {block} is {blocks.names[block]}",)
+    return _judge(expectation, by_block[block], cost, f" in block {block}", details)
+
+
+def _judge(
+    expectation: ExpectTotal, amount: float, cost: BackwardCost, where: str = "", details: tuple[str, ...] = ()
+) -> Finding:
+    limit = expectation.limit.value
+    holds = COMPARISONS[expectation.op](amount, limit)
+    found = beside(amount, limit, expectation.limit.dimension) + where
+    if cost.final:
+        return Finding("held" if holds else "failed", found, details, margin_of(expectation.op, amount, limit))
+    if not holds and expectation.op in ("<", "<="):
+        return Finding("failed", f"at least {found}", details, margin_of(expectation.op, amount, limit))
+    return LEFT_OPEN
+
+
+def margin_of(op: str, amount: float, limit: float) -> float:
+    """The distance of a figure from its limit: negative, or zero of a strict one, where it does not hold."""
+    if op in ("<", "<="):
+        return limit - amount
+    return amount - limit if op in (">", ">=") else -abs(amount - limit)
+
+
+def _whole(expectation: ExpectTotal, plan: Plan) -> float:
+    """A figure of the step as it runs, which costs a simulation."""
+    if expectation.figure == "peak":
+        return float(plan.peak.bytes)
+    step = plan.step_time
+    assert step is not None
+    if expectation.figure == "step time":
+        return step.step
+    return _share(step.exposed, step.step) if expectation.limit.dimension == "fraction" else step.exposed
+
+
+def _amounts(expectation: ExpectTotal, plan: Plan, cost: BackwardCost) -> tuple[float, Sequence[float]]:
+    """The figure, in all and by block: as it is, or as a share of the same of the whole forward."""
+    timed = expectation.figure == "recomputed time"
+    column, of = _COLUMNS.get(expectation.figure, ("", ""))
+    if timed:
+        amount, by_block = _seconds(plan, plan.schedule.rows_of(StepKind.SECOND_RUN))
+    else:
+        amount, by_block = getattr(cost, column), getattr(cost, f"{column}_by_block")
+    if expectation.limit.dimension != "fraction":
+        return amount, by_block
+    whole, whole_by_block = (
+        _seconds(plan, plan.facts.forward)
+        if timed
+        else (getattr(cost.forward, of), getattr(cost.forward, f"{of}_by_block"))
+    )
+    return _share(amount, whole), [_share(*pair) for pair in zip(by_block, whole_by_block, strict=True)]
+
+
+def _seconds(plan: Plan, rows: Iterable[int]) -> tuple[float, list[float]]:
+    """The time of operators one after the other, in all and by block."""
+    assert plan.times is not None
+    seconds, block_of = plan.times.seconds, plan.block_of
+    total, by_block = 0.0, [0.0] * len(plan.block_names)
+    for row in rows:
+        total += seconds[row]
+        if by_block and block_of[row] >= 0:
+            by_block[block_of[row]] += seconds[row]
+    return total, by_block
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def numbers(blocks: BlockTable) -> Sequence[int]:
+    """The numbers of the blocks that are in the graph."""
+    return range(len(blocks.names)) if blocks.alone is None else (blocks.alone,)
+
+
+def _telling(expectation: ExpectTotal, amounts: Sequence[float], blocks: Sequence[int]) -> int:
+    """The block that decides: the first that fails worst, or comes nearest to failing."""
+    if expectation.op in ("<", "<="):
+        return max(blocks, key=amounts.__getitem__)
+    if expectation.op in (">", ">="):
+        return min(blocks, key=amounts.__getitem__)
+    holds = COMPARISONS[expectation.op]
+    return next((block for block in blocks if not holds(amounts[block], expectation.limit.value)), blocks[0])
+
+
+# --- what becomes of nodes --------------------------------------------------------------------------------------------
+
+
+_PRECEDENCE = (Held.NOWHERE, Held.HOST, Held.DEVICE, Held.UNDECIDED)
+
+
+class NodeOutcomes:
+    """The outcome of each node: by what the backward needs of its group, else by what was decided for it.
+
+    A group (an operator with its ``getitem`` nodes, a collective with its ``wait_tensor``) has one: a collective is
+    saved when its ``wait_tensor`` is. A view that is rebuilt from an offloaded value counts as offloaded.
+    """
+
+    def __init__(self, facts: Facts, decisions: Sequence[Decision | None], needs: SavedForBackward) -> None:
+        self._owners, self._decisions = facts.owners, decisions
+        rebuilt = {row for row in needs.recomputed if (by := decisions[row]) is not None and by.why is Why.REBUILT}
+        rows = dict(needs.rows)
+        rows[RECOMPUTED] = tuple(row for row in rows.get(RECOMPUTED, ()) if row not in rebuilt)
+        rows[ON_HOST] = (*rows.get(ON_HOST, ()), *rebuilt)
+        rows[KEPT] = (*rows.get(KEPT, ()), *needs.symbolic)
+        self._needed: dict[int, Outcome] = {}  # by owner; of several outcomes the first in this order
+        for outcome in sorted(rows, key=lambda each: _PRECEDENCE.index(each.held)):
+            for row in rows[outcome]:
+                self._needed.setdefault(facts.owners[row], outcome)
+        self._contingent = {facts.owners[row] for row in needs.contingent}
+
+    def really(self, row: int) -> Outcome | None:
+        """The outcome of a value; None where the backward does not need it."""
+        owner = self._owners[row]
+        return self._needed.get(owner, LEFT_TO_MIN_CUT if owner in self._contingent else None)
+
+    def decided(self, row: int) -> Outcome | None:
+        """The same; of a value that the backward does not (for sure) need the outcome that was decided for it."""
+        owner, found = self._owners[row], self.really(row)
+        if found is not None and not (found is LEFT_TO_MIN_CUT and owner in self._contingent):
+            return found
+        decision = self._decisions[owner]
+        return found if decision is None or is_open(decision) else decision.outcome
+
+
+def check_outcome(expectation: ExpectFate, rows: Sequence[int], outcomes: NodeOutcomes, facts: Facts) -> Finding:
+    """``every`` goes by what was decided where the backward needs no such value, ``no`` by what really happens."""
+    every, wanted, nodes = expectation.quantifier == "every", expectation.fate, counted(len(rows), "node")
+    found = [(row, outcomes.decided(row) if every else outcomes.really(row)) for row in rows]
+    words = [(row, "not needed by the backward" if outcome is None else outcome.word) for row, outcome in found]
+    is_open = any(outcome is LEFT_TO_MIN_CUT for _, outcome in found)
+    if every:
+        settled = (wanted, LEFT_TO_MIN_CUT.word)
+        wrong = [f"{facts.names[row]} is {word}" for row, word in words if word not in settled]
+    else:
+        wrong = [facts.names[row] for row, word in words if word == wanted]
+    if wrong:
+        not_so = f"not {wanted}" if every else wanted
+        return Finding("failed", f"{len(wrong):,} of {nodes} {not_so}", first_lines(wrong, _MOST_NAMES))
+    return LEFT_OPEN if is_open else Finding("held", f"{'all' if every else 'none of'} {nodes} {wanted}")
+
+
+# --- once the partitioner has decided ---------------------------------------------------------------------------------
+
+
+def check_deferred(plan: Plan, final: Plan, needs: SavedForBackward) -> tuple[Plan, tuple[Diagnostic, ...]]:
+    """The plan with its deferred expectations held or failed, and an error for each that failed. What no FLOP formula
+    counts is warned of again, now that it is known what is recomputed.
+
+    ``final`` has the rows of ``plan`` with every decision taken, and ``needs`` is what follows from it. Selectors
+    range over the graph as it was planned; the fate of a node is looked up in the final plan. Scheduling lines are
+    planned anew on what is recomputed then, for the peak and the times of the step.
+    """
+    waiting = [index for index, outcome in enumerate(plan.expectations) if outcome.status == "deferred"]
+    if not waiting:
+        return plan, ()
+    policy, facts = plan.policy, plan.facts
+    selections = selections_for(policy, facts, times=plan.times)
+    cost = with_cost(needs, final.facts, plan.block_of, len(plan.block_names))
+    outcomes = NodeOutcomes(final.facts, final.decisions, cost)
+    expectations = [policy.expectations[index] for index in waiting]
+    made = evolve(plan, decisions=final.decisions, order=None)
+    if plan.order is not None and any(isinstance(each, ExpectTotal) for each in expectations):
+        device = None if plan.times is None else plan.times.device
+        made = evolve(made, order=plan_order(policy, facts, made.schedule, JOINT, device=device))
+    found, failures = check_expectations(made, expectations, selections, cost, outcomes)
+    results = list(plan.expectations)
+    for index, checked in zip(waiting, found, strict=True):
+        results[index] = checked
+    others = tuple(each for each in plan.diagnostics if each.code not in (UNCOUNTED, UNTIMED, BY_DATA))
+    uncounted = uncounted_in(policy.expectations, final.facts, needs.recomputed, plan.times)
+    by_data = by_data_in(policy.expectations, final.facts, needs)
+    return evolve(plan, expectations=tuple(results), diagnostics=(*others, *uncounted, *by_data)), failures
+
+
+# --- figures that miss something --------------------------------------------------------------------------------------
+
+
+def uncounted_in(
+    expectations: Sequence[Expectation], facts: Facts, recomputed: Sequence[int], times: NodeTimes | None
+) -> Iterator[Diagnostic]:
+    """A warning for each expectation about FLOPs, if among the recomputed rows are calls that no formula counts; for
+    each about the time of a step, if any row is one."""
+    whole = range(len(facts))
+    for each in expectations:
+        if not isinstance(each, ExpectTotal):
+            continue
+        if each.figure == "recomputed flops":
+            yield from _warned(each, facts, recomputed)
+        elif each.of_time and times is not None:
+            yield from _warned(each, facts, recomputed if each.figure == "recomputed time" else whole)
+
+
+def _warned(expectation: ExpectTotal, facts: Facts, rows: Sequence[int]) -> Iterator[Diagnostic]:
+    missing = uncounted_operators(facts, rows)
+    if not missing:
+        return
+    calls = counted(sum(missing.values()), "call")
+    names = [f"`{name}`" for name in missing]
+    shown = joined(names) if len(names) <= _MOST_NAMED else f"{names[0]} and {len(names) - 1} others"
+    found = [row for row in rows if facts.uncounted[row]]
+    places = (f"{facts.names[row]} ({facts.targets[row]}) in {facts.modules[row] or 'no module'}" for row in found)
+    details = first_lines(tuple(places), _MOST_NAMES)
+    text, again = expectation.span.one_line, " that are recomputed" if expectation.figure.startswith("recomp") else ""
+    if expectation.of_time:
+        message = f"`{text}` prices {calls} of {shown}{again} by their bytes alone: no FLOP formula is known"
+        yield diagnose(UNTIMED, message, span=expectation.span, help=_REGISTER, details=details)
+        return
+    help = f"{_REGISTER}, or expect of these operators what becomes of them, as `expect no … recomputed` does"
+    message = f"`{text}` does not count {calls} of {shown}{again}: no FLOP formula is known"
+    yield diagnose(UNCOUNTED, message, span=expectation.span, help=help, details=details)
+
+
+def by_data_in(expectations: Sequence[Expectation], facts: Facts, needs: SavedForBackward) -> Iterator[Diagnostic]:
+    """A warning for each expectation about a figure that counts such values, unless it limits from above what is
+    counted by the most that it can be."""
+    for each in expectations if facts.data_sizes else ():
+        rows = _compared(each, facts, needs)
+        at_most = all(facts.bytes[row] == facts.data_sizes[row][2] for row in rows)
+        if isinstance(each, ExpectTotal) and rows and not (at_most and each.op in ("<", "<=")):
+            counts = figure_by_data(each, facts, needs)
+            message = f"`{each.span.one_line}` is compared with a figure that counts {counts}"
+            where = ((row, facts.modules[row] or "no module") for row in rows)
+            places = (f"{facts.names[row]} ({facts.targets[row]}) in {module}" for row, module in where)
+            help = "another load has another figure: expect of values what becomes of them, `expect every … saved`"
+            yield diagnose(BY_DATA, message, each.span, help=help, details=first_lines(tuple(places), _MOST_NAMES))
+
+
+def figure_by_data(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> str:
+    """The part of an expectation's figure that is counted by a hint, as the end of a sentence; else empty."""
+    added_up = isinstance(expectation, ExpectTotal) and expectation.figure in ("saved", "recomputed")
+    return counted_by_data(facts, _compared(expectation, facts, needs), added_up=added_up)
+
+
+def _compared(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> list[int]:
+    """The rows that the figure of an expectation counts by a hint."""
+    if not isinstance(expectation, ExpectTotal) or expectation.figure == "recomputed operators":
+        return []
+    again = expectation.figure.startswith("recomputed")
+    rows = needs.saved if expectation.figure == "saved" else needs.recomputed if again else range(len(facts))
+    return sized_by_data(facts, rows)

@@ -1,0 +1,301 @@
+"""What each line is worth: the step with it less the step without it, all other lines as they are.
+
+For a rule the policy is planned again without it, on the same graph: another rule, the user's own checkpoint or
+``undecided -> …`` then decides what it had decided. What is left to PyTorch counts as saved on both sides. The
+difference is the rule's *margin*. Margins do not add up: two rules may each be enough to keep a value. A rule that
+keeps more and recomputes less buys FLOPs with memory, one that recomputes more buys memory with FLOPs; either has a
+*price*, FLOPs a GiB of saved values (the peak is what no single rule may move). On a device the price is time a GiB,
+which counts collectives and moved bytes too. A ``bucket`` or scheduling line is worth what would be exposed without it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from math import isclose
+
+from attrs import evolve, frozen
+
+from policylang.graph.facts import Facts
+from policylang.graph.schedule import Schedule
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic, removed
+from policylang.language.figures import figure, first_lines, joined
+from policylang.language.syntax import Action, Bucket, Policy
+from policylang.planning.capabilities import Capabilities
+from policylang.planning.graph_edit import Edit
+from policylang.planning.inspection.communication import Communication, bucket_statements
+from policylang.planning.liveness import BackwardCost, saved_and_recomputed
+from policylang.planning.order.statements import plan_order
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan as make_plan
+from policylang.planning.value_outcome import Decision, Why, is_open
+from policylang.simulation.memory import estimate_peak
+from policylang.simulation.streams import StepTime, step_time
+
+GIB = 2**30
+_SAME = 1e-12
+"""The relative rounding error of a sum of thousands of times."""
+
+
+def same_time(one: float, other: float) -> bool:
+    """Compare two sums of times, in seconds, up to rounding."""
+    return isclose(one, other, rel_tol=_SAME)
+
+
+def time_difference(one: float, other: float) -> float:
+    """Seconds, exactly 0 where the two are the same but for their rounding."""
+    return 0.0 if same_time(one, other) else one - other
+
+
+def a_gib(amount: float, size: int) -> float:
+    """An amount for so many bytes, per GiB."""
+    return abs(amount) / (abs(size) / GIB)
+
+
+def time_of_step(plan: Plan, schedule: Schedule) -> StepTime | None:
+    """The times of a schedule on the graph of a plan; None without a device."""
+    return None if plan.shown_times is None else step_time(plan.facts, schedule, plan.shown_times)
+
+
+SAVED = Decision(Action.SAVE, None, Why.UNDECIDED)
+
+
+def as_counted(decisions: Sequence[Decision | None]) -> list[Decision | None]:
+    """Decisions with all saved that is left to PyTorch."""
+    return [SAVED if is_open(decision) else decision for decision in decisions]
+
+
+MOST_RULES = 100
+"""The worth of so many deciding rules is worked out, the first in the policy: each takes a plan."""
+
+_BUYS = ((1, -1), (-1, 1))
+_VERDICTS: dict[tuple[int, int], str] = {
+    (1, -1): "buys {}",
+    (-1, 1): "buys memory",
+    (-1, 0): "frees memory",
+    (1, 0): "costs memory",
+    (0, -1): "saves {}",
+    (0, 1): "costs {}",
+    (-1, -1): "gains both",
+    (1, 1): "costs both",
+    (0, 0): "changes nothing",
+}
+"""By the signs of a rule's bytes and FLOPs, or of its bytes and time. Traffic, to memory or to other ranks, is in the
+time and in no other of them."""
+
+
+@frozen
+class Worth:
+    """The margin of one rule: with it minus without it."""
+
+    rule: int
+    """Its place in ``Policy.rules``."""
+    saved_bytes: int
+    """Kept for the backward; negative where the rule frees memory."""
+    recomputed_flops: int
+    """Recomputed; negative where the rule saves work."""
+    peak_bytes: int
+    recomputed_seconds: float | None = None
+    """Recomputed; None without a device."""
+    step_seconds: float | None = None
+    """Of the whole step, in which other work may hide the cost of the rule; None without a device."""
+
+    @property
+    def verdict(self) -> str:
+        """With a device it is about time, without one about FLOPs."""
+        if self.recomputed_seconds is None:
+            return _VERDICTS[_sign(self.saved_bytes), _sign(self.recomputed_flops)].format("FLOPs")
+        return _VERDICTS[_sign(self.saved_bytes), _sign(self.recomputed_seconds)].format("time")
+
+    @property
+    def flops_per_gib(self) -> float | None:
+        """The price; None where the rule does not exchange one for the other."""
+        return self._per_gib(self.recomputed_flops)
+
+    @property
+    def seconds_per_gib(self) -> float | None:
+        """The price in time; None without a device, and where the rule does not exchange one for the other."""
+        return None if self.recomputed_seconds is None else self._per_gib(self.recomputed_seconds)
+
+    def _per_gib(self, amount: float) -> float | None:
+        if (_sign(self.saved_bytes), _sign(amount)) not in _BUYS:
+            return None
+        return a_gib(amount, self.saved_bytes)
+
+
+def worth_of_rules(
+    plan: Plan, capabilities: Capabilities, progress: Callable[[int, int], None] = lambda done, of: None
+) -> tuple[Worth, ...]:
+    """The worth of every rule that decides something, in the order of the policy, at most of ``MOST_RULES``.
+
+    ``progress`` is told after each rule how many of how many are done. A plan and a simulation for each rule.
+    """
+    deciding = [index for index, outcome in enumerate(plan.rules) if outcome.decided][:MOST_RULES]
+    device = None if plan.times is None else plan.times.device
+    with_all, peak, time = _cost(plan)
+    found: list[Worth] = []
+    for done, index in enumerate(deciding, start=1):
+        rules = plan.policy.rules
+        policy = evolve(
+            plan.policy, rules=rules[:index] + rules[index + 1 :], rewrites=(), scheduling=(), expectations=()
+        )
+        other = make_plan(policy, plan.facts, capabilities, device=device)
+        outcome, other_peak, other_time = _cost(other)
+        recomputed, step = _margins(time, other_time)
+        found.append(
+            Worth(
+                rule=index,
+                saved_bytes=with_all.saved_bytes - outcome.saved_bytes,
+                recomputed_flops=with_all.recomputed_flops - outcome.recomputed_flops,
+                peak_bytes=peak - other_peak,
+                recomputed_seconds=recomputed,
+                step_seconds=step,
+            )
+        )
+        progress(done, len(deciding))
+    return tuple(found)
+
+
+def _margins(under: StepTime | None, other: StepTime | None) -> tuple[float | None, float | None]:
+    """The differences in recomputed time and in step time."""
+    if under is None or other is None:
+        return None, None
+    return time_difference(under.recomputed, other.recomputed), time_difference(under.step, other.step)
+
+
+def _sign(amount: float) -> int:
+    return (amount > 0) - (amount < 0)
+
+
+def _cost(plan: Plan) -> tuple[BackwardCost, int, StepTime | None]:
+    outcome = saved_and_recomputed(plan, as_counted(plan.decisions))
+    return outcome, estimate_peak(plan.facts, plan.schedule).bytes, time_of_step(plan, plan.schedule)
+
+
+SLOWER = "APL380"
+_NOTICED = 1e-3
+"""The share of the step by which it has to be slower."""
+_MOST_LINES = 8
+
+
+def weighed(
+    found: Communication,
+    plan: Plan,
+    capabilities: Capabilities,
+    only: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Communication:
+    """Fill in :attr:`LineInOrder.exposed_without` of every line, or of ``only`` one. An order is planned for each
+    line; without a device nothing is. ``progress`` is told after each how many of how many are done."""
+    if found.planned.lanes is None:
+        return found
+    policies = list(_without_each(plan.policy))
+    asked = range(len(found.lines)) if only is None else [only]
+    without: dict[int, float | None] = {}
+    for done, at in enumerate(asked, start=1):
+        without[at] = _exposed(policies[at], plan, found, capabilities)
+        progress(done, len(asked))
+    return evolve(
+        found, lines=tuple(evolve(line, exposed_without=without.get(at)) for at, line in enumerate(found.lines))
+    )
+
+
+def _without_each(policy: Policy) -> Iterator[Policy]:
+    """In the order of :attr:`Communication.lines`."""
+    for at in bucket_statements(policy):
+        yield evolve(policy, rewrites=policy.rewrites[:at] + policy.rewrites[at + 1 :])
+    for at in range(len(policy.scheduling)):
+        yield evolve(policy, scheduling=policy.scheduling[:at] + policy.scheduling[at + 1 :])
+
+
+def _exposed(policy: Policy, plan: Plan, found: Communication, capabilities: Capabilities) -> float | None:
+    assert plan.times is not None
+    order = plan_order(policy, plan.facts, plan.schedule, capabilities, device=plan.times.device)
+    if order is None:
+        return None if found.traced.lanes is None else found.traced.lanes.exposed
+    return None if order.times is None else step_time(order.facts, order.schedule, order.times).exposed
+
+
+# --- fuse and collapse ---
+
+
+@frozen
+class EditWorth:
+    """The margin of one ``fuse`` or ``collapse`` line: with it minus without it."""
+
+    statement: int
+    """Indexes ``Policy.rewrites``."""
+    fewer_collectives: int
+    saved_bytes: int
+    peak_bytes: int
+    under: StepTime | None
+    """The times of the step; None without a device."""
+    without: StepTime | None
+    """Those of the step without the line."""
+
+    @property
+    def step_seconds(self) -> float | None:
+        return None if self.under is None or self.without is None else self.under.step - self.without.step
+
+    @property
+    def exposed_seconds(self) -> float | None:
+        return None if self.under is None or self.without is None else self.under.exposed - self.without.exposed
+
+    @property
+    def slows(self) -> bool:
+        """True if the step takes longer because of it."""
+        return self.under is not None and (self.step_seconds or 0.0) > _NOTICED * self.under.step
+
+
+def worth_of_edits(plan: Plan, capabilities: Capabilities) -> tuple[EditWorth, ...]:
+    """The margins of the ``fuse`` and ``collapse`` lines that rewrite something, in the order of the policy; a
+    ``bucket`` line is weighed as a scheduling line. A plan and a simulation for each."""
+    policy, device = plan.policy, None if plan.times is None else plan.times.device
+    found: list[EditWorth] = []
+    for at, statement in enumerate(policy.rewrites):
+        done = plan.edits.of(at).done
+        if isinstance(statement, Bucket) or not done:
+            continue
+        rest = evolve(policy, rewrites=policy.rewrites[:at] + policy.rewrites[at + 1 :], expectations=())
+        other = make_plan(rest, plan.before, capabilities, device=device)
+        saved, peak, under = _cost_with_order(plan)
+        other_saved, other_peak, without = _cost_with_order(other)
+        fewer = sum(edit.fewer_collectives for edit in done)
+        found.append(EditWorth(at, fewer, saved - other_saved, peak - other_peak, under, without))
+    return tuple(found)
+
+
+def _cost_with_order(plan: Plan) -> tuple[int, int, StepTime | None]:
+    return saved_and_recomputed(plan).saved_bytes, plan.peak.bytes, plan.shown_step_time
+
+
+def slowing_edits(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
+    """A warning for each line that slows the step on the device that times are worked out for; none without one."""
+    for each in worth_of_edits(plan, capabilities) if plan.shown_times is not None else ():
+        if each.slows and each.under is not None and each.without is not None and plan.times is not None:
+            span = plan.policy.rewrites[each.statement].span
+            step, exposed = (
+                tuple(figure(getattr(times, name), "seconds") for times in (each.without, each.under))
+                for name in ("step", "exposed")
+            )
+            yield diagnose(
+                SLOWER,
+                f"`{span.one_line}` slows the step on {plan.times.device.name}, from {step[0]} to {step[1]}: "
+                f"{exposed[1]} of it waits for collectives, without the line {exposed[0]}",
+                span,
+                help="leave it out where its collectives would leave a fast network for a slow one",
+                details=first_lines(_edited_groups(plan.edits.of(each.statement).done, plan.before), _MOST_LINES),
+                mends=[removed(span)],
+            )
+
+
+def _edited_groups(done: tuple[Edit, ...], before: Facts) -> list[str]:
+    """``75 over 64 ranks, in place of 8 and 8``."""
+    found: Counter[str] = Counter()
+    for edit in done:
+        named = (before.group_names[before.index[name]] for name in edit.collectives if name in before.index)
+        old = [f"{before.groups[name].size:,}" for name in named if name in before.groups]
+        new = [f"{len(group.ranks):,}" for group in edit.groups]
+        found[f"over {joined(new)} ranks, in place of {joined(old)}" if new else f"in place of {joined(old)}"] += 1
+    return [f"{count:,} {how}" for how, count in found.items()]

@@ -1,0 +1,464 @@
+"""Why a selector matches nothing, or not a node, and what to write in its place."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from difflib import SequenceMatcher
+from typing import assert_never
+from weakref import WeakKeyDictionary
+
+from attrs import evolve
+
+from policylang.graph.facts import Facts, InputKind
+from policylang.language.diagnostics import Mend, written
+from policylang.language.figures import counted, figure, first_lines, joined, listed
+from policylang.language.formatting.unparse import nth, own_words
+from policylang.language.globs import is_magic
+from policylang.language.resolution import prelude
+from policylang.language.resolution.public_names import as_one, forms_of
+from policylang.language.source import Span
+from policylang.language.syntax import (
+    NOWHERE,
+    TIMES,
+    And,
+    Annotated,
+    Chain,
+    ChainOf,
+    Compare,
+    CrossesCut,
+    Difference,
+    Everything,
+    Feeding,
+    InBlock,
+    InModule,
+    Intersection,
+    Is,
+    Match,
+    Not,
+    Operator,
+    Or,
+    Ordinal,
+    Predicate,
+    Reference,
+    Scope,
+    Selector,
+    Step,
+    Union,
+    Where,
+    Word,
+)
+from policylang.language.walk import predicates, rebuild, walk
+from policylang.planning.selection.cuts import Cuts
+from policylang.planning.selection.selectors import (
+    GATHERED,
+    ORIGINS,
+    Selections,
+    compile_predicate,
+    effective_scope,
+    group_keys,
+    parts_first,
+)
+
+_known: WeakKeyDictionary[Facts, dict[str, str]] = WeakKeyDictionary()
+_MOST_PARTS = 12
+_MOST_FORMS = 3
+_MOST_ANNOTATIONS = 6
+_KIND_WORDS = {InputKind.PARAMETER: "a parameter", InputKind.BUFFER: "a buffer", InputKind.USER: "the user's"}
+
+
+def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
+    """One line a part, innermost first: ``mm: 224 nodes``, ``in encoder.*: 0 of them; nearest module paths: …``."""
+    lines: list[str] = []
+    for part in parts_first(selector, selections.lets, is_one_part=lambda part: _is_one_part(part, selections)):
+        count = len(selections.rows(part))
+        narrows = isinstance(part, InModule | InBlock | Where | Ordinal)
+        line = f"{part_label(part)}: {f'{count:,} of them' if narrows else counted(count, 'node')}"
+        if not count:
+            line += _hint(part, selections)
+        if line not in lines:
+            lines.append(line)
+    return first_lines(lines, _MOST_PARTS, "more parts")
+
+
+def missing_parts(selector: Selector, selections: Selections) -> str:
+    """The names and paths of a selector that are not in the graph: ``0 nodes are `mm```; empty where
+    all are there."""
+    found = parts_first(selector, selections.lets, is_one_part=lambda part: _is_one_part(part, selections))
+    named = (part for part in found if isinstance(part, Operator | Reference | InModule))
+    missing = dict.fromkeys(f"`{part_label(part)}`" for part in named if not selections.rows(part))
+    return f"0 nodes are {joined(list(missing))}" if missing else ""
+
+
+def other_origin_hint(selector: Selector, selections: Selections) -> str:
+    """The test to write instead where a graph knows no input of the kind that is asked for: it may take all of them for
+    the user's, as a recorded graph does. Empty where none of the user's is picked either."""
+    wheres = (part for part in parts_first(selector, selections.lets) if isinstance(part, Where))
+    for part, test in ((where, test) for where in wheres for test in predicates(where.predicate)):
+        if isinstance(test, Is) and (instead := other_origin(test, part, selections)) is not None:
+            count = _of_the_user(test, part, selections)
+            return f"where a graph does not say what its inputs are, `{instead.name}` picks {count:,}; "
+    return ""
+
+
+def other_origin(test: Is, part: Where, selections: Selections) -> Is | None:
+    """The test for the user's inputs in place of a kind that the graph knows none of, where that picks something."""
+    asked = _lacks_origin(test, selections) and _of_the_user(test, part, selections)
+    return _of_users(test) if asked else None
+
+
+def _lacks_origin(test: Is, selections: Selections) -> bool:
+    return test.name in ORIGINS and ORIGINS[test.name] not in selections.facts.input_kinds
+
+
+def _of_users(test: Is) -> Is:
+    return evolve(test, name="gathered input" if test.name in GATHERED else "from input")
+
+
+def _of_the_user(test: Is, part: Where, selections: Selections) -> int:
+    """The number of nodes, asked for another kind, that are made of an input of the user's."""
+    holds = compile_predicate(_of_users(test), selections)
+    return sum(map(holds, selections.rows(part.selector)))
+
+
+def _is_one_part(part: Selector, selections: Selections) -> bool:
+    """True for a name that matches something. One that matches nothing here is taken apart in its turn, the groups that
+    every policy knows excepted."""
+    if not isinstance(part, Reference):
+        return False
+    return selections.lets[part.name].span.source.name == prelude.NAME or bool(selections.rows(part))
+
+
+def part_label(part: Selector) -> str:
+    """A selector without its parts, as its author wrote it."""
+    if isinstance(part, InModule):
+        return f"{'outside' if part.outside else 'in'} {part.glob}"
+    if isinstance(part, Where):
+        return f"where {part.predicate.span.one_line}"
+    if isinstance(part, Ordinal):
+        start = "" if part.start is None else f" from {nth(part.start)}"
+        return f"{own_words(part)}{start}{'' if part.scope is None else f' per {part.scope.value}'}"
+    return own_words(part)
+
+
+def _hint(part: Selector, selections: Selections) -> str:
+    if isinstance(part, InModule):
+        return "; " + nearest_paths_hint(part.glob, selections.facts)
+    if isinstance(part, Operator | Reference):
+        return _traced_hint(part, selections)
+    blocks = len(selections.blocks.names)
+    if isinstance(part, InBlock) and blocks:
+        return f"; the graph has {blocks} blocks"
+    if isinstance(part, InBlock) or (isinstance(part, Ordinal) and part.scope is Scope.BLOCK and not blocks):
+        return "; the graph has no blocks"
+    if isinstance(part, Where):
+        return "".join(_test_hint(test, part, selections) for test in predicates(part.predicate))
+    return ""
+
+
+def _traced_hint(part: Operator | Reference, selections: Selections) -> str:
+    """The form in which an operation of this name, or one of a group, is traced in this graph."""
+    if isinstance(part, Reference):
+        is_known = selections.lets[part.name].span.source.name == prelude.NAME  # else it is a name of the policy's own
+    else:
+        is_known = part.overload is None and part.namespace in (None, "aten")
+    if not is_known:
+        return ""
+    found = [(form, len(selections.rows(form.selector))) for form in forms_of(part.name)]
+    present = [(form, count) for form, count in found if count]
+    whole = [(form, count) for form, count in present if form.is_whole]
+    if whole:
+        shown = " or ".join(f"`{form.text}` ({counted(count, 'node')})" for form, count in whole[:_MOST_FORMS])
+        return f"; it is traced as {shown} here"
+    if present:
+        form, count = present[0]
+        return f"; it is taken apart here, and `{form.text}` is what comes of it ({counted(count, 'node')})"
+    return ""
+
+
+def _times_hint(test: Compare, part: Where, selections: Selections) -> str:
+    """The time that comes nearest to what was asked for, among the nodes that were left."""
+    prices, facts = selections.prices, selections.facts
+    assert prices is not None
+    rows = selections.rows(part.selector)
+    known = [(found, row) for row in rows if (found := prices.of(test.quantity, row)) is not None]
+    if not known:
+        return f"; none of them has a {test.quantity}" if rows else ""
+    quick = test.op in ("<", "<=")
+    found, row = min(known) if quick else max(known, key=lambda each: each[0])
+    least = "least" if quick else "largest"
+    return f"; the {least} {test.quantity} there is {figure(found, 'seconds')} ({facts.names[row]})"
+
+
+def _test_hint(test: Predicate, part: Where, selections: Selections) -> str:
+    if isinstance(test, Match) and test.property == "module" and test.op == "==":
+        return "; " + nearest_paths_hint(test.pattern, selections.facts)
+    if isinstance(test, Is) and _lacks_origin(test, selections):
+        return f"; no input of the graph is known to be {_KIND_WORDS[ORIGINS[test.name]]}"
+    if isinstance(test, Annotated):
+        return _annotations_hint(selections.facts)
+    if isinstance(test, Compare) and test.quantity in TIMES and selections.prices is not None:
+        return _times_hint(test, part, selections)
+    return _cuts_hint(test, selections.cuts)
+
+
+def _annotations_hint(facts: Facts) -> str:
+    """The annotations that there are, the most frequent first."""
+    if not facts.annotations:
+        return "; what is annotated is not known of this graph: its snapshot is older than that"
+    counts = Counter(name for row in facts.forward for name in facts.annotations[row])
+    if not counts:
+        return "; no forward node is annotated"
+    shown = [f"{name} ({count})" for name, count in counts.most_common()]
+    return f"; annotations of forward nodes: {listed(shown, _MOST_ANNOTATIONS)}"
+
+
+def _cuts_hint(test: Predicate, cuts: Cuts) -> str:
+    """The bytes that there are to cut, beside the size of stage that was asked for."""
+    if not isinstance(test, CrossesCut):
+        return ""
+    count = len(cuts.positions(cuts.stage(test.bytes)))
+    found = counted(count, "cut") if count else "no cut"
+    each = f" at stages of {figure(cuts.stage(None), 'bytes')}" if test.size is None else ""
+    return f"; the forward makes {figure(cuts.produced, 'bytes')} and has {found}{each}"
+
+
+def nearest_paths_hint(glob: str, facts: Facts) -> str:
+    near = nearest_paths(glob, facts)
+    return f"nearest module paths: {', '.join(near)}" if near else "no node of the graph has a module path"
+
+
+def nearest_paths(glob: str, facts: Facts, count: int = 3) -> tuple[str, ...]:
+    """The module paths most like a glob: one of each family of paths that differ in numbers alone."""
+    families = _known.get(facts)
+    if families is None:
+        families = _known[facts] = _families(facts.modules)
+    wanted = numberless(glob.strip("/"))
+    scored = sorted(
+        ((-_likeness(wanted, family), order, path) for order, (family, path) in enumerate(families.items())),
+    )
+    return tuple(path for _, _, path in scored[:count])
+
+
+def _families(modules: Iterable[str]) -> dict[str, str]:
+    """Paths and their ancestors with numbers blanked out → the first path of each kind, in graph order."""
+    families: dict[str, str] = {}
+    seen: set[str] = set()
+    for path in modules:
+        if not path or path in seen:
+            continue
+        seen.add(path)
+        components = path.split(".")
+        for depth in range(1, len(components) + 1):
+            ancestor = ".".join(components[:depth])
+            families.setdefault(numberless(ancestor), ancestor)
+    return families
+
+
+def numberless(path: str) -> str:
+    """A path or glob with `*` for each number in it."""
+    return re.sub(r"(?<![^.])(\d+|\*|\[[^\]]*\]|\{[^}]*\})(?![^.])", "*", path)
+
+
+def _likeness(wanted: str, family: str) -> float:
+    """The similarity of a glob and the last components of a path, as many as the glob has; a longer path loses ties."""
+    components = family.split(".")
+    length = wanted.count(".") + 1
+    tail = ".".join(components[-length:])
+    ratio = SequenceMatcher(None, wanted, tail, autojunk=False).ratio()
+    return (ratio if len(components) >= length else ratio / 2) - 0.001 * len(components)
+
+
+_MOST = 3
+
+
+def would_match(selector: Selector, selections: Selections) -> tuple[Mend, ...]:
+    """A mend for each other word of a selector, as it is written, with which it picks something."""
+    found: dict[Mend, None] = {}
+    for mend, other in _candidates(selector, selections):
+        if selections.rows(other):
+            found[mend] = None
+        if len(found) == _MOST:
+            break
+    return tuple(found)
+
+
+def near_globs(glob: str, facts: Facts) -> tuple[str, ...]:
+    """The globs over module paths of the graph that are most like one; with `*` for numbers where it has wildcards."""
+    near = nearest_paths(glob, facts)
+    return tuple(dict.fromkeys(map(numberless, near))) if is_magic(glob) else near
+
+
+def numbered_globs(glob: str, facts: Facts) -> tuple[str, ...]:
+    """The near ones that name numbered modules, as blocks are."""
+    return tuple(each for each in map(numberless, nearest_paths(glob, facts)) if "*" in each)
+
+
+def block_globs(glob: str, facts: Facts) -> tuple[str, ...]:
+    """Globs that could name the blocks of a graph: modules with numbers, else those with the names most like a glob."""
+    return numbered_globs(glob, facts) or nearest_paths(glob, facts)
+
+
+def naming_blocks(facts: Facts, glob: str = "layers.*") -> str:
+    """The help where nothing says what the blocks are."""
+    found, near = block_globs(glob, facts), nearest_paths_hint(glob, facts)
+    return f"name them, `blocks {found[0]}`; {near}" if found else near
+
+
+def glob_span(glob: str, phrase: Span) -> Span:
+    """The span of a glob at the end of a phrase, its quotes included."""
+    at = phrase.text.rfind(glob)
+    start, end = phrase.start + at, phrase.start + at + len(glob)
+    quoted = phrase.source.text[start - 1 : start] == '"' == phrase.source.text[end : end + 1]
+    return Span(phrase.source, start - quoted, end + quoted)
+
+
+def _candidates(selector: Selector, selections: Selections) -> Iterator[tuple[Mend, Selector]]:
+    for part in walk(selector):
+        if part.span is NOWHERE:
+            continue
+        if isinstance(part, InModule) and not part.outside and not selections.rows(part):
+            for glob in near_globs(part.glob, selections.facts):
+                (mend,) = written(glob_span(part.glob, part.span), [glob], near=True)
+                yield mend, _with(selector, part, evolve(part, glob=glob))
+        elif isinstance(part, Operator | Reference) and not selections.rows(part):
+            for form in forms_of(part.name) if getattr(part, "namespace", None) in (None, "aten") else ():
+                if form.is_whole and selections.rows(form.selector):
+                    (mend,) = written(part.span, [as_one([form.text])])
+                    yield mend, _with(selector, part, form.selector)
+        elif isinstance(part, Where):
+            for test in predicates(part.predicate):
+                if isinstance(test, Match) and test.property == "module" and test.op == "==":
+                    for glob in near_globs(test.pattern, selections.facts):
+                        (mend,) = written(glob_span(test.pattern, test.span), [glob], near=True)
+                        predicate = _replaced(part.predicate, test, evolve(test, pattern=glob))
+                        yield mend, _with(selector, part, evolve(part, predicate=predicate))
+                elif isinstance(test, Is) and (instead := other_origin(test, part, selections)) is not None:
+                    (mend,) = written(test.span, [instead.name])
+                    yield mend, _with(selector, part, evolve(part, predicate=_replaced(part.predicate, test, instead)))
+
+
+def _with(selector: Selector, part: Selector, other: Selector) -> Selector:
+    """A selector with another one in place of one of its parts, which has not been rebuilt from others."""
+
+    def change(current: Selector) -> Selector:
+        if type(current) is not type(part) or current.span != part.span:
+            return current
+        if isinstance(current, InModule) and isinstance(other, InModule):
+            return evolve(current, glob=other.glob)
+        if isinstance(current, Where) and isinstance(other, Where):
+            return evolve(current, predicate=other.predicate)
+        return other
+
+    return rebuild(selector, change)
+
+
+def _replaced(predicate: Predicate, test: Predicate, other: Predicate) -> Predicate:
+    if predicate is test:
+        return other
+    if isinstance(predicate, Not):
+        return evolve(predicate, predicate=_replaced(predicate.predicate, test, other))
+    if isinstance(predicate, And | Or):
+        return evolve(predicate, parts=tuple(_replaced(part, test, other) for part in predicate.parts))
+    return predicate
+
+
+_MOST_BRANCHES = 6
+
+
+def why_not(selector: Selector, row: int, selections: Selections) -> str:
+    """For a node that the selector does not denote. Costs no more than evaluating the selector."""
+    node: Selector = selector
+    while True:
+        deeper = _left_out_before(node, row, selections)
+        if deeper is None:
+            return _own_reason(node, row, selections)
+        node = deeper
+
+
+def _left_out_before(node: Selector, row: int, selections: Selections) -> Selector | None:
+    """The part that leaves the node out already, where there is just one such part; else the reason is this one's."""
+    match node:
+        case Reference():
+            let = selections.lets[node.name]
+            return None if let.span.source.name == prelude.NAME else let.selector
+        case InModule() | InBlock() | Where() | Ordinal():
+            return None if _has(node.selector, row, selections) else node.selector
+        case Intersection():
+            return node.right if _has(node.left, row, selections) else node.left
+        case Difference() | Feeding():
+            return None if _has(node.left, row, selections) else node.left
+        case Everything() | Operator() | Word() | Union() | Step() | Chain() | ChainOf():
+            return None
+        case _:
+            assert_never(node)
+
+
+def _own_reason(node: Selector, row: int, selections: Selections) -> str:
+    match node:
+        case Everything():
+            return "`everything` is every forward call, and it is none"
+        case Operator() | Reference():
+            return f"`{part_label(node)}`: it is {selections.facts.targets[row]}"
+        case InModule():
+            return f"`{part_label(node)}`: it is in {selections.facts.modules[row] or 'no module'}"
+        case InBlock():
+            return f"`{part_label(node)}`: it is {_block(row, selections)}"
+        case Where():
+            return f"`{part_label(node)}` does not hold{_times(node, row, selections)}"
+        case Ordinal():
+            return f"`{part_label(node)}`: it is {_position(node, row, selections)}"
+        case Union():
+            reasons = dict.fromkeys(why_not(part, row, selections) for part in node.parts[:_MOST_BRANCHES])
+            more = [f"and {len(node.parts) - _MOST_BRANCHES} more"] if len(node.parts) > _MOST_BRANCHES else []
+            return "; ".join([*reasons, *more])
+        case Difference():
+            return f"`except` takes it out of `{node.span.one_line}`"
+        case Intersection() | Feeding() | Step() | Chain() | ChainOf() | Word():
+            return f"it is not among `{node.span.one_line}`"
+        case _:
+            assert_never(node)
+
+
+def _times(node: Where, row: int, selections: Selections) -> str:
+    """The node's time, where the predicate asks for it."""
+    measures = (test.quantity for test in predicates(node.predicate) if isinstance(test, Compare))
+    asked = [each for each in dict.fromkeys(measures) if each in TIMES]
+    if selections.prices is None or not asked:
+        return ""
+    found = ((each, selections.prices.of(each, row)) for each in asked)
+    said = (
+        f"its {each} is {figure(value, 'seconds')}" if value is not None else f"it has no {each}"
+        for each, value in found
+    )
+    return f": {joined(list(said))}"
+
+
+def _has(selector: Selector, row: int, selections: Selections) -> bool:
+    return row in selections.rows(selector)
+
+
+def _block(row: int, selections: Selections) -> str:
+    block = selections.blocks.block_of[row]
+    return "outside every block" if block < 0 else f"in block {block}, {selections.blocks.names[block]}"
+
+
+def _position(node: Ordinal, row: int, selections: Selections) -> str:
+    """``the 3rd of 7 in block 4``."""
+    rows = selections.rows(node.selector)
+    scope = effective_scope(node.scope, bool(selections.blocks.names))
+    keys = group_keys(scope, rows, selections.facts, selections.blocks, selections.chains)
+    key = keys[rows.index(row)]
+    if key is None:
+        return "outside every block"
+    group = [each for each, other in zip(rows, keys, strict=True) if other == key]
+    return f"the {nth(group.index(row) + 1)} of {len(group)} in {_group(scope, row, selections)}"
+
+
+def _group(scope: Scope, row: int, selections: Selections) -> str:
+    if scope is Scope.BLOCK:
+        return f"block {selections.blocks.block_of[row]}"
+    if scope is Scope.MODULE:
+        return selections.facts.modules[row] or "the root module"
+    return "the graph" if scope is Scope.GRAPH else f"its {scope.value}"

@@ -1,0 +1,228 @@
+"""Outcomes: how a forward value is kept for the backward, and the decisions that say so.
+
+There is one class for each outcome: it says where the value is held, how many bytes that keeps, which steps it adds to
+the schedule, and its word. Liveness, schedules, expectations, reports and audits ask it and have no formula of their
+own, so that a new outcome is a class here, its steps in :mod:`policylang.graph.schedule`, and what carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import ClassVar, Literal, assert_never
+
+from attrs import field, frozen
+
+from policylang.graph.facts import Facts, Flag
+from policylang.graph.schedule import StepKind
+from policylang.graph.storage import storage_roots
+from policylang.language.syntax import Action, Policy, Rule
+
+Default = Literal["auto", "save", "recompute", "as traced", "as checkpointed"]
+"""How forward values are treated that no rule decides."""
+
+
+class Held(Enum):
+    """Where a value waits for the backward."""
+
+    DEVICE = "device"
+    HOST = "host"
+    NOWHERE = "nowhere"
+    """It is recomputed."""
+    UNDECIDED = "undecided"
+    """PyTorch's partitioner will say; counted as held on the device where a figure is needed before."""
+
+
+@frozen
+class Outcome:
+    """How a value comes to the backward; one subclass for each way."""
+
+    word: ClassVar[str]
+    held: ClassVar[Held]
+    steps: ClassVar[tuple[StepKind, ...]] = ()
+    """The steps that it adds to the schedule, beside the run in the forward."""
+    reads_again: ClassVar[bool] = False
+    """True if the backward needs, for sure or possibly, the inputs of the value."""
+
+    @property
+    def is_held(self) -> bool:
+        """True if the value itself comes to the backward."""
+        return self.held in (Held.DEVICE, Held.HOST)
+
+    @property
+    def on_device(self) -> bool:
+        """True if it counts as held on the device, until the partitioner says otherwise."""
+        return self.held in (Held.DEVICE, Held.UNDECIDED)
+
+    @property
+    def phrase(self) -> str:
+        """The word in a sentence about partitions."""
+        return self.word
+
+    def kept_bytes(self, facts: Facts, rows: Sequence[int]) -> list[int]:
+        """The bytes held for each value: memory that several of them share counts for the first."""
+        return [0] * len(rows)
+
+    def recomputed_bytes(self, facts: Facts, rows: Sequence[int]) -> list[int]:
+        """The bytes that recomputing each value allocates."""
+        return [0] * len(rows)
+
+    def place(self, facts: Facts, row: int) -> int:
+        """The node in whose block the value counts: the one that allocated its memory."""
+        root = storage_roots(facts)[row]
+        return root if facts.ops[root] == "call_function" else row
+
+
+@frozen
+class Kept(Outcome):
+    """On the device from the forward to the backward."""
+
+    word = "saved"
+    held = Held.DEVICE
+
+    def kept_bytes(self, facts: Facts, rows: Sequence[int]) -> list[int]:
+        """A view keeps the whole memory it looks into; one of a parameter or an input nothing more."""
+        roots, ops, seen = storage_roots(facts), facts.ops, set[int]()
+        found: list[int] = []
+        for root in (roots[row] for row in rows):
+            found.append(0 if root in seen or ops[root] != "call_function" else facts.bytes[root])
+            seen.add(root)
+        return found
+
+
+@frozen
+class LeftToMinCut(Kept):
+    """PyTorch's partitioner keeps or recomputes it."""
+
+    word = "left to PyTorch"
+    held = Held.UNDECIDED
+    reads_again = True
+
+    @property
+    def on_device(self) -> bool:
+        """True if it counts as held on the device, until the partitioner says otherwise."""
+        return self.held in (Held.DEVICE, Held.UNDECIDED)
+
+    @property
+    def phrase(self) -> str:
+        return "left to the partitioner"
+
+
+@frozen
+class Recomputed(Outcome):
+    """Computed again in the backward."""
+
+    word = "recomputed"
+    held = Held.NOWHERE
+    steps = (StepKind.SECOND_RUN,)
+    reads_again = True
+
+    def recomputed_bytes(self, facts: Facts, rows: Sequence[int]) -> list[int]:
+        return [own_bytes(facts, row) for row in rows]
+
+    def place(self, facts: Facts, row: int) -> int:
+        return row
+
+
+@frozen
+class OnHost(Outcome):
+    """On the host between its last forward and its first backward use."""
+
+    word = "offloaded"
+    held = Held.HOST
+    steps = (StepKind.COPY_TO_HOST, StepKind.WAIT_TO_HOST, StepKind.COPY_FROM_HOST, StepKind.WAIT_FROM_HOST)
+
+    def kept_bytes(self, facts: Facts, rows: Sequence[int]) -> list[int]:
+        return [facts.bytes[row] for row in rows]
+
+
+KEPT, RECOMPUTED, ON_HOST, LEFT_TO_MIN_CUT = Kept(), Recomputed(), OnHost(), LeftToMinCut()
+
+
+def outcome_of(action: Action | None) -> Outcome:
+    """The outcome of an action; None and ``leave`` leave it to PyTorch's partitioner."""
+    match action:
+        case Action.SAVE | Action.PREFER_SAVE:
+            return KEPT
+        case Action.RECOMPUTE | Action.MUST_RECOMPUTE:
+            return RECOMPUTED
+        case Action.OFFLOAD | Action.PREFER_OFFLOAD:
+            return ON_HOST
+        case Action.LEAVE | None:
+            return LEFT_TO_MIN_CUT
+        case _:
+            assert_never(action)
+
+
+class Why(Enum):
+    """The cause of a decision."""
+
+    RULE = "rule"
+    USER = "user"
+    """The user's own ``checkpoint``."""
+    ALWAYS = "always"
+    """One of the things that always hold: a symbolic size or a seed is saved."""
+    UNSAFE = "unsafe"
+    """An ``optional`` rule asked for a recomputation that would be wrong: saved."""
+    ROUTING = "routing"
+    """A discrete choice that steers what follows, which would have been recomputed, and no rule named it: saved."""
+    REBUILT = "rebuilt"
+    """A view of an offloaded value, taken again at no cost from the copy that came back."""
+    STAYS = "stays"
+    """A rule offloads it, and moving it would free nothing or exceed the budget: saved."""
+    UNDECIDED = "undecided"
+    """No rule; ``undecided -> …`` applies."""
+
+
+@frozen
+class Decision:
+    """The decision on one forward value.
+
+    ``action`` is None where PyTorch's partitioner is to decide. ``rule`` indexes ``Policy.rules`` and is None unless
+    a rule matched the node last (it stays set where ``why`` is UNSAFE). ``reason`` is a phrase for people.
+    """
+
+    action: Action | None
+    rule: int | None
+    why: Why
+    reason: str = ""
+    outcome: Outcome = field(init=False, eq=False, repr=False)
+
+    @outcome.default
+    def _outcome(self) -> Outcome:
+        return outcome_of(self.action)
+
+
+def by_rule(
+    rows: Iterable[int], decisions: Sequence[Decision | None], policy: Policy
+) -> list[tuple[Rule | None, list[int]]]:
+    """Rows by the rule that decided them, in the order of the policy; last those that no rule did, by None."""
+    found: dict[int | None, list[int]] = {}
+    for row in rows:
+        decision = decisions[row]
+        found.setdefault(None if decision is None else decision.rule, []).append(row)
+    indices = sorted(found, key=lambda index: len(policy.rules) if index is None else index)
+    return [(None if index is None else policy.rules[index], found[index]) for index in indices]
+
+
+def is_open(decision: Decision | None) -> bool:
+    """True if a value is left to PyTorch's partitioner."""
+    return decision is not None and decision.outcome.held is Held.UNDECIDED
+
+
+def recomputes(decision: Decision | None) -> bool:
+    return decision is not None and decision.outcome.held is Held.NOWHERE
+
+
+def saves(decision: Decision | None) -> bool:
+    return decision is not None and decision.outcome.held is Held.DEVICE
+
+
+def offloads(decision: Decision | None) -> bool:
+    """True if a value is to be moved to the host."""
+    return decision is not None and decision.outcome.held is Held.HOST
+
+
+def own_bytes(facts: Facts, row: int) -> int:
+    """The bytes that recomputing a value allocates: none for a view or for a piece of an operator counted already."""
+    return 0 if facts.flags[row] & Flag.VIEW or facts.owners[row] != row else facts.bytes[row]
