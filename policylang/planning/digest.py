@@ -9,7 +9,7 @@ from itertools import islice
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.syntax import Policy
-from policylang.planning.edits.pieces import common_names
+from policylang.planning.edits.layout_chains import common_names
 from policylang.planning.graph_edit import Edits
 from policylang.planning.schedule.order_plan import OrderPlan
 from policylang.planning.time_errors import decides_by_time

@@ -24,7 +24,7 @@ from policylang.planning.decisions.safety import Safety
 from policylang.planning.decisions.user_tags import user_decisions
 from policylang.planning.decisions.weights_aside import WeightsAside, answered
 from policylang.planning.digest import plan_digest
-from policylang.planning.edits.offers import Ranks
+from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
 from policylang.planning.expectations.data_sizes import by_data_in
 from policylang.planning.expectations.held import check_expectations

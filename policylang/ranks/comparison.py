@@ -21,7 +21,7 @@ from attrs import define, evolve, field, frozen
 from policylang.errors import PolicyDivergenceError, PolicyError, PolicyGraphError
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
-from policylang.planning.edits.offers import Offer, Ranks
+from policylang.planning.edits.other_ranks import Offer, Ranks
 from policylang.planning.plan import Plan
 from policylang.ranks import differences, message_store
 from policylang.ranks.meeting import Meeting

@@ -40,7 +40,7 @@ from attrs import define, evolve, field
 from policylang.errors import PolicyDivergenceError
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
-from policylang.planning.edits.offers import Offer, compared
+from policylang.planning.edits.other_ranks import Offer, compared
 from policylang.ranks import differences
 from policylang.ranks.exchange import BehindOthers, Ended, Exchange
 from policylang.ranks.message_store import MessageStore, StoreFailure

@@ -26,7 +26,7 @@ from policylang.language.syntax import Policy
 from policylang.operators.group_moves import GroupMove
 from policylang.operators.table import MOVERS, movers_of
 from policylang.planning.digest import deciding_device, digest_of, policy_text
-from policylang.planning.edits.offers import Offer
+from policylang.planning.edits.other_ranks import Offer
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import Decision, Why
 from policylang.ranks.messages import OWN, GroupDigest, compress, decompress

@@ -19,7 +19,7 @@ from policylang.errors import PolicyAuditError
 from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import StepKind
 from policylang.planning.graph_edit import Edits
-from policylang.planning.order.as_run import run
+from policylang.planning.order.rematerialised import run
 from policylang.planning.schedule.order_plan import OrderPlan
 from tests.support.carried_out import half_steps, planned_half
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph

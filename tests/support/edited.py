@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from policylang.graph.facts import Facts, Group
 from policylang.graph.reading.collect import collect
-from policylang.planning.edits.offers import Offer
+from policylang.planning.edits.other_ranks import Offer
 from policylang.planning.plan import Plan
 
 _COLUMNS = (

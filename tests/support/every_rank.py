@@ -22,7 +22,7 @@ from policylang.graph.facts import Facts, GraphKind, Group, Mesh
 from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import HALF
-from policylang.planning.edits.offers import Offer, compared
+from policylang.planning.edits.other_ranks import Offer, compared
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.support.edited import assert_facts_hold

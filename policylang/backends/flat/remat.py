@@ -23,7 +23,7 @@ from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.reading.memory import GraphMemory, memory_of
 from policylang.graph.schedule import StepKind
-from policylang.planning.order.run_names import RunNames
+from policylang.planning.order.rematerialised import RunNames
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import recomputes
 from policylang.torch_compat import partition

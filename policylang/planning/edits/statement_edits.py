@@ -1,8 +1,12 @@
-"""Plans the ``fuse`` and ``collapse`` statements of a policy as graph edits, one after the other, before any rule."""
+"""The kinds of edits: which class plans which statement.
+
+---
+
+Plans the ``fuse`` and ``collapse`` statements of a policy as graph edits, one after the other, before any rule."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -15,13 +19,21 @@ from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.syntax import Bucket, Policy, Rewriting
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.edits.edit_planner import NodeNames, Pick, Setting
+from policylang.planning.edits.buckets import Buckets
+from policylang.planning.edits.edit_planner import EditPlanner, NodeNames, Pick, Setting
 from policylang.planning.edits.edited_facts import edited
-from policylang.planning.edits.kinds import KINDS
-from policylang.planning.edits.offers import Ledger, Ranks
-from policylang.planning.edits.pieces import unread_pieces, with_pieces, without_pieces
-from policylang.planning.edits.proof.equivalence import Prover
+from policylang.planning.edits.fusion import GatherChains, ScatterChains
+from policylang.planning.edits.layout_chains import unread_pieces, with_pieces, without_pieces
+from policylang.planning.edits.other_ranks import Ledger, Ranks
+from policylang.planning.edits.proof import Prover
+from policylang.planning.edits.round_trips import RoundTrips
 from policylang.planning.graph_edit import Edit, Edits, Node, Refusal
+
+KINDS: Mapping[str, type[EditPlanner[Any]]] = {
+    each.kind: each for each in (GatherChains, ScatterChains, RoundTrips, Buckets)
+}
+"""By the ``kind`` of a statement."""
+
 
 _MOST_NAMES = 8
 

@@ -11,7 +11,7 @@ from policylang.graph.schedule import Schedule, StepKind
 from policylang.graph.storage import storage_roots
 from policylang.planning.graph_edit import Edit
 from policylang.planning.inspection.communication import collective_rows
-from policylang.planning.order.as_run import run
+from policylang.planning.order.rematerialised import run
 from policylang.planning.plan import Plan
 from policylang.simulation.in_flight import in_flight
 from policylang.simulation.streams import streams_of

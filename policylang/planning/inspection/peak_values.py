@@ -16,7 +16,7 @@ from policylang.graph.facts import Facts, InputKind, Phase
 from policylang.graph.schedule import Schedule
 from policylang.graph.storage import storage_roots
 from policylang.planning.inspection.breakdown import Breakdown, Fate, operator_of
-from policylang.planning.order.as_run import run
+from policylang.planning.order.rematerialised import run
 from policylang.planning.value_decision import Decision
 from policylang.simulation.lifetimes import Origin
 from policylang.simulation.peak import highest_moment

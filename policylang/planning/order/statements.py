@@ -16,16 +16,14 @@ from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.edits.offers import Ranks
+from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.edits.statement_edits import plan_edits
-from policylang.planning.order.as_run import run
-from policylang.planning.order.dependencies import dependencies, held_rows, unknown_operators
-from policylang.planning.order.lines.denoted import Picks
-from policylang.planning.order.lines.limited import Limited, TooTight
-from policylang.planning.order.lines.moves import Moves, Wish, moved
-from policylang.planning.order.lines.named import Picked, after_edits, shared_out
-from policylang.planning.order.lines.order_errors import OrderErrors
-from policylang.planning.order.reading.roles import Progress
+from policylang.planning.order.dependencies import Progress, dependencies, held_rows, unknown_operators
+from policylang.planning.order.moves import Moves, Wish, moved
+from policylang.planning.order.order_errors import OrderErrors
+from policylang.planning.order.overlap import Limited, TooTight
+from policylang.planning.order.rematerialised import run
+from policylang.planning.order.selected_collectives import Picked, Picks, after_edits, shared_out
 from policylang.planning.schedule.host_copy_steps import with_host_copies
 from policylang.planning.schedule.order_plan import OrderPlan, SchedulingOutcome
 from policylang.simulation.node_times import node_times

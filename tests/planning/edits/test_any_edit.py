@@ -35,10 +35,9 @@ from policylang.operators.strides import contiguous
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, NodeNames, RefusedError, Setting
 from policylang.planning.edits.edited_facts import edited
-from policylang.planning.edits.kinds import KINDS
-from policylang.planning.edits.offers import Ledger
-from policylang.planning.edits.proof.calls import old_calls
-from policylang.planning.edits.proof.equivalence import Prover
+from policylang.planning.edits.other_ranks import Ledger
+from policylang.planning.edits.proof import Prover, old_calls
+from policylang.planning.edits.statement_edits import KINDS
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, Node, Proof, Refusal
 from policylang.planning.planner import plan
 from tests.support.edited import assert_facts_hold

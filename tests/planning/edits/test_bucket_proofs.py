@@ -15,10 +15,8 @@ import policylang
 from policylang.graph.facts import Facts
 from policylang.operators.moves import MoveError
 from policylang.planning.capabilities import HALF
-from policylang.planning.edits.grids import Grid
-from policylang.planning.edits.proof.calls import ChainCall, new_call, old_calls
-from policylang.planning.edits.proof.equivalence import Equivalence, Prover, _groups, _labelled
-from policylang.planning.edits.proof.evaluator import run
+from policylang.planning.edits.other_ranks import Grid
+from policylang.planning.edits.proof import ChainCall, Equivalence, Prover, _groups, _labelled, new_call, old_calls, run
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.graph_edit import Edit, Node
 from tests.support.bucketed import KINDS, picking, shard_of

@@ -13,7 +13,7 @@ from torch import fx
 import policylang
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.edit_planner import SAME_GRAPH
-from policylang.planning.edits.offers import Offer
+from policylang.planning.edits.other_ranks import Offer
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.planner import plan
 from tests.support.bucketed import CAST, carried_out, picking, shard_of, targets

@@ -16,7 +16,7 @@ from torch import fx
 
 import policylang
 from policylang.language.syntax import Policy
-from policylang.planning.edits.offers import UNASKED
+from policylang.planning.edits.other_ranks import UNASKED
 from policylang.planning.plan import Plan
 from tests.support.drawn import examples
 from tests.support.every_rank import ATEN, Builder, EveryRank, lies_as

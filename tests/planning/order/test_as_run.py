@@ -16,7 +16,7 @@ from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Severity
 from policylang.planning import capabilities
-from policylang.planning.order.as_run import as_run, run
+from policylang.planning.order.rematerialised import as_run, run
 from policylang.planning.planner import plan
 from policylang.planning.schedule.builder import build_schedule
 from policylang.simulation.memory import simulate

@@ -13,8 +13,7 @@ from torch import Tensor, fx
 from policylang.graph.facts import Facts, Flag, GraphKind
 from policylang.graph.reading.collect import collect
 from policylang.operators.unknown_effects import is_unknown
-from policylang.planning.order.dependencies import dependencies
-from policylang.planning.order.reading.turns import turns
+from policylang.planning.order.dependencies import dependencies, turns
 from tests.planning.strategies import graphs
 from tests.support.flat_graphs import Flat, assert_bitwise_equal
 from tests.support.random_flat import random_flat

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind
-from policylang.planning.order.dependencies import dependencies, unknown_operators
-from policylang.planning.order.lines.moves import Moves, Wish, moved
-from policylang.planning.order.reading.roles import Role, roles_of
-from policylang.planning.order.stages import Stages, stages
+from policylang.planning.order.dependencies import Role, dependencies, roles_of, unknown_operators
+from policylang.planning.order.moves import Moves, Wish, moved
+from policylang.planning.order.segments import Stages, stages
 from tests.planning.order.sharded_steps import sharded_step
 from tests.support.textgraph import facts_of
 

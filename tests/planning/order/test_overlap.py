@@ -18,11 +18,9 @@ from policylang.graph.files.any_form import read_any
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.devices.reading import read_device
 from policylang.planning.order.dependencies import Dependencies, dependencies
-from policylang.planning.order.hiding.local_moves import LocalMoves
-from policylang.planning.order.hiding.memory_ahead import LiveMemory, MemoryAhead, Touches
-from policylang.planning.order.hiding.range_maximum import RangeMaximum
-from policylang.planning.order.hiding.units import units
-from policylang.planning.order.overlap import OverlapLimits, overlapped
+from policylang.planning.order.memory_ahead import LiveMemory, MemoryAhead, RangeMaximum, Touches
+from policylang.planning.order.overlap import LocalMoves, OverlapLimits, overlapped
+from policylang.planning.order.scheduler_nodes import units
 from policylang.simulation.exposed_bound import exposed_bound
 from policylang.simulation.in_flight import in_flight
 from policylang.simulation.memory import simulate

@@ -24,17 +24,23 @@ from policylang.operators.moves import Cut, Pick
 from policylang.operators.names import GATHER
 from policylang.operators.strides import is_contiguous
 from policylang.operators.table import JOINS, PASSING, movers_of
-from policylang.planning.edits.collectives.aliasing import ReplacedMemory
-from policylang.planning.edits.collectives.consumers import relaid
-from policylang.planning.edits.collectives.element_moves import Fan, Piece, copies, fan_of, piece_of, source_of
-from policylang.planning.edits.collectives.lines import Hop, layout_after
-from policylang.planning.edits.collectives.own_part import slice_on_ranks
-from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting
-from policylang.planning.edits.grids import Grid
-from policylang.planning.edits.offers import UNASKED
-from policylang.planning.edits.pieces import common_names
-from policylang.planning.edits.proof.calls import old_calls
-from policylang.planning.edits.proof.canonical import steps_to
+from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, ReplacedMemory, Setting
+from policylang.planning.edits.fusion import slice_on_ranks
+from policylang.planning.edits.layout_chains import (
+    Fan,
+    Hop,
+    Piece,
+    common_names,
+    copies,
+    fan_of,
+    layout_after,
+    piece_of,
+    relaid,
+    source_of,
+    steps_to,
+)
+from policylang.planning.edits.other_ranks import UNASKED, Grid
+from policylang.planning.edits.proof import old_calls
 from policylang.planning.graph_edit import Edit, Node, Proof, Refusal
 
 _CUTS = movers_of(Cut, Pick)

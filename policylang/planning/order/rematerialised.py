@@ -1,4 +1,8 @@
-"""The graph as it runs under a plan's decisions: each recomputation a node of its own, in the order of the schedule.
+"""The names of nodes that a recomputation adds to a graph, the same on a snapshot and on the graph it is of.
+
+---
+
+The graph as it runs under a plan's decisions: each recomputation a node of its own, in the order of the schedule.
 
 Without torch, so that scheduling lines are planned on a snapshot as they will be on the graph. The names of second runs
 are those that the flat path gives its copies.
@@ -24,7 +28,36 @@ from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.operators.names import GETITEM, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.planning.order.reading.run_columns import RunColumns, RunRow, statistics_left_out
-from policylang.planning.order.run_names import RunNames
+
+
+class RunNames:
+    """Names after those of a graph's nodes, each given out once: ``add_recomputed``, ``add_recomputed_1``, …"""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
+        self._counts: dict[str, int] = {}
+
+    def second_run(self, name: str) -> str:
+        """Of a node that runs once more."""
+        return self._new(f"{name}_recomputed")
+
+    def drawn(self, name: str) -> str:
+        """Of the result of a random operator that keeps the state it starts from."""
+        return self._new(f"{name}_result")
+
+    def state(self, name: str) -> str:
+        """Of that state."""
+        return self._new(f"{name}_state")
+
+    def _new(self, name: str) -> str:
+        found, count = name, self._counts.get(name, 0)
+        while found in self._taken:
+            count += 1
+            found = f"{name}_{count}"
+        self._counts[name] = count
+        self._taken.add(found)
+        return found
+
 
 _FIRST, _SECOND = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
 _FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OUTPUT)

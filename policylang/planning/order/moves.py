@@ -10,10 +10,8 @@ from attrs import define, field, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
 from policylang.language.interruption.wanted import stop_unless_wanted
-from policylang.planning.order.dependencies import Dependencies
-from policylang.planning.order.reading.roles import Role, roles_of
-from policylang.planning.order.reading.shared_memory import awaited
-from policylang.planning.order.stages import Stages
+from policylang.planning.order.dependencies import Dependencies, Role, awaited, roles_of
+from policylang.planning.order.segments import Stages
 
 Key = tuple[int, int, int]
 _BEFORE, _AT, _BEHIND = -1, 0, 1
