@@ -19,7 +19,7 @@ from policylang.errors import PolicyAuditError
 from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import StepKind
 from policylang.planning.graph_edit import Edits
-from policylang.planning.order.rematerialised import run
+from policylang.planning.order.rematerialised import rematerialised
 from policylang.planning.schedule.order_plan import OrderPlan
 from tests.support.carried_out import half_steps, planned_half
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph
@@ -54,9 +54,9 @@ def test_any_order_is_carried_out_exactly_and_gives_the_same_bits(model: str, te
     for seed in range(1 if model in ("mlp", "dropout") else 3):
         graph = flat(model).fresh()
         plan = path.plan(collect(graph.gm), policy)
-        as_run = run(plan.facts, plan.schedule)
-        schedule = drawn_schedule(as_run.facts, as_run.schedule, seed)
-        order = OrderPlan(as_run.facts, as_run.schedule, Edits(), as_run.facts, schedule, (), ())
+        graph_as_run = rematerialised(plan.facts, plan.schedule)
+        schedule = drawn_schedule(graph_as_run.facts, graph_as_run.schedule, seed)
+        order = OrderPlan(graph_as_run.facts, graph_as_run.schedule, Edits(), graph_as_run.facts, schedule, (), ())
         ordered = evolve(plan, order=order)
         path.carry_out(graph.gm, ordered, {})
         audit = path.audit(ordered, graph.gm.graph)
@@ -65,7 +65,7 @@ def test_any_order_is_carried_out_exactly_and_gives_the_same_bits(model: str, te
         copies = set(copies_in(graph.gm.graph.nodes).values())
         assert len(copies) == len({step[:2] for step in schedule if step[0] > StepKind.SECOND_RUN})
         names = [node.name for node in graph.gm.graph.nodes if node.op == "call_function" and node not in copies]
-        assert [name for name in names if name in as_run.facts.index] == order.order()
+        assert [name for name in names if name in graph_as_run.facts.index] == order.order()
         assert names != [node.name for node in flat(model).gm.graph.nodes if node.op == "call_function"]
         assert_bitwise_equal(graph.run(), expected)
 

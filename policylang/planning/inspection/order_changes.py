@@ -11,7 +11,7 @@ from policylang.graph.schedule import Schedule, StepKind
 from policylang.graph.storage import storage_roots
 from policylang.planning.graph_edit import Edit
 from policylang.planning.inspection.communication import collective_rows
-from policylang.planning.order.rematerialised import run
+from policylang.planning.order.rematerialised import rematerialised
 from policylang.planning.plan import Plan
 from policylang.simulation.in_flight import in_flight
 from policylang.simulation.streams import streams_of
@@ -83,7 +83,7 @@ def order_changes(old: Plan, new: Plan) -> OrderChanges | None:
 def _ordered(plan: Plan) -> _Ordered:
     done: tuple[Edit, ...] = ()
     if plan.order is None:
-        ran = run(plan.facts, plan.schedule)
+        ran = rematerialised(plan.facts, plan.schedule)
         facts, schedule = ran.facts, ran.schedule
     else:
         facts, schedule, done = plan.order.facts, plan.order.schedule, plan.order.edits.done

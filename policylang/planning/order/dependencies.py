@@ -1,22 +1,9 @@
-"""Who reads and writes the same memory: what must not change places although no edge says so.
+"""What has to run before what: the edges of the graph, and implicit dependencies.
 
----
-
-The forward and the backward of a graph that runs them in turn: nothing is moved from one into the other.
-
----
-
-What has to run before what: the edges of the graph, and what edges do not say.
-
-Writes to memory and its readers, draws from one generator, operators with other effects, operators that nobody knows
-(barriers), collectives whose order is kept, copies to the host and back, and the turn of forward and backward. The
-order in which the collectives of a process group are started is none of it: any order will do that is the same on
-every rank.
-
-
----
-
-What of a graph computes, what communicates, and what is done for a collective's sake alone."""
+These are: writes to memory and its readers; random draws; operators with other effects; unknown operators (barriers)
+and collectives whose order is kept, which no communication crosses; copies to the host and back; forward before
+backward. Collectives of a process group may start in any order that is the same on every rank.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +27,9 @@ _WRITES_MORE = ("aten.rrelu_with_noise_",)
 
 
 def memory_order(facts: Facts) -> Iterator[tuple[int, int]]:
-    """Pairs of rows, the first of which has to run before the second: a write and what reads or writes the same memory
-    next, and what reads it and the write after that. Linear in nodes and edges.
+    """Pairs of rows, the first of which has to run before the second because both use memory that one of them writes.
 
-    A collective reads what it is given until it is awaited, and one that writes in place writes until then.
+    A collective reads its input, or writes it in place, until it is awaited. Linear in nodes and edges.
     """
     if not any(flag & Flag.WRITES for flag in facts.flags):
         return
@@ -70,7 +56,7 @@ def memory_order(facts: Facts) -> Iterator[tuple[int, int]]:
 
 
 def awaited(facts: Facts, row: int) -> int | None:
-    """The collective that a ``wait_tensor`` awaits; None of other rows, and where it awaits an input."""
+    """The collective that a ``wait_tensor`` awaits; None for other rows, and for the wait of an input."""
     if facts.targets[row] not in WAITS or not facts.inputs[row]:
         return None
     source = facts.inputs[row][0]
@@ -80,15 +66,14 @@ def awaited(facts: Facts, row: int) -> int | None:
 
 
 def _writes(facts: Facts, row: int) -> Sequence[int]:
-    """The rows whose memory a row may write: what an operator writes to is its first argument where its name ends so,
-    and may be any of them otherwise."""
+    """The rows whose memory a row may write: its first input if the operator's name says in-place, else any."""
     if not facts.flags[row] & Flag.WRITES or facts.ops[row] != "call_function":
         return ()
     return facts.inputs[row][:1] if _in_place(facts.targets[row]) else facts.inputs[row]
 
 
 def _in_place(target: str) -> bool:
-    """Of ``aten.add_.Tensor`` and its like; those that begin with an underscore write several."""
+    """Whether an operator such as ``aten.add_.Tensor`` writes its first input alone."""
     namespace, _, rest = target.partition(".")
     name = rest.partition(".")[0]
     plain = namespace == "aten" and name.endswith("_") and not name.startswith("_")
@@ -96,8 +81,7 @@ def _in_place(target: str) -> bool:
 
 
 def _memory(facts: Facts) -> Sequence[int]:
-    """By row a name of its memory. Operators that write are followed to what they may hand back, which is more than
-    :func:`storage_roots` has to know."""
+    """By row a name of its memory. Unlike :func:`storage_roots`, follows operators that write to what they return."""
     roots = storage_roots(facts)
     parents = list(range(len(facts)))
 
@@ -114,43 +98,42 @@ def _memory(facts: Facts) -> Sequence[int]:
     for row, flag in enumerate(facts.flags):
         if not flag & Flag.WRITES:
             continue
-        if facts.targets[row].startswith(_SETS):
-            for each in facts.inputs[row]:
+        for number, each in enumerate(facts.inputs[row]):
+            if facts.targets[row].startswith(_SETS):
+                returned = True
+            elif _in_place(facts.targets[row]):
+                returned = not number
+            else:
+                returned = facts.shapes[each] is not None and facts.shapes[each] == facts.shapes[row]
+            if returned:
                 join(each, row)
-        elif _in_place(facts.targets[row]):
-            for each in facts.inputs[row][:1]:
-                join(each, row)
-        else:
-            for each in facts.inputs[row]:
-                if facts.shapes[each] is not None and facts.shapes[each] == facts.shapes[row]:
-                    join(each, row)
     return [find(root) for root in roots]
 
 
 _FORWARD, _BACKWARD = int(Phase.FORWARD), int(Phase.BACKWARD)
 
 
-def turns(facts: Facts) -> Sequence[int]:
-    """By row the number of the turn it runs in: 0 the first forward, then each backward and each further forward.
+def directions(facts: Facts) -> Sequence[int]:
+    """By row the number of its *direction*: 0 the first forward, then each backward and each further forward.
 
-    A half has one turn. Forward rows between those of a backward, as traces leave them, are a turn of their own only
-    where they multiply or communicate. Inputs and constants have turn 0, the output the last.
+    A half has one. Forward rows that a trace leaves within a backward are a direction of their own only if they
+    multiply or communicate. Inputs and constants have direction 0, the output the last.
     """
     found = array("i", bytes(4 * len(facts)))
     if facts.kind not in (GraphKind.JOINT, GraphKind.FLAT):
         return found
-    phases, ops, starts = facts.phases, facts.ops, _speaking(facts)
-    turn, now = 0, _FORWARD
+    phases, ops, starts = facts.phases, facts.ops, _has_weight(facts)
+    direction, now = 0, _FORWARD
     for row, phase in enumerate(phases):
         if ops[row] == "call_function" and phase != now and (phase == _BACKWARD or starts[row]):
-            turn, now = turn + 1, phase
+            direction, now = direction + 1, phase
         if ops[row] in ("call_function", "output"):
-            found[row] = turn
+            found[row] = direction
     return found
 
 
-def _speaking(facts: Facts) -> bytearray:
-    """Rows of a forward between two backwards from which on it does something to speak of."""
+def _has_weight(facts: Facts) -> bytearray:
+    """The forward rows from which a product or a collective follows before the next backward."""
     found, speaks = bytearray(len(facts)), False
     for row in range(len(facts) - 1, -1, -1):
         if facts.phases[row] == _BACKWARD:
@@ -169,29 +152,28 @@ _CATEGORIES = int(Flag.COLLECTIVE | Flag.EFFECTFUL | Flag.WRITES)
 @frozen(eq=False)
 class Dependencies:
     before: Sequence[Sequence[int]]
-    """For each row, the rows that have to run before it, data and all else; they all stand before it as traced."""
+    """By row, the rows that have to run before it: inputs and implicit dependencies. All come before it as traced."""
     barriers: Mapping[str, int] = field(factory=dict)
-    """Unknown operators that nothing crosses, and how many calls."""
+    """Unknown operators that nothing crosses, and the number of their calls."""
 
 
 def dependencies(facts: Facts, kept: Collection[int] = ()) -> Dependencies:
-    """``kept``: the rows of ``keep order of`` statements: nothing that communicates crosses them. Linear in nodes and
-    edges."""
+    """``kept``: the rows of ``keep order of`` lines, which no communication crosses. Linear in nodes and edges."""
     unknown = unknown_operators(facts)
     before: list[set[int]] = [set(reads) for reads in facts.inputs]
-    for first, second in _beyond_edges(facts, {*unknown, *_with_waits(facts, kept)}):
+    for first, second in _implicit(facts, {*unknown, *_with_waits(facts, kept)}):
         before[second].add(first)
     counts = Counter(facts.targets[row] for row in unknown)
     return Dependencies([tuple(sorted(rows)) for rows in before], dict(sorted(counts.items())))
 
 
 def held_rows(facts: Facts, kept: Collection[int]) -> set[int]:
-    """What nothing that communicates crosses: operators that nobody knows, and of ``kept`` starts and waits."""
+    """The rows that no communication crosses: unknown operators, and starts and waits of ``kept``."""
     return {*unknown_operators(facts), *_with_waits(facts, kept)}
 
 
 def unknown_operators(facts: Facts) -> list[int]:
-    """The calls of operators of which nobody knows whether they communicate."""
+    """The calls of operators that may communicate, for all that is known."""
     return [
         row for row, target in enumerate(facts.targets) if target and is_unknown(target, facts.flags[row] & _CATEGORIES)
     ]
@@ -210,7 +192,7 @@ def _with_waits(facts: Facts, kept: Collection[int]) -> Iterator[int]:
             yield row
 
 
-def _beyond_edges(facts: Facts, barriers: Collection[int]) -> Iterator[tuple[int, int]]:
+def _implicit(facts: Facts, barriers: Collection[int]) -> Iterator[tuple[int, int]]:
     calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
     flags, targets = facts.flags, facts.targets
     yield from memory_order(facts)
@@ -220,7 +202,7 @@ def _beyond_edges(facts: Facts, barriers: Collection[int]) -> Iterator[tuple[int
     yield from _one_by_one(row for row in calls if targets[row] in _HOST_COPIES)
     if barriers:
         yield from _not_across(calls, barriers, lambda row: row in barriers or communicates(facts, row))
-    yield from _in_turn(calls, turns(facts))
+    yield from _one_direction_after_another(calls, directions(facts))
 
 
 def _one_by_one(rows: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -234,7 +216,7 @@ def _one_by_one(rows: Iterable[int]) -> Iterator[tuple[int, int]]:
 def _not_across(
     calls: Sequence[int], barriers: Collection[int], is_held: Callable[[int], bool]
 ) -> Iterator[tuple[int, int]]:
-    """Each held row has the barrier before it behind it, and each barrier all that was held since the one before."""
+    """Held rows come after the barrier before them, and before the next barrier."""
     last, since = -1, list[int]()
     for row in calls:
         if not is_held(row):
@@ -249,11 +231,11 @@ def _not_across(
             since.append(row)
 
 
-def _in_turn(calls: Sequence[int], turn_of: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The first row of a turn has all of the turn before it behind it, and all others of its own before them."""
+def _one_direction_after_another(calls: Sequence[int], direction_of: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """A direction's first row comes after the whole direction before it, and before the rest of its own."""
     last, current = list[int](), list[int]()
     for row in calls:
-        if current and turn_of[row] != turn_of[current[0]]:
+        if current and direction_of[row] != direction_of[current[0]]:
             last, current = current, []
         if not current:
             for each in last:
@@ -269,10 +251,10 @@ class Role(IntEnum):
     COLLECTIVE = 1
     """It starts one, or awaits it."""
     AROUND = 2
-    """It makes what a collective is given and nobody else reads (the cast of a shard), or works on what a collective
-    has brought and on nothing else (a slice of gathered weights)."""
+    """It makes the input of a collective and nothing else (the cast of a shard), or reads nothing but what a collective
+    brought (a slice of gathered weights)."""
     COMPUTES = 3
-    """What blocks are there for: all else, and whatever multiplies."""
+    """All else, and whatever multiplies."""
 
 
 _known: WeakKeyDictionary[Facts, Sequence[int]] = WeakKeyDictionary()
@@ -280,10 +262,9 @@ _known: WeakKeyDictionary[Facts, Sequence[int]] = WeakKeyDictionary()
 
 def roles_of(facts: Facts) -> Sequence[int]:
     """The :class:`Role` of each row. Linear in nodes and edges, once for each facts."""
-    known = _known.get(facts)
-    if known is None:
-        known = _known[facts] = _roles(facts)
-    return known
+    if facts not in _known:
+        _known[facts] = _roles(facts)
+    return _known[facts]
 
 
 def _roles(facts: Facts) -> Sequence[int]:
@@ -295,43 +276,23 @@ def _roles(facts: Facts) -> Sequence[int]:
                 found[row] = Role.COMPUTES if flops[row] else Role.COLLECTIVE
             elif targets[row] != GETITEM and not flags[row] & Flag.SYMBOLIC and not returns_memory_of_input(facts, row):
                 found[row] = Role.COMPUTES
-    around = _after(facts, found)
-    for row in _before(facts, found):
-        around[row] = 1
-    for row in range(len(facts)):
-        if around[row] and found[row] == Role.COMPUTES:
+    light = [
+        row for row, op in enumerate(ops) if op == "call_function" and not flops[row] and found[row] != Role.COLLECTIVE
+    ]
+    brought = bytearray(role == Role.COLLECTIVE for role in found)  # all inputs were communicated
+    for row in light:
+        read = [each for each in facts.inputs[row] if not flags[each] & Flag.SYMBOLIC]
+        brought[row] = bool(read) and all(brought[each] for each in read)
+    sent = bytearray(bool(flag & Flag.COLLECTIVE) for flag in flags)  # nothing but collectives reads it in the end
+    for row in reversed(light):
+        sent[row] = bool(facts.users[row]) and all(sent[each] for each in facts.users[row])
+    for row in light:
+        if (brought[row] or sent[row]) and found[row] == Role.COMPUTES:
             found[row] = Role.AROUND
     return found
 
 
-def _after(facts: Facts, roles: Sequence[int]) -> bytearray:
-    """Rows that read nothing but what a collective has brought."""
-    found = bytearray(len(facts))
-    flags = facts.flags
-    for row, reads in enumerate(facts.inputs):
-        if facts.ops[row] != "call_function" or facts.flops[row] or roles[row] == Role.COLLECTIVE:
-            continue
-        read = [each for each in reads if not flags[each] & Flag.SYMBOLIC]
-        found[row] = bool(read) and all(found[each] or roles[each] == Role.COLLECTIVE for each in read)
-    return found
-
-
-def _before(facts: Facts, roles: Sequence[int]) -> list[int]:
-    """Rows that nothing but collectives reads in the end."""
-    found = bytearray(len(facts))
-    for row in range(len(facts) - 1, -1, -1):
-        if facts.ops[row] != "call_function" or facts.flops[row] or roles[row] == Role.COLLECTIVE:
-            continue
-        users = facts.users[row]
-        found[row] = bool(users) and all(found[each] or _starts(facts, each) for each in users)
-    return [row for row in range(len(facts)) if found[row]]
-
-
-def _starts(facts: Facts, row: int) -> bool:
-    return bool(facts.flags[row] & Flag.COLLECTIVE)
-
-
-class Progress:
+class ComputeProgress:
     """How much has been computed where each collective starts and is awaited, in one order."""
 
     def __init__(self, facts: Facts, order: Sequence[int]) -> None:
@@ -343,7 +304,7 @@ class Progress:
             if (collective := awaited(facts, row)) is not None:
                 self._waits.setdefault(collective, []).append(row)
 
-    def shifted(self, row: int, other: Progress) -> bool:
+    def shifted(self, row: int, other: ComputeProgress) -> bool:
         """Whether a collective starts earlier, or is awaited later, than in another order of the same calls."""
         waits = self._waits.get(row, ())
         return self._computed[row] < other._computed[row] or any(

@@ -1,11 +1,7 @@
-"""A row of numbers to stretches of which something is added, and of stretches of which the most is asked.
+"""The memory of an order that is being made: what is alive now, and at each step that is still to come.
 
----
-
-The memory of an order that is being made: what is alive now, and at each step that is still to come.
-
-Counted as :mod:`policylang.simulation.memory` counts it. What is still to come runs in the order of the units; a unit
-that is *pulled* runs now, before all of these, which changes what is alive until its old place.
+Counted as :mod:`policylang.simulation.memory` counts it. All that has not run is expected in the given order of the
+scheduler nodes; a node that is *pulled* runs now instead, which changes what is alive up to its old place.
 """
 
 from __future__ import annotations
@@ -15,13 +11,13 @@ from collections.abc import Sequence
 from policylang.graph.facts import Facts, InputKind, Phase
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
-from policylang.planning.order.scheduler_nodes import Units
+from policylang.planning.order.scheduler_nodes import SchedulerNodes
 
 _LEAST = -(1 << 62)
 
 
 class RangeMaximum:
-    """Both in O(log length); a binary tree over the row, whose nodes keep what is added to all below them."""
+    """Numbers: adds to a range and asks for the maximum of a range in O(log length), in a lazy segment tree."""
 
     def __init__(self, values: Sequence[int]) -> None:
         self._size = 1 << (len(values) + 1).bit_length()
@@ -59,7 +55,7 @@ class RangeMaximum:
             low >>= 1
 
     def most(self, start: int, end: int) -> int:
-        """The most of ``[start, end)``; far below zero where there is none."""
+        """The maximum of ``[start, end)``; far below zero if that is empty."""
         if start >= end:
             return _LEAST
         most, added = self._most, self._added
@@ -82,38 +78,33 @@ class RangeMaximum:
         return found
 
     def leave_out(self, at: int) -> None:
-        """The number at a place counts for nothing."""
         self.add(at, at + 1, _LEAST)
 
     def put_back(self, at: int) -> None:
-        """It counts again."""
         self.add(at, at + 1, -_LEAST)
 
 
-class Touches:
-    """The pieces of memory of a graph, and the units that make or read them."""
+class BufferUses:
+    """The buffers of a graph, named by the row that allocates each, and the scheduler nodes that make or read them."""
 
-    def __init__(self, facts: Facts, units: Units) -> None:
+    def __init__(self, facts: Facts, nodes: SchedulerNodes) -> None:
         self.sizes: dict[int, int] = {}
-        """By the row that allocates it."""
         self.resident = 0
-        """Bytes that are there before the first unit."""
+        """Bytes that are there before the first node."""
         self.needs: list[int] = []
-        """By unit, the bytes that it allocates."""
+        """By node, the bytes that it allocates."""
         self.keeps: list[int] = []
-        """By unit, those that outlive it."""
-        self.touched: list[list[int]] = []
-        """By unit, the memory that it makes or reads, that others touch as well, and that goes after the last."""
-        self.touching: dict[int, list[int]] = {}
-        """By piece of memory, the units that touch it, in their order."""
+        """By node, those that outlive it."""
+        self.used: list[list[int]] = []
+        """By node, the buffers that it makes or reads, that others use as well, and that are freed after the last."""
+        self.users: dict[int, list[int]] = {}
+        """By buffer, the nodes that use it, in their order."""
         self._storage = self._find_storage(facts)
+        self._owner_of: dict[int, int] = {}
         self._pieces = self._find_pieces(facts)
-        self._read(facts, units)
-
-    def _read(self, facts: Facts, units: Units) -> None:
-        runs = {row for rows in units.rows for row in rows}
+        runs = {row for rows in nodes.rows for row in rows}
         stays = self._inputs_and_outputs(facts)
-        for unit, rows in enumerate(units.rows):
+        for node, rows in enumerate(nodes.rows):
             new: list[int] = []
             for row in rows:
                 if self._storage[row] == row and row not in self._owner_of:
@@ -126,16 +117,16 @@ class Touches:
                 own.update((piece, None) for piece in self._pieces.get(each, ()) if piece in runs)
             own.update((each, None) for each in new)
             self.needs.append(sum(self.sizes[each] for each in new))
-            self.touched.append([each for each in own if each not in stays])
-            for each in self.touched[unit]:
-                self.touching.setdefault(each, []).append(unit)
-        for unit, touched in enumerate(self.touched):
-            inner = [each for each in touched if self.touching[each] == [unit] and facts.ops[each] == "call_function"]
-            self.keeps.append(self.needs[unit] - sum(self.sizes[each] for each in inner))
-            self.touched[unit] = [each for each in touched if each not in inner and self.sizes.get(each)]
+            self.used.append([each for each in own if each not in stays])
+            for each in self.used[node]:
+                self.users.setdefault(each, []).append(node)
+        for node, used in enumerate(self.used):
+            inner = [each for each in used if self.users[each] == [node] and facts.ops[each] == "call_function"]
+            self.keeps.append(self.needs[node] - sum(self.sizes[each] for each in inner))
+            self.used[node] = [each for each in used if each not in inner and self.sizes.get(each)]
 
     def _inputs_and_outputs(self, facts: Facts) -> set[int]:
-        """What stays to the end. Tangents are counted from the beginning on, as if the backward had begun."""
+        """The buffers that are never freed. Tangents count from the start, as if the backward had begun."""
         stays = set[int]()
         for row, (op, phase) in enumerate(zip(facts.ops, facts.phases, strict=True)):
             if phase == Phase.OUTPUT:
@@ -149,7 +140,7 @@ class Touches:
         return stays.union(*(self._pieces.get(each, ()) for each in stays))
 
     def _find_storage(self, facts: Facts) -> list[int]:
-        """By row, the row that allocates the memory it lies in."""
+        """By row, the row that allocates its buffer."""
         roots, storage = storage_roots(facts), list(range(len(facts)))
         for row in range(len(facts)):
             if roots[row] != row and facts.inputs[row]:
@@ -157,8 +148,7 @@ class Touches:
         return storage
 
     def _find_pieces(self, facts: Facts) -> dict[int, list[int]]:
-        """By operator that returns a tuple, the rows of its pieces that have memory of their own."""
-        self._owner_of: dict[int, int] = {}
+        """By operator that returns a tuple, the pieces of it that are buffers of their own."""
         pieces: dict[int, list[int]] = {}
         for row, target in enumerate(facts.targets):
             if target == GETITEM and self._storage[row] == row and facts.inputs[row]:
@@ -170,76 +160,74 @@ class Touches:
 
 
 class LiveMemory:
-    """What is alive now, as units run in any order."""
+    """The bytes alive now, as nodes run in any order."""
 
-    def __init__(self, touches: Touches) -> None:
-        self._touches = touches
-        self._left = {each: len(units) for each, units in touches.touching.items()}
-        self.bytes = touches.resident
+    def __init__(self, buffers: BufferUses) -> None:
+        self._buffers = buffers
+        self._left = {each: len(nodes) for each, nodes in buffers.users.items()}
+        self.bytes = buffers.resident
 
-    def run(self, unit: int) -> None:
-        touches, left = self._touches, self._left
-        self.bytes += touches.keeps[unit]
-        for each in touches.touched[unit]:
+    def run(self, node: int) -> None:
+        buffers, left = self._buffers, self._left
+        self.bytes += buffers.keeps[node]
+        for each in buffers.used[node]:
             left[each] -= 1
             if not left[each]:
-                self.bytes -= touches.sizes[each]
+                self.bytes -= buffers.sizes[each]
 
 
 class MemoryAhead:
-    """What will be alive at each unit that has not run, if all run in the order of their numbers from now on."""
+    """The bytes alive at each node that has not run, if the rest runs in the given order."""
 
-    def __init__(self, touches: Touches) -> None:
-        self._touches = touches
-        self._live = LiveMemory(touches)
-        self._last = {each: [*units] for each, units in touches.touching.items()}
-        self._done = bytearray(len(touches.needs))
-        heights: list[int] = []
-        simulated = LiveMemory(touches)
-        for unit, needs in enumerate(touches.needs):
-            heights.append(simulated.bytes + needs)
-            simulated.run(unit)
-        self.peak = max(heights, default=touches.resident)
-        self.mean = sum(heights) // len(heights) if heights else 0
-        self._heights = RangeMaximum(heights)
+    def __init__(self, buffers: BufferUses) -> None:
+        self._buffers = buffers
+        self._live = LiveMemory(buffers)
+        self._last = {each: [*nodes] for each, nodes in buffers.users.items()}
+        self._done = bytearray(len(buffers.needs))
+        levels: list[int] = []
+        simulated = LiveMemory(buffers)
+        for node, needs in enumerate(buffers.needs):
+            levels.append(simulated.bytes + needs)
+            simulated.run(node)
+        self._levels = RangeMaximum(levels)
 
-    def run(self, unit: int) -> None:
-        """The next one."""
-        self._done[unit] = 1
-        self._live.run(unit)
+    def run(self, node: int) -> None:
+        """Run the next node of the given order."""
+        self._done[node] = 1
+        self._live.run(node)
 
-    def pull(self, unit: int, head: int, limit: int) -> bool:
-        """Runs a unit ahead of the next one, ``head``, if nothing up to its old place then exceeds the limit."""
-        touches, heights = self._touches, self._heights
-        if self._live.bytes + touches.needs[unit] > limit:
+    def pull(self, node: int, head: int, limit: int) -> bool:
+        """Run a node ahead of the next one, ``head``, if nothing up to its old place then exceeds the limit."""
+        buffers, levels = self._buffers, self._levels
+        if self._live.bytes + buffers.needs[node] > limit:
             return False
-        keeps = touches.keeps[unit]
-        gone = [(self._last_before(each, unit, head), touches.sizes[each]) for each in touches.touched[unit]]
-        gone = [(start, size) for start, size in gone if start <= unit]
-        heights.leave_out(unit)
-        heights.add(head, unit, keeps)
+        keeps = buffers.keeps[node]
+        gone = [(self._last_before(each, node, head), buffers.sizes[each]) for each in buffers.used[node]]
+        gone = [(start, size) for start, size in gone if start <= node]
+        levels.leave_out(node)
+        levels.add(head, node, keeps)
         for start, size in gone:
-            heights.add(start, unit, -size)
-        if keeps > 0 and heights.most(head, unit) > limit:
+            levels.add(start, node, -size)
+        if keeps > 0 and levels.most(head, node) > limit:
             for start, size in gone:
-                heights.add(start, unit, size)
-            heights.add(head, unit, -keeps)
-            heights.put_back(unit)
+                levels.add(start, node, size)
+            levels.add(head, node, -keeps)
+            levels.put_back(node)
             return False
-        self._done[unit] = 1
-        self._live.run(unit)
+        self._done[node] = 1
+        self._live.run(node)
         return True
 
-    def _last_before(self, each: int, unit: int, head: int) -> int:
-        """The first unit at which memory would be given back already, had ``unit`` run; past it where it would not."""
+    def _last_before(self, each: int, node: int, head: int) -> int:
+        """The first node at which a buffer would be free already, had ``node`` run; past ``node`` if none."""
         last, done = self._last[each], self._done
         while done[last[-1]]:
             last.pop()
-        if last[-1] != unit:
-            return unit + 1
+        if last[-1] != node:
+            return node + 1
         last.pop()
         while last and done[last[-1]]:
             last.pop()
         start = last[-1] + 1 if last else head
-        last.append(unit)
+        last.append(node)
         return start

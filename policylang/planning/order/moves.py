@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from attrs import define, field, frozen
@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.planning.order.dependencies import Dependencies, Role, awaited, roles_of
-from policylang.planning.order.segments import Stages
+from policylang.planning.order.segments import Segments
 
 Key = tuple[int, int, int]
 _BEFORE, _AT, _BEHIND = -1, 0, 1
@@ -19,8 +19,8 @@ _EFFECT = int(Flag.RANDOM | Flag.SEED | Flag.EFFECTFUL | Flag.WRITES)
 
 
 @frozen
-class Wish:
-    """A collective that a statement names, and by how many blocks."""
+class MoveRequest:
+    """A collective that a statement selects, and by how many blocks it is to move."""
 
     row: int
     statement: int
@@ -32,32 +32,38 @@ class Moves:
     """What prefetches and delays come to."""
 
     order: list[int] = field(factory=list)
-    """The calls in the order in which they run then."""
+    """The calls in their new order."""
     left: dict[int, dict[int, str]] = field(factory=dict)
-    """By statement, the collectives that stay where they are, and why, as a phrase."""
-    in_place: dict[int, list[int]] = field(factory=dict)
-    """By statement, the collectives that are where they should be without it."""
+    """By statement, the collectives that are not moved, and why, as a phrase."""
     behind_kept: dict[int, dict[int, int]] = field(factory=dict)
-    """By statement, those that stay because of a kept collective, and that one."""
-    crossed: list[tuple[Wish, Wish]] = field(factory=list)
-    """Pairs of which the first is to start before the second is to be over, and needs what it brings."""
+    """By statement, those that are not moved because of a kept collective, and that one."""
+    crossed: list[tuple[MoveRequest, MoveRequest]] = field(factory=list)
+    """Pairs of which the first is to start before the second is to be awaited, and needs its result."""
 
 
 def moved(
     facts: Facts,
     dependencies: Dependencies,
-    stages: Stages,
-    prefetches: Sequence[Wish],
-    delays: Sequence[Wish],
+    segments: Segments,
+    prefetches: Sequence[MoveRequest],
+    delays: Sequence[MoveRequest],
     kept: Collection[int] = (),
     unknown: Collection[int] = (),
 ) -> Moves:
-    """The order of the calls with some collectives moved. A collective has one wish of each kind at most.
+    """The order of the calls with some collectives moved. A collective has one request of each kind at most.
 
-    What a prefetched collective alone needs, as the cast of a shard, moves with it; so does what only works on what a
-    delayed one brings. O((nodes + edges) log nodes).
+    What only a prefetched collective needs, such as the cast of a shard, moves with it; so does what reads nothing but
+    the result of a delayed one. O((nodes + edges) log nodes).
     """
-    return _Mover(facts, dependencies, stages, prefetches, delays, frozenset(kept), frozenset(unknown)).moves()
+    return _Mover(facts, dependencies, segments, frozenset(kept), frozenset(unknown)).moves(prefetches, delays)
+
+
+class _StaysError(Exception):
+    """Why a collective is not moved, as a phrase."""
+
+    def __init__(self, why: str, *, keeper: int | None = None, ahead: MoveRequest | None = None) -> None:
+        super().__init__(why)
+        self.why, self.keeper, self.ahead = why, keeper, ahead
 
 
 class _Mover:
@@ -65,184 +71,162 @@ class _Mover:
         self,
         facts: Facts,
         dependencies: Dependencies,
-        stages: Stages,
-        prefetches: Sequence[Wish],
-        delays: Sequence[Wish],
+        segments: Segments,
         kept: Collection[int],
         unknown: Collection[int],
     ) -> None:
-        self.facts = facts
+        self.facts, self.segments = facts, segments
         self.before = dependencies.before
-        self.stages = stages
-        self.prefetches = {wish.row: wish for wish in prefetches}
-        self.delays = {wish.row: wish for wish in delays}
-        self.kept = kept
-        self.unknown = unknown
+        self.kept, self.unknown = kept, unknown
         self.roles = roles_of(facts)
         self.calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
         self.keys: dict[int, Key] = {}
-        self.moved_for: dict[int, Wish] = {}
-        self.found = Moves()
+        self.prefetched: dict[int, MoveRequest] = {}
         self.anchors = self._anchors()
         self.waits: dict[int, list[int]] = {}
         self.after: dict[int, list[int]] = {}
-        if self.delays:
+        self.late: dict[int, int] = {}  # moved wait to the segment behind which it stands
+
+    def moves(self, prefetches: Sequence[MoveRequest], delays: Sequence[MoveRequest]) -> Moves:
+        if delays:
             for row in self.calls:
-                if (collective := awaited(facts, row)) is not None:
+                if (collective := awaited(self.facts, row)) is not None:
                     self.waits.setdefault(collective, []).append(row)
                 for each in self.before[row]:
                     self.after.setdefault(each, []).append(row)
+        found = Moves()
+        self._move(prefetches, self._prefetch, found)
+        self._move(delays, self._delay, found)
+        found.order = in_order(self.calls, self.before, self.keys)
+        return found
 
-    def moves(self) -> Moves:
-        for wish in sorted(self.prefetches.values(), key=lambda wish: wish.row):
+    def _move(self, requests: Sequence[MoveRequest], move: Callable[[MoveRequest], None], found: Moves) -> None:
+        for request in sorted(requests, key=lambda request: request.row):
             stop_unless_wanted()
-            self._prefetch(wish)
-        late: dict[int, int] = {}
-        for wish in sorted(self.delays.values(), key=lambda wish: wish.row):
-            stop_unless_wanted()
-            self._delay(wish, late)
-        self.found.order = in_order(self.calls, self.before, self.keys)
-        return self.found
+            try:
+                if request.row in self.kept:
+                    raise _StaysError("it is kept in order", keeper=request.row)
+                move(request)
+            except _StaysError as stays:
+                found.left.setdefault(request.statement, {})[request.row] = stays.why
+                if stays.keeper is not None:
+                    found.behind_kept.setdefault(request.statement, {})[request.row] = stays.keeper
+                if stays.ahead is not None:
+                    found.crossed.append((stays.ahead, request))
 
     def _anchors(self) -> frozenset[int]:
-        """The first call of each turn but the first, which stands before all others of it."""
-        found, turn = dict[int, int](), self.stages.turn_of
+        """The first call of each direction but the first, before which none of that direction runs."""
+        found, direction = dict[int, int](), self.segments.direction_of
         for row in self.calls:
-            if turn[row]:
-                found.setdefault(turn[row], row)
+            if direction[row]:
+                found.setdefault(direction[row], row)
         return frozenset(found.values())
 
-    def _leave(self, wish: Wish, why: str) -> None:
-        self.found.left.setdefault(wish.statement, {})[wish.row] = why
-
-    def _is_kept(self, wish: Wish) -> bool:
-        if wish.row in self.kept:
-            self._leave(wish, "it is kept in order")
-            self.found.behind_kept.setdefault(wish.statement, {})[wish.row] = wish.row
-        return wish.row in self.kept
+    def _collective(self, row: int) -> int:
+        """The collective that a row awaits, or the row itself."""
+        collective = awaited(self.facts, row)
+        return row if collective is None else collective
 
     # --- prefetch ---
 
-    def _prefetch(self, wish: Wish) -> None:
-        stages, row = self.stages, wish.row
-        if self._is_kept(wish):
-            return
-        used = stages.uses[row]
+    def _prefetch(self, request: MoveRequest) -> None:
+        segments, row = self.segments, request.row
+        used = segments.uses[row]
         if used < 0:
-            self._leave(wish, "nothing computes with what it brings")
-            return
-        first, _ = stages.ends(used)
-        if stages.direction[used] != stages.turn_of[row] or used == first:
-            backward = self.facts.phases[stages.first[used]] == Phase.BACKWARD
+            raise _StaysError("nothing computes with what it brings")
+        first, _ = segments.ends(used)
+        if segments.direction[used] != segments.direction_of[row] or used == first:
+            backward = self.facts.phases[segments.first[used]] == Phase.BACKWARD
             half = "backward" if backward or self.facts.kind is GraphKind.BACKWARD else "forward"
-            self._leave(wish, f"it would start before the {half} does")
-            return
-        target = stages.first[max(first, used - wish.blocks)]
+            raise _StaysError(f"it would start before the {half} does")
+        target = segments.first[max(first, used - request.blocks)]
         if row < target:
-            self.found.in_place.setdefault(wish.statement, []).append(row)
             return
-        group = self._needed(wish, target)
         place = (target, _BEHIND if target in self.anchors else _BEFORE)
-        for each in group:
+        for each in self._needed(row, target):
             key = (*place, each)
             if key <= self.keys.get(each, key):
                 self.keys[each] = key
-                self.moved_for[each] = wish
+                self.prefetched[each] = request
 
-    def _needed(self, wish: Wish, target: int) -> list[int]:
-        """The collective and what has to run before it from a row on; nothing where that cannot move."""
-        found, pending = {wish.row}, [wish.row]
+    def _needed(self, collective: int, target: int) -> list[int]:
+        """A collective, and what has to run before it from ``target`` on."""
+        found, pending = {collective}, [collective]
         while pending:
-            row = pending.pop()
-            for each in self.before[row]:
+            for each in self.before[pending.pop()]:
                 if each < target or each in found or (each == target and each in self.anchors):
                     continue
                 if not self._may_move_up(each, target):
-                    self._blocked(wish, each)
-                    return []
+                    raise self._blocked(each)
                 found.add(each)
                 pending.append(each)
         return sorted(found)
 
     def _may_move_up(self, row: int, target: int) -> bool:
-        """What is done for the collective's sake alone; of other collectives, those that start as early themselves."""
+        """Whether a row serves a collective alone, or a collective that starts as early itself."""
         if row in self.kept or row in self.unknown or self.facts.flags[row] & _EFFECT:
             return False
         if self.roles[row] != Role.COLLECTIVE:
             return self.roles[row] in (Role.NONE, Role.AROUND)
-        collective = awaited(self.facts, row)
-        key = self.keys.get(row if collective is None else collective)
+        key = self.keys.get(self._collective(row))
         return key is not None and key[0] <= target
 
-    def _blocked(self, wish: Wish, by: int) -> None:
-        facts = self.facts
-        collective = awaited(facts, by)
-        source = by if collective is None else collective
+    def _blocked(self, by: int) -> _StaysError:
+        names, source = self.facts.names, self._collective(by)
         if source in self.kept:
-            self._leave(wish, f"`{facts.names[source]}` is kept in order before it")
-            self.found.behind_kept.setdefault(wish.statement, {})[wish.row] = source
-        elif by in self.unknown:
-            self._leave(wish, f"`{facts.names[by]}` stands before it, and nobody knows what {facts.targets[by]} does")
-        else:
-            self._leave(wish, f"it needs `{facts.names[by]}`, which runs later")
+            return _StaysError(f"`{names[source]}` is kept in order before it", keeper=source)
+        if by in self.unknown:
+            target = self.facts.targets[by]
+            return _StaysError(f"`{names[by]}` stands before it, and nobody knows what {target} does")
+        return _StaysError(f"it needs `{names[by]}`, which runs later")
 
     # --- delay ---
 
-    def _delay(self, wish: Wish, late: dict[int, int]) -> None:
-        """``late``: by wait that is moved, the stage behind which it is awaited."""
-        stages, row = self.stages, wish.row
+    def _delay(self, request: MoveRequest) -> None:
+        segments, row = self.segments, request.row
         waits = self.waits.get(row, ())
-        if self._is_kept(wish):
-            return
         if not waits:
-            self._leave(wish, "nothing awaits it")
-            return
-        if crossing := [self.moved_for[each] for each in waits if each in self.moved_for]:
-            self._leave(wish, f"`{self.facts.names[crossing[0].row]}` needs it earlier")
-            self.found.crossed.append((crossing[0], wish))
-            return
-        made = max((stages.makes[row], *(late[each] for each in self.before[row] if each in late)))
-        if made < 0 or stages.direction[made] != stages.turn_of[row]:
-            made = max(bisect_right(stages.first, row) - 1, 0)
-        if made >= len(stages.first) or stages.direction[made] != stages.turn_of[row]:
-            self._leave(wish, "nothing computes beside it")
-            return
-        stage = min(made + wish.blocks, stages.ends(made)[1])
-        target = stages.last[stage]
+            raise _StaysError("nothing awaits it")
+        self._check_ahead([each for each in waits if each in self.prefetched])
+        direction = segments.direction_of[row]
+        made = max((segments.makes[row], *(self.late[each] for each in self.before[row] if each in self.late)))
+        if made < 0 or segments.direction[made] != direction:
+            made = max(bisect_right(segments.first, row) - 1, 0)
+        if made >= len(segments.first) or segments.direction[made] != direction:
+            raise _StaysError("nothing computes beside it")
+        segment = min(made + request.blocks, segments.ends(made)[1])
+        target = segments.last[segment]
         if min(waits) > target:
-            self.found.in_place.setdefault(wish.statement, []).append(row)
             return
-        group, readers = self._hanging(waits, target)
-        early = [each for each in readers if self.keys.get(each, (each,))[0] < each]
-        reader = min(readers, default=None)
-        if early:
-            ahead = self.moved_for[min(early)]
-            self._leave(wish, f"`{self.facts.names[ahead.row]}` needs it earlier")
-            self.found.crossed.append((ahead, wish))
-            return
-        place = (target, _BEHIND) if reader is None else (reader, _BEFORE)
-        if reader is not None:
+        group, readers = self._following(waits, target)
+        self._check_ahead(sorted(each for each in readers if self.keys.get(each, (each,))[0] < each))
+        place = (target, _BEHIND)
+        if readers:
+            reader = min(readers)
+            place = (reader, _BEFORE)
             between = self.calls[bisect_right(self.calls, min(waits)) : bisect_right(self.calls, reader) - 1]
             if not any(self.roles[each] >= Role.AROUND and each not in group for each in between):
-                self._read_at_once(wish, reader)
-                return
+                raise self._read_at_once(reader)
         for each in sorted(group):
             if place > self.keys.get(each, (each, _AT))[:2]:
                 self.keys[each] = (*place, each)
         for each in waits:
-            late[each] = stage
+            self.late[each] = segment
 
-    def _read_at_once(self, wish: Wish, reader: int) -> None:
-        collective = awaited(self.facts, reader)
-        source = reader if collective is None else collective
+    def _check_ahead(self, rows: Sequence[int]) -> None:
+        """Raise if a prefetched collective needs one of some rows."""
+        if rows:
+            ahead = self.prefetched[rows[0]]
+            raise _StaysError(f"`{self.facts.names[ahead.row]}` needs it earlier", ahead=ahead)
+
+    def _read_at_once(self, reader: int) -> _StaysError:
+        names, source = self.facts.names, self._collective(reader)
         if source in self.kept:
-            self._leave(wish, f"`{self.facts.names[source]}` is kept in order behind it")
-            self.found.behind_kept.setdefault(wish.statement, {})[wish.row] = source
-        else:
-            self._leave(wish, f"`{self.facts.names[reader]}` reads it at once")
+            return _StaysError(f"`{names[source]}` is kept in order behind it", keeper=source)
+        return _StaysError(f"`{names[reader]}` reads it at once")
 
-    def _hanging(self, waits: Sequence[int], target: int) -> tuple[set[int], list[int]]:
-        """The waits and what only works on what they bring, up to a row; and what else reads that up to there."""
+    def _following(self, waits: Sequence[int], target: int) -> tuple[set[int], list[int]]:
+        """The waits and what reads nothing but their results, up to ``target``; and the other readers up to there."""
         found, pending, readers = set(waits), list(waits), list[int]()
         while pending:
             for each in self.after.get(pending.pop(), ()):
@@ -258,8 +242,7 @@ class _Mover:
 
 
 def in_order(calls: Sequence[int], before: Sequence[Sequence[int]], keys: Mapping[int, Key]) -> list[int]:
-    """The rows in the order of their keys, as far as what has to run before what allows; a row's own place is its key
-    where it has none."""
+    """The rows sorted by key as far as dependencies allow; a row without a key is at its own place."""
     if not keys:
         return list(calls)
     called = frozenset(calls)

@@ -1,52 +1,40 @@
-"""The names of nodes that a recomputation adds to a graph, the same on a snapshot and on the graph it is of.
+"""The graph under a plan's decisions: each recomputation a node of its own, in the order of the schedule.
 
----
-
-The graph as it runs under a plan's decisions: each recomputation a node of its own, in the order of the schedule.
-
-Without torch, so that scheduling lines are planned on a snapshot as they will be on the graph. The names of second runs
-are those that the flat path gives its copies.
+Without torch, so that scheduling lines are planned on a snapshot as on the graph. Recomputations are named as the flat
+path names its copies.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from attrs import frozen
 
-from policylang.graph.facts import (
-    Facts,
-    Flag,
-    GraphKind,
-    Phase,
-    Ref,
-    is_gradient,
-)
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Ref, is_gradient
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.language.interruption.wanted import stop_unless_wanted
-from policylang.operators.names import GETITEM, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
+from policylang.operators.names import GETITEM
 from policylang.planning.order.reading.run_columns import RunColumns, RunRow, statistics_left_out
 
 
 class RunNames:
-    """Names after those of a graph's nodes, each given out once: ``add_recomputed``, ``add_recomputed_1``, …"""
+    """Unused names after those of a graph's nodes: ``add_recomputed``, ``add_recomputed_1``, …"""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = set(taken)
         self._counts: dict[str, int] = {}
 
     def second_run(self, name: str) -> str:
-        """Of a node that runs once more."""
         return self._new(f"{name}_recomputed")
 
     def drawn(self, name: str) -> str:
-        """Of the result of a random operator that keeps the state it starts from."""
+        """For the result of a random operator that keeps the state it starts from."""
         return self._new(f"{name}_result")
 
     def state(self, name: str) -> str:
-        """Of that state."""
+        """For that state."""
         return self._new(f"{name}_state")
 
     def _new(self, name: str) -> str:
@@ -60,36 +48,26 @@ class RunNames:
 
 
 _FIRST, _SECOND = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
-_FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OUTPUT)
-_NOT_OF_A_SECOND_RUN = Flag.RECORDED_SAVED | Flag.FORWARD_OUTPUT | Flag.GRADIENT | Flag.BACKWARD_HOOK
-_SAVES, _REPEATS = f"higher_order.{SAVES_RANDOM_STATE}", f"higher_order.{RUNS_WITH_RANDOM_STATE[0]}"
-_Value = TypeVar("_Value")
+_BACKWARD = int(Phase.BACKWARD)
 
 
 @frozen(eq=False)
-class AsRun:
-    """A graph as it runs."""
-
+class RematerialisedGraph:
     facts: Facts
     schedule: Schedule
-    """Its steps, first runs all of them but for copies to the host and back."""
+    """Its steps: first runs, and copies to the host and back."""
     origin: Sequence[int]
-    """Row to the row of the graph that was planned: the node that it is a run of."""
-    again: Collection[int] = ()
-    """The rows that run a second time, in order."""
+    """Row to the row of the planned graph of which it is a run."""
+    recomputed: Collection[int] = ()
+    """The rows of recomputations, in order."""
 
 
-def as_run(facts: Facts, schedule: Schedule) -> Facts:
-    """The facts of the graph that runs this schedule: one row for each run of a node, in its order. Copies to the host
-    and back are no rows. A half that runs as it is gives itself."""
-    return run(facts, schedule).facts
-
-
-def run(facts: Facts, schedule: Schedule) -> AsRun:
-    """The same, with its schedule. Linear in nodes, edges and steps."""
+def rematerialised(facts: Facts, schedule: Schedule) -> RematerialisedGraph:
+    """One node for each run of a node, in the order of the schedule; copies to the host and back are no nodes. A half
+    gives itself. Linear in nodes, edges and steps."""
     if facts.kind not in (GraphKind.JOINT, GraphKind.FLAT):
-        return AsRun(facts, schedule, range(len(facts)))
-    return _Runs(facts, schedule).as_run()
+        return RematerialisedGraph(facts, schedule, range(len(facts)))
+    return _Runs(facts, schedule).graph()
 
 
 class _Runs:
@@ -104,27 +82,18 @@ class _Runs:
         self.value: dict[int, int] = {}  # what a first run, an input or a constant makes
         self.first: dict[int, int] = {}
         self.copies: dict[int, dict[int, int]] = {}  # by region
-        self.drawing = self._drawing(schedule)
-        self.drawn = {
-            row: (self.names.drawn(facts.names[row]), self.names.state(facts.names[row])) for row in self.drawing
-        }
-        self._run(schedule)
-
-    def _drawing(self, schedule: Schedule) -> list[int]:
-        """The random operators of a flat graph that run again: they keep the state that they start from."""
-        flags, owners, targets = self.old.flags, self.old.owners, self.old.targets
-        return [
-            row
+        flags, owners, targets = facts.flags, facts.owners, facts.targets
+        self.drawn = {  # the random operators of a flat graph that are recomputed keep the state that they start from
+            row: (self.names.drawn(facts.names[row]), self.names.state(facts.names[row]))
             for row in sorted(set(schedule.rows_of(StepKind.SECOND_RUN)) if self.flat else ())
             if flags[row] & Flag.RANDOM
             and targets[row] != GETITEM
             and (owners[row] == row or flags[row] & Flag.REPEATABLE)
-        ]
-
-    # --- rows ---
+        }
+        self._run(schedule)
 
     def _run(self, schedule: Schedule) -> None:
-        """In a flat graph inputs and constants stay where they are; a partition has them before all that runs."""
+        """In a flat graph inputs and constants keep their places; a partition has them first."""
         ops, names, steps = self.old.ops, self.old.names, list(schedule)
         place = {row: at for at, (kind, row, _) in enumerate(steps) if kind == _FIRST}
         taken = 0
@@ -163,16 +132,15 @@ class _Runs:
 
     def _second_run(self, row: int, region: int) -> None:
         old, copies = self.old, self.copies.setdefault(region, {})
-        reads = [
-            self._own_subgraph(source) if source not in copies and self._is_subgraph(row, source) else None
-            for source in self.old.inputs[row]
-        ]
-        left_out = statistics_left_out(old, row)
-        inputs = [
-            self._read(source, copies) if own is None else own
-            for source, own in zip(old.inputs[row], reads, strict=True)
-            if source not in left_out
-        ]
+        left_out, inputs = statistics_left_out(old, row), list[int]()
+        for source in old.inputs[row]:
+            if source not in copies and self._is_subgraph(row, source):
+                # A higher-order operator that is recomputed has its own reference to the graph that it runs.
+                found = self._add(RunRow(source, self.names.second_run(old.names[source])), ())
+            else:
+                found = self._read(source, copies)
+            if source not in left_out:
+                inputs.append(found)
         if row in self.drawn:
             inputs.insert(0, self.value[row] - 1)  # the state stands before what was drawn
         name = self.names.second_run(old.names[row])
@@ -183,10 +151,6 @@ class _Runs:
         old = self.old
         is_module = old.ops[source] == "get_attr" and not old.dtypes[source]
         return self.flat and is_module and old.targets[reader].startswith("higher_order.")
-
-    def _own_subgraph(self, source: int) -> int:
-        """A higher-order operator that runs again has its own reference to the graph that it runs."""
-        return self._add(RunRow(source, self.names.second_run(self.old.names[source])), ())
 
     def _add(self, row: RunRow, inputs: tuple[int, ...], copies: dict[int, int] | None = None) -> int:
         arguments = self.old.arguments[row.old]
@@ -211,7 +175,7 @@ class _Runs:
         return tuple([self._mapped(part, copies) for part in value]) if isinstance(value, tuple) else value
 
     def _returned(self, row: int) -> tuple[int, ...]:
-        """Of a joint graph the backward returns the second run of a gradient, the forward the first."""
+        """The backward of a joint graph returns the recomputation of a gradient, the forward its first run."""
         old, found = self.old, dict[int, None]()
         last = {} if self.flat else {source: made for region in self.copies.values() for source, made in region.items()}
         for source in old.inputs[row]:
@@ -222,10 +186,10 @@ class _Runs:
                 found[self.value[source]] = None
         return tuple(found)
 
-    def as_run(self) -> AsRun:
+    def graph(self) -> RematerialisedGraph:
         columns = RunColumns(
             self.old, self.flat, self.drawn, self.rows, self.inputs, self.arguments, self.first, self.copies
         )
         origin = array("i", [row.old for row in self.rows])
         again = [at for at, row in enumerate(self.rows) if row.again]
-        return AsRun(columns.facts(), Schedule.of(self.steps), origin, again)
+        return RematerialisedGraph(columns.facts(), Schedule.of(self.steps), origin, again)

@@ -1,7 +1,7 @@
 """What a policy's scheduling lines come to on one graph: which collectives become one, and the order of everything.
 
-Planned once values are decided, on the rematerialised graph (:mod:`policylang.planning.order.rematerialised`): a forward
-and its backward in which each recomputation is a node of its own. A half of a partition is such a graph already.
+Planned once values are decided, on the rematerialised graph (:mod:`policylang.planning.order.rematerialised`): forward
+and backward, with each recomputation a node of its own. A half of a partition is such a graph already.
 """
 
 from __future__ import annotations

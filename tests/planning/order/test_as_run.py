@@ -16,7 +16,7 @@ from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Severity
 from policylang.planning import capabilities
-from policylang.planning.order.rematerialised import as_run, run
+from policylang.planning.order.rematerialised import rematerialised
 from policylang.planning.planner import plan
 from policylang.planning.schedule.builder import build_schedule
 from policylang.simulation.memory import simulate
@@ -55,7 +55,7 @@ def check_flat(gm: fx.GraphModule, policy: str) -> None:
     planned = plan(policylang.parse(policy), facts, capabilities.FLAT)
     if any(each.severity is Severity.ERROR and each.code != "APL101" for each in planned.diagnostics):
         return  # an effect that must not happen twice
-    found = run(facts, planned.schedule)
+    found = rematerialised(facts, planned.schedule)
     remat.rematerialise(gm, planned)
     assert_alike(found.facts, collect(gm, kind=GraphKind.FLAT))
 
@@ -82,7 +82,7 @@ def test_memory_and_time_are_the_same(facts: Facts, drawn: list[str]) -> None:
     assume(all(len(set(reads)) == len(reads) for reads in facts.inputs))  # as facts say of their inputs
     again, moved = decided(facts, drawn)
     schedule = build_schedule(facts, again, moved)
-    found = run(facts, schedule)
+    found = rematerialised(facts, schedule)
     assert len(found.schedule) == len(schedule)
     if not any(facts.flags[row] & Flag.RANDOM for row in schedule.rows_of(StepKind.SECOND_RUN)):
         before, after = simulate(facts, schedule), simulate(found.facts, found.schedule)
@@ -95,7 +95,7 @@ def test_memory_and_time_are_the_same(facts: Facts, drawn: list[str]) -> None:
 
 def test_a_half_gives_itself() -> None:
     for facts in halves():
-        assert as_run(facts, build_schedule(facts, ())) is facts
+        assert rematerialised(facts, build_schedule(facts, ())).facts is facts
 
 
 def halves() -> Iterator[Facts]:
