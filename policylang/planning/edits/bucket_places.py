@@ -1,22 +1,11 @@
-"""Where one collective can stand in place of several: what has to move ahead of it, and what behind.
+"""Where one collective can replace several, and which block a collective serves.
 
-A graph's order is one of many in which it could run. The shards that a block gathers are cast one by one, each where it
-is used, so that the last of them stands behind the first one's reader; gradients are scattered one by one as they are
-made, and cast where they arrive. One collective needs all its inputs before it, and all readers behind it. What stands
-on the wrong side is moved if that is cheap and safe: layout operators, casts and pointwise operators, of memory that
-nobody writes on the way. Nothing communicates, draws, writes or multiplies elsewhere than it did.
-
-Places are settled one after the other, and every later one reckons with those before it: whatever is moved stays where
-it was moved to. So the order that comes out is again one in which the graph can run, whatever is joined with what.
-
-
----
-
-Which block a collective serves: the one that computes with what it brings, or that makes what it takes.
-
-The place of a collective itself says little. Shards may be cast and gathered under a name of their own, whole blocks
-before they are used; the nodes of a backward may carry no module path at all. What computes tells more: products and
-norms have their block, and what has none, in a graph that names blocks, belongs to the latest block of what it reads.
+A graph's order is one of many. Shards are cast and gathered one by one, each where it is used, so the last shard of a
+block comes after the first gather's reader; gradients are scattered one by one as they are made. One collective needs
+all its inputs before it and all readers behind it. What is on the wrong side is moved if that is cheap and safe:
+layout operators, casts and pointwise operators, of memory that nobody writes on the way. Nothing communicates, draws,
+writes or multiplies elsewhere than it did. Places are settled one after the other, each within the order that those
+before leave.
 """
 
 from __future__ import annotations
@@ -55,10 +44,10 @@ not moved runs at its own row, after all that was placed before it."""
 
 @frozen
 class Placement:
-    """A place for a collective, and what is moved for it."""
+    """A place for a collective, and the rows that move for it."""
 
     before: int
-    """The row before which it stands."""
+    """The row before which it is put."""
     ahead: tuple[int, ...]
     behind: tuple[int, ...]
 
@@ -75,7 +64,7 @@ class Places:
         self._count = 0
 
     def early(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int]) -> Placement:
-        """Before the first reader of any of the results, so that nobody waits for what is asked for later.
+        """Before the first reader of any result, so that nobody waits longer.
 
         Args:
             sources: what is read.
@@ -95,7 +84,7 @@ class Places:
         return Placement(before, ahead, ())
 
     def late(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int]) -> Placement:
-        """Where the last of several collectives starts. Arguments and errors as of :meth:`early`."""
+        """Where the last of several collectives starts. Arguments and errors as for :meth:`early`."""
         before = max(*starts, *(self._slot(row)[0] for row in sources))
         self._check_held((*starts, *results), before)
         self._check_memory(sources, starts, before)
@@ -105,8 +94,8 @@ class Places:
         return Placement(before, (), behind)
 
     def settle(self, placement: Placement, replaced: Iterable[int]) -> int:
-        """Take a place for good. ``replaced``: rows whose values are made there from now on. A number that orders the
-        places before one row."""
+        """Make a placement final. ``replaced``: rows whose values are made there. Returns a number that orders the
+        placements before one row."""
         self._count += 1
         place = placement.before, self._count
         for side, rows in ((_Side.AHEAD, placement.ahead), (_Side.NEW, replaced), (_Side.BEHIND, placement.behind)):
@@ -117,13 +106,12 @@ class Places:
         return self._slots.get(row) or (row, _LAST, _LAST)
 
     def _first_reader(self, result: int) -> int:
-        """The row before which a result has to be there. A reader that has moved is done with at the latest where the
-        result was."""
+        """The row before which a result has to be ready; a reader that has moved runs no later than the result did."""
         first = min((self._slot(user) for user in self.facts.users[result]), default=(result, _LAST, _LAST))
         return first[0] if first[1] == _LAST else result
 
     def _pulled(self, sources: Iterable[int], before: int) -> tuple[int, ...]:
-        """What has to move ahead of a row so that the sources are there."""
+        """The rows that have to move ahead of ``before`` for the sources to be ready."""
         place = before, self._count + 1, _Side.NEW
         found: set[int] = set()
         pending = [row for row in sources if self._slot(row) > place]
@@ -136,7 +124,7 @@ class Places:
         return tuple(sorted(found))
 
     def _pushed(self, results: Iterable[int], before: int) -> tuple[int, ...]:
-        """What has to move behind a row because it reads one of the results."""
+        """The rows that have to move behind ``before`` because they read a result."""
         place = before, self._count + 1, _Side.NEW
         found: set[int] = set()
         pending = [user for row in results for user in self.facts.users[row] if self._slot(user) < place]
@@ -149,7 +137,7 @@ class Places:
         return tuple(sorted(found))
 
     def _check_moves(self, row: int, first: int, last: int) -> None:
-        """Whether a row may run at any place between two rows."""
+        """Check that a row may run at any place between two rows."""
         facts, name = self.facts, self.facts.names[row]
         target = facts.targets[row]
         if row in self._slots:
@@ -170,7 +158,7 @@ class Places:
             self._check_unwritten((source,), min(start, before), max(start, before))
 
     def _check_unwritten(self, rows: Iterable[int], first: int, last: int) -> None:
-        """Whether nobody writes to the memory of some rows from one row to another, the last one left out."""
+        """Check that nobody writes to the memory of some rows in ``[first, last)``."""
         for row in rows:
             for writer in self.memory.written.get(self.memory.roots[row], ()):
                 if first <= writer < last:
@@ -181,18 +169,23 @@ OUTSIDE = -1
 
 
 class Serving:
-    """The blocks that the collectives of one graph serve."""
+    """Which block each collective of a graph serves: that of the computation which it feeds, or which feeds it.
+
+    Its own place says little: shards may be gathered under a name of their own, whole blocks before they are used, and
+    nodes of a backward may carry no module path. Products and norms have their block; a node without one, in a graph
+    that names blocks, belongs to the latest block among its inputs.
+    """
 
     def __init__(self, facts: Facts, block_of: Sequence[int]) -> None:
         self.facts = facts
         self.block_of = block_of
 
     def block(self, collective: int) -> int:
-        """The number of the block, -1 outside the blocks."""
+        """The block's number; -1 outside the blocks."""
         return self._used_in(collective) if self.facts.targets[collective] == GATHER else self._made_in(collective)
 
     def _used_in(self, collective: int) -> int:
-        """The block of the first that computes with what comes of it."""
+        """The block of the first computation that uses its result."""
         facts, computed = self.facts, len(self.facts)
         seen, pending = {collective}, [collective]
         while pending:
@@ -207,7 +200,7 @@ class Serving:
         return self.blocks[computed] if computed < len(facts) else self.block_of[collective]
 
     def _made_in(self, collective: int) -> int:
-        """The block of the last that computes what goes into it."""
+        """The block of the last computation that makes its input."""
         facts, computed = self.facts, OUTSIDE
         seen, pending = {collective}, [collective]
         while pending:
@@ -223,7 +216,7 @@ class Serving:
 
     @cached_property
     def blocks(self) -> Sequence[int]:
-        """Row to block, of rows that compute."""
+        """Row to block, for rows that compute."""
         facts = self.facts
         if has_no_modules(facts):
             return self.block_of
@@ -242,7 +235,7 @@ class Serving:
         return found
 
     def _is_named(self, row: int) -> bool:
-        """Whether a graph says where a node belongs, be it outside the blocks."""
+        """Whether the graph names a module or region of a node."""
         facts, owner = self.facts, self.facts.owners[row]
         return bool(facts.modules[row] or facts.modules[owner]) or facts.ac_regions[owner] is not None
 
@@ -257,7 +250,7 @@ class Serving:
 
     @cached_property
     def _kept(self) -> bytearray:
-        """The rows that hand on what the graph is given, parameters for the most part: they are of no block."""
+        """The rows that only pass on graph inputs, mostly parameters: they belong to no block."""
         facts, passes = self.facts, self._passes
         found = bytearray(len(facts))
         for row, op in enumerate(facts.ops):

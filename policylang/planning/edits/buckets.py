@@ -1,31 +1,19 @@
-"""The collectives that a bucket may take in: what has to be alike, what is known of each, and how deep each lies.
+"""``bucket``: collectives of one kind, process group and dtype become one, which is started and awaited once.
 
----
-
-The nodes of one collective in place of several: what they are given put side by side, and cut apart again.
+Members do not depend on each other. Within each stretch of blocks they are taken by depth (:func:`depths`), in running
+order, each into the first bucket with room for it and a place where all inputs are ready before any result is read
+(:mod:`policylang.planning.edits.bucket_places`). The proof runs on the shards of all ranks of the group.
 
 ===============  =====================================================================================================
 all-gather       shards flattened, one after the other: the gather brings ``[ranks, all]``, of which each member's
-                 columns are its shards. They are copied out, since they do not lie side by side.
-reduce-scatter   each ``[ranks, piece]``, side by side: every rank is given the sums of its own row. Each member's are a
-                 part of it.
+                 columns are its shards. They are copied out, since they are not adjacent.
+reduce-scatter   each ``[ranks, piece]``, side by side: every rank is given the sums of its own row, of which each
+                 member's are a part.
 all-reduce       flattened, one after the other, and cut apart where they begin.
 ===============  =====================================================================================================
 
-What crosses the wire is what crossed it before. A member's value has the strides that it had; where it is a view of the
-bucket's memory, it begins where an allocation might (kernels load sixteen bytes at a time), and it is not returned.
-
-
----
-
-``bucket``: collectives of one kind, process group and dtype become one, which is started and awaited once.
-
-Members are independent of each other: within each stretch of blocks they are taken by depth
-(:func:`~policylang.planning.edits.bucketing.bucket_members.depths`), in the order in which they run, each into the
-first bucket in which there is room for it and a place at which all inputs can be there before any result is read
-(:mod:`policylang.planning.edits.bucket_places`). The one collective carries the bytes of its members, and each
-member's readers find the value that they read before (:mod:`policylang.planning.edits.buckets`), which is
-proven on the shards of all ranks of the group.
+The bytes sent are the same as before. A member's value keeps its strides; where it is a view of the bucket's memory, it
+begins where an allocation might (kernels load sixteen bytes at a time), and the graph does not return it.
 """
 
 from __future__ import annotations
@@ -56,11 +44,11 @@ REDUCES = ("sum", "avg")
 
 @frozen
 class Alike:
-    """What the members of one bucket have in common. Plain data, in an order that does not depend on hashes."""
+    """What the members of one bucket have in common."""
 
     target: str
     reduction: str
-    """Empty of a gather."""
+    """Empty for a gather."""
     group: str
     dtype: str
     device: str
@@ -68,13 +56,13 @@ class Alike:
 
     @property
     def late(self) -> bool:
-        """Whether it waits for the last of its inputs: gradients come one by one, shards of parameters are there."""
+        """Whether it waits for the last of its inputs: gradients come one by one, shards are there from the start."""
         return self.target != GATHER
 
 
 @frozen
 class Member:
-    """One collective that may become a part of a bucket."""
+    """A collective that may join a bucket."""
 
     row: int
     wait: int
@@ -82,17 +70,17 @@ class Member:
     alike: Alike
     ranks: int
     given: tuple[int, ...]
-    """The shape of what it is given."""
+    """The shape of its input."""
     gives: tuple[int, ...]
     piece: int
-    """Elements that one rank has of it: of its shard, or of all of it where it is not sharded."""
+    """The elements of one rank's part."""
     bytes: int
-    """Of what it is given or gives, whichever is more."""
+    """The more of its input and its result."""
 
 
 def group_sizes(facts: Facts) -> dict[str, int]:
-    """The ranks of each group: as the graph knows them, else as all its gathers and scatters say; 0 where nothing does,
-    or where they contradict each other."""
+    """The number of ranks of each group, from the graph, else from its gathers and scatters; 0 if these say nothing, or
+    different things."""
     sizes = {name: group.size or len(group.ranks) for name, group in facts.groups.items()}
     said: dict[str, set[int]] = {}
     for row, name in enumerate(facts.group_names):
@@ -102,7 +90,7 @@ def group_sizes(facts: Facts) -> dict[str, int]:
 
 
 def member_of(facts: Facts, row: int, places: Places, sizes: Mapping[str, int]) -> Member:
-    """The collective in a row. Raises :class:`RefusedError` where it cannot be one of several.
+    """The collective in a row. Raises :class:`RefusedError` if it cannot join others.
 
     ``sizes``: of the groups (:func:`group_sizes`).
     """
@@ -159,7 +147,7 @@ def depths(facts: Facts, members: Sequence[Member]) -> list[int]:
     """
     wanted = {member.row for member in members}
     behind: dict[int, int] = {}
-    """Row to how many of them lie on the way to what it gives."""
+    """Row to the number of members on the way to its result."""
     found: list[int] = []
     for row in range(members[0].row, members[-1].row + 1) if members else ():
         deep = max((behind.get(source, 0) for source in facts.inputs[row]), default=0) if behind else 0
@@ -201,8 +189,8 @@ ALIGNED = 16
 def merge(
     facts: Facts, members: Sequence[Member], group: FusedGroup, new: NewNodes, memory: ReplacedMemory
 ) -> tuple[dict[int, str], list[tuple[int, tuple[int, ...]]]]:
-    """Make the new nodes. Each member's wait to what is read in its place, and the rows behind it that are laid out
-    anew because of that, with their strides."""
+    """Make the new nodes. Returns each member's wait with its replacement, and the rows behind it whose strides
+    change."""
     first = members[0]
     ranks, total = first.ranks, sum(member.piece for member in members)
     target, rows = first.alike.target, ranks if first.alike.target == SCATTER else 0
@@ -228,7 +216,7 @@ def merge(
 
 
 class _Cutter:
-    """Cuts what a bucket's collective gives, from the left to the right."""
+    """Cuts the result of a bucket's collective into its members' values."""
 
     def __init__(
         self, facts: Facts, whole: Node, shape: tuple[int, ...], new: NewNodes, memory: ReplacedMemory
@@ -300,13 +288,13 @@ class _OpenBucket:
 
 @frozen
 class _Done:
-    """A bucket, and where it stands among those that stand before the same row."""
+    """A bucket, and its number among those put before the same row."""
 
     place: int
     count: int
     edit: Edit
     moved: tuple[int, ...] = field(repr=False)
-    """Rows that are gone from where they were: they are no places to stand before."""
+    """Rows that have left their places: nothing can be put before them."""
 
 
 class Buckets(EditPlanner[Bucket]):
@@ -336,13 +324,13 @@ class Buckets(EditPlanner[Bucket]):
         return [*_placed(self.facts, done), *(each for _, each in sorted(self._refused, key=lambda each: each[0]))]
 
     def grid(self, groups: tuple[str, ...]) -> Grid:
-        """The ranks of the one group. That of another rank is not asked for: whoever takes part in a collective is in
-        its group already."""
+        """The ranks of the one group. Other ranks' groups do not matter: whoever takes part in a collective is in its
+        group."""
         if groups in self._grids:
             return super().grid(groups)
         (name,) = groups
         group = self.facts.groups[name]
-        if self.setting.ledger.asked and not group.ranks:
+        if self.setting.consensus.asked and not group.ranks:
             raise RefusedError(f"ranks of group `{name}` not known")
         dims = dims_of(group, self.facts.meshes)
         size = self.sizes[name]
@@ -352,10 +340,10 @@ class Buckets(EditPlanner[Bucket]):
     # --- what may be joined ---
 
     def _candidates(self) -> list[tuple[list[Member], str]]:
-        """Collectives that are alike, belong to the same blocks and do not depend on each other, in graph order; and
-        why one of them would be alone."""
-        assert self.setting.pick is not None, "buckets are planned where values are decided"
-        rows, block_of = self.setting.pick(self.facts, self.statement.selector)
+        """Collectives that are alike, of the same blocks and independent, in graph order; and why one of them would
+        stay alone."""
+        assert self.setting.select is not None, "buckets are planned where values are decided"
+        rows, block_of = self.setting.select(self.facts, self.statement.selector)
         members: list[Member] = []
         for row in rows:
             try:
@@ -374,7 +362,7 @@ class Buckets(EditPlanner[Bucket]):
         return sorted(found, key=lambda each: _turn(each[0], deep))
 
     def _within_blocks(self, members: Sequence[Member], block_of: Sequence[int]) -> Iterator[list[Member]]:
-        """Members that are alike, of so many blocks in the order in which each direction runs them."""
+        """Members that are alike, by stretches of blocks in running order."""
         if self.statement.blocks is None:
             yield from grouped(members).values()
             return
@@ -392,7 +380,7 @@ class Buckets(EditPlanner[Bucket]):
         yield from stretches.values()
 
     def _piled(self, members: Sequence[Member], alone: str) -> Iterator[list[Member]]:
-        """Members in the buckets that there is room and a place for. Those that stay alone are refused."""
+        """Members in buckets with room and a place for them. Those that stay alone are refused."""
         piles: list[_OpenBucket] = []
         reasons: dict[int, RefusedError] = {}
         for member in members:
@@ -448,20 +436,18 @@ class Buckets(EditPlanner[Bucket]):
         replaced, restrided = merge(facts, members, self._group(first.alike.group), new, self.places.memory)
         sources = tuple(dict.fromkeys(each.source for each in members))
         rows = sorted(row for each in members for row in (each.row, each.wait))
-        pairs = tuple((facts.names[row], name) for row, name in replaced.items())
+        pairs = [(facts.names[row], name) for row, name in replaced.items()]
         proof = self.prove(sources, old_calls(facts, rows), new.calls(), pairs, (first.alike.group,))
         new.take_names()
-        return Edit(
-            statement=self.setting.number,
-            kind=self.kind,
-            collectives=self.names_of(each.row for each in members),
-            sources=self.names_of(sources),
-            before=facts.names[placement.before],
-            nodes=tuple(new.made),
-            replaced=pairs,
-            dead=self.names_of(rows),
-            proof=evolve(proof, exact=_is_exact(first)),
-            restrided=tuple((facts.names[row], stride) for row, stride in sorted(restrided)),
+        return self.edit(
+            [each.row for each in members],
+            self.names_of(sources),
+            placement.before,
+            new.made,
+            replaced,
+            rows,
+            evolve(proof, exact=_is_exact(first)),
+            sorted(restrided),
             ahead=self.names_of(placement.ahead),
             behind=self.names_of(placement.behind),
         )
@@ -481,27 +467,27 @@ class Buckets(EditPlanner[Bucket]):
 
 
 def _is_exact(member: Member) -> bool:
-    """Whether one collective gives the bits of several. A sum of two is the same in either order, and so is one of
-    whole numbers; of more the order depends on how the backend cuts what it is given, which is longer now."""
+    """Whether one collective gives the same bits as several: gathers, sums of two, sums of integers. The order of
+    longer sums depends on how the backend cuts its input, which is longer now."""
     alike = member.alike
     return alike.target == GATHER or member.ranks <= 2 or not alike.dtype.startswith(("float", "bfloat", "complex"))
 
 
 def _turn(members: Sequence[Member], deep: Mapping[int, int]) -> tuple[bool, int, int]:
-    """When a bucket has its place settled: what reads another bucket's results before it, where both stand as late as
-    they can, so that the one in front finds its readers behind it."""
+    """The order in which buckets are placed: of late ones, those that read another's results come before it, so that
+    it finds its readers behind it."""
     late = members[0].alike.late
     return late, -max(deep[each.row] for each in members) if late else 0, members[0].row
 
 
 def _said(alike: Alike) -> str:
-    """What has to be the same of the members of a bucket."""
+    """What the members of a bucket have in common, as a phrase."""
     operator = alike.target.partition(".")[2].partition(".")[0]
     return f"{operator} of {alike.dtype} over group `{alike.group}`"
 
 
 def _placed(facts: Facts, done: Iterable[_Done]) -> Iterator[Edit]:
-    """Each before a row that stays where it is: the next one, which is the same place."""
+    """The edits, each before the next row that keeps its place."""
     done = list(done)
     moved = {row for each in done for row in each.moved}
     for each in done:

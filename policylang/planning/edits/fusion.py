@@ -1,33 +1,17 @@
-"""Fusion of chains of collectives, the base of both ``fuse`` statements: finds chains and makes an edit of each.
+"""``fuse all_gather chains``, ``fuse reduce_scatter chains``: collectives in a row become one over the ranks of all.
 
-Chains are as long as they go. One that cannot be fused whole gives up its last collective, and what follows is tried
-anew; each collective that is given up is told with its reason.
-
-
----
-
-A rank's own part of a gathered value: the slice on every rank, and the readers inside a fused chain that take it.
-
----
-
-``fuse all_gather chains``: two or more gathers in a row become one over the ranks of all of them.
-
-A chain is a line ``gather → wait → layout → gather → wait → layout …``. What it makes is found by the layout algebra
-(:mod:`policylang.operators.layouts`) and made again from one gather of the first one's input and views
-(:mod:`policylang.planning.edits.layout_chains`). The order of the fused group's ranks is where the shards have to
-lie: it comes from the groups' own rank lists. Then both chains are run on all ranks
+Chains are as long as possible. If a whole chain cannot be fused, its last collective is given up, and what follows is
+tried anew; each collective given up is refused with its reason. Both chains are run on all ranks
 (:mod:`policylang.planning.edits.proof`), and if anything differs, nothing is changed.
 
+*Gathers*: a line ``gather → wait → layout → gather → wait → layout …``. The layout algebra
+(:mod:`policylang.operators.layouts`) finds its result and derives it again from one gather of the first input, by
+views. The rank order of the fused group is that in which the shards have to lie, by the groups' own rank lists.
 
----
-
-``fuse reduce_scatter chains``: reduce-scatters of gradients in a row become one over the ranks of all of them.
-
-What is summed over one group, scattered, summed over another and scattered again is one sum over the ranks of both. A
-scatter gives a rank the part of its position, so the digits that the scatters take away are those of the positions,
-that of the first scatter slowest: the fused group's ranks are counted in this order. Sums of floating-point numbers
-depend on the order in which they are taken: the result agrees up to rounding, and the report says so. The proof is
-run on integers, of which every sum tells which elements of which ranks are in it.
+*Scatters*: a sum over one group, scattered, summed over another group and scattered again is one sum over the ranks of
+both. A scatter takes away the digits that count the ranks of its group, so the fused group counts ranks with the first
+scatter slowest. Floating-point sums depend on their order: the result agrees up to rounding, and the report says so.
+The proof runs on integers, of which every sum tells which elements of which ranks are in it.
 """
 
 from __future__ import annotations
@@ -72,15 +56,15 @@ from policylang.planning.graph_edit import Edit, FusedGroup, Node, Refusal
 
 GROUPS_NOT_KNOWN = "groups of other ranks not known"
 MOST_ORDERS = 4
-"""Of how many collectives every order of ranks is tried; of more, only the usual one."""
+"""Collectives up to which every order of ranks is tried; for more, only the usual one."""
 _Found = tuple[int, Edit | Refusal]
-"""What is found of a chain, and the row that puts it in order: of an edit the first collective's, so that it comes
-after the one that makes what it starts from; of a refusal the last one's."""
+"""An outcome, and the row that puts it in order: an edit's first collective, so that it comes after the edit that makes
+its input; a refusal's last one."""
 
 
 @frozen
 class CollectiveChain:
-    """Collectives that read each other, the first to run first, and what lies between and after them."""
+    """Collectives that read each other, in running order, and what lies between and after them."""
 
     collectives: tuple[int, ...]
     waits: tuple[int, ...]
@@ -98,16 +82,16 @@ class CollectiveChain:
         return last_row(self.tail[-1]) if self.tail else self.waits[-1]
 
     def part(self, start: int, end: int) -> CollectiveChain:
-        """The collectives from one to another, that one included."""
+        """The collectives from ``start`` to ``end``, both included."""
         within = slice(start, end + 1)
         return CollectiveChain(self.collectives[within], self.waits[within], self.between[start:end])
 
 
 class ChainFusion(EditPlanner[Fuse]):
-    """One ``fuse`` statement on one graph."""
+    """One ``fuse`` statement on one graph. Methods raise :class:`RefusedError`."""
 
     collective: ClassVar[str]
-    """The operator in full."""
+    """The full operator name."""
     exact: ClassVar[bool] = True
     """Whether one collective gives the same bits as several."""
 
@@ -118,15 +102,15 @@ class ChainFusion(EditPlanner[Fuse]):
 
     @abstractmethod
     def check_line(self, link: ChainLink, wait: int, path: ChainPath) -> None:
-        """Whether two collectives are two of a chain, by what lies between them. Raises :class:`RefusedError`."""
+        """Check what lies between two collectives of a chain."""
 
     @abstractmethod
     def wait(self, collective: int) -> int:
-        """The one reader of a collective. Raises :class:`RefusedError` where there are others, or none."""
+        """The only reader of a collective."""
 
     @abstractmethod
     def planned(self, chain: CollectiveChain) -> Edit:
-        """A chain as one collective. Raises :class:`RefusedError`."""
+        """A chain as one collective."""
 
     def outcomes(self) -> list[Edit | Refusal]:
         found: list[_Found] = []
@@ -134,10 +118,10 @@ class ChainFusion(EditPlanner[Fuse]):
             found.extend(self._fused(chain))
         return [outcome for _, outcome in sorted(found, key=lambda pair: pair[0])]
 
-    # --- what the two of them share ---
+    # --- shared by both kinds ---
 
     def check_link(self, link: ChainLink) -> None:
-        """Whether the statement's ``over`` takes in both collectives. Raises :class:`RefusedError`."""
+        """Check that the statement's ``over`` takes in both collectives."""
         facts, wanted = self.facts, self.statement.dims
         for row in (link.inner, link.outer) if wanted else ():
             group = facts.groups[facts.group_names[row]]
@@ -148,7 +132,7 @@ class ChainFusion(EditPlanner[Fuse]):
                 raise RefusedError(f"over {', '.join(spanned)}: {facts.names[row]}")
 
     def orders(self, usual: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
-        """The orders in which the ranks of so many collectives may be counted, the usual one first."""
+        """The orders in which ranks may be counted, the usual one first."""
         return permutations(usual) if len(usual) <= MOST_ORDERS else [usual]
 
     def source_of(self, chain: CollectiveChain) -> int:
@@ -156,12 +140,12 @@ class ChainFusion(EditPlanner[Fuse]):
 
     def grid(self, groups: tuple[str, ...]) -> Grid:
         grid = super().grid(groups)
-        if grid.guessed and len(grid.ranks) > 1 and not self.setting.ledger.asked:
+        if grid.guessed and len(grid.ranks) > 1 and not self.setting.consensus.asked:
             raise RefusedError(GROUPS_NOT_KNOWN, f"no mesh says which they are, and {UNASKED}")
         return grid
 
     def fused_group(self, names: tuple[str, ...], grid: Grid, order: tuple[int, ...]) -> FusedGroup:
-        """The group of all ranks of a chain, counted with its collectives in an order, slowest first."""
+        """The group of all ranks of a chain, with its collectives in an order, slowest first."""
         if (names, order) not in self._groups:
             ranks = grid.ordered(order)
             dims = tuple(dim for place in order for dim in grid.dims[place]) if all(grid.dims) else ()
@@ -170,7 +154,7 @@ class ChainFusion(EditPlanner[Fuse]):
         return self._groups[names, order]
 
     def can_make(self, group: FusedGroup) -> bool:
-        """Whether the torch that the graph is from can make a group whose ranks are in this order."""
+        """Whether the graph's torch can make a group with its ranks in this order."""
         return group.name is not None or group.sorted or self.setting.capabilities.unsorted_groups
 
     def fused(
@@ -184,32 +168,30 @@ class ChainFusion(EditPlanner[Fuse]):
         note: str = "",
         calls: Sequence[ChainCall] | None = None,
     ) -> Edit:
-        """The edit that puts new nodes in a chain's place, proven. As late as the first reader, ``latest``, allows;
-        where memory is written on the way, where the first collective stood."""
+        """The edit that replaces a chain, proven. It comes before ``latest``, the first reader; if memory is written
+        on the way, before the first collective."""
         facts, first, source = self.facts, chain.collectives[0], self.source_of(chain)
         old, calls = old_calls(facts, chain.rows), new.calls() if calls is None else calls
-        pairs = tuple((facts.names[row], name) for row, name in replaced.items())
+        pairs = [(facts.names[row], name) for row, name in replaced.items()]
         proof = self.prove([source], old, calls, pairs, self.groups_of(chain.collectives))
         new.take_names()
         written = any(facts.flags[row] & Flag.WRITES for row in range(first, latest))
-        return Edit(
-            statement=self.setting.number,
-            kind=self.kind,
-            collectives=self.names_of(chain.collectives),
-            sources=self.names_of([source]),
-            before=facts.names[first if written else latest],
-            nodes=tuple(new.made),
-            replaced=pairs,
-            dead=self.names_of(chain.rows),
-            proof=evolve(proof, exact=self.exact),
-            restrided=tuple((facts.names[row], stride) for row, stride in restrided),
+        return self.edit(
+            chain.collectives,
+            self.names_of([source]),
+            first if written else latest,
+            new.made,
+            replaced,
+            chain.rows,
+            evolve(proof, exact=self.exact),
+            restrided,
             note=note,
         )
 
     # --- chains ---
 
     def _chains(self, refused: list[_Found]) -> Iterator[CollectiveChain]:
-        """Chains as long as they go; pairs that are none are put among the refused."""
+        """The longest chains; pairs that form none are added to ``refused``."""
         following: dict[int, tuple[int, ChainPath]] = {}
         continued = set()
         for link in links(self.facts, self.collective):
@@ -241,7 +223,7 @@ class ChainFusion(EditPlanner[Fuse]):
         return path
 
     def _fused(self, chain: CollectiveChain) -> Iterator[_Found]:
-        """A chain as one collective. Where it cannot be one, its last collective is given up, and the rest tried."""
+        """A chain as one collective; if it cannot be one, its last collective is given up, and the rest tried."""
         start, whole = 0, len(chain.between)
         while start < whole:
             end = whole
@@ -254,14 +236,14 @@ class ChainFusion(EditPlanner[Fuse]):
                     break
                 except RefusedError as error:
                     end, why = end - 1, error
-            if why is not None:  # the collective that could not be added, and what follows it anew
+            if why is not None:  # the collective that could not be added
                 part = chain.part(start, end + 1)
                 yield part.collectives[-1], self.refusal(part.collectives, why)
             start = end + 1
 
 
 def needs_unsorted(group_ranks: Sequence[int]) -> RefusedError:
-    """Of a torch that sorts the ranks of a new group."""
+    """For a torch that sorts the ranks of a new group."""
     listed = ", ".join(map(str, group_ranks[:6])) + (", …" if len(group_ranks) > 6 else "")
     return RefusedError(
         f"rank order {listed} needs `sort_ranks`",
@@ -271,10 +253,10 @@ def needs_unsorted(group_ranks: Sequence[int]) -> RefusedError:
 
 @frozen
 class Derived:
-    """A chain as the layout algebra sees it."""
+    """A fused chain of gathers in the layout algebra."""
 
     layouts: Mapping[int, DigitLayout] = field(repr=False)
-    """Of every row whose value is one tensor that is all of the chain's."""
+    """By row, but for pieces of a fan."""
     order: tuple[int, ...]
     """The gathers, that of the slowest rank digit first."""
     steps: LayoutSteps
@@ -291,15 +273,15 @@ def slice_on_ranks(
     grid: Grid,
     part_at: Callable[[Sequence[int]], int],
 ) -> ChainCall:
-    """A slice as every rank of the grid has it: the part, of ``count``, that its positions in the groups give."""
+    """A slice as every rank of the grid has it; ``part_at``: from positions in the groups to the part, of ``count``."""
     part = Part(tuple((rank, part_at(grid.position(rank))) for rank in grid.ranks), count)
     return ChainCall(name, SLICE, (source, dim, part), shape)
 
 
 class MiddleReaders:
-    """Who reads a chain of gathers before its result. They can have this rank's part of the fused value.
+    """Readers inside a chain of gathers: they can read this rank's part of the fused value.
 
-    Only in the backward, where nothing is kept for later: a part that is saved would keep the whole alive.
+    Only in the backward, where nothing is saved: a saved part would keep the whole value alive.
     """
 
     def __init__(self, facts: Facts, chain: CollectiveChain) -> None:
@@ -309,10 +291,10 @@ class MiddleReaders:
             row: [user for user in facts.users[row] if user not in inside] for row in chain.rows if row != chain.result
         }
         self.readers = {row: users for row, users in readers.items() if users}
-        """By row of the chain that is read, in graph order."""
+        """By row of the chain, in graph order."""
 
     def check(self) -> None:
-        """Raises :class:`RefusedError` for a reader that needs the value as it is."""
+        """Refuse a reader that needs the value as it is."""
         facts = self.facts
         for row, users in self.readers.items():
             for user in users:
@@ -324,20 +306,18 @@ class MiddleReaders:
                 raise RefusedError(f"other consumer: {first}", f"`{facts.names[user]}` writes")
 
     def first(self, *rows: int) -> int:
-        """The first to read the chain, among these."""
+        """The first reader of the chain, or of some rows."""
         return min([*rows, *(user for users in self.readers.values() for user in users)])
 
-    def hand_parts(
+    def add_parts(
         self, new: NewNodes, gathered: Node, derived: Derived, grid: Grid
     ) -> tuple[ChainCall, dict[int, str]]:
-        """Add nodes that give each reader its value; the slice among them as all ranks have it, and what is read in
-        place of which row."""
-        count, order = len(derived.order), derived.order
-        # which gathers a value in the middle lacks is the same for all: the outermost ones, from the first reader on
+        """Add the nodes that the readers read instead: the slice as all ranks have it, and the new node of each row."""
+        order = derived.order
+        # All inner values lack the same gathers: the outermost ones, from the first reader on.
         first = min(self._lacking(row, derived) for row in self.readers)
-        lacking = tuple(range(first, count))
-        fixed = order[: len(lacking)]
-        if set(fixed) != set(lacking):
+        fixed = order[: len(order) - first]
+        if set(fixed) != set(range(first, len(order))):
             raise RefusedError("parts do not lie side by side")
 
         sizes = [grid.shape[place] for place in fixed]
@@ -356,7 +336,7 @@ class MiddleReaders:
         for row in self.readers:
             if self._lacking(row, derived) != first:
                 raise self._refused(row)
-            steps = steps_to(derived.layouts[row], order[len(lacking) :], shape)
+            steps = steps_to(derived.layouts[row], order[len(fixed) :], shape)
             if steps.copies or not self._lies_as(row, steps.stride):
                 raise self._refused(row)
             replaced[row] = new.follow(part, steps, row).name
@@ -369,7 +349,7 @@ class MiddleReaders:
         return facts.targets[row] != GATHER and not facts.flags[user] & (Flag.WRITES | Flag.EFFECTFUL)
 
     def _lacking(self, row: int, derived: Derived) -> int:
-        """The number of the first gather that a value has not been through; a piece of a fan has no layout."""
+        """The number of the first gather that a value has not been through."""
         if row not in derived.layouts:
             raise self._refused(row)
         return sum(gather <= row for gather in self.chain.collectives)
@@ -440,7 +420,7 @@ class GatherChains(ChainFusion):
         replaced = {chain.result: new.follow(gathered, derived.steps, chain.result).name}
         calls, note = new.calls(), ""
         if middle.readers:
-            own, parts = middle.hand_parts(new, gathered, derived, grid)
+            own, parts = middle.add_parts(new, gathered, derived, grid)
             calls += [own, *new.calls(len(calls) + 1)]
             replaced.update(parts)
             note = f"readers of {', '.join(self.names_of(parts))} read this rank's part of the fused value"
@@ -473,7 +453,7 @@ class GatherChains(ChainFusion):
         return values
 
     def _with_tail(self, chain: CollectiveChain, values: dict[int, DigitLayout]) -> CollectiveChain:
-        """With what follows the last wait up to the last copy there: views behind it may stay as they are."""
+        """With what follows the last wait up to the last copy; views behind it may stay."""
         facts = self.facts
         hops = tail(facts, chain.waits[-1])
         value = values[chain.waits[-1]]
@@ -522,7 +502,7 @@ class GatherChains(ChainFusion):
 
 
 REDUCES = ("sum", "avg")
-"""What a reduction of reductions is again. Means of groups of equal size have the mean of all as their mean."""
+"""Reductions that compose: the mean of means over groups of equal size is the mean of all."""
 
 
 class ScatterChains(ChainFusion):
@@ -591,7 +571,7 @@ class ScatterChains(ChainFusion):
         return self.fused(chain, new, {chain.result: waited.name}, latest=chain.result)
 
     def _digits(self, chain: CollectiveChain, grid: Grid, shape: tuple[int, ...]) -> tuple[list[Digits], DigitLayout]:
-        """The digits of the source's index that each scatter takes away, and the layout that is left."""
+        """The digits of the source's index that each scatter takes away, and the rest."""
         facts = self.facts
         value, taken = layouts.shard(shape), []
         try:
@@ -614,7 +594,7 @@ class ScatterChains(ChainFusion):
     def _derive(
         self, grid: Grid, taken: list[Digits], left: DigitLayout, shape: tuple[int, ...], names: tuple[str, ...]
     ) -> tuple[LayoutSteps, FusedGroup]:
-        """The order of the ranks in which the source's parts lie as they are, and the views that it takes."""
+        """The rank order for which the source needs no copy, and the views that it takes."""
         refused: FusedGroup | None = None
         for order in self.orders(tuple(range(len(taken)))):
             slow = tuple(digit for place in order for digit in taken[place])

@@ -1,34 +1,18 @@
-"""The bridge between a graph and the layout algebra: the element moves of a chain's nodes, read from facts.
+"""Chains of layout operators around collectives, as the layout algebra sees them.
 
----
+*Reading*: the element moves of a chain's nodes, and the pairs of collectives that only layout operators connect.
 
-Lines of layout operators between collectives: finds the pairs of collectives that may be fused, in one pass.
+*Restriding*: the operators after a chain were traced with the strides of its result. A permuted view in its place
+holds the same elements elsewhere. Layout operators pass new strides on; matrix products take any strides and return
+fresh memory. Everyone else (pointwise operators, whose results follow the strides of their inputs, collectives,
+writers, graph outputs) gets the strides it was traced with.
 
----
+*Deriving*: gathered shards, one after the other, are the digits of the ranks and then those of the shard. Any layout of
+these digits is a view, a permutation, and another view that joins what is then adjacent. The last is a view of memory
+only if the joined digits are in order there; otherwise a copy comes before it.
 
-Consumers of a value whose strides an edit changes: which of them may read the new layout, and which may not.
-
-The operators after a chain were traced with the strides that its result had. A permuted view in its place holds the
-same elements elsewhere. Layout operators hand the new strides on, which is followed; matrix products take any strides
-and return fresh memory, so that nothing behind them can tell. Everyone else (pointwise operators, whose results would
-follow the strides of what they read, collectives, writers, the graph's outputs) gets the strides it was traced with.
-
-
----
-
-Layout operators that turn one gather into a wanted layout: the fewest views, and a copy where views do not do.
-
-All shards, one after the other, are the digits of the ranks and then those of the shard. Any layout of the same digits
-is a view of that (runs of digits that stay together), a permutation, and another view that joins what now lies side by
-side. The last is a view of memory only where the joined digits are in order there; otherwise a copy comes before it.
-
-
----
-
-The ``getitem`` nodes of a split: those that nobody reads, and one name on all ranks for each rank's own.
-
-``chunk`` is traced with a ``getitem`` for every part, of which a rank may take one. The others are no readers of the
-tuple, and go with it. The one that is taken is another node on every rank.
+*Pieces*: ``chunk`` is traced with a ``getitem`` for every part, of which a rank may take one, another one on every
+rank. The others go with the tuple.
 """
 
 from __future__ import annotations
@@ -58,11 +42,11 @@ class Piece:
 
     base: int
     split: int | None
-    """The row that makes all parts; None of a slice."""
+    """The row that makes all parts; None for a slice."""
     cut: int
     """The dimension that is cut."""
     drops: bool
-    """Whether the part has lost that dimension (``unbind``)."""
+    """Set if the part lacks that dimension (``unbind``)."""
     place: int
     """Which part, from 0."""
     count: int
@@ -74,7 +58,7 @@ class Piece:
 
     @property
     def of(self) -> tuple[int, int | None, int, bool]:
-        """What is cut, and how."""
+        """The value, and how it is cut."""
         return self.base, self.split, self.cut, self.drops
 
 
@@ -94,7 +78,7 @@ class Fan:
 
 
 def moved(facts: Facts, row: int, value: DigitLayout) -> DigitLayout:
-    """A layout after the operator of a row. Raises :class:`NoDigitsError` with a phrase where it is none."""
+    """A layout after the operator of a row. Raises :class:`NoDigitsError` with a phrase if it is no layout operator."""
     shape, name = facts.shapes[row], facts.names[row]
     if shape is None or facts.strides[row] is None or len(facts.inputs[row]) != 1:
         raise NoDigitsError(f"sizes not fixed: {name}")
@@ -113,13 +97,13 @@ def moved(facts: Facts, row: int, value: DigitLayout) -> DigitLayout:
 
 
 def move_in(facts: Facts, row: int) -> Move:
-    """What the call in a row does with elements."""
+    """How the call in a row moves elements."""
     arguments = facts.arguments[row]
     return move_of(facts.targets[row], arguments, facts.shapes[row]) if arguments else Move()
 
 
 def fan_of(facts: Facts, join: int) -> Fan | str:
-    """The fan that ends in a ``cat`` or ``stack``, or a phrase that says why it is none."""
+    """The fan that ends in a ``cat`` or ``stack``, or why it is none, as a phrase."""
     parts = facts.arguments[join][0]
     name = facts.names[join]
     pieces = [part.row for part in parts if isinstance(part, Ref)] if isinstance(parts, tuple) else []
@@ -158,7 +142,7 @@ def fanned(facts: Facts, fan: Fan, value: DigitLayout) -> DigitLayout:
 
 
 def copies(facts: Facts, rows: Sequence[int]) -> int:
-    """How many of the rows write their value anew."""
+    """The number of rows that copy their input."""
     return sum(_copies(facts, row) for row in rows)
 
 
@@ -169,7 +153,7 @@ def _copies(facts: Facts, row: int) -> bool:
 
 
 def piece_of(facts: Facts, row: int) -> Piece | None:
-    """Of a slice, or of a ``getitem`` of a split, which part it is; None where parts are not equal, and of others."""
+    """The part that a slice, or a ``getitem`` of a split, takes; None for other rows and unequal parts."""
     move, source, shape = move_in(facts, row), source_of(facts, row), facts.shapes[row]
     if source == NOWHERE or shape is None:
         return None
@@ -191,7 +175,7 @@ def piece_of(facts: Facts, row: int) -> Piece | None:
 
 
 def source_of(facts: Facts, row: int) -> int:
-    """The row that a layout operator or a collective reads; ``NOWHERE`` where its first argument is no single row."""
+    """The row that a layout operator or a collective reads; ``NOWHERE`` if its first argument is no single row."""
     arguments = facts.arguments[row]
     return arguments[0].row if arguments and isinstance(arguments[0], Ref) else NOWHERE
 
@@ -201,7 +185,7 @@ _HALVES = {GraphKind.FORWARD: int(Phase.FORWARD), GraphKind.BACKWARD: int(Phase.
 
 @frozen
 class ChainLink:
-    """A collective whose value, laid out anew perhaps, goes into another one."""
+    """A collective whose value goes into another one, straight or through layout operators."""
 
     inner: int
     outer: int
@@ -238,7 +222,7 @@ class ChainPath:
 
 
 def path_between(facts: Facts, start: int, end: int) -> ChainPath | str:
-    """What lies on the way from a row, left out, to what reads it, included; a phrase where the line is not one."""
+    """The path from ``start``, excluded, to ``end``, included; or why there is none, as a phrase."""
     hops: list[Hop] = []
     row = end
     while row != start:
@@ -258,7 +242,7 @@ def path_between(facts: Facts, start: int, end: int) -> ChainPath | str:
 
 
 def tail(facts: Facts, wait: int) -> tuple[Hop, ...]:
-    """The layout operators after a row that are the only readers of what is before them, in the same phase."""
+    """The layout operators after a row that are the only readers of their inputs, in the same phase."""
     hops: list[Hop] = []
     row = wait
     while (hop := _only_reader(facts, row)) is not None:
@@ -272,7 +256,7 @@ def last_row(hop: Hop) -> int:
 
 
 def layout_after(facts: Facts, hop: Hop, value: DigitLayout) -> DigitLayout:
-    """A layout after a layout operator. Raises :class:`NoDigitsError` where it is none."""
+    """A layout after a hop. Raises :class:`NoDigitsError` if it is no layout operator."""
     return fanned(facts, hop, value) if isinstance(hop, Fan) else moved(facts, hop, value)
 
 
@@ -308,7 +292,7 @@ def _only_reader(facts: Facts, row: int) -> Hop | None:
 
 
 def phase(facts: Facts, row: int) -> int:
-    """Of a half of a partition the whole graph is one phase, whatever it recomputes."""
+    """A row's phase; a half of a partition is one phase, whatever it recomputes."""
     if facts.kind in _HALVES and facts.ops[row] == "call_function":
         return _HALVES[facts.kind]
     return facts.phases[row]
@@ -353,7 +337,7 @@ def _makes_its_own(facts: Facts, row: int) -> bool:
 
 
 def _after(facts: Facts, row: int, source: int, stride: Lengths) -> Lengths | None:
-    """The strides of what a layout operator makes of a value that has these; None where it cannot read it so."""
+    """The strides of a layout operator's result for an input with these; None if it cannot read that."""
     shape = facts.shapes[source]
     if facts.flags[row] & (Flag.WRITES | Flag.EFFECTFUL) or facts.inputs[row] != (source,):
         return None
@@ -364,7 +348,7 @@ def _after(facts: Facts, row: int, source: int, stride: Lengths) -> Lengths | No
 
 @frozen
 class LayoutStep:
-    """One layout operator."""
+    """A layout operator."""
 
     target: str
     argument: tuple[int, ...] | str | None
@@ -374,7 +358,7 @@ class LayoutStep:
 
 @frozen
 class LayoutSteps:
-    """Layout operators, each on what the one before it made."""
+    """A chain of layout operators."""
 
     steps: tuple[LayoutStep, ...]
     shape: Lengths
@@ -386,7 +370,7 @@ class LayoutSteps:
 
 
 def steps_to(wanted: DigitLayout, order: Sequence[int], start: Lengths, *, copied: bool = False) -> LayoutSteps:
-    """From gathered shards to a layout.
+    """The operators from gathered shards to a layout.
 
     Args:
         wanted: the layout; its rank digits are those of the gathers in ``order``.
@@ -412,15 +396,15 @@ def steps_to(wanted: DigitLayout, order: Sequence[int], start: Lengths, *, copie
 
 @frozen
 class _Run:
-    """Digits that lie side by side in the gathered shards and in one dimension of the layout."""
+    """Digits that are adjacent in the gathered shards and in one dimension of the layout."""
 
     key: tuple[int, int]
-    """Where it lies among the gathered shards: its first digit's place and weight. Sorting brings slow ones first."""
+    """Its place in the gathered shards, by its first digit; slow ones sort first."""
     size: int
 
 
 class _Pile:
-    """Steps while they are being piled up. One that changes nothing is left out."""
+    """Collects steps, without those that change nothing."""
 
     def __init__(self, shape: Lengths) -> None:
         self.steps: list[LayoutStep] = []
@@ -460,7 +444,7 @@ def _runs(wanted: DigitLayout, places: dict[int, int]) -> list[_Run]:
 
 
 def _following(digits: Digits, places: dict[int, int]) -> dict[Digit, Digit]:
-    """Each digit's next faster one among the gathered shards."""
+    """Each digit's next faster one in the gathered shards."""
     ordered = sorted(digits, key=lambda digit: (places[digit.origin], -digit.weight))
     return dict(pairwise(ordered))
 
@@ -483,7 +467,7 @@ def common_names(facts: Facts) -> list[str]:
 
 
 def unread_pieces(facts: Facts) -> frozenset[int]:
-    """Their rows; a piece of such a piece is one as well."""
+    """The rows of pieces that nobody reads, or only such pieces."""
     found: set[int] = set()
     for row in range(len(facts) - 1, -1, -1):
         if facts.targets[row] == GETITEM and all(user in found for user in facts.users[row]):
@@ -492,7 +476,7 @@ def unread_pieces(facts: Facts) -> frozenset[int]:
 
 
 def without_pieces(facts: Facts, unread: Collection[int]) -> Facts:
-    """The facts as edits are to be planned on: the pieces read nothing and are nothing."""
+    """The facts without what unread pieces read, as edits are planned on them."""
     if not unread:
         return facts
     targets, inputs = list(facts.targets), list(facts.inputs)
@@ -505,7 +489,7 @@ def without_pieces(facts: Facts, unread: Collection[int]) -> Facts:
 
 
 def with_pieces(edit: Edit, facts: Facts, unread: Collection[int]) -> Edit:
-    """The edit with the pieces of what it removes removed, too."""
+    """The edit, which removes the unread pieces of what it removes."""
     if not unread:
         return edit
     dead = {facts.index[name] for name in edit.dead}

@@ -1,19 +1,14 @@
-"""Grids of ranks: those that a chain of collectives joins, and the position of each in its process groups.
+"""What one rank's graph does not tell: the process groups of other ranks, and which edits all ranks can make.
 
-A rank's graph names only its own groups. What the groups of the other ranks are follows from a mesh where one is
-known. Otherwise they may be this rank's own, moved by the distance between the two ranks, as in every mesh whose ranks
-are counted row by row. That is a guess: each of these ranks has to say that it has the same ranks, or nothing is done.
+A rank's graph names only its own groups. Where a mesh is known, it gives those of the other ranks. Otherwise they are
+guessed to be this rank's own, moved by the distance between the two ranks, as in every mesh whose ranks are counted row
+by row: each of these ranks has to say that it has the same ranks, or nothing is done.
 
-
----
-
-Offers: ranks settle which edits all of them make before a plan is fixed; an edit that one lacks is made nowhere.
-
-Which part of a value a rank takes is a number in its graph, another one in every rank's. On one rank it may be the
-rank's own part by accident; on the next it is not. If only one of them took its gather out, the other would wait in it
-for ever. So each rank offers the rewrites that its graph allows, and every finding that they rest on. What not all
-ranks offer alike is left, the rewrites are planned anew without it, and so on until all offers are the same: a few
-rounds, of which nearly every graph needs one.
+An edit that one rank lacks is made nowhere. Which part of a value a rank takes is a number in its graph, and may be the
+rank's own part by accident; if only one rank removed its gather, the others would wait in it for ever. So each rank
+proposes the rewrites that its graph allows, and the findings that they rest on. What not all ranks propose alike is
+rejected, and the rewrites are planned anew without it, until all proposals are the same; nearly always that takes one
+round.
 """
 
 from __future__ import annotations
@@ -30,14 +25,14 @@ from policylang.language.figures import joined
 
 @frozen
 class Grid:
-    """Ranks by their positions in the groups of a chain's collectives."""
+    """The ranks that a chain of collectives joins, by their positions in the groups."""
 
     shape: tuple[int, ...]
     """The sizes of the groups, in the order of the collectives."""
     ranks: tuple[int, ...]
-    """Global ranks; positions count like the digits of a number whose first collective is the slowest."""
+    """Global ranks; positions are the digits of an index, the first collective's the slowest."""
     here: tuple[int, ...]
-    """The positions of the rank whose graph it is."""
+    """The positions of the graph's own rank."""
     everyone: tuple[tuple[int, ...], ...]
     """The grids of all ranks, each as :attr:`ranks`, ordered by their lowest ranks; empty where not known."""
     dims: tuple[tuple[str, ...], ...]
@@ -49,14 +44,14 @@ class Grid:
         return not self.everyone
 
     def ordered(self, order: Sequence[int]) -> tuple[int, ...]:
-        """The ranks counted with the collectives in another order, slowest first."""
+        """The ranks with the collectives in another order, slowest first."""
         return _slice(self.ranks, self.shape, order, self.here)
 
     def everyone_ordered(self, order: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         return tuple(_slice(ranks, self.shape, order, self.here) for ranks in self.everyone)
 
     def group(self, collective: int, rank: int) -> tuple[int, ...]:
-        """The ranks of the group in which a rank of the grid takes part in a collective."""
+        """The ranks of a rank's group in a collective."""
         return _slice(self.ranks, self.shape, [collective], self.position(rank))
 
     def position(self, rank: int) -> tuple[int, ...]:
@@ -64,7 +59,7 @@ class Grid:
 
 
 def grid_of(facts: Facts, names: Sequence[str]) -> Grid | str:
-    """The grid of the groups of a chain, or a phrase that says why there is none."""
+    """The grid of the groups of a chain, or why there is none, as a phrase."""
     groups = [facts.groups[name] for name in names]
     for group in groups:
         if not group.ranks:
@@ -82,7 +77,7 @@ def grid_of(facts: Facts, names: Sequence[str]) -> Grid | str:
 
 
 def own_rank(facts: Facts) -> int | None:
-    """The rank whose graph it is: it was told, or it is the only one that takes part in all groups of the graph."""
+    """The rank whose graph it is: as the facts say, or the only one in all groups of the graph."""
     if facts.rank is not None or not facts.groups:
         return facts.rank
     members = [set(group.ranks) for group in facts.groups.values()]
@@ -150,7 +145,7 @@ def _of_mesh(groups: Sequence[Group], mesh: Mesh, rank: int) -> Grid | str:
 class _Lists:
     """The groups of every rank of a mesh whose ranks are not counted row by row.
 
-    torch sorts the ranks of a mesh's groups unless they are handed to it as groups; a group of the graph shows which.
+    torch sorts the ranks of a mesh's groups unless it is given groups; a group of the graph shows which.
     """
 
     def __init__(self, mesh: Mesh, groups: Sequence[Group], spans: Sequence[tuple[int, ...]]) -> None:
@@ -170,7 +165,7 @@ class _Lists:
         return self.known[key]
 
     def composed(self, rank: int) -> tuple[int, ...]:
-        """Whose shards a rank gets, by their places: each gather brings what the members of its group have by then."""
+        """Whose shards a rank gets, by place: each gather brings what the members of its group have by then."""
         sizes = [len(self.ranks(collective, rank)) for collective in range(len(self.spans))]
         found = []
         for at in product(*map(range, sizes)):
@@ -181,7 +176,7 @@ class _Lists:
         return tuple(found)
 
     def agree(self, grid: Grid) -> bool:
-        """Whether every rank of a grid finds itself where the grid has it."""
+        """Whether every rank of a grid has the groups that the grid says."""
         return len(set(grid.ranks)) == len(grid.ranks) and all(
             grid.group(collective, rank) == self.ranks(collective, rank)
             for rank in grid.ranks
@@ -190,7 +185,7 @@ class _Lists:
 
 
 def _disjoint(choices: Sequence[list[tuple[int, ...]]]) -> list[tuple[int, ...]] | None:
-    """One span for each group so that no dimension is spanned twice. Dimensions of size 1 make the only choices."""
+    """One span for each group, no dimension twice. Only dimensions of size 1 leave a choice."""
     for spans in product(*choices):
         dims = [dim for span in spans for dim in span]
         if len(set(dims)) == len(dims):
@@ -199,7 +194,7 @@ def _disjoint(choices: Sequence[list[tuple[int, ...]]]) -> list[tuple[int, ...]]
 
 
 def _spans(mesh: Mesh, group: Group) -> list[tuple[int, ...]]:
-    """The dimensions along which the mesh has a group, in mesh order or sorted; of a single rank any of size 1."""
+    """The dimensions along which the mesh has a group; for a group of one rank, any of size 1."""
     place = {rank: index for index, rank in enumerate(mesh.ranks)}
     if not group.ranks or any(rank not in place for rank in group.ranks):
         return []
@@ -212,7 +207,7 @@ def _spans(mesh: Mesh, group: Group) -> list[tuple[int, ...]]:
 
 
 def _slice(ranks: Sequence[int], shape: Sequence[int], dims: Sequence[int], start: Sequence[int]) -> tuple[int, ...]:
-    """Of the ranks of a grid, those along some dimensions through a position, the first dimension slowest."""
+    """The ranks of a grid along some dimensions through a position, the first dimension slowest."""
     found, at = [], list(start)
     for places in product(*(range(shape[dim]) for dim in dims)):
         for dim, place in zip(dims, places, strict=True):
@@ -241,46 +236,44 @@ def _and(names: Iterable[str]) -> str:
 
 
 UNASKED = "other ranks cannot be asked"
-"""Why something is left that one rank's graph does not tell."""
 
 
 @frozen
-class Offer:
+class Proposal:
     """A rewrite, or a finding that rewrites rest on, as one rank has it."""
 
     name: str
-    """Which one it is: called alike on every rank."""
+    """The same on every rank."""
     terms: str
     """All of it that has to be alike."""
     among: tuple[int, ...] = ()
-    """The ranks that take part in it as this rank has it, in order, where no mesh says so: each of them has to have the
-    same."""
+    """The ranks that take part in it, in order, where no mesh says so: each of them has to propose the same."""
 
 
 class Ranks(Protocol):
     """The ranks that share a graph, this one among them, as far as they can be asked."""
 
-    def unshared(self, offers: Sequence[Offer]) -> Mapping[str, str]:
-        """Tell the other ranks what this one offers, and hear what they do.
+    def unshared(self, offers: Sequence[Proposal]) -> Mapping[str, str]:
+        """Exchange proposals with the other ranks.
 
-        Gives the names of what not all ranks offer alike, the same names on every rank, with a phrase each that says
-        on which ranks it is missing. Empty once nothing is left to settle; otherwise every rank asks again.
+        Returns the names of those that not all ranks make alike, the same names on every rank, with a phrase that says
+        on which ranks each is missing. If there are any, every rank asks again without them.
         """
 
 
 @mutable
-class Ledger:
-    """One attempt at a plan: what it offers, and what the attempts before it have shown to be no rewrite."""
+class ConsensusRound:
+    """One attempt at a plan."""
 
     asked: bool
     """Whether other ranks are asked at all."""
-    left: Mapping[str, str] = field(factory=dict)
-    """What is not offered any more, and why."""
-    offers: list[Offer] = field(factory=list)
+    rejected: Mapping[str, str] = field(factory=dict)
+    """By name, what earlier rounds rejected, and why."""
+    proposals: list[Proposal] = field(factory=list)
 
 
-def compared(offered: Mapping[tuple[Offer, ...], Sequence[int]]) -> dict[str, str]:
-    """What not all ranks offer alike, and on which it is missing. ``offered``: the ranks, by what they offer."""
+def compared(offered: Mapping[tuple[Proposal, ...], Sequence[int]]) -> dict[str, str]:
+    """The names of what not all ranks propose alike, and where each is missing. ``offered``: ranks by proposals."""
     everyone = sorted(rank for ranks in offered.values() for rank in ranks)
     variants: dict[str, dict[str, list[int]]] = {}
     members: dict[str, dict[tuple[int, ...], list[int]]] = {}

@@ -1,32 +1,13 @@
-"""Calls of layout operators and collectives, read from facts or about to be made: what a proof runs.
+"""Proof of an edit: the old and the new nodes give the same tensors on every rank, or the edit is refused.
 
----
+Both run element by element on labelled shards of all ranks of the grid, with the groups' true rank lists, in this one
+process. What each call does to elements is the operator table's (:mod:`policylang.operators.moves`), which the tests
+compare with torch; a view that torch would refuse is refused here too. Nothing here knows how edits are found.
 
-Runs a chain of layout operators and collectives, element by element, for every rank of a world at once.
-
-A proof runs two chains through it. It knows nothing of how rewrites are found: what each call does to elements is the
-operator table's (:mod:`policylang.operators.moves`), which the tests hold against torch, and a view that torch would
-refuse is refused here too. Ranks whose inputs are the same objects get the same result, computed once.
-
-
----
-
-Shrinks the tensors of a proof: each length that no operator cuts or counts becomes 2, 3 or 5.
-
-Layout operators and collectives act alike on tensors of any size: only what is cut or counted matters, the sizes of
-groups and the lengths that views deal out. So a length of a shard is split into factors just where some operator of
-the chains cuts it, and each factor is then made small. Group sizes stay as they are.
-
-Different values joined along a dimension (a ``cat`` of flattened shards) are a digit of its own, which counts what its
-parts count together: it becomes as long as the small parts are. It may be cut where one of them begins, nowhere else.
-
-
----
-
-Proof of an edit: the old and the new nodes give the same tensors on every rank, or the edit is refused.
-
-Both are run on labelled shards of all ranks of the grid, with the groups' true rank lists, in this one process: see
-:mod:`policylang.planning.edits.proof`. Nothing here knows how the new nodes were found.
+Tensors are made small first: what no operator cuts or counts acts alike on any size. A length of a shard is split into
+factors just where some operator cuts it, and each factor becomes 2, 3 or 5; group sizes stay. Different values joined
+along a dimension (a ``cat`` of flattened shards) form a digit of their own, as long as its small parts are together; it
+may be cut only where one of them begins.
 """
 
 from __future__ import annotations
@@ -57,12 +38,12 @@ class ChainCall:
     """As in :class:`~policylang.planning.graph_edit.NewNode`; collectives have the name of their group or a
     :class:`FusedGroup`."""
     shape: tuple[int, ...] | None
-    """Of what it returns; None of a tuple."""
+    """Of its result; None for a tuple."""
     move: Move = field(default=Factory(lambda it: move_of(it.target, it.arguments, it.shape), True), repr=False)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The names of what it reads, one but where it joins several."""
+        """The names of its inputs; one unless it joins several."""
         first = self.arguments[0]
         return (first.name,) if isinstance(first, Node) else tuple([part.name for part in first])
 
@@ -77,7 +58,7 @@ def new_call(node: NewNode) -> ChainCall:
 
 
 def group_of(call: ChainCall) -> str | FusedGroup:
-    """The group of a collective: the last argument, whatever the collective."""
+    """The group of a collective, which is the last argument of all."""
     group = call.arguments[-1]
     assert isinstance(group, (str, FusedGroup))
     return group
@@ -105,7 +86,7 @@ Groups = Callable[[str | FusedGroup, int], tuple[int, ...]]
 def run(
     calls: Iterable[ChainCall], inputs: Mapping[str, Mapping[int, Value]], groups: Groups
 ) -> dict[str, dict[int, Value]]:
-    """What every call gives on every rank.
+    """The result of every call on every rank.
 
     Args:
         calls: in order.
@@ -172,24 +153,24 @@ Factor = tuple[int, int, int]
 
 @mutable
 class Sizes:
-    """Chains on their way through: every value as the digits of its lengths."""
+    """Every value of both chains as the digits of its lengths, and their small sizes."""
 
     values: dict[str, DigitLayout] = field(factory=dict)
     small: dict[Factor, int] = field(factory=dict)
     cuts: list[tuple[DigitLayout, DigitLayout]] = field(factory=list)
-    """What calls read and return: of a digit that is gone the size counts."""
+    """Inputs and results of calls: a digit that is gone keeps its size."""
     weights: dict[int, list[int]] = field(factory=dict)
     """Where the digits of an origin are cut, ascending."""
     joined: dict[int, tuple[Digits, ...]] = field(factory=dict)
-    """Of a digit that counts different values, by its origin, those that they are joined along."""
+    """By origin of a digit that counts joined values, the digits along which they are joined."""
     kept: dict[str, tuple[int, int]] = field(factory=dict)
-    """Of a call that keeps one of joined values, by its name: the origin of their digit, and which of them."""
+    """By call that keeps one of joined values: the origin of their digit, and which value."""
 
     def start(self, name: str, shape: Sequence[int]) -> None:
         self.values[name] = shard(shape, SHARD - len(self.values))
 
     def run(self, calls: Iterable[ChainCall]) -> None:
-        """Raises :class:`MoveError` for what cannot be followed, as a sentence."""
+        """Follow the calls. Raises :class:`MoveError` with a sentence for one that cannot be followed."""
         for call in calls:
             try:
                 self.values[call.name] = self._after(call)
@@ -197,7 +178,7 @@ class Sizes:
                 raise MoveError(f"`{call.name}` {str(why) or 'cuts across shards'}") from None
 
     def _after(self, call: ChainCall) -> DigitLayout:
-        """Of what a call returns."""
+        """The layout of a call's result."""
         move, read = call.move, [self.values[name] for name in call.reads]
         before = read[0]
         if isinstance(move, Join) and any(each != before for each in read):
@@ -210,7 +191,7 @@ class Sizes:
         return after
 
     def _join(self, move: Join, read: Sequence[DigitLayout]) -> DigitLayout:
-        """Of different values: those with other lengths beside what is joined are told apart when they are run."""
+        """Join different values; other lengths beside the joined dimension differ when they are run."""
         if move.stacked or any(len(each.dims) != len(read[0].dims) for each in read):
             raise MoveError("joins tensors of different shapes")
         dims, origin = list(read[0].dims), len(self.values)
@@ -219,7 +200,7 @@ class Sizes:
         return DigitLayout(tuple(dims))
 
     def _keep(self, name: str, move: Cut, before: DigitLayout) -> DigitLayout:
-        """Of a slice that keeps one of joined values."""
+        """Slice one of joined values."""
         dims = list(before.dims)
         (digit, *others), start = dims[move.dim], 0
         parts = self.joined[digit.origin]
@@ -232,7 +213,7 @@ class Sizes:
         raise MoveError(ACROSS_JOINED)
 
     def shrink(self) -> None:
-        """Give each factor its small size. Raises :class:`MoveError` where two operators cut a digit differently."""
+        """Give each factor its small size. Raises :class:`MoveError` if two operators cut a digit differently."""
         weights: dict[int, set[int]] = {}
         for layout in self.values.values():
             for digit in layout.flat:
@@ -262,7 +243,7 @@ class Sizes:
         return tuple(map(self._small, self.values[name].dims))
 
     def small_call(self, call: ChainCall) -> ChainCall:
-        """The call with the sizes among its arguments made small."""
+        """The call with small sizes as arguments."""
         shape = self.small_shape(call.name)
         if call.name in self.kept and isinstance(call.move, Cut):
             origin, place = self.kept[call.name]
@@ -290,7 +271,7 @@ MOST_ELEMENTS = 1 << 22
 
 @frozen
 class Equivalence:
-    """That old and new calls give the same tensors: what a proof proves.
+    """The claim that old and new calls give the same tensors.
 
     ``sources`` are the values that both start from, with the shape that each rank's has; ``pairs`` are the old and new
     values that have to be the same; ``groups`` names the old collectives' groups in the order of ``grid``.
@@ -304,11 +285,11 @@ class Equivalence:
     groups: tuple[str, ...]
 
     def signature(self) -> Hashable:
-        """All that a proof depends on, with numbers for names."""
+        """All that a proof depends on, with names numbered."""
         return self._numbered(lambda value: value), self.grid, self.groups
 
     def alike(self) -> str:
-        """The same as one number, without what is each rank's own: its groups, and which parts it takes."""
+        """A digest of the signature without what is each rank's own: its groups, and the parts that it takes."""
         return hashlib.sha256(repr(self._numbered(self._without_own)).encode()).hexdigest()[:32]
 
     def _numbered(self, spelled: Callable[[Any], Hashable]) -> Hashable:
@@ -334,13 +315,13 @@ class Equivalence:
 
 
 class Prover:
-    """Proofs of one plan. What differs in names only is checked once."""
+    """Proofs of one plan; claims that differ in names only are checked once."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Proof | str] = {}
 
     def prove(self, claimed: Equivalence) -> Proof | str:
-        """The proof, or a phrase that says what it found."""
+        """The proof, or what differs, as a phrase."""
         key = claimed.signature()
         if key not in self._known:
             self._known[key] = _prove(claimed)
@@ -392,7 +373,7 @@ def _prove(claimed: Equivalence) -> Proof | str:
 def _labelled(
     small: Mapping[str, tuple[int, ...]], ranks: Sequence[int], label: Callable[[int, int, int], Sequence[int]]
 ) -> dict[str, dict[int, Tensor]]:
-    """What each rank starts from: elements with numbers of their own, all sources of a rank together."""
+    """The sources of each rank, with labels as elements."""
     count = sum(map(prod, small.values()))
     found: dict[str, dict[int, Tensor]] = {name: {} for name in small}
     for place, rank in enumerate(ranks):
@@ -408,18 +389,18 @@ def _labelled(
 
 
 def _labels(place: int, count: int, _world: int) -> Sequence[int]:
-    """A number for each element of a rank's shard that no other element of any rank has."""
+    """Labels that no other element of any rank has."""
     return range(place * count, (place + 1) * count)
 
 
 def _labels_to_add(place: int, count: int, world: int) -> Sequence[int]:
-    """Numbers whose sums tell what was added: each rank's indices have binary digits of their own."""
+    """Labels whose sums tell what was added: each rank's indices have binary digits of their own."""
     width = (count * world).bit_length() + 1
     return [index + 1 << place * width for index in range(count)]
 
 
 def _labels_of_any(_place: int, count: int, _world: int) -> Sequence[int]:
-    """One number for an element of all ranks' shards."""
+    """The same labels on all ranks."""
     return range(1, count + 1)
 
 

@@ -1,11 +1,10 @@
 """``collapse round_trips``: a value gathered and sliced back to the rank's own part is replaced by that part.
 
-Values are followed from the gathers on as digits (:mod:`policylang.operators.layouts`). A slice at this
-rank's positions in the groups takes away the digits that count their ranks; where only digits of one value on the
-chain are left, the slice is a view of that value, and its readers can read it there. Which part is a rank's own is a
-number in its graph, other in every rank's. This rank's is compared with its positions in the groups; that the two are
-equal may be an accident of this rank (on a square mesh, its place along the other dimension), so a slice counts as a
-rank's own part only where all ranks say so of theirs, and where they cannot be asked, nothing is collapsed.
+Values are followed from the gathers on as digits (:mod:`policylang.operators.layouts`). A slice at this rank's
+positions in the groups takes away the digits that count their ranks; if only digits of one value on the chain are
+left, the slice is a view of that value. Which part a rank takes is a number in its graph, and this rank's may equal
+its position by accident (on a square mesh, its place along the other dimension). So a slice counts as a rank's own
+part only if all ranks say so of theirs; where they cannot be asked, nothing is collapsed.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ _CUTS = movers_of(Cut, Pick)
 
 @frozen
 class _Value:
-    """A row whose elements are those of one value, gathered and moved."""
+    """A row whose elements come from one gathered value."""
 
     gathers: tuple[int, ...]
-    """All gathers on the way, the first to run first; digits name them by their places here."""
+    """All gathers on the way, in running order; digits name them by their index here."""
     layout: DigitLayout
 
 
 @frozen
 class _Trip:
-    """A slice that comes back to what was gathered."""
+    """A slice that equals what was gathered."""
 
     row: int
     piece: Piece
@@ -82,10 +81,10 @@ class RoundTrips(EditPlanner[Collapse]):
         self.cuts: dict[int, tuple[Piece, layouts.Digits, tuple[int, ...]]] = {}
         """Slices at this rank's own part, the digits that each fixes, and the gathers that these number."""
         self.dead: set[int] = set()
-        self.stands: dict[int, str] = {}
-        """What is read in place of a slice, by name."""
-        self.handed: dict[int, list[int]] = {}
-        """Rows that are read in place of slices, and those slices."""
+        self.instead: dict[int, str] = {}
+        """By slice, the name of what is read instead."""
+        self.reading_instead: dict[int, list[int]] = {}
+        """By row that is read instead, the slices it replaces."""
         self.memory = ReplacedMemory(self.facts)
         self.common = common_names(self.facts)
 
@@ -175,13 +174,13 @@ class RoundTrips(EditPlanner[Collapse]):
             return self.refusal(value.gathers, why)
 
     def _why_not_own(self, row: int, piece: Piece, value: _Value, taken: layouts.Digits, grid: Grid) -> str:
-        """Empty where the slice is this rank's own part, and every rank that was asked has its own there."""
+        """Why a slice is not each rank's own part; empty if it is."""
         if _part_of(grid.here, taken) != piece.place:
             return "not this rank's own part"
         words = ("own part", self.common[row])
-        if left := self.left(*words):
-            return f"not every rank's own part ({left})"
-        self.offer(words, [list(self.names_of(value.gathers)), piece.cut, piece.count, taken], grid)
+        if why := self.rejected(*words):
+            return f"not every rank's own part ({why})"
+        self.propose(words, [list(self.names_of(value.gathers)), piece.cut, piece.count, taken], grid)
         return ""
 
     def as_on_every_rank(self, edit: Edit) -> Edit:
@@ -202,14 +201,15 @@ class RoundTrips(EditPlanner[Collapse]):
         return taken, rest
 
     def _check_others(self, row: int, piece: Piece) -> None:
-        """A rank's own part and its neighbour's are other nodes on every rank: then plans would differ."""
+        """Refuse if other parts are read too: own and other parts are different nodes on every rank, so plans would
+        differ."""
         for reader in self.facts.users[piece.whole]:
             other = self._piece(reader)
             if reader != row and other is not None and other.cut == piece.cut and other.place != piece.place:
                 raise RefusedError("parts of other ranks are read too")
 
     def _trip(self, row: int, piece: Piece, value: _Value) -> _Trip:
-        """Back to which value on the chain: the input of the first gather of which nothing is left."""
+        """The round trip to the input of the first gather of which no digits are left."""
         left = {digit.origin for digit in value.layout.flat} - {layouts.SHARD}
         facts = self.facts
         for place, gather in enumerate(value.gathers):
@@ -251,31 +251,23 @@ class RoundTrips(EditPlanner[Collapse]):
         new = NewNodes(self.setting)
         result = new.follow(Node(facts.names[home]), steps, row).name
         proof = self._proof(trip, rows, new, result)
-        if not self.setting.ledger.asked:
+        if not self.setting.consensus.asked:
             raise RefusedError(UNASKED, "that they take their own parts too is not in this rank's graph")
         new.take_names()
-        self.handed.setdefault(home, []).append(row)
+        self.reading_instead.setdefault(home, []).append(row)
         dead = self._newly_dead(rows)
-        source = self.stands.get(home, facts.names[home])
+        source = self.instead.get(home, facts.names[home])
         nodes = [evolve(node, arguments=_reading(node.arguments, facts.names[home], source)) for node in new.made]
-        self.stands[row] = result if nodes else source
-        return Edit(
-            statement=self.setting.number,
-            kind=self.kind,
-            collectives=self.names_of(trip.gathers),
-            sources=(source,),
-            before=facts.names[row],
-            nodes=tuple(nodes),
-            replaced=((facts.names[row], self.stands[row]),),
-            dead=self.names_of(dead),
-            proof=proof,
-            restrided=tuple((facts.names[each], stride) for each, stride in restrided),
-            note="" if trip.gathers[-1] in self.dead else f"{facts.names[trip.gathers[-1]]} has other readers",
-            per_rank=True,
+        self.instead[row] = result if nodes else source
+        last = trip.gathers[-1]
+        note = "" if last in self.dead else f"{facts.names[last]} has other readers"
+        replaced = {row: self.instead[row]}
+        return self.edit(
+            trip.gathers, (source,), row, nodes, replaced, dead, proof, restrided, note=note, per_rank=True
         )
 
     def _rows(self, trip: _Trip) -> tuple[int, ...]:
-        """What lies on the way from home, left out, to the slice."""
+        """The rows from home, excluded, to the slice."""
         facts = self.facts
         found, pending = {trip.row}, [trip.row]
         while pending:
@@ -306,7 +298,7 @@ class RoundTrips(EditPlanner[Collapse]):
         return self.prove([trip.home], old, new.calls(), [(facts.names[trip.row], result)], groups)
 
     def _newly_dead(self, rows: Sequence[int]) -> list[int]:
-        """The rows that nobody reads any more now that the last of them is not read, in graph order."""
+        """The rows that nobody reads once the last of them is not read, in graph order."""
         found = []
         for row in reversed(rows):
             if row not in self.dead and (row == rows[-1] or all(user in self.dead for user in self._readers(row))):
@@ -315,14 +307,14 @@ class RoundTrips(EditPlanner[Collapse]):
         return found[::-1]
 
     def _readers(self, row: int) -> Iterator[int]:
-        """Who reads a row, those included that read it in place of a slice."""
+        """The readers of a row, with those that read it instead of a slice."""
         yield from self.facts.users[row]
-        for handed in self.handed.get(row, ()):
-            yield from self.facts.users[handed]
+        for each in self.reading_instead.get(row, ()):
+            yield from self.facts.users[each]
 
 
 def _part_of(positions: Sequence[int], taken: layouts.Digits) -> int:
-    """Which part a rank has by its positions in the groups of the gathers that the digits number."""
+    """The part of a rank, from its positions in the groups that the digits number."""
     part = 0
     for digit in taken:
         part = part * digit.size + positions[digit.origin] // digit.weight % digit.size
