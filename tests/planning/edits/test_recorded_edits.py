@@ -1,8 +1,11 @@
-"""Buckets of a recorded step, and of ranks that are processes."""
+"""Edits of a recorded Llama-3 8B on 128 ranks: all chains that can be one gather are, and so are buckets."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +17,99 @@ from torch._subclasses import FakeTensorMode
 
 import policylang
 from policylang.backends.surgery.edits import carry_out
-from policylang.graph.facts import GraphKind, Group
+from policylang.graph.facts import Facts, GraphKind, Group, Mesh
 from policylang.graph.reading.collect import collect
-from policylang.planning.capabilities import HALF
+from policylang.planning.capabilities import HALF, Capabilities
+from policylang.planning.edits.edit_planner import SAME_GRAPH
 from policylang.planning.edits.statement_edits import plan_edits
+from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
+from tests.graph.test_shared_graphs import GATHER, facts_of_recording, rows_of
 from tests.support.bucketed import CAST, KINDS, picking
 from tests.support.edited import AllAlike, assert_facts_hold
 from tests.support.every_rank import ATEN
 from tests.support.ranks import run_ranks
-from tests.support.shared_graphs import BACKWARD, process_groups, shared_facts, shared_graph
+from tests.support.shared_graphs import BACKWARD, JOINT, process_groups, recorded, shared_facts, shared_graph
+
+GOLDEN = Path(__file__).parent / "refused.json"
+MESH = Mesh(("dp", "tp"), (16, 8), tuple(range(128)))
+FUSE = "optional fuse all_gather chains"
+NO_SORTED = evolve(HALF, unsorted_groups=False)
+
+
+def facts_of(name: str) -> Facts:
+    assert (recorded(name)["mesh"]["dims"], recorded(name)["mesh"]["shape"]) == (list(MESH.dims), list(MESH.shape))
+    return evolve(facts_of_recording(name), meshes=(MESH,))
+
+
+@cache
+def planned(name: str, text: str = FUSE, able: Capabilities = HALF) -> Plan:
+    return plan(policylang.parse(text), facts_of(name), able)
+
+
+def test_every_chain_of_the_backward_is_one_gather() -> None:
+    made = planned(BACKWARD)
+    assert len(made.edits.done) == 93
+    assert not made.edits.refused
+    assert (len(rows_of(made.before, GATHER)), len(rows_of(made.facts, GATHER))) == (480, 387)
+    for edit in made.edits.done:
+        assert (edit.proof.ranks, edit.proof.assumed) == (128, SAME_GRAPH)
+        (group,) = edit.groups
+        assert group.dims == ("tp", "dp")  # tp gathers last, so it is the slow index
+        assert group.ranks[:3] == (0, 8, 16)
+    views = Counter(tuple(node.target.split(".")[1] for node in edit.nodes[2:]) for edit in made.edits.done)
+    assert views == {("permute",): 60, ("permute", "slice", "permute"): 30, (): 2, ("slice", "permute"): 1}
+
+
+def test_the_clones_splits_and_joins_of_the_chains_are_gone() -> None:
+    made = planned(BACKWARD)
+    gone = {
+        target: len(rows_of(made.before, target)) - len(rows_of(made.facts, target))
+        for target in ("aten.clone.default", "aten.split.Tensor", "aten.cat.default", "builtin.getitem")
+    }
+    assert gone == {"aten.clone.default": 90, "aten.split.Tensor": 90, "aten.cat.default": 90, "builtin.getitem": 720}
+    assert len(made.before) - len(made.facts) == 1120
+
+
+def test_what_reads_a_fused_value_has_the_shape_that_it_had() -> None:
+    made = planned(BACKWARD)
+    before, after = made.before, made.facts
+    for row, name in enumerate(after.names):
+        if name in before.index:
+            was = before.index[name]
+            assert (after.shapes[row], after.dtypes[row], after.bytes[row]) == (
+                before.shapes[was],
+                before.dtypes[was],
+                before.bytes[was],
+            )
+    assert all(row > max(after.inputs[row], default=-1) for row in range(len(after)))
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "text", "able"),
+    [
+        ("joint", JOINT, FUSE, HALF),
+        ("backward", BACKWARD, FUSE, HALF),
+        ("backward over dp", BACKWARD, f"{FUSE} over dp", HALF),
+        ("backward over dp and tp", BACKWARD, f"{FUSE} over dp, tp", HALF),
+        ("backward where torch sorts ranks", BACKWARD, FUSE, NO_SORTED),
+    ],
+)
+def test_the_reason_of_every_refusal(key: str, name: str, text: str, able: Capabilities) -> None:
+    made = planned(name, text, able).edits
+    found = {" → ".join(each.collectives): each.reason for each in made.refused}
+    assert len(found) == len(made.refused)
+    assert len(made.done) + len(found) == 93  # every gather that reads a gather has an account
+    golden = json.loads(GOLDEN.read_text())
+    assert found == golden[key]
+
+
+def test_the_plan_is_the_same_every_time() -> None:
+    again = plan(policylang.parse(FUSE), facts_of(BACKWARD), HALF)
+    assert again.edits == planned(BACKWARD).edits
+    assert again.digest == planned(BACKWARD).digest
+    assert again.digest != plan(policylang.parse(f"{FUSE} over dp"), facts_of(BACKWARD), HALF).digest
+
 
 # --- recorded steps -------------------------------------------------------------------------------------------------
 
