@@ -37,7 +37,7 @@ from policylang.graph.facts import Facts, Phase
 from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import FLAT
-from policylang.planning.edits.proof.equivalence import Prover
+from policylang.planning.edits.proof import Prover
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.schedule import build_schedule
 from policylang.simulation.memory import estimate_peak

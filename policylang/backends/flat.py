@@ -33,7 +33,7 @@ from policylang.graph.reading.memory import GraphMemory, memory_of
 from policylang.graph.schedule import StepKind
 from policylang.language.codes import diagnose
 from policylang.language.syntax import Policy
-from policylang.planning.order.run_names import RunNames
+from policylang.planning.order.rematerialised import RunNames
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import UNSAFE
 from policylang.planning.value_outcome import recomputes

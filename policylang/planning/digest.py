@@ -10,7 +10,7 @@ from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.syntax import TIMES, Compare, Overlap, Policy, Statement
 from policylang.language.walk import tests_of
-from policylang.planning.edits.pieces import common_names
+from policylang.planning.edits.layout_chains import common_names
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import OrderPlan
 from policylang.planning.value_outcome import Decision

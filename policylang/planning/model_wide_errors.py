@@ -17,8 +17,7 @@ from policylang.language.source import Span
 from policylang.language.syntax import Policy
 from policylang.planning import refusals
 from policylang.planning.capabilities import TrainingSetup
-from policylang.planning.edits import bucket_errors
-from policylang.planning.order.lines import order_errors
+from policylang.planning.order import order_errors
 from policylang.planning.statement_errors import SHARE_OF_NONE
 
 _COMPILE_BLOCKS = (
@@ -28,7 +27,7 @@ _COMPILE_BLOCKS = (
 _ROOT = 'give the backend the path of one, `root="layers.0"`'
 _NOTHING_ORDERED = (
     *(order_errors.NONE_IN_GRAPH, order_errors.NO_BLOCKS, order_errors.NOTHING_MOVES),
-    *(bucket_errors.NOTHING_FITS, bucket_errors.NONE_ALIKE, bucket_errors.NONE_IN_BLOCKS),
+    *(order_errors.NOTHING_FITS, order_errors.NONE_ALIKE, order_errors.NONE_IN_BLOCKS),
 )
 DEFERRED_CODES = (
     *(refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS, refusals.NOTHING_TO_REWRITE, SHARE_OF_NONE),

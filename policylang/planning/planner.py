@@ -31,7 +31,7 @@ from policylang.planning.decisions.fsdp_parameters import FsdpParameters, answer
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
 from policylang.planning.decisions.rule_warnings import gathers_left, markers_lost, markers_outranked, without_effect
 from policylang.planning.digest import plan_digest
-from policylang.planning.edits.offers import Ranks
+from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
 from policylang.planning.expectations import by_data_in, check_expectations, uncounted_in
 from policylang.planning.liveness import SavedForBackward, with_checkpoints, with_cost

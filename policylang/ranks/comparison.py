@@ -20,7 +20,7 @@ from attrs import define, evolve, field, frozen
 from policylang.errors import PolicyDivergenceError, PolicyError, PolicyGraphError
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
-from policylang.planning.edits.offers import Offer, Ranks
+from policylang.planning.edits.other_ranks import Proposal, Ranks
 from policylang.planning.plan import Plan
 from policylang.ranks import differences, message_store
 from policylang.ranks.meeting import Meeting
@@ -258,7 +258,7 @@ class _AskedRanks:
     account: RankAccount
     session: str
 
-    def unshared(self, offers: Sequence[Offer]) -> Mapping[str, str]:
+    def unshared(self, offers: Sequence[Proposal]) -> Mapping[str, str]:
         before, meeting = self.comparison.before, self.comparison.meeting
         if before is not None:
             # nobody is asked: what was left when the same code was compiled before is left again

@@ -38,7 +38,7 @@ from attrs import define, evolve, field
 from policylang.errors import PolicyDivergenceError
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
-from policylang.planning.edits.offers import Offer, compared
+from policylang.planning.edits.other_ranks import Proposal, compared
 from policylang.ranks import differences
 from policylang.ranks.message_store import MessageStore, StoreFailure
 from policylang.ranks.messages import (
@@ -179,7 +179,7 @@ class Meeting:
             digest: own.offers if digest == stage.digest else self._content(rank).offers
             for digest, rank in first.items()
         }
-        by_offers: dict[tuple[Offer, ...], list[int]] = {}
+        by_offers: dict[tuple[Proposal, ...], list[int]] = {}
         for rank, message in messages.items():
             by_offers.setdefault(contents[message.digest], []).append(rank)
         return compared(by_offers)

@@ -26,7 +26,7 @@ from policylang.language.syntax import Policy
 from policylang.operators.group_moves import GroupMove
 from policylang.operators.table import MOVERS, movers_of
 from policylang.planning.digest import deciding_device, digest_of, policy_text
-from policylang.planning.edits.offers import Offer
+from policylang.planning.edits.other_ranks import Proposal
 from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import Decision, Why
 from policylang.ranks.messages import OWN, GroupDigest, compress, decompress
@@ -244,7 +244,7 @@ def settings_stage(settings: Sequence[str]) -> ComparedStage:
     return ComparedStage(SETTINGS, digest_of(settings), known=StageContent(lines=tuple(settings)))
 
 
-def offers_stage(session: str, offers: Sequence[Offer]) -> ComparedStage:
+def offers_stage(session: str, offers: Sequence[Proposal]) -> ComparedStage:
     """One rank's proposed rewrites in one round of settling."""
     words = (f"{offer.name} {offer.terms} {offer.among}" for offer in offers)
     content = StageContent(offers=tuple(offers))
@@ -317,7 +317,7 @@ class StageContent:
     """Settings."""
     recomputed: tuple[str, ...] = ()
     """The collectives that are recomputed."""
-    offers: tuple[Offer, ...] = ()
+    offers: tuple[Proposal, ...] = ()
     """To rewrite."""
 
 

@@ -14,7 +14,7 @@ from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Selector
 from policylang.planning.capabilities import HALF
-from policylang.planning.edits.edit_planner import Pick
+from policylang.planning.edits.edit_planner import SelectRows
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan
@@ -26,7 +26,7 @@ CAST = torch.ops.prims.convert_element_type.default
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
 
-def picking(blocks: Mapping[str, int] | None = None) -> Pick:
+def picking(blocks: Mapping[str, int] | None = None) -> SelectRows:
     """The collectives that a selector names; ``blocks``: the numbers of nodes, else those of the graph."""
 
     def pick(facts: Facts, selector: Selector) -> tuple[Sequence[int], Sequence[int]]:

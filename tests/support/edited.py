@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from policylang.graph.facts import Facts, Group
 from policylang.graph.reading.collect import collect
-from policylang.planning.edits.offers import Offer
+from policylang.planning.edits.other_ranks import Proposal
 from policylang.planning.plan import Plan
 
 _COLUMNS = (
@@ -23,7 +23,7 @@ _COLUMNS = (
 class AllAlike:
     """Other ranks that offer whatever this one does: for tests of what one rank finds."""
 
-    def unshared(self, offers: Sequence[Offer]) -> Mapping[str, str]:
+    def unshared(self, offers: Sequence[Proposal]) -> Mapping[str, str]:
         return {}
 
 

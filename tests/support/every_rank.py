@@ -21,7 +21,7 @@ from policylang.graph.facts import Facts, GraphKind, Group, Mesh
 from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import HALF
-from policylang.planning.edits.offers import Offer, compared
+from policylang.planning.edits.other_ranks import Proposal, compared
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.support.edited import assert_facts_hold
@@ -189,7 +189,7 @@ class EveryRank:
 @define(eq=False)
 class _Table:
     count: int
-    offered: dict[int, tuple[Offer, ...]] = field(factory=dict)
+    offered: dict[int, tuple[Proposal, ...]] = field(factory=dict)
     barrier: threading.Barrier = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -201,10 +201,10 @@ class _Seat:
     table: _Table
     rank: int
 
-    def unshared(self, offers: Sequence[Offer]) -> Mapping[str, str]:
+    def unshared(self, offers: Sequence[Proposal]) -> Mapping[str, str]:
         self.table.offered[self.rank] = tuple(offers)
         self.table.barrier.wait(60)
-        by_offers: dict[tuple[Offer, ...], list[int]] = {}
+        by_offers: dict[tuple[Proposal, ...], list[int]] = {}
         for rank in sorted(self.table.offered):
             by_offers.setdefault(self.table.offered[rank], []).append(rank)
         self.table.barrier.wait(60)

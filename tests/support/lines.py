@@ -17,7 +17,7 @@ import policylang
 from policylang.graph.facts import Facts, GraphKind, Group, Mesh
 from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.edits.offers import Ranks
+from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.graph_edit import Edits
 from policylang.planning.planner import plan
 

@@ -1,7 +1,7 @@
-"""The interface of a kind of graph edit, and what all kinds share: names, new nodes, proofs, agreement among ranks.
+"""A kind of graph edit, and what all kinds share: names, new nodes, proofs, aliasing, agreement among ranks.
 
-A kind is a class: it is given one statement and one graph, and yields edits and refusals. It is registered in
-:mod:`policylang.planning.edits.kinds`; nothing else knows it.
+A kind is a class that is given one statement and one graph, and yields edits and refusals. It is registered in
+:data:`policylang.planning.edits.statement_edits.KINDS`; nothing else knows it.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from attrs import evolve, frozen
 
-from policylang.graph.facts import Facts, Group
+from policylang.graph.facts import Facts, Flag, Group
+from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Selector
+from policylang.operators.names import GETITEM
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.edits.grids import Grid, grid_of
-from policylang.planning.edits.offers import Ledger, Offer
-from policylang.planning.edits.proof.calls import ChainCall, new_call
-from policylang.planning.edits.proof.canonical import LayoutSteps
-from policylang.planning.edits.proof.equivalence import Equivalence, Prover
+from policylang.planning.edits.layout_chains import LayoutSteps
+from policylang.planning.edits.other_ranks import ConsensusRound, Grid, Proposal, grid_of
+from policylang.planning.edits.proof import ChainCall, Equivalence, Prover, new_call
 from policylang.planning.graph_edit import Edit, NewNode, Node, Proof, Refusal
 
 SAME_GRAPH = "other ranks, which were not asked, run the same graph"
 Asked = TypeVar("Asked")
 """The statement of a kind."""
-
-
-Pick = Callable[[Facts, Selector], tuple[Sequence[int], Sequence[int]]]
+SelectRows = Callable[[Facts, Selector], tuple[Sequence[int], Sequence[int]]]
 """From a graph and a selector to the rows that it denotes, backward and recomputations included, and the block of each
 row of the graph, -1 outside the blocks."""
 
@@ -42,15 +40,15 @@ class RefusedError(Exception):
 
 
 class NodeNames:
-    """Names of nodes that do not exist yet, the same in every process: ``fused_view``, ``fused_view_1``, …, and
-    ``bucket_cat`` of a bucket."""
+    """Names of new nodes, the same in every process: ``fused_view``, ``fused_view_1``, …; for a bucket
+    ``bucket_cat``."""
 
     def __init__(self, taken: Container[str], counts: Mapping[str, int] | None = None) -> None:
         self._taken = taken
         self._counts = dict(counts or {})
 
     def new(self, target: str, prefix: str) -> str:
-        """A name after the operator, ``aten.view.default``: neither the graph's nor given out before."""
+        """An unused name after an operator such as ``aten.view.default``."""
         base = f"{prefix}_{target.split('.')[1].strip('_')}"
         while True:
             count = self._counts.get(base, 0)
@@ -60,7 +58,7 @@ class NodeNames:
                 return name
 
     def trial(self) -> NodeNames:
-        """Names to try out: unless they are taken, the next trial gets the same."""
+        """Names to try out; the next trial gets the same unless they are taken."""
         return NodeNames(self._taken, self._counts)
 
     def take(self, trial: NodeNames) -> None:
@@ -69,26 +67,25 @@ class NodeNames:
 
 @frozen
 class Setting:
-    """One statement's place in its policy, and the graph as the statements before it leave it."""
+    """What a statement is planned on: the graph as earlier statements leave it, and what they share."""
 
     facts: Facts
     number: int
-    """Of the statement, among those of its policy that change the structure."""
+    """The statement's, in ``Policy.rewrites``."""
     capabilities: Capabilities
     names: NodeNames
     prover: Prover
     known: Mapping[str, Group]
     """The groups that exist, without those that earlier statements have planned."""
-    ledger: Ledger
-    """What is settled with the other ranks."""
-    pick: Pick | None = None
+    consensus: ConsensusRound
+    select: SelectRows | None = None
     """What selectors denote, where values are decided already."""
     held: Collection[str] = ()
-    """Nodes that nothing which communicates crosses: what a policy keeps in order, and operators that nobody knows."""
+    """Nodes that no communication crosses: what a policy keeps in order, and unknown operators."""
 
 
 class NewNodes:
-    """The new nodes of one edit, one after the other. Their names are taken for good only by :meth:`take_names`."""
+    """The new nodes of one edit, in order. :meth:`take_names` makes their names final."""
 
     def __init__(self, setting: Setting, prefix: str = "fused") -> None:
         self._facts = setting.facts
@@ -107,7 +104,7 @@ class NewNodes:
         *,
         per_rank: bool = False,
     ) -> Node:
-        """``like``: the row whose element type, device, module and annotations it has."""
+        """``like``: the row whose dtype, device, module and annotations it takes over."""
         facts, name = self._facts, self._trial.new(target, self._prefix)
         self.made.append(
             NewNode(
@@ -126,7 +123,7 @@ class NewNodes:
         return Node(name)
 
     def follow(self, start: Node, steps: LayoutSteps, like: int) -> Node:
-        """Layout operators, one on what the other makes; what the last one makes."""
+        """Add a chain of layout operators; returns the last."""
         for step in steps.steps:
             arguments = (start,) if step.argument is None else (start, step.argument)
             start = self.add(step.target, arguments, step.shape, step.stride, like)
@@ -143,11 +140,11 @@ class EditPlanner(ABC, Generic[Asked]):
     """One statement on one graph."""
 
     kind: ClassVar[str]
-    """As the statement's own ``kind`` says."""
+    """The statement's ``kind``."""
     counted: ClassVar[str]
-    """The collective that it looks for: a diagnostic counts its nodes where nothing is found."""
+    """The collective that it looks for, which a diagnostic counts if nothing is found."""
     nothing_found: ClassVar[str]
-    """What a graph has not in which nothing is found, as a sentence."""
+    """The sentence of that diagnostic."""
 
     def __init__(self, statement: Asked, setting: Setting) -> None:
         self.statement = statement
@@ -157,8 +154,8 @@ class EditPlanner(ABC, Generic[Asked]):
 
     @abstractmethod
     def outcomes(self) -> Iterable[Edit | Refusal]:
-        """What is done for the statement and what is refused, each in graph order: an edit comes after those that make
-        what it starts from, or that read what it removes. Linear in nodes and edges."""
+        """Edits and refusals, each in graph order: an edit comes after those that make its inputs, or that read what it
+        removes. Linear in nodes and edges."""
 
     def names_of(self, rows: Iterable[int]) -> tuple[str, ...]:
         return tuple([self.facts.names[row] for row in rows])
@@ -167,7 +164,7 @@ class EditPlanner(ABC, Generic[Asked]):
         return tuple([self.facts.group_names[row] for row in collectives])
 
     def grid(self, groups: tuple[str, ...]) -> Grid:
-        """The ranks that some groups join. Raises :class:`RefusedError` where they join none, or that is not known."""
+        """The ranks that some groups join. Raises :class:`RefusedError` if that is none, or not known."""
         if groups not in self._grids:
             self._grids[groups] = grid_of(self.facts, groups)
         grid = self._grids[groups]
@@ -183,44 +180,119 @@ class EditPlanner(ABC, Generic[Asked]):
         pairs: Sequence[tuple[str, str]],
         groups: tuple[str, ...],
     ) -> Proof:
-        """That old and new calls make the same of some rows; ``groups`` are those of the old collectives.
+        """Prove that old and new calls make the same of some rows; ``groups`` are those of the old collectives.
 
-        Raises :class:`RefusedError` where they do not, or that cannot be told.
+        Raises :class:`RefusedError` if that fails.
         """
         shapes = tuple((self.facts.names[row], self.facts.shapes[row] or ()) for row in sources)
         found = self.setting.prover.prove(Equivalence(shapes, old, new, pairs, self.grid(groups), groups))
         if isinstance(found, str):
             raise RefusedError("the check failed", found)
-        return found if self.setting.ledger.asked else evolve(found, assumed=SAME_GRAPH)
+        return found if self.setting.consensus.asked else evolve(found, assumed=SAME_GRAPH)
 
     def refusal(self, collectives: Iterable[int], why: RefusedError) -> Refusal:
         return Refusal(self.setting.number, self.names_of(collectives), why.reason, why.detail)
 
+    def edit(
+        self,
+        collectives: Iterable[int],
+        sources: tuple[str, ...],
+        before: int,
+        nodes: Iterable[NewNode],
+        replaced: Mapping[int, str],
+        dead: Iterable[int],
+        proof: Proof,
+        restrided: Iterable[tuple[int, tuple[int, ...]]] = (),
+        **others: Any,
+    ) -> Edit:
+        """An edit of this statement, from rows; ``others``: further fields of it."""
+        names = self.facts.names
+        return Edit(
+            statement=self.setting.number,
+            kind=self.kind,
+            collectives=self.names_of(collectives),
+            sources=sources,
+            before=names[before],
+            nodes=tuple(nodes),
+            replaced=tuple((names[row], name) for row, name in replaced.items()),
+            dead=self.names_of(dead),
+            proof=proof,
+            restrided=tuple((names[row], stride) for row, stride in restrided),
+            **others,
+        )
+
     # --- what is settled with the other ranks ---
 
-    def left(self, *words: str) -> str:
-        """Why an offer of this name is made no more: not every rank made it alike. Empty where it is still open."""
-        return self.setting.ledger.left.get(self._key(words), "")
+    def rejected(self, *words: str) -> str:
+        """Why a proposal of this name was rejected; empty if it was not."""
+        return self.setting.consensus.rejected.get(self._key(words), "")
 
-    def offer(self, words: Sequence[str], terms: Sequence[object], grid: Grid) -> None:
-        """Offer what has been found to the other ranks, if they are asked. ``words``: its name, alike on every rank."""
-        if self.setting.ledger.asked:
+    def propose(self, words: Sequence[str], terms: Sequence[object], grid: Grid) -> None:
+        """Propose a finding to the other ranks, if they are asked. ``words``: its name, alike on every rank."""
+        if self.setting.consensus.asked:
             alike = hashlib.sha256("\0".join(map(str, (*terms, grid.shape, grid.everyone))).encode()).hexdigest()
             among = () if grid.everyone else grid.ranks
-            self.setting.ledger.offers.append(Offer(self._key(words), alike[:32], among))
+            self.setting.consensus.proposals.append(Proposal(self._key(words), alike[:32], among))
 
     def shared(self, words: Sequence[str], groups: tuple[str, ...], plan: Callable[[], Edit]) -> Edit:
         """An edit, if every rank makes it."""
         words = (self.kind, *words)
-        if left := self.left(*words):
-            raise RefusedError(f"not on every rank: {left}")
+        if why := self.rejected(*words):
+            raise RefusedError(f"not on every rank: {why}")
         edit = plan()
-        self.offer(words, [edit.proof.claim, *self.as_on_every_rank(edit).words()], self.grid(groups))
+        self.propose(words, [edit.proof.claim, *self.as_on_every_rank(edit).words()], self.grid(groups))
         return edit
 
     def as_on_every_rank(self, edit: Edit) -> Edit:
-        """With names that all ranks have alike, where a kind knows them."""
+        """With names that all ranks have alike."""
         return edit
 
     def _key(self, words: Sequence[str]) -> str:
         return " ".join((str(self.setting.number), *words))
+
+
+class ReplacedMemory:
+    """Alias checks: memory that is read in place of another must not be written, nor returned twice."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.roots = storage_roots(facts)
+        self.written: dict[int, list[int]] = {}
+        """By the row that allocates memory, the rows that write there."""
+        for row, flags in enumerate(facts.flags):
+            if flags & Flag.WRITES:
+                for source in facts.inputs[row]:
+                    self.written.setdefault(self.roots[source], []).append(row)
+
+    def check(self, home: int, row: int, since: int) -> None:
+        """Check that readers of ``row``, which has memory of its own, may read ``home`` as it was at ``since``.
+
+        Raises :class:`RefusedError`.
+        """
+        facts = self.facts
+        reach = self._aliases(row)
+        last = max(user for each in reach for user in (each, *facts.users[each]))
+        later = (writer for writer in self.written.get(self.roots[home], ()) if since < writer <= last)
+        for writer in (*self.written.get(self.roots[row], ()), *later):
+            raise RefusedError(f"memory is written: {facts.names[writer]}")
+        given = facts.ops[self.roots[home]] != "call_function" or self.is_returned(self.roots[home])
+        for each in reach if given else ():
+            if any(facts.ops[user] == "output" for user in facts.users[each]):
+                name = facts.names[self.roots[home]]
+                raise RefusedError(f"returned: {facts.names[each]}", f"it would share memory with `{name}`")
+
+    def is_returned(self, row: int) -> bool:
+        """Whether the graph returns a row or a view of it."""
+        facts = self.facts
+        return any(facts.ops[user] == "output" for each in self._aliases(row) for user in facts.users[each])
+
+    def _aliases(self, row: int) -> list[int]:
+        """A row and the views of it."""
+        facts = self.facts
+        found, pending = [row], [row]
+        while pending:
+            for user in facts.users[pending.pop()]:
+                if facts.flags[user] & Flag.VIEW or facts.targets[user] == GETITEM:
+                    found.append(user)
+                    pending.append(user)
+        return found

@@ -1,8 +1,8 @@
-"""Plans the ``fuse`` and ``collapse`` statements of a policy as graph edits, one after the other, before any rule."""
+"""Plans the ``fuse``, ``collapse`` and ``bucket`` statements of a policy as graph edits, one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -15,14 +15,20 @@ from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.syntax import Bucket, Policy, Rewriting
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.edits.edit_planner import NodeNames, Pick, Setting
+from policylang.planning.edits.buckets import Buckets
+from policylang.planning.edits.edit_planner import EditPlanner, NodeNames, SelectRows, Setting
 from policylang.planning.edits.edited_facts import edited
-from policylang.planning.edits.kinds import KINDS
-from policylang.planning.edits.offers import Ledger, Ranks
-from policylang.planning.edits.pieces import unread_pieces, with_pieces, without_pieces
-from policylang.planning.edits.proof.equivalence import Prover
+from policylang.planning.edits.fusion import GatherChains, ScatterChains
+from policylang.planning.edits.layout_chains import unread_pieces, with_pieces, without_pieces
+from policylang.planning.edits.other_ranks import ConsensusRound, Ranks
+from policylang.planning.edits.proof import Prover
+from policylang.planning.edits.round_trips import RoundTrips
 from policylang.planning.graph_edit import Edit, Edits, Node, Refusal
 
+KINDS: Mapping[str, type[EditPlanner[Any]]] = {
+    each.kind: each for each in (GatherChains, ScatterChains, RoundTrips, Buckets)
+}
+"""By the ``kind`` of a statement."""
 _MOST_NAMES = 8
 
 
@@ -31,35 +37,33 @@ def plan_edits(
     facts: Facts,
     capabilities: Capabilities,
     ranks: Ranks | None = None,
-    pick: Pick | None = None,
+    select: SelectRows | None = None,
     held: Collection[str] = (),
 ) -> tuple[Edits, Facts]:
-    """What is to be done to the structure of a graph, and the facts as they are then.
+    """The edits of a graph, and its facts once they are made. Linear in nodes and edges for each statement.
 
-    ``pick`` is given where values are decided already: then buckets are planned, and nothing else; it says what a
-    statement's selector denotes. Otherwise everything but buckets is. ``held``: nodes that no collective crosses.
-
-    Each statement is planned on what the ones before it leave. Linear in nodes and edges for each statement. ``ranks``
-    that can be asked settle what all of them do; without them nothing is done that rests on what other ranks do.
+    With ``select``, which says what a selector denotes once values are decided, buckets are planned, and nothing else;
+    without it, all other kinds. ``held``: nodes that no collective crosses. Without ``ranks`` to ask, nothing is done
+    that rests on what other ranks do.
     """
-    planned = any((pick is not None) is isinstance(each, Bucket) for each in policy.rewrites)
+    planned = any((select is not None) is isinstance(each, Bucket) for each in policy.rewrites)
     if not planned or not capabilities.rewrites:
         return Edits(), facts
     if not _keeps_rank_order(facts.torch_version):
         capabilities = evolve(capabilities, unsorted_groups=False)
-    prover = Prover()
-    left: dict[str, str] = {}
+    names, prover = NodeNames(facts.index), Prover()
+    rejected: dict[str, str] = {}
     while True:
-        ledger = Ledger(ranks is not None, left)
-        found = _attempt(policy, facts, capabilities, prover, ledger, pick, held)
-        unshared = ranks.unshared(ledger.offers) if ranks is not None else {}
+        consensus = ConsensusRound(ranks is not None, rejected)
+        found = _attempt(policy, Setting(facts, 0, capabilities, names, prover, facts.groups, consensus, select, held))
+        unshared = ranks.unshared(consensus.proposals) if ranks is not None else {}
         if not unshared:
             return found
-        left = {**left, **unshared}
+        rejected = {**rejected, **unshared}
 
 
 def edit_diagnostics(policy: Policy, edits: Edits, before: Facts, capabilities: Capabilities) -> list[Diagnostic]:
-    """A statement that the path cannot carry out, that finds nothing, or all of whose candidates were refused."""
+    """Statements that the path cannot apply, that find nothing, or all of whose candidates were refused."""
     if not capabilities.rewrites:
         asked = [statement for statement in policy.rewrites if not isinstance(statement, Bucket)]
         return [refusals.cannot_edit(statement, capabilities) for statement in asked]
@@ -76,26 +80,18 @@ def edit_diagnostics(policy: Policy, edits: Edits, before: Facts, capabilities: 
 # --- planning ---
 
 
-def _attempt(
-    policy: Policy,
-    facts: Facts,
-    capabilities: Capabilities,
-    prover: Prover,
-    ledger: Ledger,
-    pick: Pick | None,
-    held: Collection[str],
-) -> tuple[Edits, Facts]:
-    """The edits as this rank would make them but for what has been left."""
+def _attempt(policy: Policy, start: Setting) -> tuple[Edits, Facts]:
+    """The edits that this rank would make but for what is rejected. Each statement is planned on what those before it
+    leave."""
     done: list[Edit] = []
     refused: list[Refusal] = []
-    known = facts.groups
+    facts = start.facts
     for number, statement in enumerate(policy.rewrites):
-        if (pick is not None) is not isinstance(statement, Bucket):
+        if (start.select is not None) is not isinstance(statement, Bucket):
             continue
         stop_unless_wanted()
         unread = unread_pieces(facts)
-        own = without_pieces(facts, unread)
-        setting = Setting(own, number, capabilities, NodeNames(facts.index), prover, known, ledger, pick, held)
+        setting = evolve(start, facts=without_pieces(facts, unread), number=number, names=NodeNames(facts.index))
         found = []
         for outcome in KINDS[statement.kind](statement, setting).outcomes():
             if isinstance(outcome, Refusal):
@@ -109,16 +105,14 @@ def _attempt(
 
 
 def _keeps_rank_order(version: str) -> bool:
-    """Whether the torch that a graph is from stands by process groups whose ranks are not sorted: from 2.12.
-
-    Read off the facts, so that a plan on a snapshot is the plan on the graph.
-    """
+    """Whether the graph's torch keeps process groups whose ranks are not sorted: from 2.12. By the facts, so that a
+    plan on a snapshot is the plan on the graph."""
     numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
     return len(numbers) < 2 or tuple(numbers) >= (2, 12)
 
 
 def _chained(found: Sequence[Edit]) -> list[Edit]:
-    """With what an edit starts from called as the edits before it leave it."""
+    """With the sources of each edit renamed as the edits before it leave them."""
     replaced: dict[str, str] = {}
     result = []
     for edit in found:
@@ -154,7 +148,7 @@ def _nothing(statement: Rewriting, before: Facts) -> Diagnostic:
 
 
 def all_refused(statement: Rewriting, refused: Sequence[Refusal]) -> Diagnostic:
-    """Of a statement that changes nothing, each of whose candidates has its own reason."""
+    """A statement that changes nothing; each of its candidates has its own reason."""
     text, count = _text(statement), len(refused)
     listed = [f"{' → '.join(each.collectives)}: {each.reason}" for each in refused[:_MOST_NAMES]]
     if count > _MOST_NAMES:

@@ -13,7 +13,7 @@ from policylang.graph.storage import storage_roots
 from policylang.planning.graph_edit import Edit
 from policylang.planning.inspection.communication import collective_rows
 from policylang.planning.liveness import saved_and_recomputed
-from policylang.planning.order.as_run import run
+from policylang.planning.order.rematerialised import rematerialised
 from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.value_outcome import Decision, Why
 from policylang.simulation.streams import in_flight, streams_of
@@ -85,7 +85,7 @@ def order_changes(old: Plan, new: Plan) -> OrderChanges | None:
 def _ordered(plan: Plan) -> _Ordered:
     done: tuple[Edit, ...] = ()
     if plan.order is None:
-        ran = run(plan.facts, plan.schedule)
+        ran = rematerialised(plan.facts, plan.schedule)
         facts, schedule = ran.facts, ran.schedule
     else:
         facts, schedule, done = plan.order.facts, plan.order.schedule, plan.order.edits.done

@@ -16,7 +16,7 @@ from policylang.graph.facts import Facts, InputKind, Phase
 from policylang.graph.schedule import Schedule
 from policylang.graph.storage import storage_roots
 from policylang.planning.inspection.breakdown import Breakdown, operator_of
-from policylang.planning.order.as_run import run
+from policylang.planning.order.rematerialised import rematerialised
 from policylang.planning.value_outcome import RECOMPUTED, Decision, Held, Outcome
 from policylang.simulation.memory import Origin, highest_moment
 
@@ -149,7 +149,7 @@ class _Named:
         same = order is None or self.facts is self.plan.facts
         self.block_of = self.plan.block_of if order is None or same else order.block_of
         self.block_names = self.plan.block_names if order is None or same else order.block_names
-        ran = None if same else run(self.plan.facts, self.plan.schedule)
+        ran = None if same else rematerialised(self.plan.facts, self.plan.schedule)
         self.origin = None if ran is None else dict(zip(ran.facts.names, ran.origin, strict=True))
         self.schedule, self.lifetimes = found.under.schedule, found.under.timeline.lifetimes
         self.keeper: dict[int, int] = {}  # memory → the first value that is kept in it

@@ -13,19 +13,22 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
 from policylang.language.interruption.wanted import stop_unless_wanted
-from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch
+from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.edits.offers import Ranks
+from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.edits.statement_edits import plan_edits
-from policylang.planning.order.as_run import run
-from policylang.planning.order.dependencies import dependencies, held_rows, unknown_operators
-from policylang.planning.order.lines.denoted import Picks
-from policylang.planning.order.lines.limited import Limited, TooTight
-from policylang.planning.order.lines.moves import Moves, Wish, moved
-from policylang.planning.order.lines.named import Picked, after_edits, shared_out
-from policylang.planning.order.lines.order_errors import OrderErrors
-from policylang.planning.order.reading.roles import Progress
+from policylang.planning.order.dependencies import ComputeProgress, dependencies, held_rows, unknown_operators
+from policylang.planning.order.moves import MoveRequest, Moves, moved
+from policylang.planning.order.order_errors import OrderErrors
+from policylang.planning.order.overlap import OverlapLines, TooTight
+from policylang.planning.order.rematerialised import rematerialised
+from policylang.planning.order.selected_collectives import (
+    SelectedCollectives,
+    WholeStepSelections,
+    after_edits,
+    assigned,
+)
 from policylang.planning.plan import OrderPlan, SchedulingOutcome
 from policylang.planning.schedule import with_host_copies
 from policylang.simulation.memory import estimate_peak
@@ -58,10 +61,9 @@ def plan_order(
 ) -> OrderPlan | None:
     """What the scheduling lines come to on a graph whose values are decided; None for a policy without any.
 
-    ``facts`` and ``schedule`` are of the graph as its decisions leave it, recomputations as second runs; ``blocks`` are
-    its blocks as the policy names them, where they are worked out already. Never raises for what is wrong between
-    policy and graph: that is in ``OrderPlan.diagnostics``. Linear but for the order itself, which is
-    O((nodes + edges) log nodes).
+    ``facts`` and ``schedule`` are of the graph as its decisions leave it; ``blocks`` are its blocks as the policy names
+    them, where they are known already. What is wrong between policy and graph is in ``OrderPlan.diagnostics``, never
+    raised. Linear but for the order itself, which is O((nodes + edges) log nodes).
     """
     if not policy.orders:
         return None
@@ -80,81 +82,66 @@ class _OrderPlanner:
         blocks: BlockTable | None,
     ) -> None:
         self.policy = policy
-        self.device = device
-        self.as_run = run(facts, schedule)
-        self.traced = traced = self.as_run.facts
+        self.graph = rematerialised(facts, schedule)
+        self.traced = traced = self.graph.facts
         if blocks is None:
             blocks = blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
         self.block_names = blocks.names
-        said = {name: blocks.block_of[old] for name, old in zip(traced.names, self.as_run.origin, strict=True)}
-        again = frozenset(traced.names[row] for row in self.as_run.again)
+        labelled = {name: blocks.block_of[old] for name, old in zip(traced.names, self.graph.origin, strict=True)}
+        recomputed = [traced.names[row] for row in self.graph.recomputed]
         stop_unless_wanted()
         self.traced_times = None if device is None else node_times(traced, device)
-        self.picks = Picks(policy, said, blocks.names, again, self.traced_times)
-        self.errors = OrderErrors(policy, traced, self.picks)
-        self.named = [self._named(number) for number in range(len(policy.scheduling))]
+        self.selections = WholeStepSelections(policy, labelled, blocks.names, recomputed, self.traced_times)
+        self.errors = OrderErrors(policy, traced, self.selections)
+        self.kept: dict[int, KeepOrder] = {}
+        """The collectives that a statement keeps in order, in the graph as traced."""
+        self.names = [self._selected(statement) for statement in policy.scheduling]
         stop_unless_wanted()
-        held = frozenset(traced.names[row] for row in held_rows(traced, self._kept()))
-        self.edits, self.facts = plan_edits(policy, traced, capabilities, ranks, self.picks.of, held)
+        held = frozenset(traced.names[row] for row in held_rows(traced, self.kept))
+        self.edits, self.facts = plan_edits(policy, traced, capabilities, ranks, self.selections.rows, held)
         stop_unless_wanted()
         self.times = None if device is None else node_times(self.facts, device)
 
-    def _named(self, number: int) -> list[str]:
-        rows, others = self.picks.collectives(self.traced, self.policy.scheduling[number].selector)
-        self.errors.selection(self.policy.scheduling[number], rows, others)
+    def _selected(self, statement: Scheduling) -> list[str]:
+        rows, others = self.selections.collectives(self.traced, statement.selector)
+        self.errors.selection(statement, rows, others)
+        if isinstance(statement, KeepOrder):
+            self.kept.update(dict.fromkeys(rows, statement))
         return [self.traced.names[row] for row in rows]
-
-    def _kept(self) -> dict[int, KeepOrder]:
-        """The collectives that a statement keeps in order, in the graph as traced."""
-        statements = zip(self.policy.scheduling, self.named, strict=True)
-        return {
-            self.traced.index[name]: statement
-            for statement, names in statements
-            if isinstance(statement, KeepOrder)
-            for name in names
-        }
 
     def plan(self) -> OrderPlan:
         policy, facts, errors = self.policy, self.facts, self.errors
         stop_unless_wanted()
         for number, statement in enumerate(policy.rewrites):
             if isinstance(statement, Bucket):
-                errors.bucket(number, statement, self.edits, self._kept())
-        picked = shared_out(policy, [after_edits(names, self.edits, facts) for names in self.named])
-        kept = {row for each in picked if isinstance(each.statement, KeepOrder) for row in each.rows}
-        needs = dependencies(facts, kept)
-        self.stages = self.picks.stages(facts)
-        calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
+                errors.bucket(number, statement, self.edits, self.kept)
+        selected = assigned(policy, [after_edits(names, self.edits, facts) for names in self.names])
+        kept = {row for each in selected if isinstance(each.statement, KeepOrder) for row in each.rows}
+        before = dependencies(facts, kept)
+        segments = self.selections.segments(facts)
         stop_unless_wanted()
-        found = moved(
-            facts,
-            needs,
-            self.stages,
-            _wishes(picked, Prefetch),
-            _wishes(picked, Delay),
-            kept,
-            frozenset(unknown_operators(facts)),
-        )
+        prefetches, delays = _requests(selected, Prefetch), _requests(selected, Delay)
+        found = moved(facts, before, segments, prefetches, delays, kept, frozenset(unknown_operators(facts)))
         stop_unless_wanted()
         order = found.order
         too_tight: list[TooTight] = []
         if self.times is not None:
-            limited = Limited(facts, needs, self.times, picked, self.schedule, self._traced_peak)
-            order, too_tight = limited.order(order), limited.too_tight
-            for number, each in enumerate(picked):
+            overlap = OverlapLines(facts, before, self.times, selected, self.schedule, self._traced_peak)
+            order, too_tight = overlap.order(order), overlap.too_tight
+            for number, each in enumerate(selected):
                 if isinstance(each.statement, Overlap):
-                    too_large = {row: why for row, why in limited.too_large.items() if row in each.taken}
+                    too_large = {row: why for row, why in overlap.too_large.items() if row in each.taken}
                     found.left.setdefault(number, {}).update(too_large)
         stop_unless_wanted()
-        outcomes = self._outcomes(picked, found, calls, order)
-        for number, (each, outcome) in enumerate(zip(picked, outcomes, strict=True)):
-            errors.statement(number, each, outcome, found, self.stages, facts)
-        errors.kept(picked, found, facts)
-        errors.crossings(picked, found, facts)
+        outcomes = self._outcomes(selected, found, order)
+        for number, each in enumerate(selected):
+            errors.statement(number, each, found, segments, facts)
+        errors.kept(selected, found, facts)
+        errors.crossings(selected, found, facts)
         errors.limits(too_tight)
         return OrderPlan(
             traced=self.traced,
-            traced_schedule=self.as_run.schedule,
+            traced_schedule=self.graph.schedule,
             edits=self.edits,
             facts=facts,
             schedule=self.schedule(order),
@@ -162,19 +149,17 @@ class _OrderPlanner:
             diagnostics=tuple(errors.found),
             times=self.times,
             traced_times=self.traced_times,
-            barriers=needs.barriers,
-            block_of=self.picks.selections(facts).blocks.block_of,
+            barriers=before.barriers,
+            block_of=self.selections.selections(facts).blocks.block_of,
             block_names=self.block_names,
         )
 
     def _traced_peak(self) -> int:
-        return estimate_peak(self.traced, self.as_run.schedule).bytes
-
-    # --- steps ---
+        return estimate_peak(self.traced, self.graph.schedule).bytes
 
     def schedule(self, order: Sequence[int]) -> Schedule:
         """The steps of the calls in some order, with the copies to the host and back between them."""
-        traced, schedule = self.traced, self.as_run.schedule
+        traced, schedule = self.traced, self.graph.schedule
         if not self.edits and all(one < other for one, other in pairwise(order)):
             return schedule
         regions = self._regions()
@@ -189,8 +174,8 @@ class _OrderPlanner:
         return Schedule.of(with_host_copies(self.facts, steps, copied))
 
     def _regions(self) -> dict[int, int]:
-        """Of each call; a new node has that of the old one before which it was put."""
-        of_name = {self.traced.names[row]: region for kind, row, region in self.as_run.schedule if kind == _FIRST}
+        """The region of each call; a new node has that of the next old one."""
+        of_name = {self.traced.names[row]: region for kind, row, region in self.graph.schedule if kind == _FIRST}
         found: dict[int, int] = {}
         region = max(of_name.values(), default=0)
         for row in range(len(self.facts) - 1, -1, -1):
@@ -198,16 +183,13 @@ class _OrderPlanner:
                 region = found[row] = of_name.get(self.facts.names[row], region)
         return found
 
-    # --- outcomes ---
-
     def _outcomes(
-        self, picked: Sequence[Picked], found: Moves, calls: Sequence[int], order: Sequence[int]
+        self, selected: Sequence[SelectedCollectives], found: Moves, order: Sequence[int]
     ) -> tuple[SchedulingOutcome, ...]:
-        before = Progress(self.facts, calls)
-        between, after = Progress(self.facts, found.order), Progress(self.facts, order)
-        outcomes = []
-        names = self.facts.names
-        for number, each in enumerate(picked):
+        calls = [row for row, op in enumerate(self.facts.ops) if op == "call_function"]
+        before, between, after = (ComputeProgress(self.facts, each) for each in (calls, found.order, order))
+        names, outcomes = self.facts.names, []
+        for number, each in enumerate(selected):
             shifted: list[int] = []
             match each.statement:
                 case KeepOrder():
@@ -218,22 +200,21 @@ class _OrderPlanner:
                     shifted = [row for row in each.taken if between.shifted(row, before)]
                 case _:
                     assert_never(each.statement)
-            left = found.left.get(number, {})
             outcomes.append(
                 SchedulingOutcome(
                     statement=each.statement,
                     matched=tuple(names[row] for row in each.rows),
                     moved=tuple(names[row] for row in shifted),
-                    left={names[row]: why for row, why in left.items()},
+                    left={names[row]: why for row, why in found.left.get(number, {}).items()},
                 )
             )
         return tuple(outcomes)
 
 
-def _wishes(picked: Sequence[Picked], kind: type[Prefetch] | type[Delay]) -> list[Wish]:
+def _requests(selected: Sequence[SelectedCollectives], kind: type[Prefetch] | type[Delay]) -> list[MoveRequest]:
     return [
-        Wish(row, number, each.statement.blocks)
-        for number, each in enumerate(picked)
+        MoveRequest(row, number, each.statement.blocks)
+        for number, each in enumerate(selected)
         if isinstance(each.statement, kind)
         for row in each.taken
     ]

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from policylang.graph.facts import Facts, GraphKind
 from policylang.operators import strides
 from policylang.operators.elements import Tensor
-from policylang.planning.edits.grids import Grid, grid_of
-from policylang.planning.edits.proof.calls import ChainCall, new_call, old_calls
-from policylang.planning.edits.proof.equivalence import Equivalence, Prover
-from policylang.planning.edits.proof.evaluator import run
+from policylang.planning.edits.other_ranks import Grid, grid_of
+from policylang.planning.edits.proof import ChainCall, Equivalence, Prover, new_call, old_calls, run
 from policylang.planning.graph_edit import Edit, FusedGroup, Node, Proof
 from tests.support.lines import DIMS, Line, aten, groups_of, mesh_of, planned
 

@@ -35,10 +35,9 @@ from policylang.operators.strides import contiguous
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, NodeNames, RefusedError, Setting
 from policylang.planning.edits.edited_facts import edited
-from policylang.planning.edits.kinds import KINDS
-from policylang.planning.edits.offers import Ledger
-from policylang.planning.edits.proof.calls import old_calls
-from policylang.planning.edits.proof.equivalence import Prover
+from policylang.planning.edits.other_ranks import ConsensusRound
+from policylang.planning.edits.proof import Prover, old_calls
+from policylang.planning.edits.statement_edits import KINDS
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, Node, Proof, Refusal
 from policylang.planning.planner import plan
 from tests.support.edited import assert_facts_hold
@@ -138,7 +137,7 @@ def random_edit(draw: Callable[[st.SearchStrategy[Any]], Any], facts: Facts) -> 
     ]
     chosen = draw(st.lists(st.sampled_from(sources), min_size=1, max_size=3, unique=True))
     before = draw(st.integers(max(chosen) + 1, latest))
-    setting = Setting(facts, 0, HALF, NodeNames(facts.index), Prover(), facts.groups, Ledger(False))
+    setting = Setting(facts, 0, HALF, NodeNames(facts.index), Prover(), facts.groups, ConsensusRound(False))
     new = NewNodes(setting)
     whole = (ELEMENTS,)
     replaced = []

@@ -13,7 +13,7 @@ from torch import fx
 import policylang
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.edit_planner import SAME_GRAPH
-from policylang.planning.edits.offers import Offer
+from policylang.planning.edits.other_ranks import Proposal
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.planner import plan
 from tests.support.bucketed import CAST, carried_out, picking, shard_of, targets
@@ -238,9 +238,9 @@ class Hearing:
     """Other ranks, one of which lacks the first of what is offered."""
 
     def __init__(self) -> None:
-        self.heard: list[Offer] = []
+        self.heard: list[Proposal] = []
 
-    def unshared(self, offers: Sequence[Offer]) -> Mapping[str, str]:
+    def unshared(self, offers: Sequence[Proposal]) -> Mapping[str, str]:
         again, self.heard = bool(self.heard), list(offers)
         return {} if again else {offers[0].name: "not on rank 2"}
 

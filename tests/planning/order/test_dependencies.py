@@ -13,8 +13,7 @@ from torch import Tensor, fx
 from policylang.graph.facts import Facts, Flag, GraphKind
 from policylang.graph.reading.collect import collect
 from policylang.operators.unknown_effects import is_unknown
-from policylang.planning.order.dependencies import dependencies
-from policylang.planning.order.reading.turns import turns
+from policylang.planning.order.dependencies import dependencies, directions
 from tests.planning.strategies import graphs
 from tests.support.flat_graphs import Flat, assert_bitwise_equal
 from tests.support.random_flat import random_flat
@@ -45,14 +44,14 @@ def must_stay(facts: Facts, one: int, other: int, kept: Collection[int]) -> bool
         awaits = "wait_tensor" in targets[row] and source in kept and flags[source] & Flag.COLLECTIVE
         return row in kept or bool(awaits) or is_unknown(targets[row], flags[row])
 
-    turn, first = turns(facts), facts.ops.index("call_function")
+    direction, first = directions(facts), facts.ops.index("call_function")
     return (
         one in facts.inputs[other]
         or both(Flag.RANDOM | Flag.SEED)
         or both(Flag.EFFECTFUL)
         or (held(one) and held(other) and (barrier(one) or barrier(other)))
-        or turn[one] != turn[other]
-        or (one > first and all(turn[row] < turn[one] for row in range(first, one)))  # the first of its turn
+        or direction[one] != direction[other]
+        or (one > first and all(direction[row] < direction[one] for row in range(first, one)))  # the first of its turn
     )
 
 

@@ -1,4 +1,4 @@
-"""Stages, and what prefetches and delays come to: by hand, and against a slow and obvious evaluator."""
+"""Segments, and what prefetches and delays come to: by hand, and against a slow and obvious evaluator."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind
-from policylang.planning.order.dependencies import dependencies, unknown_operators
-from policylang.planning.order.lines.moves import Moves, Wish, moved
-from policylang.planning.order.reading.roles import Role, roles_of
-from policylang.planning.order.stages import Stages, stages
+from policylang.planning.order.dependencies import Role, dependencies, roles_of, unknown_operators
+from policylang.planning.order.moves import MoveRequest, Moves, moved
+from policylang.planning.order.segments import Segments, segments
 from tests.planning.order.sharded_steps import sharded_step
 from tests.support.textgraph import facts_of
 
@@ -27,8 +26,8 @@ options = st.fixed_dictionaries(
 )
 
 
-def staged(facts: Facts) -> Stages:
-    return stages(facts, blocks_of(facts).block_of)
+def staged(facts: Facts) -> Segments:
+    return segments(facts, blocks_of(facts).block_of)
 
 
 @given(options)
@@ -46,7 +45,7 @@ def test_a_collective_is_of_the_stage_that_uses_or_makes_what_it_moves() -> None
     facts = sharded_step(blocks=2, regathers=True)
     found = staged(facts)
     rows = {name: row for name, row in facts.index.items() if "gather_" in name or "scatter_" in name}
-    of = {name: found.block[found.stage_of[row]] for name, row in rows.items()}
+    of = {name: found.block[found.segment_of[row]] for name, row in rows.items()}
     assert of == {
         "gather_0": 0,
         "gather_1": 1,
@@ -60,7 +59,7 @@ def test_a_collective_is_of_the_stage_that_uses_or_makes_what_it_moves() -> None
 def test_what_runs_again_belongs_to_the_stage_that_it_serves() -> None:
     facts = sharded_step(blocks=2, regathers=True)
     again = [facts.index["dx_0"]]
-    found = stages(facts, blocks_of(facts).block_of, again)
+    found = segments(facts, blocks_of(facts).block_of, again)
     assert facts.names[found.first[-1]] == "dx_0"
     assert found.block[-1] == 0
 
@@ -73,8 +72,8 @@ def collectives(facts: Facts, part: str) -> list[int]:
 
 
 def prefetched(facts: Facts, blocks: int) -> Moves:
-    wishes = [Wish(row, 0, blocks) for row in collectives(facts, "gather")]
-    return moved(facts, dependencies(facts), staged(facts), wishes, [])
+    requests = [MoveRequest(row, 0, blocks) for row in collectives(facts, "gather")]
+    return moved(facts, dependencies(facts), staged(facts), requests, [])
 
 
 def words(facts: Facts, rows: Sequence[int]) -> str:
@@ -98,8 +97,8 @@ def test_two_blocks_ahead_is_no_further_than_where_the_half_starts() -> None:
 
 def test_in_the_backward_it_goes_by_the_order_of_the_backward() -> None:
     facts = sharded_step(blocks=3, regathers=True, casts=False)
-    wishes = [Wish(row, 0, 1) for row in collectives(facts, "again")]
-    found = moved(facts, dependencies(facts), staged(facts), wishes, [])
+    requests = [MoveRequest(row, 0, 1) for row in collectives(facts, "again")]
+    found = moved(facts, dependencies(facts), staged(facts), requests, [])
     order = words(facts, found.order)
     assert "gather_2_again wait_2_again gather_1_again dx_2 dw_2" in order
     assert "wait_1_again gather_0_again dx_1" in order
@@ -108,14 +107,14 @@ def test_in_the_backward_it_goes_by_the_order_of_the_backward() -> None:
 
 def test_the_first_gather_of_a_stage_stands_with_its_head() -> None:
     facts = sharded_step(blocks=2, head=True, regathers=True, casts=False)
-    found = moved(facts, dependencies(facts), staged(facts), [Wish(facts.index["gather_1_again"], 0, 1)], [])
+    found = moved(facts, dependencies(facts), staged(facts), [MoveRequest(facts.index["gather_1_again"], 0, 1)], [])
     assert "gather_1_again dx_head" in words(facts, found.order)
 
 
 def test_a_scatter_is_awaited_behind_the_next_block() -> None:
     facts = sharded_step(blocks=3)
-    wishes = [Wish(row, 0, 1) for row in collectives(facts, "scatter")]
-    found = moved(facts, dependencies(facts), staged(facts), [], wishes)
+    requests = [MoveRequest(row, 0, 1) for row in collectives(facts, "scatter")]
+    found = moved(facts, dependencies(facts), staged(facts), [], requests)
     assert words(facts, found.order).endswith(
         "dx_2 dw_2 scatter_2 dadd_2 dx_1 dw_1 scatter_1 dadd_1 reduced_2 dx_0 dw_0 scatter_0 dadd_0 reduced_1 reduced_0"
     )
@@ -124,7 +123,7 @@ def test_a_scatter_is_awaited_behind_the_next_block() -> None:
 
 def test_what_reads_at_once_is_named() -> None:
     facts = sharded_step(blocks=2, activations=True)
-    found = moved(facts, dependencies(facts), staged(facts), [], [Wish(facts.index["tp_1"], 0, 1)])
+    found = moved(facts, dependencies(facts), staged(facts), [], [MoveRequest(facts.index["tp_1"], 0, 1)])
     assert found.left == {0: {facts.index["tp_1"]: "`norm_1` reads it at once"}}
 
 
@@ -135,8 +134,10 @@ def test_against_the_evaluator(drawn: dict[str, int], ahead: int, later: int, he
     rows = collectives(facts, "_")
     kept = {rows[at % len(rows)] for at in held if at}
     needs, found = dependencies(facts, kept), staged(facts)
-    prefetches = [Wish(row, 0, ahead) for row in rows if "gather" in facts.names[row] or "tp" in facts.names[row]]
-    delays = [Wish(row, 1, later) for row in rows if "scatter" in facts.names[row]]
+    prefetches = [
+        MoveRequest(row, 0, ahead) for row in rows if "gather" in facts.names[row] or "tp" in facts.names[row]
+    ]
+    delays = [MoveRequest(row, 1, later) for row in rows if "scatter" in facts.names[row]]
     made = moved(facts, needs, found, prefetches, delays, kept, frozenset(unknown_operators(facts)))
     assert made.order == slow_order(facts, needs.before, found, prefetches, delays, kept, made)
     computed = [row for row in made.order if roles_of(facts)[row] == Role.COMPUTES]
@@ -148,9 +149,9 @@ def test_against_the_evaluator(drawn: dict[str, int], ahead: int, later: int, he
 def slow_order(
     facts: Facts,
     before: Sequence[Sequence[int]],
-    found: Stages,
-    prefetches: Sequence[Wish],
-    delays: Sequence[Wish],
+    found: Segments,
+    prefetches: Sequence[MoveRequest],
+    delays: Sequence[MoveRequest],
     kept: Collection[int],
     made: Moves,
 ) -> list[int]:
@@ -161,38 +162,38 @@ def slow_order(
     for row in range(len(facts)):
         ancestors[row] = {each for source in before[row] for each in (source, *ancestors[source])}
     put: dict[int, tuple[int, int]] = {}
-    for wish in prefetches:
-        used = found.uses[wish.row]
+    for request in prefetches:
+        used = found.uses[request.row]
         same = [at for at, way in enumerate(found.direction) if way == found.direction[used]]
-        if used == same[0] or wish.row in kept:
-            assert wish.row in made.left[0]
+        if used == same[0] or request.row in kept:
+            assert request.row in made.left[0]
             continue
-        target = found.first[max(same[0], used - wish.blocks)]
-        anchor = min(row for row in calls if found.turn_of[row] == found.turn_of[target])
-        needed = {each for each in ancestors[wish.row] if each >= target and each != anchor}
+        target = found.first[max(same[0], used - request.blocks)]
+        anchor = min(row for row in calls if found.direction_of[row] == found.direction_of[target])
+        needed = {each for each in ancestors[request.row] if each >= target and each != anchor}
         cheap = all(
             (role[each] in (Role.NONE, Role.AROUND) and "unknown" not in facts.names[each])
             or any(put.get(of, (9**9, 0))[0] <= target for of in (each, *facts.inputs[each][:1]))
             for each in needed
         )
-        if wish.row < target:
+        if request.row < target:
             continue
-        assert cheap is (wish.row not in made.left.get(0, {}))
+        assert cheap is (request.row not in made.left.get(0, {}))
         if cheap:
-            side = 1 if target == anchor and found.turn_of[target] else -1
-            for each in (*needed, wish.row):
+            side = 1 if target == anchor and found.direction_of[target] else -1
+            for each in (*needed, request.row):
                 put[each] = min((target, side), put.get(each, (target, side)))
-    for wish in delays:
-        if wish.row in kept:
-            assert wish.row in made.left[1]
+    for request in delays:
+        if request.row in kept:
+            assert request.row in made.left[1]
             continue
-        same = [at for at, way in enumerate(found.direction) if way == found.direction[found.makes[wish.row]]]
-        target = found.last[min(same[-1], found.makes[wish.row] + wish.blocks)]
-        (wait,) = facts.users[wish.row]
+        same = [at for at, way in enumerate(found.direction) if way == found.direction[found.makes[request.row]]]
+        target = found.last[min(same[-1], found.makes[request.row] + request.blocks)]
+        (wait,) = facts.users[request.row]
         (mean,) = facts.users[wait]
         readers = [row for row in calls if wait in before[row] and row not in (mean,) and row <= target]
         if readers and not any(role[row] >= Role.AROUND for row in calls if wait < row < readers[0] and row != mean):
-            assert wish.row in made.left[1]
+            assert request.row in made.left[1]
             continue
         where = (readers[0], -1) if readers else (target, 1)
         for each in (wait, mean):
@@ -210,8 +211,8 @@ def slow_order(
 def test_a_kept_collective_stays(kind: str) -> None:
     facts = sharded_step(blocks=3)
     row = facts.index["gather_1" if kind == "prefetch" else "scatter_1"]
-    wishes = [Wish(row, 0, 1)]
-    both = (wishes, []) if kind == "prefetch" else ([], wishes)
+    requests = [MoveRequest(row, 0, 1)]
+    both = (requests, []) if kind == "prefetch" else ([], requests)
     found = moved(facts, dependencies(facts, {row}), staged(facts), *both, kept={row})
     assert found.left == {0: {row: "it is kept in order"}}
     assert found.behind_kept == {0: {row: row}}
@@ -234,7 +235,7 @@ def test_a_wait_that_a_prefetched_gather_needs_is_not_delayed_past_it() -> None:
         output(%d)
         """
     )
-    prefetch, delay = Wish(facts.index["gather"], 0, 1), Wish(facts.index["scatter"], 1, 2)
+    prefetch, delay = MoveRequest(facts.index["gather"], 0, 1), MoveRequest(facts.index["scatter"], 1, 2)
     alone = moved(facts, dependencies(facts), staged(facts), [], [delay])
     assert words(facts, alone.order) == "a scatter b c wait cast gather await d"
     both = moved(facts, dependencies(facts), staged(facts), [prefetch], [delay])

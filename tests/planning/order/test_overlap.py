@@ -18,11 +18,9 @@ from policylang.graph.files.any_form import read_any
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.devices.reading import read_device
 from policylang.planning.order.dependencies import Dependencies, dependencies
-from policylang.planning.order.hiding.local_moves import LocalMoves
-from policylang.planning.order.hiding.memory_ahead import LiveMemory, MemoryAhead, Touches
-from policylang.planning.order.hiding.range_maximum import RangeMaximum
-from policylang.planning.order.hiding.units import units
-from policylang.planning.order.overlap import OverlapLimits, overlapped
+from policylang.planning.order.memory_ahead import BufferUses, LiveMemory, MemoryAhead, RangeMaximum
+from policylang.planning.order.overlap import LocalMoves, OverlapLimits, overlapped
+from policylang.planning.order.scheduler_nodes import scheduler_nodes
 from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.simulation.streams import exposed_bound, in_flight, step_time
@@ -102,9 +100,9 @@ def test_a_step_is_at_most_a_half_longer_than_the_best_of_all_orders(drawn: tupl
 @settings(max_examples=examples(40, 2000), deadline=None)
 def test_memory_is_accounted_as_it_is_simulated_in_any_order(drawn: tuple[Facts, NodeTimes], random: object) -> None:
     facts, times = drawn
-    read = units(facts, calls(facts), by_edges(facts), times, collectives(facts))
-    touches = Touches(facts, read)
-    live, ahead = LiveMemory(touches), MemoryAhead(touches)
+    read = scheduler_nodes(facts, calls(facts), by_edges(facts), times, collectives(facts))
+    buffers = BufferUses(facts, read)
+    live, ahead = LiveMemory(buffers), MemoryAhead(buffers)
     left, order = {unit: len(each) for unit, each in enumerate(read.before)}, list[int]()
     head = 0
     while left:
@@ -124,7 +122,7 @@ def test_memory_is_accounted_as_it_is_simulated_in_any_order(drawn: tuple[Facts,
         at_row = dict(zip(timeline.rows, timeline.live, strict=True))
         for each in left:
             most = max(at_row[row] for row in read.rows[each])
-            found = ahead._heights.most(each, each + 1)
+            found = ahead._levels.most(each, each + 1)
             assert found == most if len(read.rows[each]) == 1 else found >= most
     assert sorted(read.in_rows(order)) == calls(facts)
     ends = simulate(facts, in_order(facts, read.in_rows(order))).lifetimes
@@ -227,7 +225,7 @@ def test_a_long_gather_goes_where_most_is_computed_beside_it() -> None:
 @settings(max_examples=examples(40, 2000), deadline=None)
 def test_moving_single_collectives_breaks_no_order_and_only_shortens_the_step(drawn: tuple[Facts, NodeTimes]) -> None:
     facts, times = drawn
-    read = units(facts, calls(facts), by_edges(facts), times, collectives(facts))
+    read = scheduler_nodes(facts, calls(facts), by_edges(facts), times, collectives(facts))
     asked: list[list[int]] = []
     found = LocalMoves(read, lambda order: asked.append(order) or True).improve(range(len(read)))
     lengths = [step_time(facts, in_order(facts, read.in_rows(each)), times).step for each in (range(len(read)), *asked)]

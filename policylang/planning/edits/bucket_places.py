@@ -1,0 +1,258 @@
+"""Where one collective can replace several, and which block a collective serves.
+
+A graph's order is one of many. Shards are cast and gathered one by one, each where it is used, so the last shard of a
+block comes after the first gather's reader; gradients are scattered one by one as they are made. One collective needs
+all its inputs before it and all readers behind it. What is on the wrong side is moved if that is cheap and safe:
+layout operators, casts and pointwise operators, of memory that nobody writes on the way. Nothing communicates, draws,
+writes or multiplies elsewhere than it did. Places are settled one after the other, each within the order that those
+before leave.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from functools import cached_property
+
+from attrs import frozen
+
+from policylang.graph.facts import Facts, Flag
+from policylang.graph.repeated_blocks import has_no_modules
+from policylang.operators.names import GATHER, WAITS
+from policylang.operators.table import MOVERS
+from policylang.planning.edits.edit_planner import RefusedError, ReplacedMemory
+
+_STAYS = Flag.WRITES | Flag.RANDOM | Flag.SEED | Flag.EFFECTFUL | Flag.COLLECTIVE | Flag.COMPUTE
+_NAMESPACES = ("aten", "prims", "builtin", "math")
+"""Of the operators of which it is known that they do nothing but compute their result."""
+DEPENDS = "reads what another one of the bucket gives"
+_LAST = 1 << 60
+
+
+class _Side(IntEnum):
+    AHEAD = 0
+    NEW = 1
+    BEHIND = 2
+
+
+Slot = tuple[int, int, int]
+"""When something runs: before a row, as the how manieth of what was placed there, and on which side of it. What has
+not moved runs at its own row, after all that was placed before it."""
+
+
+@frozen
+class Placement:
+    """A place for a collective, and the rows that move for it."""
+
+    before: int
+    """The row before which it is put."""
+    ahead: tuple[int, ...]
+    behind: tuple[int, ...]
+
+
+class Places:
+    """The order of one graph while collectives are being joined."""
+
+    def __init__(self, facts: Facts, held: Sequence[int] = ()) -> None:
+        """``held``: rows, in order, that no collective and no wait crosses."""
+        self.facts = facts
+        self.held = held
+        self.memory = ReplacedMemory(facts)
+        self._slots: dict[int, Slot] = {}
+        self._count = 0
+
+    def early(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int]) -> Placement:
+        """Before the first reader of any result, so that nobody waits longer.
+
+        Args:
+            sources: what is read.
+            results: what is replaced.
+            starts: the collectives.
+
+        Raises:
+            RefusedError: where an input cannot be there by then.
+        """
+        before = min(map(self._first_reader, results))
+        self._check_held((*starts, *results), before)
+        self._check_memory(sources, starts, before)
+        ahead = self._pulled(sources, before)
+        read = {source for row in ahead for source in self.facts.inputs[row]}.union(sources)
+        if not read.isdisjoint(results):
+            raise RefusedError(DEPENDS)
+        return Placement(before, ahead, ())
+
+    def late(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int]) -> Placement:
+        """Where the last of several collectives starts. Arguments and errors as for :meth:`early`."""
+        before = max(*starts, *(self._slot(row)[0] for row in sources))
+        self._check_held((*starts, *results), before)
+        self._check_memory(sources, starts, before)
+        behind = self._pushed(results, before)
+        if not set(behind).isdisjoint(sources):
+            raise RefusedError(DEPENDS)
+        return Placement(before, (), behind)
+
+    def settle(self, placement: Placement, replaced: Iterable[int]) -> int:
+        """Make a placement final. ``replaced``: rows whose values are made there. Returns a number that orders the
+        placements before one row."""
+        self._count += 1
+        place = placement.before, self._count
+        for side, rows in ((_Side.AHEAD, placement.ahead), (_Side.NEW, replaced), (_Side.BEHIND, placement.behind)):
+            self._slots.update(dict.fromkeys(rows, (*place, side)))
+        return self._count
+
+    def _slot(self, row: int) -> Slot:
+        return self._slots.get(row) or (row, _LAST, _LAST)
+
+    def _first_reader(self, result: int) -> int:
+        """The row before which a result has to be ready; a reader that has moved runs no later than the result did."""
+        first = min((self._slot(user) for user in self.facts.users[result]), default=(result, _LAST, _LAST))
+        return first[0] if first[1] == _LAST else result
+
+    def _pulled(self, sources: Iterable[int], before: int) -> tuple[int, ...]:
+        """The rows that have to move ahead of ``before`` for the sources to be ready."""
+        place = before, self._count + 1, _Side.NEW
+        found: set[int] = set()
+        pending = [row for row in sources if self._slot(row) > place]
+        while pending:
+            row = pending.pop()
+            if row not in found:
+                self._check_moves(row, before, row)
+                found.add(row)
+                pending += [source for source in self.facts.inputs[row] if self._slot(source) > place]
+        return tuple(sorted(found))
+
+    def _pushed(self, results: Iterable[int], before: int) -> tuple[int, ...]:
+        """The rows that have to move behind ``before`` because they read a result."""
+        place = before, self._count + 1, _Side.NEW
+        found: set[int] = set()
+        pending = [user for row in results for user in self.facts.users[row] if self._slot(user) < place]
+        while pending:
+            row = pending.pop()
+            if row not in found:
+                self._check_moves(row, row, before)
+                found.add(row)
+                pending += [user for user in self.facts.users[row] if self._slot(user) < place]
+        return tuple(sorted(found))
+
+    def _check_moves(self, row: int, first: int, last: int) -> None:
+        """Check that a row may run at any place between two rows."""
+        facts, name = self.facts, self.facts.names[row]
+        target = facts.targets[row]
+        if row in self._slots:
+            raise RefusedError(f"{name} is bound to another bucket")
+        known = facts.ops[row] == "call_function" and target.partition(".")[0] in _NAMESPACES
+        if not known or facts.flags[row] & _STAYS or facts.flops[row] or target in WAITS:
+            raise RefusedError(f"{name} stands between")
+        self._check_unwritten((row, *facts.inputs[row]), first, last)
+
+    def _check_held(self, rows: Iterable[int], before: int) -> None:
+        for row in rows:
+            first = bisect_left(self.held, min(row, before))
+            if first < len(self.held) and self.held[first] < max(row, before):
+                raise RefusedError(f"{self.facts.names[self.held[first]]} stands between")
+
+    def _check_memory(self, sources: Sequence[int], starts: Sequence[int], before: int) -> None:
+        for source, start in zip(sources, starts, strict=True):
+            self._check_unwritten((source,), min(start, before), max(start, before))
+
+    def _check_unwritten(self, rows: Iterable[int], first: int, last: int) -> None:
+        """Check that nobody writes to the memory of some rows in ``[first, last)``."""
+        for row in rows:
+            for writer in self.memory.written.get(self.memory.roots[row], ()):
+                if first <= writer < last:
+                    raise RefusedError(f"memory is written: {self.facts.names[writer]}")
+
+
+OUTSIDE = -1
+
+
+class Serving:
+    """Which block each collective of a graph serves: that of the computation which it feeds, or which feeds it.
+
+    Its own place says little: shards may be gathered under a name of their own, whole blocks before they are used, and
+    nodes of a backward may carry no module path. Products and norms have their block; a node without one, in a graph
+    that names blocks, belongs to the latest block among its inputs.
+    """
+
+    def __init__(self, facts: Facts, block_of: Sequence[int]) -> None:
+        self.facts = facts
+        self.block_of = block_of
+
+    def block(self, collective: int) -> int:
+        """The block's number; -1 outside the blocks."""
+        return self._used_in(collective) if self.facts.targets[collective] == GATHER else self._made_in(collective)
+
+    def _used_in(self, collective: int) -> int:
+        """The block of the first computation that uses its result."""
+        facts, computed = self.facts, len(self.facts)
+        seen, pending = {collective}, [collective]
+        while pending:
+            for user in facts.users[pending.pop()]:
+                if facts.ops[user] != "call_function" or user in seen:
+                    continue
+                seen.add(user)
+                if self._passes[user]:
+                    pending.append(user)
+                else:
+                    computed = min(computed, user)
+        return self.blocks[computed] if computed < len(facts) else self.block_of[collective]
+
+    def _made_in(self, collective: int) -> int:
+        """The block of the last computation that makes its input."""
+        facts, computed = self.facts, OUTSIDE
+        seen, pending = {collective}, [collective]
+        while pending:
+            for source in facts.inputs[pending.pop()]:
+                if facts.ops[source] != "call_function" or source in seen:
+                    continue
+                seen.add(source)
+                if self._passes[source]:
+                    pending.append(source)
+                else:
+                    computed = max(computed, source)
+        return self.blocks[computed] if computed >= 0 else self.block_of[collective]
+
+    @cached_property
+    def blocks(self) -> Sequence[int]:
+        """Row to block, for rows that compute."""
+        facts = self.facts
+        if has_no_modules(facts):
+            return self.block_of
+        found = array("l", self.block_of)
+        order: dict[int, int] = {OUTSIDE: OUTSIDE}
+        kept = self._kept
+        for row, op in enumerate(facts.ops):
+            if op != "call_function" or kept[row]:
+                found[row] = OUTSIDE
+                continue
+            if found[row] == OUTSIDE and not self._is_named(row):
+                found[row] = max(
+                    (found[source] for source in facts.inputs[row]), key=order.__getitem__, default=OUTSIDE
+                )
+            order.setdefault(found[row], len(order))
+        return found
+
+    def _is_named(self, row: int) -> bool:
+        """Whether the graph names a module or region of a node."""
+        facts, owner = self.facts, self.facts.owners[row]
+        return bool(facts.modules[row] or facts.modules[owner]) or facts.ac_regions[owner] is not None
+
+    @cached_property
+    def _passes(self) -> bytearray:
+        """The rows that compute nothing: layout operators, casts, collectives and their waits, one byte each."""
+        flags, targets = self.facts.flags, self.facts.targets
+        return bytearray(
+            targets[row] in MOVERS or targets[row] in WAITS or bool(flags[row] & (Flag.COLLECTIVE | Flag.VIEW))
+            for row in range(len(self.facts))
+        )
+
+    @cached_property
+    def _kept(self) -> bytearray:
+        """The rows that only pass on graph inputs, mostly parameters: they belong to no block."""
+        facts, passes = self.facts, self._passes
+        found = bytearray(len(facts))
+        for row, op in enumerate(facts.ops):
+            found[row] = op != "call_function" or (passes[row] and all(found[source] for source in facts.inputs[row]))
+        return found

@@ -1,0 +1,497 @@
+"""``bucket``: collectives of one kind, process group and dtype become one, which is started and awaited once.
+
+Members do not depend on each other. Within each stretch of blocks they are taken by depth (:func:`depths`), in running
+order, each into the first bucket with room for it and a place where all inputs are ready before any result is read
+(:mod:`policylang.planning.edits.bucket_places`). The proof runs on the shards of all ranks of the group.
+
+===============  =====================================================================================================
+all-gather       shards flattened, one after the other: the gather brings ``[ranks, all]``, of which each member's
+                 columns are its shards. They are copied out, since they are not adjacent.
+reduce-scatter   each ``[ranks, piece]``, side by side: every rank is given the sums of its own row, of which each
+                 member's are a part.
+all-reduce       flattened, one after the other, and cut apart where they begin.
+===============  =====================================================================================================
+
+The bytes sent are the same as before. A member's value keeps its strides; where it is a view of the bucket's memory, it
+begins where an allocation might (kernels load sixteen bytes at a time), and the graph does not return it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+from attrs import evolve, field, frozen, mutable
+
+from policylang.graph.facts import Facts, Flag
+from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.syntax import Bucket
+from policylang.operators.names import ALL_REDUCE, CAT, CLONE, GATHER, SCATTER, SLICE, VIEW, WAIT
+from policylang.operators.strides import contiguous, viewed
+from policylang.planning.edits.bucket_places import Placement, Places, Serving
+from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, ReplacedMemory, Setting
+from policylang.planning.edits.layout_chains import NOWHERE, phase, relaid, source_of
+from policylang.planning.edits.other_ranks import Grid, dims_of
+from policylang.planning.edits.proof import old_calls
+from policylang.planning.graph_edit import Edit, FusedGroup, Node, Refusal
+
+KINDS = (GATHER, SCATTER, ALL_REDUCE)
+"""The operators of which several can be one."""
+REDUCES = ("sum", "avg")
+
+
+@frozen
+class Alike:
+    """What the members of one bucket have in common."""
+
+    target: str
+    reduction: str
+    """Empty for a gather."""
+    group: str
+    dtype: str
+    device: str
+    phase: int
+
+    @property
+    def late(self) -> bool:
+        """Whether it waits for the last of its inputs: gradients come one by one, shards are there from the start."""
+        return self.target != GATHER
+
+
+@frozen
+class Member:
+    """A collective that may join a bucket."""
+
+    row: int
+    wait: int
+    source: int
+    alike: Alike
+    ranks: int
+    given: tuple[int, ...]
+    """The shape of its input."""
+    gives: tuple[int, ...]
+    piece: int
+    """The elements of one rank's part."""
+    bytes: int
+    """The more of its input and its result."""
+
+
+def group_sizes(facts: Facts) -> dict[str, int]:
+    """The number of ranks of each group, from the graph, else from its gathers and scatters; 0 if these say nothing, or
+    different things."""
+    sizes = {name: group.size or len(group.ranks) for name, group in facts.groups.items()}
+    said: dict[str, set[int]] = {}
+    for row, name in enumerate(facts.group_names):
+        if not sizes.get(name, 1) and facts.targets[row] in (GATHER, SCATTER) and len(facts.arguments[row]) > 2:
+            said.setdefault(name, set()).add(facts.arguments[row][-2])
+    return {**sizes, **{name: found.pop() if len(found) == 1 else 0 for name, found in said.items()}}
+
+
+def member_of(facts: Facts, row: int, places: Places, sizes: Mapping[str, int]) -> Member:
+    """The collective in a row. Raises :class:`RefusedError` if it cannot join others.
+
+    ``sizes``: of the groups (:func:`group_sizes`).
+    """
+    target, arguments = facts.targets[row], facts.arguments[row]
+    if target not in KINDS:
+        raise RefusedError(f"not one of those that can be joined: {target.partition('.')[2].partition('.')[0]}")
+    source, group = source_of(facts, row), facts.group_names[row]
+    if source == NOWHERE or len(arguments) < 3:  # the tensor, the group, and the ranks or the reduction
+        raise RefusedError("arguments not known", "a snapshot of an earlier version does not have them")
+    if group not in facts.groups:
+        raise RefusedError("group not known")
+    size = sizes[group]
+    if size < 1:
+        raise RefusedError(f"size of group `{group}` not known")
+    if target != ALL_REDUCE and arguments[-2] != size:
+        raise RefusedError(f"group size is not {size}")
+    reduction = "" if target == GATHER else str(arguments[1])
+    if reduction and reduction not in REDUCES:
+        raise RefusedError(f"reduces with {reduction}")
+    wait = _wait(facts, row)
+    given, gives = (_lengths(facts, each) for each in (source, wait))
+    if facts.dtypes[source] != facts.dtypes[wait]:
+        raise RefusedError("dtype changes")
+    if not facts.numel[source]:
+        raise RefusedError("nothing in it")
+    if target != ALL_REDUCE and not given:
+        raise RefusedError("without dimensions")
+    if target == SCATTER and given[0] % size:
+        raise RefusedError(f"{list(given)} has no {size} parts")
+    if facts.flags[source] & Flag.SYMBOLIC or facts.flags[row] & Flag.DATA_DEPENDENT:
+        raise RefusedError("sizes not fixed")
+    for writer in places.memory.written.get(places.memory.roots[wait], ()):
+        raise RefusedError(f"memory is written: {facts.names[writer]}")
+    alike = Alike(target, reduction, group, facts.dtypes[wait], facts.devices[wait], phase(facts, row))
+    piece = facts.numel[source] // (size if target == SCATTER else 1)
+    return Member(
+        row=row,
+        wait=wait,
+        source=source,
+        alike=alike,
+        ranks=size,
+        given=given,
+        gives=gives,
+        piece=piece,
+        bytes=max(facts.bytes[source], facts.bytes[wait]),
+    )
+
+
+def depths(facts: Facts, members: Sequence[Member]) -> list[int]:
+    """How many of the others follow each other at most on the way to each: two of one depth do not depend on each
+    other, and no fewer collectives than there are depths can take them all in (Mirsky's theorem).
+
+    ``members`` in graph order. Linear in the rows between the first and the last.
+    """
+    wanted = {member.row for member in members}
+    behind: dict[int, int] = {}
+    """Row to the number of members on the way to its result."""
+    found: list[int] = []
+    for row in range(members[0].row, members[-1].row + 1) if members else ():
+        deep = max((behind.get(source, 0) for source in facts.inputs[row]), default=0) if behind else 0
+        if row in wanted:
+            found.append(deep)
+            deep += 1
+        if deep:
+            behind[row] = deep
+    return found
+
+
+def grouped(members: Iterable[Member]) -> dict[Alike, list[Member]]:
+    found: dict[Alike, list[Member]] = {}
+    for member in members:
+        found.setdefault(member.alike, []).append(member)
+    return found
+
+
+def _wait(facts: Facts, row: int) -> int:
+    users = facts.users[row]
+    if len(users) != 1 or facts.targets[users[0]] != WAIT:
+        raise RefusedError("not waited for once")
+    return users[0]
+
+
+def _lengths(facts: Facts, row: int) -> tuple[int, ...]:
+    shape, stride = facts.shapes[row], facts.strides[row]
+    if shape is None or stride is None:
+        raise RefusedError(f"sizes not fixed: {facts.names[row]}")
+    if stride != contiguous(shape):
+        raise RefusedError(f"not contiguous: {facts.names[row]}")
+    return shape
+
+
+ALIGNED = 16
+"""Bytes: what Inductor takes for granted of memory that a graph allocates."""
+
+
+def merge(
+    facts: Facts, members: Sequence[Member], group: FusedGroup, new: NewNodes, memory: ReplacedMemory
+) -> tuple[dict[int, str], list[tuple[int, tuple[int, ...]]]]:
+    """Make the new nodes. Returns each member's wait with its replacement, and the rows behind it whose strides
+    change."""
+    first = members[0]
+    ranks, total = first.ranks, sum(member.piece for member in members)
+    target, rows = first.alike.target, ranks if first.alike.target == SCATTER else 0
+    flat = [_flattened(facts, member, (rows, member.piece) if rows else (member.piece,), new) for member in members]
+    shape = (rows, total) if rows else (total,)
+    joined = new.add(CAT, (tuple(flat), 1) if rows else (tuple(flat),), shape, contiguous(shape), first.row)
+    if target == GATHER:
+        shape = (ranks * total,)
+        arguments: tuple[Any, ...] = (joined, ranks, group)
+    elif target == SCATTER:
+        shape, arguments = (1, total), (joined, first.alike.reduction, ranks, group)
+    else:
+        assert target == ALL_REDUCE
+        arguments = (joined, first.alike.reduction, group)
+    started = new.add(target, arguments, shape, contiguous(shape), first.row)
+    whole = new.add(WAIT, (started,), shape, contiguous(shape), first.row)
+    if target != ALL_REDUCE:
+        shape = (ranks, total) if target == GATHER else (total,)
+        whole = new.add(VIEW, (whole, shape), shape, contiguous(shape), first.row)
+    cutter = _Cutter(facts, whole, shape, new, memory)
+    replaced = {member.wait: cutter.cut(member) for member in members}
+    return replaced, cutter.restrided
+
+
+class _Cutter:
+    """Cuts the result of a bucket's collective into its members' values."""
+
+    def __init__(
+        self, facts: Facts, whole: Node, shape: tuple[int, ...], new: NewNodes, memory: ReplacedMemory
+    ) -> None:
+        self.facts = facts
+        self.whole = whole
+        self.shape = shape
+        self.new = new
+        self.memory = memory
+        self.at = 0
+        self.restrided: list[tuple[int, tuple[int, ...]]] = []
+
+    def cut(self, member: Member) -> str:
+        new, dim, start = self.new, len(self.shape) - 1, self.at
+        self.at += member.piece
+        shape, stride = (*self.shape[:-1], member.piece), contiguous(self.shape)
+        arguments = (self.whole, dim, start, self.at)
+        part = new.add(SLICE, arguments, shape, stride, member.wait if shape == member.gives else member.row)
+        lies = viewed(shape, stride, member.gives)
+        # Of lengths of 1 in memory with gaps, torch does not work out the strides of a view in one way alone.
+        plain = stride == contiguous(shape) or 1 not in (*shape, *member.gives)
+        if lies is None or not plain or not self._may_share(member, start, lies):
+            stride = contiguous(shape)
+            like = member.wait if shape == member.gives else member.row
+            part = new.add(CLONE, (part, "contiguous_format"), shape, stride, like)
+            lies = contiguous(member.gives)
+        if shape != member.gives:
+            part = new.add(VIEW, (part, member.gives), member.gives, lies, member.wait)
+        return part.name
+
+    def _may_share(self, member: Member, start: int, lies: tuple[int, ...]) -> bool:
+        """Whether a member's value may be a view of the bucket's memory."""
+        facts, wait = self.facts, member.wait
+        item = facts.bytes[wait] // facts.numel[wait]
+        rows = self.shape[-1] if prod(self.shape[:-1]) > 1 else 0
+        if start * item % ALIGNED or rows * item % ALIGNED or self.memory.is_returned(wait):
+            return False
+        behind = relaid(facts, wait, lies)
+        if isinstance(behind, int):
+            return False
+        self.restrided += behind
+        return True
+
+
+def _flattened(facts: Facts, member: Member, shape: tuple[int, ...], new: NewNodes) -> Node:
+    node = Node(facts.names[member.source])
+    return node if shape == member.given else new.add(VIEW, (node, shape), shape, contiguous(shape), member.row)
+
+
+ALONE = "no other like it"
+BOUND = "others like it depend on it, or it on them"
+OUTSIDE = "outside the blocks"
+TOO_LARGE = "larger than the limit"
+NO_ROOM = "no neighbour fits beside it"
+LIMITED = (TOO_LARGE, NO_ROOM)
+KEPT = "its order is kept"
+MOST_OPEN = 8
+"""Of buckets that a member is tried in: others of its depth stand too far apart to be joined."""
+
+
+@mutable
+class _OpenBucket:
+    """Members that can be one."""
+
+    members: list[Member]
+    size: int
+    full: bool = False
+
+
+@frozen
+class _Done:
+    """A bucket, and its number among those put before the same row."""
+
+    place: int
+    count: int
+    edit: Edit
+    moved: tuple[int, ...] = field(repr=False)
+    """Rows that have left their places: nothing can be put before them."""
+
+
+class Buckets(EditPlanner[Bucket]):
+    """One ``bucket`` statement on one graph."""
+
+    kind = "bucket"
+    counted = "all_gather"
+    nothing_found = "no two collectives of this graph that it picks can be one"
+
+    def __init__(self, statement: Bucket, setting: Setting) -> None:
+        super().__init__(statement, setting)
+        held = (self.facts.index.get(name) for name in setting.held)
+        self.places = Places(self.facts, sorted(row for row in held if row is not None))
+        self.sizes = group_sizes(self.facts)
+        self.limit = None if statement.size is None else int(statement.size.value)
+        self._names: dict[str, FusedGroup] = {}
+        self._refused: list[tuple[int, Refusal]] = []
+
+    def outcomes(self) -> list[Edit | Refusal]:
+        done: list[_Done] = []
+        for members, alone in self._candidates():
+            stop_unless_wanted()
+            for pile in self._piled(members, alone):
+                if len(pile) > 1 and (found := self._bucket(pile)) is not None:
+                    done.append(found)
+        done.sort(key=lambda each: (each.place, each.count))
+        return [*_placed(self.facts, done), *(each for _, each in sorted(self._refused, key=lambda each: each[0]))]
+
+    def grid(self, groups: tuple[str, ...]) -> Grid:
+        """The ranks of the one group. Other ranks' groups do not matter: whoever takes part in a collective is in its
+        group."""
+        if groups in self._grids:
+            return super().grid(groups)
+        (name,) = groups
+        group = self.facts.groups[name]
+        if self.setting.consensus.asked and not group.ranks:
+            raise RefusedError(f"ranks of group `{name}` not known")
+        dims = dims_of(group, self.facts.meshes)
+        size = self.sizes[name]
+        self._grids[groups] = Grid((size,), group.ranks or tuple(range(size)), (0,), (), (dims,))
+        return super().grid(groups)
+
+    # --- what may be joined ---
+
+    def _candidates(self) -> list[tuple[list[Member], str]]:
+        """Collectives that are alike, of the same blocks and independent, in graph order; and why one of them would
+        stay alone."""
+        assert self.setting.select is not None, "buckets are planned where values are decided"
+        rows, block_of = self.setting.select(self.facts, self.statement.selector)
+        members: list[Member] = []
+        for row in rows:
+            try:
+                if self.facts.names[row] in self.setting.held:
+                    raise RefusedError(KEPT)
+                members.append(member_of(self.facts, row, self.places, self.sizes))
+            except RefusedError as why:
+                self._refuse([row], why)
+        deep = {each.row: depth for each, depth in zip(members, depths(self.facts, members), strict=True)}
+        found: list[tuple[list[Member], str]] = []
+        for alike in self._within_blocks(members, block_of):
+            by_depth: dict[int, list[Member]] = {}
+            for member, depth in zip(alike, depths(self.facts, alike), strict=True):
+                by_depth.setdefault(depth, []).append(member)
+            found.extend((each, BOUND if len(alike) > 1 else ALONE) for each in by_depth.values())
+        return sorted(found, key=lambda each: _turn(each[0], deep))
+
+    def _within_blocks(self, members: Sequence[Member], block_of: Sequence[int]) -> Iterator[list[Member]]:
+        """Members that are alike, by stretches of blocks in running order."""
+        if self.statement.blocks is None:
+            yield from grouped(members).values()
+            return
+        order: dict[int, dict[int, int]] = {}
+        stretches: dict[tuple[int, Alike], list[Member]] = {}
+        serving = Serving(self.facts, block_of)
+        for member in members:
+            block = serving.block(member.row)
+            if block < 0:
+                self._refuse([member.row], RefusedError(OUTSIDE))
+                continue
+            places = order.setdefault(member.alike.phase, {})
+            place = places.setdefault(block, len(places)) // self.statement.blocks
+            stretches.setdefault((place, member.alike), []).append(member)
+        yield from stretches.values()
+
+    def _piled(self, members: Sequence[Member], alone: str) -> Iterator[list[Member]]:
+        """Members in buckets with room and a place for them. Those that stay alone are refused."""
+        piles: list[_OpenBucket] = []
+        reasons: dict[int, RefusedError] = {}
+        for member in members:
+            if self.limit is not None and member.bytes > self.limit:
+                reasons[member.row] = RefusedError(TOO_LARGE)
+                piles.append(_OpenBucket([member], member.bytes, full=True))
+                continue
+            for pile in [each for each in piles if not each.full][-MOST_OPEN:]:
+                if self.limit is not None and pile.size + member.bytes > self.limit:
+                    pile.full = True
+                    for each in (member, pile.members[0]):
+                        reasons.setdefault(each.row, RefusedError(NO_ROOM))
+                    continue
+                try:
+                    self._place([*pile.members, member])
+                except RefusedError as why:
+                    reasons.setdefault(member.row, why)
+                    reasons.setdefault(pile.members[0].row, why)
+                else:
+                    pile.members.append(member)
+                    pile.size += member.bytes
+                    break
+            else:
+                piles.append(_OpenBucket([member], member.bytes))
+        for pile in piles:
+            if len(pile.members) == 1:
+                (member,) = pile.members
+                self._refuse([member.row], reasons.get(member.row) or RefusedError(alone, _said(member.alike)))
+            yield pile.members
+
+    def _place(self, members: Sequence[Member]) -> Placement:
+        place = self.places.late if members[0].alike.late else self.places.early
+        sources, waits, rows = zip(*((each.source, each.wait, each.row) for each in members), strict=True)
+        return place(sources, waits, rows)
+
+    # --- one bucket ---
+
+    def _bucket(self, members: Sequence[Member]) -> _Done | None:
+        words, groups = self.names_of(each.row for each in members), (members[0].alike.group,)
+        try:
+            placement = self._place(members)
+            edit = self.shared(words, groups, partial(self._planned, members, placement))
+        except RefusedError as why:
+            self._refuse([each.row for each in members], why)
+            return None
+        replaced = [row for each in members for row in (each.row, each.wait)]
+        count = self.places.settle(placement, replaced)
+        return _Done(placement.before, count, edit, (*replaced, *placement.ahead, *placement.behind))
+
+    def _planned(self, members: Sequence[Member], placement: Placement) -> Edit:
+        facts, first = self.facts, members[0]
+        new = NewNodes(self.setting, self.kind)
+        replaced, restrided = merge(facts, members, self._group(first.alike.group), new, self.places.memory)
+        sources = tuple(dict.fromkeys(each.source for each in members))
+        rows = sorted(row for each in members for row in (each.row, each.wait))
+        pairs = [(facts.names[row], name) for row, name in replaced.items()]
+        proof = self.prove(sources, old_calls(facts, rows), new.calls(), pairs, (first.alike.group,))
+        new.take_names()
+        return self.edit(
+            [each.row for each in members],
+            self.names_of(sources),
+            placement.before,
+            new.made,
+            replaced,
+            rows,
+            evolve(proof, exact=_is_exact(first)),
+            sorted(restrided),
+            ahead=self.names_of(placement.ahead),
+            behind=self.names_of(placement.behind),
+        )
+
+    def _group(self, name: str) -> FusedGroup:
+        if name not in self._names:
+            group = self.facts.groups[name]
+            # Ranks that nobody knows are counted from 0: a proof asks how many there are, and the name says which.
+            ranks = group.ranks or tuple(range(self.sizes[name]))
+            to_make = FusedGroup(ranks, None, dims_of(group, self.facts.meshes))
+            # A group that a line before it has planned has another name once it is made: it is found by its ranks.
+            self._names[name] = to_make if to_make.label == name else evolve(to_make, name=group.name)
+        return self._names[name]
+
+    def _refuse(self, rows: Sequence[int], why: RefusedError) -> None:
+        self._refused.append((rows[0], self.refusal(rows, why)))
+
+
+def _is_exact(member: Member) -> bool:
+    """Whether one collective gives the same bits as several: gathers, sums of two, sums of integers. The order of
+    longer sums depends on how the backend cuts its input, which is longer now."""
+    alike = member.alike
+    return alike.target == GATHER or member.ranks <= 2 or not alike.dtype.startswith(("float", "bfloat", "complex"))
+
+
+def _turn(members: Sequence[Member], deep: Mapping[int, int]) -> tuple[bool, int, int]:
+    """The order in which buckets are placed: of late ones, those that read another's results come before it, so that
+    it finds its readers behind it."""
+    late = members[0].alike.late
+    return late, -max(deep[each.row] for each in members) if late else 0, members[0].row
+
+
+def _said(alike: Alike) -> str:
+    """What the members of a bucket have in common, as a phrase."""
+    operator = alike.target.partition(".")[2].partition(".")[0]
+    return f"{operator} of {alike.dtype} over group `{alike.group}`"
+
+
+def _placed(facts: Facts, done: Iterable[_Done]) -> Iterator[Edit]:
+    """The edits, each before the next row that keeps its place."""
+    done = list(done)
+    moved = {row for each in done for row in each.moved}
+    for each in done:
+        row = each.place
+        while row in moved:
+            row += 1
+        yield evolve(each.edit, before=facts.names[row])

@@ -1,0 +1,610 @@
+"""``fuse all_gather chains``, ``fuse reduce_scatter chains``: collectives in a row become one over the ranks of all.
+
+Chains are as long as possible. If a whole chain cannot be fused, its last collective is given up, and what follows is
+tried anew; each collective given up is refused with its reason. Both chains are run on all ranks
+(:mod:`policylang.planning.edits.proof`), and if anything differs, nothing is changed.
+
+*Gathers*: a line ``gather → wait → layout → gather → wait → layout …``. The layout algebra
+(:mod:`policylang.operators.layouts`) finds its result and derives it again from one gather of the first input, by
+views. The rank order of the fused group is that in which the shards have to lie, by the groups' own rank lists.
+
+*Scatters*: a sum over one group, scattered, summed over another group and scattered again is one sum over the ranks of
+both. A scatter takes away the digits that count the ranks of its group, so the fused group counts ranks with the first
+scatter slowest. Floating-point sums depend on their order: the result agrees up to rounding, and the report says so.
+The proof runs on integers, of which every sum tells which elements of which ranks are in it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import permutations
+from math import prod
+from typing import ClassVar
+
+from attrs import evolve, field, frozen
+
+from policylang.graph.facts import Facts, Flag, Phase
+from policylang.language.syntax import Fuse
+from policylang.operators import layouts
+from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError
+from policylang.operators.moves import Part
+from policylang.operators.names import GATHER, SCATTER, SLICE, WAIT
+from policylang.operators.strides import contiguous, is_contiguous
+from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting
+from policylang.planning.edits.layout_chains import (
+    ChainLink,
+    ChainPath,
+    Hop,
+    LayoutSteps,
+    copies,
+    last_row,
+    layout_after,
+    links,
+    path_between,
+    phase,
+    relaid,
+    rows_of,
+    source_of,
+    steps_to,
+    tail,
+)
+from policylang.planning.edits.other_ranks import UNASKED, Grid, dims_of, ravel
+from policylang.planning.edits.proof import ChainCall, old_calls
+from policylang.planning.graph_edit import Edit, FusedGroup, Node, Refusal
+
+GROUPS_NOT_KNOWN = "groups of other ranks not known"
+MOST_ORDERS = 4
+"""Collectives up to which every order of ranks is tried; for more, only the usual one."""
+_Found = tuple[int, Edit | Refusal]
+"""An outcome, and the row that puts it in order: an edit's first collective, so that it comes after the edit that makes
+its input; a refusal's last one."""
+
+
+@frozen
+class CollectiveChain:
+    """Collectives that read each other, in running order, and what lies between and after them."""
+
+    collectives: tuple[int, ...]
+    waits: tuple[int, ...]
+    between: tuple[ChainPath, ...]
+    """From each collective's wait to the input of the next."""
+    tail: tuple[Hop, ...] = ()
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        between = (row for path in self.between for row in path.rows)
+        return tuple(sorted((*self.collectives, *self.waits, *between, *rows_of(self.tail))))
+
+    @property
+    def result(self) -> int:
+        return last_row(self.tail[-1]) if self.tail else self.waits[-1]
+
+    def part(self, start: int, end: int) -> CollectiveChain:
+        """The collectives from ``start`` to ``end``, both included."""
+        within = slice(start, end + 1)
+        return CollectiveChain(self.collectives[within], self.waits[within], self.between[start:end])
+
+
+class ChainFusion(EditPlanner[Fuse]):
+    """One ``fuse`` statement on one graph. Methods raise :class:`RefusedError`."""
+
+    collective: ClassVar[str]
+    """The full operator name."""
+    exact: ClassVar[bool] = True
+    """Whether one collective gives the same bits as several."""
+
+    def __init__(self, statement: Fuse, setting: Setting) -> None:
+        super().__init__(statement, setting)
+        self.existing = {group.ranks: group.name for group in reversed(list(setting.known.values())) if group.ranks}
+        self._groups: dict[tuple[tuple[str, ...], tuple[int, ...]], FusedGroup] = {}
+
+    @abstractmethod
+    def check_line(self, link: ChainLink, wait: int, path: ChainPath) -> None:
+        """Check what lies between two collectives of a chain."""
+
+    @abstractmethod
+    def wait(self, collective: int) -> int:
+        """The only reader of a collective."""
+
+    @abstractmethod
+    def planned(self, chain: CollectiveChain) -> Edit:
+        """A chain as one collective."""
+
+    def outcomes(self) -> list[Edit | Refusal]:
+        found: list[_Found] = []
+        for chain in self._chains(found):
+            found.extend(self._fused(chain))
+        return [outcome for _, outcome in sorted(found, key=lambda pair: pair[0])]
+
+    # --- shared by both kinds ---
+
+    def check_link(self, link: ChainLink) -> None:
+        """Check that the statement's ``over`` takes in both collectives."""
+        facts, wanted = self.facts, self.statement.dims
+        for row in (link.inner, link.outer) if wanted else ():
+            group = facts.groups[facts.group_names[row]]
+            spanned = dims_of(group, facts.meshes)
+            if not spanned:
+                raise RefusedError(f"mesh dimension of group `{group.name}` not known")
+            if not set(spanned) <= set(wanted):
+                raise RefusedError(f"over {', '.join(spanned)}: {facts.names[row]}")
+
+    def orders(self, usual: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
+        """The orders in which ranks may be counted, the usual one first."""
+        return permutations(usual) if len(usual) <= MOST_ORDERS else [usual]
+
+    def source_of(self, chain: CollectiveChain) -> int:
+        return source_of(self.facts, chain.collectives[0])
+
+    def grid(self, groups: tuple[str, ...]) -> Grid:
+        grid = super().grid(groups)
+        if grid.guessed and len(grid.ranks) > 1 and not self.setting.consensus.asked:
+            raise RefusedError(GROUPS_NOT_KNOWN, f"no mesh says which they are, and {UNASKED}")
+        return grid
+
+    def fused_group(self, names: tuple[str, ...], grid: Grid, order: tuple[int, ...]) -> FusedGroup:
+        """The group of all ranks of a chain, with its collectives in an order, slowest first."""
+        if (names, order) not in self._groups:
+            ranks = grid.ordered(order)
+            dims = tuple(dim for place in order for dim in grid.dims[place]) if all(grid.dims) else ()
+            existing = self.existing.get(ranks)
+            self._groups[names, order] = FusedGroup(ranks, existing, dims, grid.everyone_ordered(order))
+        return self._groups[names, order]
+
+    def can_make(self, group: FusedGroup) -> bool:
+        """Whether the graph's torch can make a group with its ranks in this order."""
+        return group.name is not None or group.sorted or self.setting.capabilities.unsorted_groups
+
+    def fused(
+        self,
+        chain: CollectiveChain,
+        new: NewNodes,
+        replaced: Mapping[int, str],
+        *,
+        latest: int,
+        restrided: Sequence[tuple[int, tuple[int, ...]]] = (),
+        note: str = "",
+        calls: Sequence[ChainCall] | None = None,
+    ) -> Edit:
+        """The edit that replaces a chain, proven. It comes before ``latest``, the first reader; if memory is written
+        on the way, before the first collective."""
+        facts, first, source = self.facts, chain.collectives[0], self.source_of(chain)
+        old, calls = old_calls(facts, chain.rows), new.calls() if calls is None else calls
+        pairs = [(facts.names[row], name) for row, name in replaced.items()]
+        proof = self.prove([source], old, calls, pairs, self.groups_of(chain.collectives))
+        new.take_names()
+        written = any(facts.flags[row] & Flag.WRITES for row in range(first, latest))
+        return self.edit(
+            chain.collectives,
+            self.names_of([source]),
+            first if written else latest,
+            new.made,
+            replaced,
+            chain.rows,
+            evolve(proof, exact=self.exact),
+            restrided,
+            note=note,
+        )
+
+    # --- chains ---
+
+    def _chains(self, refused: list[_Found]) -> Iterator[CollectiveChain]:
+        """The longest chains; pairs that form none are added to ``refused``."""
+        following: dict[int, tuple[int, ChainPath]] = {}
+        continued = set()
+        for link in links(self.facts, self.collective):
+            try:
+                if link.inner in following:
+                    raise RefusedError(f"other consumer: {self.facts.names[following[link.inner][0]]}")
+                following[link.inner] = link.outer, self._path_between(link)
+                continued.add(link.outer)
+            except RefusedError as why:
+                refused.append((link.outer, self.refusal((link.inner, link.outer), why)))
+        for first in sorted(following):
+            if first in continued:
+                continue
+            rows, between = [first], []
+            while rows[-1] in following:
+                row, path = following[rows[-1]]
+                rows.append(row)
+                between.append(path)
+            yield CollectiveChain(tuple(rows), tuple(map(self.wait, rows)), tuple(between))
+
+    def _path_between(self, link: ChainLink) -> ChainPath:
+        self.check_link(link)
+        wait = self.wait(link.inner)
+        self.wait(link.outer)
+        path = path_between(self.facts, wait, source_of(self.facts, link.outer))
+        if isinstance(path, str):
+            raise RefusedError(path)
+        self.check_line(link, wait, path)
+        return path
+
+    def _fused(self, chain: CollectiveChain) -> Iterator[_Found]:
+        """A chain as one collective; if it cannot be one, its last collective is given up, and the rest tried."""
+        start, whole = 0, len(chain.between)
+        while start < whole:
+            end = whole
+            why: RefusedError | None = None
+            while end > start:
+                part = chain.part(start, end)
+                try:
+                    words, groups = self.names_of(part.collectives), self.groups_of(part.collectives)
+                    yield part.collectives[0], self.shared(words, groups, partial(self.planned, part))
+                    break
+                except RefusedError as error:
+                    end, why = end - 1, error
+            if why is not None:  # the collective that could not be added
+                part = chain.part(start, end + 1)
+                yield part.collectives[-1], self.refusal(part.collectives, why)
+            start = end + 1
+
+
+def needs_unsorted(group_ranks: Sequence[int]) -> RefusedError:
+    """For a torch that sorts the ranks of a new group."""
+    listed = ", ".join(map(str, group_ranks[:6])) + (", …" if len(group_ranks) > 6 else "")
+    return RefusedError(
+        f"rank order {listed} needs `sort_ranks`",
+        "this torch sorts the ranks of a new group; it can be told not to from 2.12",
+    )
+
+
+@frozen
+class Derived:
+    """A fused chain of gathers in the layout algebra."""
+
+    layouts: Mapping[int, DigitLayout] = field(repr=False)
+    """By row, but for pieces of a fan."""
+    order: tuple[int, ...]
+    """The gathers, that of the slowest rank digit first."""
+    steps: LayoutSteps
+    """From the gathered shards to the chain's result."""
+    group: FusedGroup
+
+
+def slice_on_ranks(
+    name: str,
+    source: Node,
+    dim: int,
+    count: int,
+    shape: tuple[int, ...] | None,
+    grid: Grid,
+    part_at: Callable[[Sequence[int]], int],
+) -> ChainCall:
+    """A slice as every rank of the grid has it; ``part_at``: from positions in the groups to the part, of ``count``."""
+    part = Part(tuple((rank, part_at(grid.position(rank))) for rank in grid.ranks), count)
+    return ChainCall(name, SLICE, (source, dim, part), shape)
+
+
+class MiddleReaders:
+    """Readers inside a chain of gathers: they can read this rank's part of the fused value.
+
+    Only in the backward, where nothing is saved: a saved part would keep the whole value alive.
+    """
+
+    def __init__(self, facts: Facts, chain: CollectiveChain) -> None:
+        self.facts, self.chain = facts, chain
+        inside = set(chain.rows)
+        readers = {
+            row: [user for user in facts.users[row] if user not in inside] for row in chain.rows if row != chain.result
+        }
+        self.readers = {row: users for row, users in readers.items() if users}
+        """By row of the chain, in graph order."""
+
+    def check(self) -> None:
+        """Refuse a reader that needs the value as it is."""
+        facts = self.facts
+        for row, users in self.readers.items():
+            for user in users:
+                if not self._may_read_part(row, user):
+                    raise RefusedError(f"other consumer: {facts.names[user]}")
+        for user in facts.users[self.chain.result] if self.readers else ():
+            if facts.flags[user] & Flag.WRITES:
+                first = facts.names[next(iter(self.readers))]
+                raise RefusedError(f"other consumer: {first}", f"`{facts.names[user]}` writes")
+
+    def first(self, *rows: int) -> int:
+        """The first reader of the chain, or of some rows."""
+        return min([*rows, *(user for users in self.readers.values() for user in users)])
+
+    def add_parts(
+        self, new: NewNodes, gathered: Node, derived: Derived, grid: Grid
+    ) -> tuple[ChainCall, dict[int, str]]:
+        """Add the nodes that the readers read instead: the slice as all ranks have it, and the new node of each row."""
+        order = derived.order
+        # All inner values lack the same gathers: the outermost ones, from the first reader on.
+        first = min(self._lacking(row, derived) for row in self.readers)
+        fixed = order[: len(order) - first]
+        if set(fixed) != set(range(first, len(order))):
+            raise RefusedError("parts do not lie side by side")
+
+        sizes = [grid.shape[place] for place in fixed]
+        parts = prod(sizes)
+
+        def part_at(positions: Sequence[int]) -> int:
+            return ravel([positions[place] for place in fixed], sizes)
+
+        whole, index = new.made[0].shape, part_at(grid.here)
+        length = whole[0] // parts
+        shape = (length, *whole[1:])
+        arguments = (gathered, 0, index * length, (index + 1) * length)
+        part = new.add(SLICE, arguments, shape, contiguous(shape), self.chain.waits[first - 1], per_rank=True)
+        call = slice_on_ranks(part.name, gathered, 0, parts, shape, grid, part_at)
+        replaced = {}
+        for row in self.readers:
+            if self._lacking(row, derived) != first:
+                raise self._refused(row)
+            steps = steps_to(derived.layouts[row], order[len(fixed) :], shape)
+            if steps.copies or not self._lies_as(row, steps.stride):
+                raise self._refused(row)
+            replaced[row] = new.follow(part, steps, row).name
+        return call, replaced
+
+    def _may_read_part(self, row: int, user: int) -> bool:
+        facts = self.facts
+        if facts.ops[user] != "call_function" or {phase(facts, row), phase(facts, user)} != {int(Phase.BACKWARD)}:
+            return False
+        return facts.targets[row] != GATHER and not facts.flags[user] & (Flag.WRITES | Flag.EFFECTFUL)
+
+    def _lacking(self, row: int, derived: Derived) -> int:
+        """The number of the first gather that a value has not been through."""
+        if row not in derived.layouts:
+            raise self._refused(row)
+        return sum(gather <= row for gather in self.chain.collectives)
+
+    def _refused(self, row: int) -> RefusedError:
+        return RefusedError(f"other consumer: {self.facts.names[self.readers[row][0]]}")
+
+    def _lies_as(self, row: int, stride: Sequence[int]) -> bool:
+        shape, traced = self.facts.shapes[row], self.facts.strides[row]
+        if shape is None or traced is None:
+            return False
+        return tuple(stride) == traced or (is_contiguous(shape, stride) and is_contiguous(shape, traced))
+
+
+class GatherChains(ChainFusion):
+    """A ``fuse all_gather chains`` statement."""
+
+    kind = counted = "all_gather"
+    nothing_found = "no gather of this graph reads another gather, straight or through layout operators"
+    collective = GATHER
+
+    # --- candidates ---
+
+    def check_line(self, link: ChainLink, wait: int, path: ChainPath) -> None:
+        facts = self.facts
+        for row in (*path.rows, link.outer):
+            if facts.shapes[row] is not None and facts.dtypes[row] != facts.dtypes[link.inner]:
+                raise RefusedError(f"dtype changes: {facts.names[row]}")
+        for row in (wait, *path.rows, link.outer):
+            if phase(facts, row) != phase(facts, link.inner):
+                raise RefusedError(
+                    f"other phase: {facts.names[row]}",
+                    f"`{facts.names[link.inner]}` runs in the forward and `{facts.names[row]}` in the backward",
+                )
+            if facts.flags[row] & Flag.RECORDED_SAVED and row != link.outer:
+                raise RefusedError(f"recorded as saved: {facts.names[row]}")
+
+    def wait(self, collective: int) -> int:
+        facts = self.facts
+        users = facts.users[collective]
+        waits = [user for user in users if facts.targets[user] == WAIT]
+        if len(waits) != 1:
+            raise RefusedError(f"{'two waits' if waits else 'no wait'}: {facts.names[collective]}")
+        if len(users) > 1:
+            raise RefusedError(f"other consumer: {facts.names[next(user for user in users if user != waits[0])]}")
+        if not facts.group_names[collective]:
+            raise RefusedError(f"group not known: {facts.names[collective]}")
+        return waits[0]
+
+    # --- one chain ---
+
+    def planned(self, chain: CollectiveChain) -> Edit:
+        facts = self.facts
+        grid = self.grid(self.groups_of(chain.collectives))
+        values = self._layouts(chain, grid)
+        chain = self._with_tail(chain, values)
+        derived = self._derive(chain, grid, values, copied=False)
+        restrided = relaid(facts, chain.result, derived.steps.stride)
+        if isinstance(restrided, int):  # a row that must not see other strides
+            derived = self._derive(chain, grid, values, copied=True)
+            if derived.steps.stride != facts.strides[chain.result]:
+                raise RefusedError(f"{facts.names[restrided]} needs {facts.names[chain.result]} as it lies in memory")
+            restrided = []
+        middle = MiddleReaders(facts, chain)
+        middle.check()
+        new = NewNodes(self.setting)
+        gathered = self._gathered(chain, derived, new)
+        replaced = {chain.result: new.follow(gathered, derived.steps, chain.result).name}
+        calls, note = new.calls(), ""
+        if middle.readers:
+            own, parts = middle.add_parts(new, gathered, derived, grid)
+            calls += [own, *new.calls(len(calls) + 1)]
+            replaced.update(parts)
+            note = f"readers of {', '.join(self.names_of(parts))} read this rank's part of the fused value"
+        latest = middle.first(chain.result)
+        return self.fused(chain, new, replaced, latest=latest, restrided=restrided, note=note, calls=calls)
+
+    def _layouts(self, chain: CollectiveChain, grid: Grid) -> dict[int, DigitLayout]:
+        facts, source = self.facts, self.source_of(chain)
+        shape = facts.shapes[source]
+        if shape is None or facts.strides[source] is None:
+            raise RefusedError(f"sizes not fixed: {facts.names[source]}")
+        if not shape or 0 in shape:
+            raise RefusedError(f"nothing to gather: {facts.names[source]}")
+        try:
+            value = layouts.shard(shape)
+            values = {source: value}
+            for place, (gather, wait) in enumerate(zip(chain.collectives, chain.waits, strict=True)):
+                if facts.arguments[gather][1] != grid.shape[place]:
+                    raise RefusedError(f"group size of {facts.names[gather]} is not {grid.shape[place]}")
+                value = layouts.gathered(value, place, grid.shape[place])
+                for row in (gather, wait):
+                    if value.shape != facts.shapes[row] or facts.strides[row] is None:
+                        raise RefusedError(f"sizes not fixed: {facts.names[row]}")
+                    values[row] = value
+                for hop in chain.between[place].hops if place < len(chain.between) else ():
+                    value = layout_after(facts, hop, value)
+                    values[last_row(hop)] = value
+        except NoDigitsError as why:
+            raise RefusedError(str(why)) from None
+        return values
+
+    def _with_tail(self, chain: CollectiveChain, values: dict[int, DigitLayout]) -> CollectiveChain:
+        """With what follows the last wait up to the last copy; views behind it may stay."""
+        facts = self.facts
+        hops = tail(facts, chain.waits[-1])
+        value = values[chain.waits[-1]]
+        kept = 0
+        for index, hop in enumerate(hops):
+            try:
+                value = layout_after(facts, hop, value)
+            except NoDigitsError:
+                break
+            values[last_row(hop)] = value
+            if copies(facts, [last_row(hop)]):
+                kept = index + 1
+        return evolve(chain, tail=hops[:kept])
+
+    def _derive(self, chain: CollectiveChain, grid: Grid, values: dict[int, DigitLayout], *, copied: bool) -> Derived:
+        """The order in which the shards have to be gathered, and the steps from there to the chain's result."""
+        facts, names = self.facts, self.groups_of(chain.collectives)
+        wanted, start = values[chain.result], self._start(chain, len(grid.ranks))
+        outer_slow = tuple(reversed(range(len(chain.collectives))))
+        possible = []
+        for preference, order in enumerate(self.orders(outer_slow)):
+            steps = steps_to(wanted, order, start, copied=copied)
+            group = self.fused_group(names, grid, order)
+            worth = steps.copies, len(steps.steps), group.name is None, not group.sorted, preference
+            possible.append((worth, steps, order, group))
+        _, steps, order, group = min(possible, key=lambda found: found[0])
+        if steps.copies > copies(facts, chain.rows):
+            raise RefusedError("would copy what is not copied now")
+        if not self.can_make(group):
+            raise needs_unsorted(group.ranks)
+        return Derived(values, order, steps, group)
+
+    def _start(self, chain: CollectiveChain, ranks: int) -> tuple[int, ...]:
+        """The shape of the gathered shards."""
+        shape = self.facts.shapes[self.source_of(chain)]
+        assert shape is not None
+        return (shape[0] * ranks, *shape[1:])
+
+    def _gathered(self, chain: CollectiveChain, derived: Derived, new: NewNodes) -> Node:
+        source = Node(self.facts.names[self.source_of(chain)])
+        count = len(derived.group.ranks)
+        start = self._start(chain, count)
+        stride = contiguous(start)
+        gather = new.add(GATHER, (source, count, derived.group), start, stride, chain.collectives[-1])
+        return new.add(WAIT, (gather,), start, stride, chain.waits[-1])
+
+
+REDUCES = ("sum", "avg")
+"""Reductions that compose: the mean of means over groups of equal size is the mean of all."""
+
+
+class ScatterChains(ChainFusion):
+    """A ``fuse reduce_scatter chains`` statement."""
+
+    kind = counted = "reduce_scatter"
+    nothing_found = "no scatter of this graph reads another scatter, straight or through layout operators"
+    collective = SCATTER
+    exact = False
+
+    # --- candidates ---
+
+    def check_line(self, link: ChainLink, wait: int, path: ChainPath) -> None:
+        facts = self.facts
+        inside = {link.outer, *path.rows}
+        for row in (wait, *path.rows):
+            for user in facts.users[row]:
+                if user not in inside:
+                    raise RefusedError(f"other consumer: {facts.names[user]}")
+        for row in (wait, *path.rows, link.outer):
+            if facts.dtypes[row] and facts.dtypes[row] != facts.dtypes[link.inner]:
+                raise RefusedError(f"dtype changes: {facts.names[row]}")
+            if facts.phases[row] != facts.phases[link.inner]:
+                raise RefusedError(f"other phase: {facts.names[row]}")
+            if facts.flags[row] & Flag.RECORDED_SAVED:
+                raise RefusedError(f"recorded as saved: {facts.names[row]}")
+
+    def check_link(self, link: ChainLink) -> None:
+        super().check_link(link)
+        one, other = (self.facts.arguments[row][1] for row in (link.inner, link.outer))
+        if one != other:
+            raise RefusedError(f"reduces with {one}, then with {other}")
+        if one not in REDUCES:
+            raise RefusedError(f"reduces with {one}")
+
+    def wait(self, collective: int) -> int:
+        facts = self.facts
+        users = facts.users[collective]
+        if not facts.group_names[collective]:
+            raise RefusedError(f"group not known: {facts.names[collective]}")
+        if len(users) != 1 or facts.targets[users[0]] != WAIT:
+            raise RefusedError(f"not waited for once: {facts.names[collective]}")
+        return users[0]
+
+    # --- one chain ---
+
+    def planned(self, chain: CollectiveChain) -> Edit:
+        facts = self.facts
+        groups = self.groups_of(chain.collectives)
+        grid = self.grid(groups)
+        source = self.source_of(chain)
+        shape, stride = facts.shapes[source], facts.strides[source]
+        if not shape or stride is None or facts.strides[chain.result] is None:
+            raise RefusedError(f"sizes not fixed: {facts.names[source]}")
+        if not is_contiguous(shape, stride):
+            raise RefusedError(f"not contiguous: {facts.names[source]}")
+        taken, left = self._digits(chain, grid, shape)
+        steps, group = self._derive(grid, taken, left, shape, groups)
+        new = NewNodes(self.setting)
+        first, last, count = chain.collectives[0], chain.collectives[-1], len(group.ranks)
+        whole = new.follow(Node(facts.names[source]), steps, first)
+        shape = (steps.shape[0] // count, *steps.shape[1:])
+        arguments = (whole, facts.arguments[first][1], count, group)
+        scattered = new.add(SCATTER, arguments, shape, contiguous(shape), last)
+        waited = new.add(WAIT, (scattered,), shape, contiguous(shape), chain.result)
+        return self.fused(chain, new, {chain.result: waited.name}, latest=chain.result)
+
+    def _digits(self, chain: CollectiveChain, grid: Grid, shape: tuple[int, ...]) -> tuple[list[Digits], DigitLayout]:
+        """The digits of the source's index that each scatter takes away, and the rest."""
+        facts = self.facts
+        value, taken = layouts.shard(shape), []
+        try:
+            for place, (scatter, wait) in enumerate(zip(chain.collectives, chain.waits, strict=True)):
+                if facts.arguments[scatter][2] != grid.shape[place]:
+                    raise RefusedError(f"group size of {facts.names[scatter]} is not {grid.shape[place]}")
+                mine, rest = layouts.first(value.dims[0], grid.shape[place])
+                taken.append(mine)
+                value = DigitLayout((rest, *value.dims[1:]))
+                if value.shape != facts.shapes[wait]:
+                    raise RefusedError(f"sizes not fixed: {facts.names[wait]}")
+                for hop in chain.between[place].hops if place < len(chain.between) else ():
+                    value = layout_after(facts, hop, value)
+                    if value.shape != facts.shapes[last_row(hop)]:
+                        raise RefusedError(f"sizes not fixed: {facts.names[last_row(hop)]}")
+        except NoDigitsError as why:
+            raise RefusedError(str(why) or "parts do not lie side by side") from None
+        return taken, value
+
+    def _derive(
+        self, grid: Grid, taken: list[Digits], left: DigitLayout, shape: tuple[int, ...], names: tuple[str, ...]
+    ) -> tuple[LayoutSteps, FusedGroup]:
+        """The rank order for which the source needs no copy, and the views that it takes."""
+        refused: FusedGroup | None = None
+        for order in self.orders(tuple(range(len(taken)))):
+            slow = tuple(digit for place in order for digit in taken[place])
+            steps = steps_to(DigitLayout((slow + left.dims[0], *left.dims[1:])), (), shape)
+            if steps.copies or not is_contiguous(steps.shape, steps.stride):
+                continue
+            group = self.fused_group(names, grid, order)
+            if self.can_make(group):
+                return steps, group
+            refused = group
+        if refused is not None:
+            raise needs_unsorted(refused.ranks)
+        raise RefusedError("scatters several dimensions", "one scatter would need a copy of the whole value first")

@@ -1,0 +1,501 @@
+"""Chains of layout operators around collectives, as the layout algebra sees them.
+
+*Reading*: the element moves of a chain's nodes, and the pairs of collectives that only layout operators connect.
+
+*Restriding*: the operators after a chain were traced with the strides of its result. A permuted view in its place
+holds the same elements elsewhere. Layout operators pass new strides on; matrix products take any strides and return
+fresh memory. Everyone else (pointwise operators, whose results follow the strides of their inputs, collectives,
+writers, graph outputs) gets the strides it was traced with.
+
+*Deriving*: gathered shards, one after the other, are the digits of the ranks and then those of the shard. Any layout of
+these digits is a view, a permutation, and another view that joins what is then adjacent. The last is a view of memory
+only if the joined digits are in order there; otherwise a copy comes before it.
+
+*Pieces*: ``chunk`` is traced with a ``getitem`` for every part, of which a rank may take one, another one on every
+rank. The others go with the tuple.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import pairwise
+
+from attrs import evolve, frozen
+
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Ref
+from policylang.operators import layouts, strides
+from policylang.operators.layouts import SHARD, Digit, DigitLayout, Digits, NoDigitsError, size_of
+from policylang.operators.moves import Cut, Join, Move, Pick, Split
+from policylang.operators.names import CLONE, GATHER, GETITEM, PERMUTE, PRODUCTS, VIEW, WAIT
+from policylang.operators.strides import Lengths, contiguous, permuted, viewed
+from policylang.operators.table import JOINS, PASSING, move_of
+from policylang.planning.graph_edit import Edit
+
+NOWHERE = -1
+
+
+@frozen
+class Piece:
+    """One of several equal parts of a value."""
+
+    base: int
+    split: int | None
+    """The row that makes all parts; None for a slice."""
+    cut: int
+    """The dimension that is cut."""
+    drops: bool
+    """Set if the part lacks that dimension (``unbind``)."""
+    place: int
+    """Which part, from 0."""
+    count: int
+
+    @property
+    def whole(self) -> int:
+        """The row whose readers are all parts."""
+        return self.base if self.split is None else self.split
+
+    @property
+    def of(self) -> tuple[int, int | None, int, bool]:
+        """The value, and how it is cut."""
+        return self.base, self.split, self.cut, self.drops
+
+
+@frozen
+class Fan:
+    """``split → getitem* → cat``, or slices of one value in place of ``split`` and ``getitem``."""
+
+    first: Piece
+    rows: tuple[int, ...]
+    """Split, pieces and join, in graph order."""
+    join: Join
+
+    @property
+    def base(self) -> int:
+        """The row that is split."""
+        return self.first.base
+
+
+def moved(facts: Facts, row: int, value: DigitLayout) -> DigitLayout:
+    """A layout after the operator of a row. Raises :class:`NoDigitsError` with a phrase if it is no layout operator."""
+    shape, name = facts.shapes[row], facts.names[row]
+    if shape is None or facts.strides[row] is None or len(facts.inputs[row]) != 1:
+        raise NoDigitsError(f"sizes not fixed: {name}")
+    if facts.dtypes[row] != facts.dtypes[facts.inputs[row][0]]:
+        raise NoDigitsError(f"dtype changes: {name}")
+    move = move_in(facts, row)
+    if move.keeps_part and value.shape != shape:
+        raise NoDigitsError(f"{name} keeps a part")
+    try:
+        found = move.layout(value)
+    except NoDigitsError as why:
+        raise NoDigitsError(f"{name} {str(why) or 'cuts across shards'}") from None
+    if found.shape != shape:
+        raise NoDigitsError(f"{name} is no layout operator")
+    return found
+
+
+def move_in(facts: Facts, row: int) -> Move:
+    """How the call in a row moves elements."""
+    arguments = facts.arguments[row]
+    return move_of(facts.targets[row], arguments, facts.shapes[row]) if arguments else Move()
+
+
+def fan_of(facts: Facts, join: int) -> Fan | str:
+    """The fan that ends in a ``cat`` or ``stack``, or why it is none, as a phrase."""
+    parts = facts.arguments[join][0]
+    name = facts.names[join]
+    pieces = [part.row for part in parts if isinstance(part, Ref)] if isinstance(parts, tuple) else []
+    shape = facts.shapes[join]
+    if not pieces or len(pieces) != len(parts) or shape is None or len(set(pieces)) != len(pieces):
+        return f"{name} joins other values"
+    first = piece_of(facts, pieces[0])
+    for place, piece in enumerate(pieces):
+        found = piece_of(facts, piece)
+        if found is None or first is None or found.of != first.of:
+            return f"{name} joins other values"
+        if found.place != place:
+            return f"{name} joins pieces in another order"
+    if first is None or first.count != len(pieces):
+        return f"{name} joins a part of the pieces"
+    move = move_in(facts, join)
+    assert isinstance(move, Join)
+    rows = tuple(sorted({*pieces, *(() if first.split is None else (first.split,)), join}))
+    return Fan(first, rows, move)
+
+
+def fanned(facts: Facts, fan: Fan, value: DigitLayout) -> DigitLayout:
+    """A layout after a fan."""
+    join = fan.rows[-1]
+    shape = facts.shapes[join]
+    if shape is None or facts.strides[join] is None:
+        raise NoDigitsError(f"sizes not fixed: {facts.names[join]}")
+    try:
+        digits, piece = layouts.cut(value, fan.first.cut, fan.first.count, drops=fan.first.drops)
+    except NoDigitsError:
+        raise NoDigitsError(f"{facts.names[join]} cuts across shards") from None
+    found = fan.join.layout(piece, digits)
+    if found.shape != shape:
+        raise NoDigitsError(f"{facts.names[join]} joins uneven pieces")
+    return found
+
+
+def copies(facts: Facts, rows: Sequence[int]) -> int:
+    """The number of rows that copy their input."""
+    return sum(_copies(facts, row) for row in rows)
+
+
+def _copies(facts: Facts, row: int) -> bool:
+    move, source = move_in(facts, row), facts.inputs[row][0]
+    shape, stride = facts.shapes[source], facts.strides[source]
+    return isinstance(move, Join) if shape is None or stride is None else move.copies(shape, stride)
+
+
+def piece_of(facts: Facts, row: int) -> Piece | None:
+    """The part that a slice, or a ``getitem`` of a split, takes; None for other rows and unequal parts."""
+    move, source, shape = move_in(facts, row), source_of(facts, row), facts.shapes[row]
+    if source == NOWHERE or shape is None:
+        return None
+    if isinstance(move, Cut) and (whole := facts.shapes[source]) is not None:
+        dim = move.dim % len(whole)
+        found = move.piece(whole[dim])
+        return None if found is None else Piece(source, None, dim, False, *found)
+    split, base = move_in(facts, source), source_of(facts, source)
+    if not isinstance(move, Pick) or not isinstance(split, Split) or base == NOWHERE:
+        return None
+    if (whole := facts.shapes[base]) is None or not isinstance(move.index, int):
+        return None
+    dim = split.dim % len(whole)
+    length = 1 if split.drops else shape[dim]
+    if not length or not whole[dim] or whole[dim] % length:
+        return None
+    count = whole[dim] // length
+    return Piece(base, source, dim, split.drops, move.index % count, count)
+
+
+def source_of(facts: Facts, row: int) -> int:
+    """The row that a layout operator or a collective reads; ``NOWHERE`` if its first argument is no single row."""
+    arguments = facts.arguments[row]
+    return arguments[0].row if arguments and isinstance(arguments[0], Ref) else NOWHERE
+
+
+_HALVES = {GraphKind.FORWARD: int(Phase.FORWARD), GraphKind.BACKWARD: int(Phase.BACKWARD)}
+
+
+@frozen
+class ChainLink:
+    """A collective whose value goes into another one, straight or through layout operators."""
+
+    inner: int
+    outer: int
+
+
+def links(facts: Facts, target: str = GATHER) -> Iterator[ChainLink]:
+    """Every pair of collectives of which one reads the other through layout operators only, in graph order."""
+    origin = array("l", [NOWHERE]) * len(facts)
+    for row, name in enumerate(facts.targets):
+        if name == target:
+            source = source_of(facts, row)
+            if source != NOWHERE and origin[source] != NOWHERE:
+                yield ChainLink(origin[source], row)
+            origin[row] = row
+        elif name in PASSING:
+            source = source_of(facts, row)
+            origin[row] = NOWHERE if source == NOWHERE else origin[source]
+        elif name in JOINS:
+            found = {origin[source] for source in facts.inputs[row]}
+            origin[row] = found.pop() if len(found) == 1 else NOWHERE
+
+
+Hop = int | Fan
+"""A row, or the rows of a fan."""
+
+
+@frozen
+class ChainPath:
+    """The layout operators on the straight line between two rows."""
+
+    hops: tuple[Hop, ...]
+    rows: tuple[int, ...]
+    """In graph order."""
+
+
+def path_between(facts: Facts, start: int, end: int) -> ChainPath | str:
+    """The path from ``start``, excluded, to ``end``, included; or why there is none, as a phrase."""
+    hops: list[Hop] = []
+    row = end
+    while row != start:
+        if facts.targets[row] in JOINS:
+            fan = fan_of(facts, row)
+            if isinstance(fan, str):
+                return fan
+            hops.append(fan)
+            row = fan.base
+        else:
+            if facts.targets[row] == GETITEM:
+                return f"{facts.names[row]} keeps a part"
+            hops.append(row)
+            row = source_of(facts, row)
+    hops.reverse()
+    return ChainPath(tuple(hops), rows_of(hops))
+
+
+def tail(facts: Facts, wait: int) -> tuple[Hop, ...]:
+    """The layout operators after a row that are the only readers of their inputs, in the same phase."""
+    hops: list[Hop] = []
+    row = wait
+    while (hop := _only_reader(facts, row)) is not None:
+        hops.append(hop)
+        row = last_row(hop)
+    return tuple(hops)
+
+
+def last_row(hop: Hop) -> int:
+    return hop if isinstance(hop, int) else hop.rows[-1]
+
+
+def layout_after(facts: Facts, hop: Hop, value: DigitLayout) -> DigitLayout:
+    """A layout after a hop. Raises :class:`NoDigitsError` if it is no layout operator."""
+    return fanned(facts, hop, value) if isinstance(hop, Fan) else moved(facts, hop, value)
+
+
+def rows_of(hops: Iterable[Hop]) -> tuple[int, ...]:
+    """In graph order."""
+    return tuple(sorted(row for hop in hops for row in ((hop,) if isinstance(hop, int) else hop.rows)))
+
+
+def _only_reader(facts: Facts, row: int) -> Hop | None:
+    users = facts.users[row]
+    if not users:
+        return None
+    first = users[0]
+    if len(users) == 1 and facts.targets[first] in PASSING and phase(facts, first) == phase(facts, row):
+        if facts.shapes[first] is not None:
+            return None if facts.targets[first] == WAIT else first
+        pieces = facts.users[first]
+    else:
+        pieces = users
+    joins = {user for piece in pieces[:1] for user in facts.users[piece]}
+    if len(joins) != 1:
+        return None
+    (join,) = joins
+    if facts.targets[join] not in JOINS or phase(facts, join) != phase(facts, row):
+        return None
+    fan = fan_of(facts, join)
+    if isinstance(fan, str) or fan.base != row:
+        return None
+    inside = set(fan.rows)
+    if any(user not in inside for each in (row, *fan.rows[:-1]) for user in facts.users[each]):
+        return None
+    return fan
+
+
+def phase(facts: Facts, row: int) -> int:
+    """A row's phase; a half of a partition is one phase, whatever it recomputes."""
+    if facts.kind in _HALVES and facts.ops[row] == "call_function":
+        return _HALVES[facts.kind]
+    return facts.phases[row]
+
+
+def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = False) -> list[tuple[int, Lengths]] | int:
+    """The rows behind a value whose strides change with it, in graph order, and their strides then.
+
+    Or a row that needs the value as it was. With ``dense_for_gaps``, an operator that makes a value of its own may read
+    a dense value in place of one with gaps between its rows: its result is laid out in the same way.
+    """
+    found: list[tuple[int, Lengths]] = []
+    pending = [] if stride == facts.strides[row] else [(row, stride)]
+    while pending:
+        at, now = heappop(pending)
+        for user in facts.users[at]:
+            if facts.targets[user] in PRODUCTS:
+                continue
+            after = _after(facts, user, at, now)
+            if after is None:
+                if dense_for_gaps and _only_gaps(facts, at, now) and _makes_its_own(facts, user):
+                    continue
+                return user
+            if after != facts.strides[user]:
+                found.append((user, after))
+                heappush(pending, (user, after))
+    return sorted(found)
+
+
+def _only_gaps(facts: Facts, row: int, stride: Lengths) -> bool:
+    """Whether a value is dense with these strides and had gaps between its rows, in the same order, before."""
+    shape, before = facts.shapes[row], facts.strides[row]
+    if shape is None or before is None or not strides.is_contiguous(shape, stride):
+        return False
+    lengths = [(step, length) for step, length in zip(before, shape, strict=True) if length != 1]
+    return all(outer >= inner * length for (outer, _), (inner, length) in pairwise(lengths))
+
+
+def _makes_its_own(facts: Facts, row: int) -> bool:
+    ours = Flag.VIEW | Flag.WRITES | Flag.EFFECTFUL | Flag.COLLECTIVE | Flag.RANDOM
+    return facts.ops[row] == "call_function" and not facts.flags[row] & ours and facts.targets[row] != GETITEM
+
+
+def _after(facts: Facts, row: int, source: int, stride: Lengths) -> Lengths | None:
+    """The strides of a layout operator's result for an input with these; None if it cannot read that."""
+    shape = facts.shapes[source]
+    if facts.flags[row] & (Flag.WRITES | Flag.EFFECTFUL) or facts.inputs[row] != (source,):
+        return None
+    if shape is None or facts.strides[row] is None or facts.ops[row] != "call_function":
+        return None
+    return move_in(facts, row).strides(shape, stride)
+
+
+@frozen
+class LayoutStep:
+    """A layout operator."""
+
+    target: str
+    argument: tuple[int, ...] | str | None
+    shape: Lengths
+    stride: Lengths
+
+
+@frozen
+class LayoutSteps:
+    """A chain of layout operators."""
+
+    steps: tuple[LayoutStep, ...]
+    shape: Lengths
+    stride: Lengths
+
+    @property
+    def copies(self) -> int:
+        return sum(step.target == CLONE for step in self.steps)
+
+
+def steps_to(wanted: DigitLayout, order: Sequence[int], start: Lengths, *, copied: bool = False) -> LayoutSteps:
+    """The operators from gathered shards to a layout.
+
+    Args:
+        wanted: the layout; its rank digits are those of the gathers in ``order``.
+        order: the gathers, that of the slowest rank digit first.
+        start: the shape of the gathered shards, or of a leading part of them.
+        copied: whether the result has to be contiguous.
+    """
+    runs = _runs(wanted, {origin: place for place, origin in enumerate(order)})
+    position = {run: at for at, run in enumerate(sorted(runs, key=lambda run: run.key))}
+    moved = [position[run] for run in runs]
+    pile = _Pile(start)
+    if moved != sorted(moved):
+        sizes = [0] * len(runs)
+        for run in runs:
+            sizes[position[run]] = run.size
+        pile.view(tuple(sizes))
+        pile.permute(moved)
+        if copied or viewed(pile.shape, pile.stride, wanted.shape) is None:
+            pile.copy()
+    pile.view(wanted.shape)
+    return LayoutSteps(tuple(pile.steps), pile.shape, pile.stride)
+
+
+@frozen
+class _Run:
+    """Digits that are adjacent in the gathered shards and in one dimension of the layout."""
+
+    key: tuple[int, int]
+    """Its place in the gathered shards, by its first digit; slow ones sort first."""
+    size: int
+
+
+class _Pile:
+    """Collects steps, without those that change nothing."""
+
+    def __init__(self, shape: Lengths) -> None:
+        self.steps: list[LayoutStep] = []
+        self.shape, self.stride = shape, contiguous(shape)
+
+    def view(self, shape: Lengths) -> None:
+        if shape != self.shape:
+            stride = viewed(self.shape, self.stride, shape)
+            assert stride is not None, "a copy was made where there is no view"
+            self._add(VIEW, shape, shape, stride)
+
+    def permute(self, dims: Sequence[int]) -> None:
+        self._add(PERMUTE, tuple(dims), permuted(self.shape, dims), permuted(self.stride, dims))
+
+    def copy(self) -> None:
+        self._add(CLONE, "contiguous_format", self.shape, contiguous(self.shape))
+
+    def _add(self, target: str, argument: tuple[int, ...] | str, shape: Lengths, stride: Lengths) -> None:
+        self.steps.append(LayoutStep(target, argument, shape, stride))
+        self.shape, self.stride = shape, stride
+
+
+def _runs(wanted: DigitLayout, places: dict[int, int]) -> list[_Run]:
+    """The runs of a layout, in its own order."""
+    places = {**places, SHARD: len(places)}
+    following = _following(wanted.flat, places)
+    runs: list[list[Digit]] = []
+    for digits in wanted.dims:
+        previous: Digit | None = None
+        for digit in digits:
+            if previous is not None and following.get(previous) == digit:
+                runs[-1].append(digit)
+            else:
+                runs.append([digit])
+            previous = digit
+    return [_Run((places[run[0].origin], -run[0].weight), size_of(tuple(run))) for run in runs]
+
+
+def _following(digits: Digits, places: dict[int, int]) -> dict[Digit, Digit]:
+    """Each digit's next faster one in the gathered shards."""
+    ordered = sorted(digits, key=lambda digit: (places[digit.origin], -digit.weight))
+    return dict(pairwise(ordered))
+
+
+def common_names(facts: Facts) -> list[str]:
+    """The names of all nodes as every rank has them.
+
+    Where a rank takes its own piece of a split and nobody another one, the piece is another ``getitem`` on every rank.
+    Pieces that nobody reads may stand beside it.
+    """
+    names, users, targets = list(facts.names), facts.users, facts.targets
+    for row, readers in enumerate(users):
+        if not facts.flags[row] & Flag.VIEW:
+            continue
+        pieces = [user for user in readers if targets[user] == GETITEM]
+        if len(readers) - sum(not users[piece] for piece in pieces) <= 1:
+            for piece in pieces:
+                names[piece] = f"a piece of {names[row]}"
+    return names
+
+
+def unread_pieces(facts: Facts) -> frozenset[int]:
+    """The rows of pieces that nobody reads, or only such pieces."""
+    found: set[int] = set()
+    for row in range(len(facts) - 1, -1, -1):
+        if facts.targets[row] == GETITEM and all(user in found for user in facts.users[row]):
+            found.add(row)
+    return frozenset(found)
+
+
+def without_pieces(facts: Facts, unread: Collection[int]) -> Facts:
+    """The facts without what unread pieces read, as edits are planned on them."""
+    if not unread:
+        return facts
+    targets, inputs = list(facts.targets), list(facts.inputs)
+    users, arguments = list(facts.users), list(facts.arguments)
+    for row in unread:
+        for source in facts.inputs[row]:
+            users[source] = tuple(user for user in users[source] if user not in unread)
+        targets[row], inputs[row], arguments[row] = "", (), ()
+    return evolve(facts, targets=targets, inputs=inputs, users=users, arguments=arguments)
+
+
+def with_pieces(edit: Edit, facts: Facts, unread: Collection[int]) -> Edit:
+    """The edit, which removes the unread pieces of what it removes."""
+    if not unread:
+        return edit
+    dead = {facts.index[name] for name in edit.dead}
+    pending = list(dead)
+    while pending:
+        more = [user for user in facts.users[pending.pop()] if user in unread and user not in dead]
+        dead.update(more)
+        pending += more
+    return evolve(edit, dead=tuple(facts.names[row] for row in sorted(dead)))

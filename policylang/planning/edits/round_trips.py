@@ -1,0 +1,325 @@
+"""``collapse round_trips``: a value gathered and sliced back to the rank's own part is replaced by that part.
+
+Values are followed from the gathers on as digits (:mod:`policylang.operators.layouts`). A slice at this rank's
+positions in the groups takes away the digits that count their ranks; if only digits of one value on the chain are
+left, the slice is a view of that value. Which part a rank takes is a number in its graph, and this rank's may equal
+its position by accident (on a square mesh, its place along the other dimension). So a slice counts as a rank's own
+part only if all ranks say so of theirs; where they cannot be asked, nothing is collapsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+
+from attrs import evolve, frozen
+
+from policylang.graph.facts import Flag, InputKind
+from policylang.language.syntax import Collapse
+from policylang.operators import layouts
+from policylang.operators.layouts import DigitLayout, NoDigitsError
+from policylang.operators.moves import Cut, Pick
+from policylang.operators.names import GATHER
+from policylang.operators.strides import is_contiguous
+from policylang.operators.table import JOINS, PASSING, movers_of
+from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, ReplacedMemory, Setting
+from policylang.planning.edits.fusion import slice_on_ranks
+from policylang.planning.edits.layout_chains import (
+    Fan,
+    Hop,
+    Piece,
+    common_names,
+    copies,
+    fan_of,
+    layout_after,
+    piece_of,
+    relaid,
+    source_of,
+    steps_to,
+)
+from policylang.planning.edits.other_ranks import UNASKED, Grid
+from policylang.planning.edits.proof import old_calls
+from policylang.planning.graph_edit import Edit, Node, Proof, Refusal
+
+_CUTS = movers_of(Cut, Pick)
+
+
+@frozen
+class _Value:
+    """A row whose elements come from one gathered value."""
+
+    gathers: tuple[int, ...]
+    """All gathers on the way, in running order; digits name them by their index here."""
+    layout: DigitLayout
+
+
+@frozen
+class _Trip:
+    """A slice that equals what was gathered."""
+
+    row: int
+    piece: Piece
+    home: int
+    """The row that the slice is a view of."""
+    gathers: tuple[int, ...]
+    """The gathers between the two."""
+    layout: DigitLayout
+    """The slice, as digits of ``home``."""
+
+
+class RoundTrips(EditPlanner[Collapse]):
+    """A ``collapse round_trips`` statement."""
+
+    kind = "round_trip"
+    counted = "all_gather"
+    nothing_found = "no value of this graph is gathered and cut again"
+
+    def __init__(self, statement: Collapse, setting: Setting) -> None:
+        super().__init__(statement, setting)
+        self.values: dict[int, _Value] = {}
+        self.cuts: dict[int, tuple[Piece, layouts.Digits, tuple[int, ...]]] = {}
+        """Slices at this rank's own part, the digits that each fixes, and the gathers that these number."""
+        self.dead: set[int] = set()
+        self.instead: dict[int, str] = {}
+        """By slice, the name of what is read instead."""
+        self.reading_instead: dict[int, list[int]] = {}
+        """By row that is read instead, the slices it replaces."""
+        self.memory = ReplacedMemory(self.facts)
+        self.common = common_names(self.facts)
+
+    def outcomes(self) -> list[Edit | Refusal]:
+        found: list[tuple[int, Edit | Refusal]] = []
+        for row, target in enumerate(self.facts.targets):
+            if target == GATHER:
+                self._gather(row)
+            elif target in JOINS:
+                if isinstance(fan := fan_of(self.facts, row), Fan):
+                    self._follow(row, fan.base, fan)
+            elif target in PASSING and (outcome := self._pass(row)) is not None:
+                found.append((row, outcome))
+        # A slice that keeps too much may be part of the way to one that does not.
+        return [outcome for row, outcome in found if isinstance(outcome, Edit) or row not in self.dead]
+
+    # --- values on their way ---
+
+    def _gather(self, row: int) -> None:
+        facts = self.facts
+        source, name = source_of(facts, row), facts.group_names[row]
+        if source < 0 or not name:
+            return
+        before, shape = self.values.get(source), facts.shapes[source]
+        if before is None:
+            if not shape or 0 in shape or facts.strides[source] is None:
+                return
+            before = _Value((), layouts.shard(shape))
+        layout = layouts.gathered(before.layout, len(before.gathers), facts.groups[name].size)
+        self._keep(row, _Value((*before.gathers, row), layout))
+
+    def _follow(self, row: int, source: int, hop: Hop) -> None:
+        if source in self.values:
+            value = self.values[source]
+            with suppress(NoDigitsError):
+                self._keep(row, evolve(value, layout=layout_after(self.facts, hop, value.layout)))
+
+    def _keep(self, row: int, value: _Value) -> None:
+        if value.layout.shape == self.facts.shapes[row] and self.facts.strides[row] is not None:
+            self.values[row] = value
+
+    def _pass(self, row: int) -> Edit | Refusal | None:
+        piece = self._piece(row)
+        if piece is None or piece.count == 1:
+            self._follow(row, source_of(self.facts, row), row)
+            return None
+        followed = piece.base in self.values and not piece.drops and not self._fans_out(piece)
+        return self._cut(row, piece) if followed else None
+
+    def _piece(self, row: int) -> Piece | None:
+        return piece_of(self.facts, row) if self.facts.targets[row] in _CUTS else None
+
+    def _fans_out(self, piece: Piece) -> bool:
+        """Whether all parts are joined again: a gather along another dimension, written out."""
+        facts = self.facts
+        readers = {user for part in facts.users[piece.whole] for user in facts.users[part]}
+        joins = [user for user in readers if facts.targets[user] in JOINS]
+        return any(isinstance(fan := fan_of(facts, join), Fan) and fan.base == piece.base for join in sorted(joins))
+
+    # --- one slice ---
+
+    def _cut(self, row: int, piece: Piece) -> Edit | Refusal:
+        value = self.values[piece.base]
+        try:
+            grid = self.grid(self.groups_of(value.gathers))
+            taken, rest = self._part(piece, value)
+            dims = value.layout.dims
+            cut = evolve(value, layout=DigitLayout((*dims[: piece.cut], rest, *dims[piece.cut + 1 :])))
+            if cut.layout.shape != self.facts.shapes[row] or self.facts.strides[row] is None:
+                raise RefusedError(f"sizes not fixed: {self.facts.names[piece.base]}")
+            # What holds on every rank alike comes first: where ranks give different reasons, they are stopped.
+            self._check_others(row, piece)
+            why_not = self._why_not_own(row, piece, value, taken, grid)
+            if not why_not:
+                self.cuts[row] = piece, taken, value.gathers
+                self.values[row] = cut
+            trip = self._trip(row, piece, cut)
+            if why_not:
+                raise RefusedError(f"{why_not} of {self.facts.names[piece.base]}")
+            # Followed from here on as a view of home: what is gathered again starts from there.
+            del self.values[row]
+            if passed := value.gathers[: -len(trip.gathers)]:
+                self.values[row] = evolve(cut, gathers=passed)
+            words = (*self.names_of(trip.gathers), self.common[row])
+            return self.shared(words, self.groups_of(trip.gathers), partial(self._planned, trip))
+        except RefusedError as why:
+            return self.refusal(value.gathers, why)
+
+    def _why_not_own(self, row: int, piece: Piece, value: _Value, taken: layouts.Digits, grid: Grid) -> str:
+        """Why a slice is not each rank's own part; empty if it is."""
+        if _part_of(grid.here, taken) != piece.place:
+            return "not this rank's own part"
+        words = ("own part", self.common[row])
+        if why := self.rejected(*words):
+            return f"not every rank's own part ({why})"
+        self.propose(words, [list(self.names_of(value.gathers)), piece.cut, piece.count, taken], grid)
+        return ""
+
+    def as_on_every_rank(self, edit: Edit) -> Edit:
+        index = self.facts.index
+        names = [self.common[index[name]] if name in index else name for name in edit.sources]
+        return evolve(edit, sources=tuple(names))
+
+    def _part(self, piece: Piece, value: _Value) -> tuple[layouts.Digits, layouts.Digits]:
+        """The digits that the slice fixes, and those of the dimension that it leaves."""
+        name = self.facts.names[piece.base]
+        digits = value.layout.dims[piece.cut]
+        try:
+            taken, rest = layouts.first(digits, piece.count)
+        except NoDigitsError:
+            raise RefusedError(f"cuts across shards of {name}") from None
+        if any(digit.origin == layouts.SHARD for digit in taken):
+            raise RefusedError(f"cuts dimension {piece.cut} of {name} within a shard")
+        return taken, rest
+
+    def _check_others(self, row: int, piece: Piece) -> None:
+        """Refuse if other parts are read too: own and other parts are different nodes on every rank, so plans would
+        differ."""
+        for reader in self.facts.users[piece.whole]:
+            other = self._piece(reader)
+            if reader != row and other is not None and other.cut == piece.cut and other.place != piece.place:
+                raise RefusedError("parts of other ranks are read too")
+
+    def _trip(self, row: int, piece: Piece, value: _Value) -> _Trip:
+        """The round trip to the input of the first gather of which no digits are left."""
+        left = {digit.origin for digit in value.layout.flat} - {layouts.SHARD}
+        facts = self.facts
+        for place, gather in enumerate(value.gathers):
+            if left <= set(range(place)):
+                home = source_of(facts, gather)
+                before = self.values[home].layout if home in self.values else layouts.shard(facts.shapes[home] or ())
+                try:
+                    layout = layouts.relative(value.layout, before)
+                except NoDigitsError:
+                    continue
+                if layout.shape != facts.shapes[row] or layouts.size_of(layout.flat) != facts.numel[home]:
+                    continue
+                return _Trip(row, piece, home, value.gathers[place:], layout)
+        names = ", ".join(facts.names[value.gathers[place]] for place in sorted(left))
+        raise RefusedError(f"keeps shards of other ranks: {names}")
+
+    # --- the plan of it ---
+
+    def _planned(self, trip: _Trip) -> Edit:
+        facts, home, row = self.facts, trip.home, trip.row
+        shape, stride = facts.shapes[home] or (), facts.strides[home]
+        if stride is None or not is_contiguous(shape, stride):
+            raise RefusedError(f"not contiguous: {facts.names[home]}")
+        rows = self._rows(trip)
+        for each in rows:
+            if facts.flags[each] & Flag.RECORDED_SAVED:
+                raise RefusedError(f"recorded as saved: {facts.names[each]}")
+            if facts.dtypes[each] and facts.dtypes[each] != facts.dtypes[home]:
+                raise RefusedError(f"dtype changes: {facts.names[each]}")
+        if facts.phases[home] != facts.phases[row] and facts.input_kinds[home] == InputKind.NOT_AN_INPUT:
+            raise RefusedError(f"other phase: {facts.names[row]}")
+        self.memory.check(trip.home, trip.row, trip.gathers[0])
+        steps = steps_to(trip.layout, (), shape)
+        if steps.copies > copies(facts, rows):
+            raise RefusedError("would copy what is not copied now")
+        restrided = relaid(facts, row, steps.stride, dense_for_gaps=True)
+        if isinstance(restrided, int):
+            raise RefusedError(f"{facts.names[restrided]} needs {facts.names[row]} as it lies in memory")
+        new = NewNodes(self.setting)
+        result = new.follow(Node(facts.names[home]), steps, row).name
+        proof = self._proof(trip, rows, new, result)
+        if not self.setting.consensus.asked:
+            raise RefusedError(UNASKED, "that they take their own parts too is not in this rank's graph")
+        new.take_names()
+        self.reading_instead.setdefault(home, []).append(row)
+        dead = self._newly_dead(rows)
+        source = self.instead.get(home, facts.names[home])
+        nodes = [evolve(node, arguments=_reading(node.arguments, facts.names[home], source)) for node in new.made]
+        self.instead[row] = result if nodes else source
+        last = trip.gathers[-1]
+        note = "" if last in self.dead else f"{facts.names[last]} has other readers"
+        replaced = {row: self.instead[row]}
+        return self.edit(
+            trip.gathers, (source,), row, nodes, replaced, dead, proof, restrided, note=note, per_rank=True
+        )
+
+    def _rows(self, trip: _Trip) -> tuple[int, ...]:
+        """The rows from home, excluded, to the slice."""
+        facts = self.facts
+        found, pending = {trip.row}, [trip.row]
+        while pending:
+            for source in facts.inputs[pending.pop()]:
+                if source != trip.home and source not in found:
+                    found.add(source)
+                    pending.append(source)
+        return tuple(sorted(found))
+
+    def _proof(self, trip: _Trip, rows: Sequence[int], new: NewNodes, result: str) -> Proof:
+        facts = self.facts
+        # More than those of the trip, where a slice on the way has come back from others already.
+        gathers = [row for row in rows if facts.targets[row] == GATHER]
+        groups = self.groups_of(gathers)
+        grid = self.grid(groups)
+        splits = {self.cuts[row][0].split for row in rows if row in self.cuts}
+        old = []
+        for row in rows:
+            if row in self.cuts:
+                piece, taken, numbered = self.cuts[row]
+                taken = tuple(evolve(digit, origin=gathers.index(numbered[digit.origin])) for digit in taken)
+                base = Node(facts.names[piece.base])
+                part_at = partial(_part_of, taken=taken)
+                shape = facts.shapes[row]
+                old.append(slice_on_ranks(facts.names[row], base, piece.cut, piece.count, shape, grid, part_at))
+            elif row not in splits:
+                old.extend(old_calls(facts, [row]))
+        return self.prove([trip.home], old, new.calls(), [(facts.names[trip.row], result)], groups)
+
+    def _newly_dead(self, rows: Sequence[int]) -> list[int]:
+        """The rows that nobody reads once the last of them is not read, in graph order."""
+        found = []
+        for row in reversed(rows):
+            if row not in self.dead and (row == rows[-1] or all(user in self.dead for user in self._readers(row))):
+                self.dead.add(row)
+                found.append(row)
+        return found[::-1]
+
+    def _readers(self, row: int) -> Iterator[int]:
+        """The readers of a row, with those that read it instead of a slice."""
+        yield from self.facts.users[row]
+        for each in self.reading_instead.get(row, ()):
+            yield from self.facts.users[each]
+
+
+def _part_of(positions: Sequence[int], taken: layouts.Digits) -> int:
+    """The part of a rank, from its positions in the groups that the digits number."""
+    part = 0
+    for digit in taken:
+        part = part * digit.size + positions[digit.origin] // digit.weight % digit.size
+    return part
+
+
+def _reading(arguments: tuple[object, ...], name: str, instead: str) -> tuple[object, ...]:
+    return tuple(Node(instead) if value == Node(name) else value for value in arguments)

@@ -1,0 +1,354 @@
+"""What the list scheduler moves as one, and when each has to run.
+
+A collective that may move takes along what only it needs and what may run anywhere before it, such as the cast of a
+shard. What takes neither time nor memory (views, waits of collectives that may move) is *passive*: it is no scheduler
+node, and runs right before the first one that reads it. Pieces of a tuple belong to the operator that returns it.
+
+Times are seconds of computation from the start of the step, in the given order and without any waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from attrs import define, field
+
+from policylang.graph.facts import Facts, Flag
+from policylang.graph.storage import returns_memory_of_input, storage_roots
+from policylang.operators.names import GETITEM, WAITS
+from policylang.planning.order.dependencies import Dependencies
+from policylang.simulation.node_times import NodeTimes
+from policylang.simulation.streams import streams_of
+
+_SHARE = 0.1
+"""What a collective takes along takes at most this share of its time."""
+_MARGIN = 1.2
+"""A collective starts ahead as if it, and all before its deadline on its stream, took this many times longer."""
+_LOOSE = 0.25
+"""A node is loose if its longest path takes at most this share of what is computed before it in the given order."""
+_LIGHT = 0.5
+"""A collective is not urgent if less compute than this share of its duration depends on it. The critical path counts,
+not the first consumer: after bucketing, the first consumer is a split."""
+
+
+@define(eq=False)
+class SchedulerNodes:
+    """One entry for each scheduler node, in the given order; *rows* are nodes of the graph."""
+
+    rows: list[list[int]]
+    """What runs one after the other."""
+    before: list[list[int]]
+    after: list[list[int]] = field(init=False)
+    seconds: list[float]
+    """Of its computation."""
+    sent: list[int]
+    """The row of the collective that it issues, -1 for none."""
+    streams: list[str]
+    """Of that collective."""
+    lengths: list[float]
+    """Seconds of that collective."""
+    awaits: list[tuple[int, ...]]
+    """The scheduler nodes whose collectives have to be over before it runs."""
+    movable: bytearray
+    """1 for a collective that may move."""
+    passive: bytearray
+    """By row."""
+    inputs: Sequence[Sequence[int]]
+    """By row, the passive rows among what it reads."""
+    waits: list[list[int]]
+    """The passive rows that await its collective."""
+
+    def __attrs_post_init__(self) -> None:
+        self.after = [[] for _ in self.rows]
+        for node, before in enumerate(self.before):
+            for earlier in before:
+                self.after[earlier].append(node)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def in_rows(self, order: Iterable[int]) -> list[int]:
+        """All rows, with the scheduler nodes in this order; ``~node`` awaits the node's collective."""
+        found: list[int] = []
+        done = bytearray(len(self.passive))
+        for node in order:
+            pending = [*reversed(self.waits[~node] if node < 0 else self.rows[node])]
+            while pending:
+                row = pending[-1]
+                missing = [each for each in self.inputs[row] if not done[each]]
+                if missing:
+                    pending.extend(reversed(missing))
+                    continue
+                pending.pop()
+                if not done[row]:
+                    done[row] = 1
+                    found.append(row)
+        return found
+
+
+def scheduler_nodes(
+    facts: Facts, order: Sequence[int], dependencies: Dependencies, times: NodeTimes, movable: Collection[int]
+) -> SchedulerNodes:
+    """O(nodes + edges)."""
+    return _NodeBuilder(facts, order, dependencies, times, movable).nodes()
+
+
+class _NodeBuilder:
+    def __init__(
+        self,
+        facts: Facts,
+        order: Sequence[int],
+        dependencies: Dependencies,
+        times: NodeTimes,
+        movable: Collection[int],
+    ) -> None:
+        self.facts, self.order, self.times = facts, order, times
+        self.streams = streams_of(facts)
+        self.roots = storage_roots(facts)
+        self.movable = frozenset(row for row in movable if row in self.streams.started)
+        self.runs = bytearray(len(facts))
+        for row in order:
+            self.runs[row] = 1
+        self.before: list[list[int]] = [[] for _ in range(len(facts))]
+        self.after: list[list[int]] = [[] for _ in range(len(facts))]
+        fixed = -1  # the last collective that keeps its place among those that do
+        for row in order:
+            before = dict.fromkeys(each for each in dependencies.before[row] if self.runs[each])
+            if row in self.streams.started and row not in self.movable:
+                if fixed >= 0:
+                    before[fixed] = None
+                fixed = row
+            self.before[row] = [*before]
+            for each in before:
+                self.after[each].append(row)
+
+    def nodes(self) -> SchedulerNodes:
+        facts, order, started = self.facts, self.order, self.streams.started
+        passive = self._passive()
+        pieces = self._pieces(passive)
+        reads, waits = self._past_passive(passive)
+        taken = self._taken_along(passive, reads)
+        members: dict[int, list[int]] = {}
+        for row in order:
+            if not passive[row]:
+                members.setdefault(taken.get(row, pieces.get(row, row)), []).append(row)
+        mains = [row for row in order if row in members]
+        node_of = {row: node for node, main in enumerate(mains) for row in members[main]}
+        before, awaits, seconds = list[list[int]](), list[tuple[int, ...]](), list[float]()
+        for node, main in enumerate(mains):
+            rows = members[main]
+            read = dict.fromkeys(node_of[each] for row in rows for each in reads[row])
+            before.append([each for each in read if each != node])
+            awaited = dict.fromkeys(node_of[each] for row in rows for each in waits[row] if self.runs[each])
+            awaits.append(tuple(each for each in awaited if each != node))
+            seconds.append(sum(self.times.seconds[row] for row in rows if row not in started))
+        return SchedulerNodes(
+            rows=[members[main] for main in mains],
+            before=before,
+            seconds=seconds,
+            sent=[main if main in started else -1 for main in mains],
+            streams=[started.get(main, "") for main in mains],
+            lengths=[self.times.seconds[main] if main in started else 0.0 for main in mains],
+            awaits=awaits,
+            movable=bytearray(main in self.movable for main in mains),
+            passive=passive,
+            inputs=[[each for each in facts.inputs[row] if passive[each]] for row in range(len(facts))],
+            waits=[[each for each in self._waits_of(main) if passive[each]] for main in mains],
+        )
+
+    def _waits_of(self, row: int) -> list[int]:
+        """The waits of a collective, or of the pieces that it returns."""
+        facts, found = self.facts, list[int]()
+        if row in self.streams.started:
+            for each in facts.users[row]:
+                pieces = facts.users[each] if facts.targets[each] == GETITEM else (each,)
+                found += (piece for piece in pieces if facts.targets[piece] in WAITS)
+        return found
+
+    def _passive(self) -> bytearray:
+        """Views and waits that only data dependencies bind, and that somebody reads."""
+        facts, roots = self.facts, self.roots
+        passive = bytearray(len(facts))
+        for row in self.order:
+            inputs, target = facts.inputs[row], facts.targets[row]
+            if not inputs or not self.after[row] or self.times.seconds[row] or row in self.streams.started:
+                continue
+            if roots[row] == row or any(roots[each] != roots[row] for each in inputs if self.runs[each]):
+                continue
+            if target in WAITS:
+                if any(each not in self.movable for each in self.streams.awaited.get(row, ())):
+                    continue
+            elif target != GETITEM and not returns_memory_of_input(facts, row):
+                continue
+            if not facts.flags[row] & (Flag.WRITES | Flag.EFFECTFUL | Flag.RANDOM):
+                passive[row] = self._only_data(row)
+        return passive
+
+    def _only_data(self, row: int) -> bool:
+        """Whether only data dependencies bind a row to what runs before and after it."""
+        inputs = self.facts.inputs
+        data = set(inputs[row])
+        return all(each in data for each in self.before[row]) and all(row in inputs[each] for each in self.after[row])
+
+    def _pieces(self, passive: bytearray) -> dict[int, int]:
+        """Each piece of a tuple, and the operator that returns it."""
+        found: dict[int, int] = {}
+        for row in self.order:
+            if self.facts.targets[row] == GETITEM and not passive[row] and len(self.before[row]) == 1:
+                source = self.before[row][0]
+                if not passive[source]:
+                    found[row] = found.get(source, source)
+        return found
+
+    def _past_passive(self, passive: bytearray) -> tuple[list[list[int]], list[tuple[int, ...]]]:
+        """By row, the rows before it that are not passive, and the collectives that it awaits."""
+        reads: list[list[int]] = [[] for _ in passive]
+        waits: list[tuple[int, ...]] = [()] * len(passive)
+        awaited = self.streams.awaited
+        for row in self.order:
+            found: dict[int, None] = {}
+            over = dict.fromkeys(awaited.get(row, ()))
+            for each in self.before[row]:
+                if passive[each]:
+                    found.update(dict.fromkeys(reads[each]))
+                    over.update(dict.fromkeys(waits[each]))
+                else:
+                    found[each] = None
+            reads[row], waits[row] = [*found], tuple(over)
+        return reads, waits
+
+    def _taken_along(self, passive: bytearray, reads: list[list[int]]) -> dict[int, int]:
+        """What only a movable collective needs and costs no memory and hardly any time right before it."""
+        facts, seconds = self.facts, self.times.seconds
+        readers: dict[int, set[int]] = {}
+        for row in self.order:
+            if not passive[row]:
+                for each in reads[row]:
+                    readers.setdefault(each, set()).add(row)
+        taken: dict[int, int] = {}
+        barred = Flag.WRITES | Flag.EFFECTFUL | Flag.RANDOM | Flag.MULTI_OUTPUT
+        for row in reversed(self.order):
+            into = {taken.get(each, each) for each in readers.get(row, ())}
+            if passive[row] or row in self.streams.started or len(into) != 1 or facts.flags[row] & barred:
+                continue
+            (main,) = into
+            if main not in self.movable or row in self.streams.awaited or seconds[row] > _SHARE * seconds[main]:
+                continue
+            read = (each for each in facts.inputs[row] if facts.ops[self.roots[each]] == "call_function")
+            cheap = facts.targets[row] != GETITEM and sum(facts.bytes[each] for each in read) <= facts.bytes[row]
+            if cheap and self._only_data(row):
+                taken[row] = main
+        return taken
+
+
+class LatestStarts:
+    """When each scheduler node is due; O(nodes + edges).
+
+    ``close``: loose nodes are due this far before their reader, as a share of all computation; ``nearest``: the first
+    consumer decides whether a collective is urgent, not the critical path behind it.
+    """
+
+    def __init__(self, nodes: SchedulerNodes, close: float, *, nearest: bool = False) -> None:
+        count, self._close, self._nearest = len(nodes), close, nearest
+        self.place: list[float] = []
+        """Where a node computes in the given order."""
+        now = 0.0
+        for seconds in nodes.seconds:
+            self.place.append(now)
+            now += seconds
+        self.total = now
+        self.loose = bytearray(count)
+        """1 for a node with little upstream compute, which could run much earlier: recomputation of inputs, say."""
+        self.at_end = bytearray(count)
+        """1 for what only the end of the step needs: weight gradients, their scatters and waits."""
+        self.due = [0.0] * count
+        """When a node has to start, no later than in the given order, for no dependent collective to be late."""
+        self.latest = [0.0] * count
+        """When a collective has to start for those behind it on its stream not to be late."""
+        self.early = [0.0] * count
+        """From when on a collective is started ahead."""
+        self.read = [now] * count
+        """Where the first reader of a collective computes in the given order."""
+        self._find(nodes)
+        chained = (
+            length for node, length in enumerate(nodes.lengths) if not self.at_end[node] and not self.loose[node]
+        )
+        self.hole = max(chained, default=0.0)
+        """The longest collective between two pieces of dependent computation, as in tensor parallelism: other
+        computation has to hide it."""
+
+    def keys(self, lag: float) -> list[float]:
+        """The order of computation: by due time; what only the end needs, up to ``lag`` later than given."""
+        return [
+            min(due, place + lag) if at_end else due
+            for due, place, at_end in zip(self.due, self.place, self.at_end, strict=True)
+        ]
+
+    def _find(self, nodes: SchedulerNodes) -> None:
+        path = [0.0] * len(nodes)  # the longest that ends with a node
+        awaited_by: list[list[int]] = [[] for _ in nodes.rows]
+        for node, before in enumerate(nodes.before):
+            head = max((path[each] for each in before), default=0.0)
+            head = max((head, *(path[each] + nodes.lengths[each] for each in nodes.awaits[node])))
+            self.loose[node] = head <= _LOOSE * self.place[node]
+            path[node] = head + nodes.seconds[node]
+            for each in nodes.awaits[node]:
+                awaited_by[each].append(node)
+        tail = [0.0] * len(nodes)  # the longest path of computation from a node to the end
+        free: dict[str, tuple[float, float]] = {}  # by stream, when it has to be free for what is behind
+        for node in range(len(nodes) - 1, -1, -1):
+            after = nodes.after[node]
+            tail[node] = nodes.seconds[node] + max((tail[each] for each in after), default=0.0)
+            late = min((self._wanted(each, node) for each in after), default=self.total)
+            self.at_end[node] = all(self.at_end[each] for each in after) and self._is_light(
+                nodes, node, nodes.seconds[node] if self._nearest else tail[node]
+            )
+            if not nodes.movable[node]:
+                due = late - nodes.seconds[node]
+                self.due[node] = due if self.at_end[node] else min(due, self.place[node])
+                continue
+            length, readers = nodes.lengths[node], awaited_by[node]
+            start = min(late, min((self._wanted(each, node) for each in readers), default=self.total) - length)
+            self.read[node] = min((self.place[each] for each in readers), default=self.total)
+            self.at_end[node] = self.at_end[node] and all(self.at_end[each] for each in readers)
+            self.due[node] = start - nodes.seconds[node]
+            self.latest[node] = self.early[node] = start
+            if not self.at_end[node]:
+                last, early = free.get(nodes.streams[node], (self.total, self.total))
+                self.latest[node] = min(start, last - length)
+                self.early[node] = min(start - length, early - _MARGIN * length)
+                free[nodes.streams[node]] = (self.latest[node], self.early[node])
+
+    def _wanted(self, reader: int, node: int) -> float:
+        """When a node has to be done for a reader. In a step that sends more than it computes, every path between
+        collectives is overdue; a loose node is no more overdue than its readers are close."""
+        due = self.due[reader]
+        if self.loose[node] and not self.loose[reader]:
+            return max(due, self.place[reader] - self._close * self.total)
+        return due
+
+    def _is_light(self, nodes: SchedulerNodes, node: int, tail: float) -> bool:
+        awaited = nodes.awaits[node]
+        return not awaited or tail <= _LIGHT * sum(nodes.lengths[each] for each in awaited)
+
+
+def announced(nodes: SchedulerNodes) -> tuple[list[list[int]], list[float]]:
+    """For each node, the collectives whose critical path starts at the end of its own collective; for each collective,
+    the computation left on that path. Once the first is issued, the start of the second can be predicted."""
+    done, announcer, computes = [0.0] * len(nodes), [-1] * len(nodes), [0.0] * len(nodes)
+    for node, before in enumerate(nodes.before):
+        latest = 0.0
+        for each in before:
+            if done[each] > latest:
+                latest, announcer[node], computes[node] = done[each], announcer[each], computes[each]
+        for each in nodes.awaits[node]:
+            over = done[each] + nodes.lengths[each]
+            if over >= latest:
+                latest, announcer[node], computes[node] = over, each, 0.0
+        done[node] = latest + nodes.seconds[node]
+        computes[node] += nodes.seconds[node]
+    found: list[list[int]] = [[] for _ in nodes.rows]
+    for node, each in enumerate(announcer):
+        if nodes.movable[node] and each >= 0:
+            found[each].append(node)
+    return found, computes
