@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from policylang.errors import PolicyGraphError, PolicyWarning
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.files.snapshot import load, write
+from policylang.graph.snapshot import load, write
 from policylang.graph.traced_device import ATTENTION_IN_MATMULS, kernel_findings, traced_on
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic

@@ -14,7 +14,7 @@ from policylang.audit.summary.report import Report
 from policylang.backends.findings import findings_of
 from policylang.backends.graph_registry import CarriedOut
 from policylang.errors import PolicyGraphError
-from policylang.graph.files.snapshot import dump
+from policylang.graph.snapshot import dump
 from policylang.language.figures import counted, figure
 from policylang.language.shown import as_page
 from policylang.torch_compat.watching import is_tracing, trace_artifact

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import NOTHING, fields
-
-from policylang.graph.facts import LATER_COLUMNS, Facts, Flag, GraphKind, Group, InputKind, Phase, users_of
+from policylang.graph.facts import COLUMNS, Facts, Flag, GraphKind, Group, InputKind, Phase, users_of
 from policylang.operators.names import FOLLOWERS
 
 INPUTS = {
@@ -18,10 +16,7 @@ INPUTS = {
     "seed": InputKind.OTHER,
 }
 """The words for what a graph is given."""
-_COLUMNS = (
-    *(each.name for each in fields(Facts) if each.default is NOTHING and each.name not in ("kind", "users")),
-    *LATER_COLUMNS,
-)
+_BLANK = {name: said.blank for name, said in COLUMNS.items() if name != "users"}
 
 
 class GraphBuilder:
@@ -72,6 +67,7 @@ class GraphBuilder:
             self.groups[group] = Group(group, tuple(range(size)), size)
         self.rows.append(
             {
+                **_BLANK,
                 "names": name,
                 "ops": op,
                 "targets": target if op == "call_function" else "",
@@ -83,7 +79,6 @@ class GraphBuilder:
                 "bytes": bytes,
                 "numel": numel,
                 "shapes": shape,
-                "strides": None,
                 "dtypes": dtype,
                 "devices": device,
                 "flops": flops,
@@ -91,9 +86,7 @@ class GraphBuilder:
                 "owners": row if owner is None else owner,
                 "input_kinds": int(input_kind),
                 "input_names": input_name,
-                "arguments": (),
                 "group_names": group,
-                **LATER_COLUMNS,
                 **later,
             }
         )
@@ -103,7 +96,7 @@ class GraphBuilder:
     def facts(self, kind: GraphKind) -> Facts:
         users = users_of([row["inputs"] for row in self.rows])
         self._flag_readers(users)
-        columns: dict[str, Any] = {name: [row[name] for row in self.rows] for name in _COLUMNS}
+        columns: dict[str, Any] = {name: [row[name] for row in self.rows] for name in _BLANK}
         return Facts(kind=kind, users=users, groups=self.groups, **columns)
 
     def _flag_readers(self, users: Sequence[Sequence[int]]) -> None:

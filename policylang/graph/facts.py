@@ -7,13 +7,15 @@ graph of a million nodes has to fit beside the graph itself.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
 from functools import cached_property
-from typing import Any
+from math import prod
+from typing import Annotated, Any, get_type_hints
 
-from attrs import field, fields, frozen
+from attrs import evolve, field, frozen
 
 from policylang.graph.rowsets import mask_of
 from policylang.operators.names import Category
@@ -75,6 +77,7 @@ FLAGS: dict[str, int] = {
     name.lower(): bit for kind in (Category, Flag) for name, bit in vars(kind).items() if name.isupper()
 }
 """The bits by their names, as the text form of a graph writes them."""
+_ALL_FLAGS = sum(FLAGS.values())
 
 
 @frozen
@@ -117,12 +120,131 @@ class LostMarker:
     """A phrase for people."""
 
 
-def later_column(blank: Any) -> Any:
-    """A column that came after the first snapshots: empty where a file lacks it, which answers no question.
+class Derivation(Enum):
+    """How a row of a rewritten graph comes from a row of the graph before."""
 
-    ``blank``: what a row has of which nothing is said.
-    """
-    return field(default=(), metadata={"blank": blank})
+    SAME = "same"
+    NEW = "new"
+    """A new node that has the other's metadata."""
+    RECOMPUTED = "recomputed"
+    PART = "part"
+    """A piece of what the other returns: the generator's state, or the value that was drawn from it."""
+
+
+class Stored(Enum):
+    """How a snapshot holds a column (:mod:`policylang.graph.snapshot`)."""
+
+    VALUES = "values"
+    NAMES = "names"
+    ROW = "row"
+    READS = "reads"
+    ARGUMENTS = "arguments"
+    NOT = "not"
+    """It follows from the other columns."""
+
+
+Check = Callable[[Any], bool]
+
+
+@frozen
+class Column:
+    """What a column says of itself. Rewriting, snapshots, graphs made by hand and tests of edited graphs ask it."""
+
+    check: Check
+    """Whether a value can be in it: planning relies on what facts say, and a file may say anything."""
+    blank: Any = None
+    """What a row has of which nothing is said."""
+    blank_for: frozenset[Derivation] = field(default=frozenset(), converter=frozenset)
+    """The rows of a rewritten graph that are blank; the others have what the row has that they come from."""
+    stored: Stored = Stored.VALUES
+    later: bool = False
+    """Whether a snapshot may lack it: it is empty then, and a question that asks for it is refused by name."""
+
+
+@frozen
+class OfGraph:
+    """What a fact of the whole graph says of itself."""
+
+    check: Check
+
+
+_NEW, _RECOMPUTED, _PART = Derivation.NEW, Derivation.RECOMPUTED, Derivation.PART
+_OPS = ("placeholder", "get_attr", "call_function", "output")
+_LARGEST = 1 << 63
+_MOST_DIMENSIONS = 256
+_MOST_RANKS = 1 << 20
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and value.isprintable()
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_tuple(value: Any) -> bool:
+    return type(value) is tuple
+
+
+def _is_amount(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _LARGEST
+
+
+def _is_sizes(value: Any) -> bool:
+    return type(value) is tuple and len(value) <= _MOST_DIMENSIONS and all(type(size) is int for size in value)
+
+
+def _is_flags(value: Any) -> bool:
+    return _is_amount(value) and value <= _ALL_FLAGS
+
+
+def _is_data_sizes(value: Any) -> bool:
+    return value == () or (_is_sizes(value) and len(value) == 3 and min(value) >= -1)
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _tuple_of(check: Check) -> Check:
+    return lambda value: type(value) is tuple and all(map(check, value))
+
+
+def _one_of(kind: type, known: Iterable[Any]) -> Check:
+    """Of exactly this type: ``True`` is no number."""
+    among = frozenset(known)
+    return lambda value: type(value) is kind and value in among
+
+
+def _is_ranks(ranks: Any) -> bool:
+    return type(ranks) is tuple and len(ranks) <= _MOST_RANKS and all(map(_is_amount, ranks))
+
+
+def _is_groups(value: Any) -> bool:
+    return type(value) is dict and all(
+        isinstance(group, Group)
+        and all(map(_is_text, (name, group.name)))
+        and type(group.size) is int
+        and (group.dim is None or _is_text(group.dim))
+        and _is_ranks(group.ranks)
+        for name, group in value.items()
+    )
+
+
+def _is_mesh(mesh: Any) -> bool:
+    return (
+        isinstance(mesh, Mesh)
+        and _tuple_of(_is_text)(mesh.dims)
+        and _tuple_of(_is_amount)(mesh.shape)
+        and _is_ranks(mesh.ranks)
+        and (not mesh.dims or len(mesh.dims) == len(mesh.shape))
+        and prod(mesh.shape) == len(mesh.ranks)
+    )
+
+
+def _is_lost_marker(marker: Any) -> bool:
+    return isinstance(marker, LostMarker) and _is_text(marker.name) and _is_text(marker.reason)
 
 
 @frozen(eq=False, slots=False)
@@ -132,72 +254,72 @@ class Facts:
     Sizes are of one rank. Bytes and elements are of the tensors that a node returns, FLOPs of one run of its operator.
     """
 
-    kind: GraphKind
+    kind: Annotated[GraphKind, OfGraph(_one_of(GraphKind, GraphKind))]
     """Whether it is joint, flat, or a half of a partition."""
-    names: Sequence[str]
+    names: Annotated[Sequence[str], Column(_is_text, stored=Stored.NAMES)]
     """Of the nodes, as the graph has them."""
-    ops: Sequence[str]
+    ops: Annotated[Sequence[str], Column(_one_of(str, _OPS), blank="call_function", blank_for={_NEW})]
     """``placeholder``, ``get_attr``, ``call_function`` or ``output``."""
-    targets: Sequence[str]
+    targets: Annotated[Sequence[str], Column(_is_text, blank="")]
     """The operator in full, ``aten.mm.default``; ``higher_order.flex_attention`` and ``builtin.getitem`` have no
     overload. Empty unless ``ops`` is ``call_function``."""
-    phases: Sequence[int]
+    phases: Annotated[Sequence[int], Column(_one_of(int, map(int, Phase)))]
     """A :class:`Phase` each: input, forward, backward or output."""
-    modules: Sequence[str]
+    modules: Annotated[Sequence[str], Column(_is_text, blank="")]
     """The normalised module path, ``model.layers.0.self_attn.q_proj``; empty where there is none."""
-    ac_regions: Sequence[int | None]
+    ac_regions: Annotated[Sequence[int | None], Column(_or_none(_is_whole), blank_for={_RECOMPUTED})]
     """The user's activation-checkpoint region."""
-    user_tags: Sequence[str | None]
+    user_tags: Annotated[Sequence[str | None], Column(_or_none(_is_text), blank_for={_RECOMPUTED})]
     """The ``CheckpointPolicy`` member that the user's own ``checkpoint`` wrote; policylang's are not the user's."""
-    flags: Sequence[int]
+    flags: Annotated[Sequence[int], Column(_is_flags, blank=0)]
     """The bits of :class:`Flag` that hold of a node."""
-    bytes: Sequence[int]
+    bytes: Annotated[Sequence[int], Column(_is_amount, blank=0)]
     """Of all the tensors a node returns; symbolic sizes count with their hint, those that come from data with theirs or
     with the most that they can be, where that is less."""
-    numel: Sequence[int]
+    numel: Annotated[Sequence[int], Column(_is_amount, blank=0)]
     """The number of elements of all the tensors a node returns."""
-    shapes: Sequence[tuple[int, ...] | None]
+    shapes: Annotated[Sequence[tuple[int, ...] | None], Column(_or_none(_is_sizes))]
     """Of a single tensor; None for tuples and symbolic values."""
-    strides: Sequence[tuple[int, ...] | None]
+    strides: Annotated[Sequence[tuple[int, ...] | None], Column(_or_none(_is_sizes))]
     """Of a single tensor, in elements; None where there is none, where its layout has no strides, or where sizes or
     strides are symbolic: what needs them to be numbers that hold in every run then knows that they are not."""
-    dtypes: Sequence[str]
+    dtypes: Annotated[Sequence[str], Column(_is_text, blank="")]
     """``bfloat16``; empty where there is no single tensor."""
-    devices: Sequence[str]
+    devices: Annotated[Sequence[str], Column(_is_text, blank="")]
     """``cuda:0``; empty where there is no single tensor."""
-    flops: Sequence[int]
+    flops: Annotated[Sequence[int], Column(_is_amount, blank=0, blank_for={_NEW, _PART})]
     """Of one run; 0 where nothing is multiplied, and where no formula is known."""
-    inputs: Sequence[tuple[int, ...]]
+    inputs: Annotated[Sequence[tuple[int, ...]], Column(_tuple_of(_is_whole), blank=(), stored=Stored.READS)]
     """The distinct nodes a node reads, in argument order."""
-    users: Sequence[tuple[int, ...]]
+    users: Annotated[Sequence[tuple[int, ...]], Column(_tuple_of(_is_whole), stored=Stored.NOT)]
     """The distinct nodes that read it, in graph order."""
-    owners: Sequence[int]
+    owners: Annotated[Sequence[int], Column(_is_whole, stored=Stored.ROW)]
     """A node whose decision it shares: of a ``getitem`` the multi-output operator, of a ``wait_tensor`` the
     collective, of every other node itself. Followed to the end: an owner owns itself."""
-    input_kinds: Sequence[int]
+    input_kinds: Annotated[Sequence[int], Column(_one_of(int, map(int, InputKind)), blank=0, blank_for={_NEW})]
     """An :class:`InputKind` each: parameter, buffer, what the user hands in, tangent."""
-    input_names: Sequence[str]
+    input_names: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW})]
     """Of a graph input: the parameter's or buffer's dotted name where it is known, else empty."""
-    arguments: Sequence[tuple[Any, ...]]
+    arguments: Annotated[Sequence[tuple[Any, ...]], Column(_is_tuple, blank=(), stored=Stored.ARGUMENTS)]
     """Of layout operators and collectives (see :mod:`policylang.graph.reading.arguments`): all arguments in the order
     of the schema, defaults filled in, as plain values; a node is a :class:`Ref`, a dtype its name. Empty otherwise."""
-    group_names: Sequence[str]
+    group_names: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW})]
     """Of a collective: its process group; empty otherwise."""
-    groups: dict[str, Group] = field(factory=dict)
-    meshes: tuple[Mesh, ...] = ()
+    groups: Annotated[dict[str, Group], OfGraph(_is_groups)] = field(factory=dict)
+    meshes: Annotated[tuple[Mesh, ...], OfGraph(_tuple_of(_is_mesh))] = ()
     """Where known, the meshes that the graph's groups belong to."""
-    rank: int | None = None
+    rank: Annotated[int | None, OfGraph(_or_none(_is_amount))] = None
     """The global rank whose graph it is, where torch.distributed knows one: slices of gathered values go by it."""
-    torch_version: str = ""
-    lost_records: tuple[LostMarker, ...] = ()
-    annotations: Sequence[tuple[str, ...]] = later_column(())
+    torch_version: Annotated[str, OfGraph(_is_text)] = ""
+    lost_records: Annotated[tuple[LostMarker, ...], OfGraph(_tuple_of(_is_lost_marker))] = ()
+    annotations: Annotated[Sequence[tuple[str, ...]], Column(_tuple_of(_is_text), blank=(), later=True)] = ()
     """The names that somebody has set on a node (``node.meta["custom"]``) to anything but False, in order; policylang's
     own are left out."""
-    uncounted: Sequence[str] = later_column("")
+    uncounted: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW, _PART}, later=True)] = ()
     """The operators of a call whose work is not in :attr:`flops`: those that could do matrix work and have no FLOP
     formula (see :mod:`policylang.operators.matrix_work`). Empty where there are none, mostly the one that is called."""
 
-    data_sizes: Sequence[tuple[int, ...]] = later_column(())
+    data_sizes: Annotated[Sequence[tuple[int, ...]], Column(_is_data_sizes, blank=(), later=True)] = ()
     """Of a node some of whose sizes come from data (``nonzero``, ``item``): the number that the largest of them counts
     as, and the least and the most bytes that it can come to, -1 where there is no limit. Empty where no row has any."""
 
@@ -243,10 +365,36 @@ class Facts:
         return bool(self.flags[row] & flag)
 
 
-LATER_COLUMNS: Mapping[str, Any] = {
-    each.name: each.metadata["blank"] for each in fields(Facts) if "blank" in each.metadata
+_SAID = {
+    name: said
+    for name, hint in get_type_hints(Facts, include_extras=True).items()
+    for said in getattr(hint, "__metadata__", ())
 }
-"""Column to what a row has of which nothing is said."""
+COLUMNS: Mapping[str, Column] = {name: said for name, said in _SAID.items() if isinstance(said, Column)}
+LATER_COLUMNS = tuple(name for name, said in COLUMNS.items() if said.later)
+OF_GRAPH: Mapping[str, OfGraph] = {name: said for name, said in _SAID.items() if isinstance(said, OfGraph)}
+
+
+def rewritten(facts: Facts, rows: Iterable[tuple[int, Derivation]], **given: Any) -> Facts:
+    """The facts of a graph of these rows: of which row of ``facts`` each comes, and how.
+
+    ``given``: the columns that rows do not have of themselves, among them phases, inputs, owners and flags. ``users``
+    and :attr:`Flag.FEEDS_BACKWARD` follow.
+    """
+    derived = list(rows)
+    sources = [row for row, _ in derived]
+    for name, said in COLUMNS.items():
+        old = getattr(facts, name)
+        if name in given or said.stored is Stored.NOT:
+            continue
+        if said.blank_for and old:
+            given[name] = [said.blank if how in said.blank_for else old[row] for row, how in derived]
+        else:
+            given[name] = list(map(old.__getitem__, sources)) if old else ()
+    flags = array("i", [each & ~Flag.FEEDS_BACKWARD for each in given["flags"]])
+    for row in read_by_backward(given["phases"], given["inputs"], given["owners"]):
+        flags[row] |= Flag.FEEDS_BACKWARD
+    return evolve(facts, **given | {"flags": flags, "users": users_of(given["inputs"])})
 
 
 def is_gradient(facts: Facts, row: int) -> bool:

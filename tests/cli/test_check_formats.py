@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 
 from policylang.commands.cli import main
-from policylang.graph.files.snapshot import write
+from policylang.graph.snapshot import write
 from policylang.language.resolution.operator_names import OperatorTable
 from tests.support.textgraph import facts_of
 

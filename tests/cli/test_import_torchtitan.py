@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policylang.graph.files import snapshot
+from policylang.graph import snapshot
 from policylang.graph.files.graph_text import read_graph
 from policylang.language.source import Source
 

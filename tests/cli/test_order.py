@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from policylang.graph.files.snapshot import write
+from policylang.graph.snapshot import write
 from tests.support.ordered import sharded
 
 PROFILE = """\

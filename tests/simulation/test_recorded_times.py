@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from policylang.graph import snapshot
 from policylang.graph.facts import Facts, Flag, GraphKind
-from policylang.graph.files import snapshot
 from policylang.graph.files.json_import import recorded_facts
 from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile, Network, Rate

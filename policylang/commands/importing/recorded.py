@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> Exit:
 
     need_torch()
     from policylang.graph.files.json_import import recorded_facts
-    from policylang.graph.files.snapshot import write
+    from policylang.graph.snapshot import write
 
     facts = recorded_facts(options.file)
     write(facts, options.output)

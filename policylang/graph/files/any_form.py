@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from policylang.errors import PolicyGraphError
+from policylang.graph import snapshot
 from policylang.graph.facts import Facts
-from policylang.graph.files import snapshot
 from policylang.graph.files.graph_text import read_graph
-from policylang.graph.files.snapshot import FOREIGN, graph_error
+from policylang.graph.snapshot import FOREIGN, graph_error
 from policylang.language.source import Source
 
 _GZIP = b"\x1f\x8b"
@@ -31,7 +31,7 @@ def read_any(path: str | os.PathLike[str]) -> Facts:
     head = _head(path)
     if head.startswith(_GZIP) or _RECORDED.match(head):
         return _recorded(path)
-    source = None if head.startswith(snapshot.MAGIC[:4]) else _text(path)
+    source = None if head.startswith(snapshot.MAGIC) else _text(path)
     if source is None:
         return snapshot.load(path)
     facts, problems = read_graph(source)

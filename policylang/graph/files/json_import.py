@@ -18,9 +18,17 @@ from attrs import evolve
 
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, Group, Mesh
-from policylang.graph.files.plain import DamagedError, MalformedError
-from policylang.graph.files.snapshot import MOST_BYTES, MOST_NODES, TOO_LARGE, UNREADABLE, graph_error
-from policylang.graph.files.validation import check_columns
+from policylang.graph.files.rebuild import MalformedError, rebuilt
+from policylang.graph.reading.collect import collect
+from policylang.graph.snapshot import (
+    MOST_BYTES,
+    MOST_NODES,
+    TOO_LARGE,
+    UNREADABLE,
+    DamagedError,
+    check_facts,
+    graph_error,
+)
 from policylang.language.files import reason_of
 
 NOT_RECORDED = "APL357"
@@ -52,9 +60,6 @@ def recorded_facts(path: str | os.PathLike[str]) -> Facts:
 
 def facts_of_recording(recording: Mapping[str, Any]) -> Facts:
     """The same, for what the file holds. Raises :class:`MalformedError`."""
-    from policylang.graph.files.rebuild import rebuilt
-    from policylang.graph.reading.collect import collect
-
     graph = rebuilt(_rows(recording))
     mesh = _mesh(recording.get("mesh"))
     groups = _groups(recording.get("groups") or {}, mesh)
@@ -62,7 +67,7 @@ def facts_of_recording(recording: Mapping[str, Any]) -> Facts:
     groups = {name: groups.get(name, Group(name, (), 0)) for name in facts.groups}
     facts = evolve(facts, groups=groups, meshes=() if mesh is None else (mesh,), rank=None)  # none of this process's
     try:
-        check_columns(facts)
+        check_facts(facts)
     except DamagedError as error:
         raise MalformedError(str(error)) from None
     return facts

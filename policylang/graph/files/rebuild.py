@@ -11,10 +11,14 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from policylang.graph.files.plain import MalformedError
 from policylang.operators.categories import StandIn
 from policylang.torch_compat.graphs import OpOverload, descriptor_classes, load_distributed_operators
 from policylang.torch_compat.tracing import fixed_size_fake_mode, tree_leaves
+
+
+class MalformedError(Exception):
+    """What was read is no recorded graph. The message is a phrase that says why."""
+
 
 _BUILTIN = "<built-in function "
 _COPIED = ("seq_nr", "ac_graph_id", "custom")
