@@ -326,7 +326,7 @@ class _Table:
         if sum([sizes[number] for number in self.rows]) > _EDGES * len(self.rows) + _SLACK:
             raise DamagedError("it holds more than a graph of its size can")
         farthest = [max(each, default=0) for each in distances]
-        if any([farthest[number] > row for row, number in enumerate(self.rows)]):
+        if any(farthest[number] > row for row, number in enumerate(self.rows)):
             raise DamagedError(f"its column `{self.name}` points outside the graph")
 
 
