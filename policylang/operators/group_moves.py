@@ -9,7 +9,6 @@ from typing import Any
 
 from attrs import frozen
 
-from policylang.operators import layouts
 from policylang.operators.elements import Tensor
 from policylang.operators.layouts import DigitLayout, Digits
 from policylang.operators.moves import Move, MoveError
@@ -39,7 +38,7 @@ class GroupMove(Move):
 @frozen
 class Gather(GroupMove):
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        return layouts.joined(value, added, 0)
+        return value.joined(added, 0)
 
     def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
         self._check_dims(value)
@@ -81,7 +80,7 @@ class AllReduce(Reduction):
 @frozen
 class Scatter(Reduction):
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        return layouts.cut(value, 0, self.ranks)[1]
+        return value.cut(0, self.ranks)[1]
 
     def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
         self._check_dims(value)

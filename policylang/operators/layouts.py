@@ -53,6 +53,30 @@ class DigitLayout:
     def flat(self) -> Digits:
         return tuple(digit for digits in self.dims for digit in digits)
 
+    def permuted(self, dims: Sequence[int]) -> DigitLayout:
+        return DigitLayout(tuple(self.dims[dim] for dim in dims))
+
+    def viewed(self, shape: Sequence[int]) -> DigitLayout:
+        """Raises :class:`NoDigitsError` where a dimension would have to cut a digit that it does not divide."""
+        return self if self.shape == tuple(shape) else _dealt(self.flat, shape)
+
+    def gathered(self, origin: int, size: int) -> DigitLayout:
+        """The shards of a group one after the other."""
+        return self.joined(counted(origin, size), 0)
+
+    def cut(self, dim: int, count: int, *, drops: bool = False) -> tuple[Digits, DigitLayout]:
+        """The digits that count so many equal pieces of a dimension, and each piece; ``drops``: without the
+        dimension."""
+        dim %= len(self.dims)
+        taken, rest = first(self.dims[dim], count)
+        return taken, DigitLayout((*self.dims[:dim], *(() if drops else (rest,)), *self.dims[dim + 1 :]))
+
+    def joined(self, digits: Digits, dim: int, *, stacked: bool = False) -> DigitLayout:
+        """Pieces that the digits count, one after the other along a dimension; ``stacked``: along a new one."""
+        dim %= len(self.dims) + stacked
+        own, after = ((), dim) if stacked else (self.dims[dim], dim + 1)
+        return DigitLayout((*self.dims[:dim], digits + own, *self.dims[after:]))
+
 
 class NoDigitsError(Exception):
     """An operator that moves more or other things than digits; a phrase that goes after its name, or nothing."""
@@ -64,37 +88,9 @@ def shard(shape: Sequence[int], origin: int = SHARD) -> DigitLayout:
     return _dealt((Digit(origin, 1, count),) if count > 1 else (), shape)
 
 
-def gathered(value: DigitLayout, origin: int, size: int) -> DigitLayout:
-    """What a gather makes: the shards of a group one after the other."""
-    return joined(value, counted(origin, size), 0)
-
-
 def counted(origin: int, size: int) -> Digits:
     """A new digit; none for a size of 1."""
     return (Digit(origin, 1, size),) if size > 1 else ()
-
-
-def permuted(value: DigitLayout, dims: Sequence[int]) -> DigitLayout:
-    return DigitLayout(tuple(value.dims[dim] for dim in dims))
-
-
-def viewed(value: DigitLayout, shape: Sequence[int]) -> DigitLayout:
-    """Raises :class:`NoDigitsError` where a dimension would have to cut a digit that it does not divide."""
-    return value if value.shape == tuple(shape) else _dealt(value.flat, shape)
-
-
-def cut(value: DigitLayout, dim: int, count: int, *, drops: bool = False) -> tuple[Digits, DigitLayout]:
-    """The digits that count so many equal pieces of a dimension, and each piece; ``drops``: without the dimension."""
-    dim %= len(value.dims)
-    taken, rest = first(value.dims[dim], count)
-    return taken, DigitLayout((*value.dims[:dim], *(() if drops else (rest,)), *value.dims[dim + 1 :]))
-
-
-def joined(piece: DigitLayout, digits: Digits, dim: int, *, stacked: bool = False) -> DigitLayout:
-    """Pieces that the digits count, one after the other along a dimension; ``stacked``: along a new one."""
-    dim %= len(piece.dims) + stacked
-    own, after = ((), dim) if stacked else (piece.dims[dim], dim + 1)
-    return DigitLayout((*piece.dims[:dim], digits + own, *piece.dims[after:]))
 
 
 def size_of(digits: Digits) -> int:

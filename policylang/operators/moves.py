@@ -20,10 +20,9 @@ from typing import Any, ClassVar
 
 from attrs import evolve, frozen
 
-from policylang.operators import layouts, strides
 from policylang.operators.elements import Tensor
 from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError, size_of
-from policylang.operators.strides import Lengths
+from policylang.operators.strides import Lengths, contiguous, is_contiguous, is_dense, permuted, viewed
 
 
 class MoveError(Exception):
@@ -88,12 +87,12 @@ class Clone(Alias):
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
         if self.memory_format == "contiguous_format" and not self.cast:
-            return None if self.where_needed else strides.contiguous(shape)
-        preserves = self.memory_format in (None, "preserve_format") and strides.is_dense(shape, stride)
+            return None if self.where_needed else contiguous(shape)
+        preserves = self.memory_format in (None, "preserve_format") and is_dense(shape, stride)
         return stride if preserves else None
 
     def copies(self, shape: Lengths, stride: Lengths) -> bool:
-        return not strides.is_contiguous(shape, stride) if self.where_needed else not self.cast
+        return not is_contiguous(shape, stride) if self.where_needed else not self.cast
 
     def values(self, value: Tensor) -> Tensor:
         """Strides are preserved where they may be: what might be no view of the result is none."""
@@ -136,14 +135,14 @@ class View(Move):
     """Whether it copies what cannot be viewed."""
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        return layouts.viewed(value, self.shape)
+        return value.viewed(self.shape)
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
-        found = strides.viewed(shape, stride, self.shape)
-        return strides.contiguous(self.shape) if found is None and self.copy else found
+        found = viewed(shape, stride, self.shape)
+        return contiguous(self.shape) if found is None and self.copy else found
 
     def copies(self, shape: Lengths, stride: Lengths) -> bool:
-        return self.copy and strides.viewed(shape, stride, self.shape) is None
+        return self.copy and viewed(shape, stride, self.shape) is None
 
     def small(self, before: DigitLayout, shape: Lengths) -> Move:
         return evolve(self, shape=shape)
@@ -151,7 +150,7 @@ class View(Move):
     def values(self, value: Tensor) -> Tensor:
         if prod(self.shape) != prod(value.shape):
             raise MoveError(f"views {list(value.shape)} as {list(self.shape)}")
-        stride = strides.viewed(value.shape, value.stride, self.shape)
+        stride = viewed(value.shape, value.stride, self.shape)
         if stride is None and not self.copy:
             raise MoveError("views a tensor whose elements do not lie side by side")
         if stride is None:
@@ -205,10 +204,10 @@ class Permute(Move):
     """Which dimension each place has afterwards."""
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        return layouts.permuted(value, self.dims)
+        return value.permuted(self.dims)
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
-        return strides.permuted(stride, self.dims)
+        return permuted(stride, self.dims)
 
     def values(self, value: Tensor) -> Tensor:
         return value.permuted(self.dims)
@@ -256,7 +255,7 @@ class Cut(Move):
         return None if size <= 0 or first % size or length % size else (first // size, length // size)
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        return layouts.cut(value, self.dim, self._piece(value)[1])[1]
+        return value.cut(self.dim, self._piece(value)[1])[1]
 
     def small(self, before: DigitLayout, shape: Lengths) -> Move:
         return self if isinstance(self.start, Part) else Cut(self.dim, self._piece(before))
@@ -310,7 +309,7 @@ class Split(Move):
         return tuple(min(size, length - at) for at in range(0, length, size))
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        return layouts.cut(value, self.dim, self._count(value), drops=self.drops)[1]
+        return value.cut(self.dim, self._count(value), drops=self.drops)[1]
 
     def small(self, before: DigitLayout, shape: Lengths) -> Move:
         return Split(self.dim, count=self._count(before), drops=self.drops)
@@ -354,7 +353,7 @@ class Join(Move):
         return True
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        return layouts.joined(value, added, self.dim, stacked=self.stacked)
+        return value.joined(added, self.dim, stacked=self.stacked)
 
     def values(self, value: Sequence[Tensor]) -> Tensor:
         shape = value[0].shape

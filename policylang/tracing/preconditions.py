@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import traceback
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from traceback import extract_tb
 
 import torch
 from torch import Tensor, fx
@@ -76,7 +76,7 @@ def trace_failure(error: Exception) -> PolicyGraphError:
 
 def _user_frame(error: Exception) -> str:
     """The innermost line of the traceback that is neither torch's nor ours."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    for frame in reversed(extract_tb(error.__traceback__)):
         if not frame.filename.startswith((*_LIBRARIES, "<")):
             return f"{frame.filename}:{frame.lineno}: `{(frame.line or '').strip()}`"
     return ""

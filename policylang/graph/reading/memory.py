@@ -14,8 +14,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, MutableMapping, Sequence
 
-import torch.fx as fx
 from attrs import evolve, field, frozen
+from torch import fx
 
 from policylang.graph.facts import Phase
 from policylang.operators.effects import asks_for_sizes, effects, may_write, statistics_positions, written_statistics

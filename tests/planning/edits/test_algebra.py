@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from policylang.graph.facts import Facts, GraphKind
-from policylang.operators import strides
 from policylang.operators.elements import Tensor
+from policylang.operators.strides import is_contiguous, viewed
 from policylang.planning.edits.grids import Grid, grid_of
 from policylang.planning.edits.proof.calls import ChainCall, new_call, old_calls
 from policylang.planning.edits.proof.equivalence import Equivalence, Prover
@@ -183,8 +183,8 @@ def test_strides_of_views_are_torchs(data: st.DataObject) -> None:
         expected = tensor.view(wanted).stride()
     except RuntimeError:
         expected = None
-    assert strides.viewed(tensor.shape, tensor.stride(), wanted) == expected
-    assert strides.is_contiguous(tensor.shape, tensor.stride()) == tensor.is_contiguous()
+    assert viewed(tensor.shape, tensor.stride(), wanted) == expected
+    assert is_contiguous(tensor.shape, tensor.stride()) == tensor.is_contiguous()
 
 
 def test_values_of_unlike_shapes_are_made_small_each_for_itself() -> None:

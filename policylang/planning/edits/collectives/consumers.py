@@ -12,11 +12,9 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from policylang.graph.facts import Facts, Flag
-from policylang.operators import strides
 from policylang.operators.names import GETITEM, PRODUCTS
+from policylang.operators.strides import Lengths, is_contiguous
 from policylang.planning.edits.collectives.element_moves import move_in
-
-Lengths = strides.Lengths
 
 
 def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = False) -> list[tuple[int, Lengths]] | int:
@@ -46,7 +44,7 @@ def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = Fa
 def _only_gaps(facts: Facts, row: int, stride: Lengths) -> bool:
     """Whether a value is dense with these strides and had gaps between its rows, in the same order, before."""
     shape, before = facts.shapes[row], facts.strides[row]
-    if shape is None or before is None or not strides.is_contiguous(shape, stride):
+    if shape is None or before is None or not is_contiguous(shape, stride):
         return False
     lengths = [(step, length) for step, length in zip(before, shape, strict=True) if length != 1]
     return all(outer >= inner * length for (outer, _), (inner, length) in pairwise(lengths))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from policylang.graph.facts import Facts, Ref
-from policylang.operators import layouts
 from policylang.operators.layouts import DigitLayout, NoDigitsError
 from policylang.operators.moves import Cut, Join, Move, Pick, Split
 from policylang.operators.table import move_of
@@ -111,7 +110,7 @@ def fanned(facts: Facts, fan: Fan, value: DigitLayout) -> DigitLayout:
     if shape is None or facts.strides[join] is None:
         raise NoDigitsError(f"sizes not fixed: {facts.names[join]}")
     try:
-        digits, piece = layouts.cut(value, fan.first.cut, fan.first.count, drops=fan.first.drops)
+        digits, piece = value.cut(fan.first.cut, fan.first.count, drops=fan.first.drops)
     except NoDigitsError:
         raise NoDigitsError(f"{facts.names[join]} cuts across shards") from None
     found = fan.join.layout(piece, digits)

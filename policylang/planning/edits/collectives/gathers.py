@@ -110,7 +110,7 @@ class GatherChains(ChainFusion):
             for place, (gather, wait) in enumerate(zip(chain.collectives, chain.waits, strict=True)):
                 if facts.arguments[gather][1] != grid.shape[place]:
                     raise RefusedError(f"group size of {facts.names[gather]} is not {grid.shape[place]}")
-                value = layouts.gathered(value, place, grid.shape[place])
+                value = value.gathered(place, grid.shape[place])
                 for row in (gather, wait):
                     if value.shape != facts.shapes[row] or facts.strides[row] is None:
                         raise RefusedError(f"sizes not fixed: {facts.names[row]}")

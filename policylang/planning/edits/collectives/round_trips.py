@@ -108,7 +108,7 @@ class RoundTrips(EditPlanner[Collapse]):
             if not shape or 0 in shape or facts.strides[source] is None:
                 return
             before = _Value((), layouts.shard(shape))
-        layout = layouts.gathered(before.layout, len(before.gathers), facts.groups[name].size)
+        layout = before.layout.gathered(len(before.gathers), facts.groups[name].size)
         self._keep(row, _Value((*before.gathers, row), layout))
 
     def _follow(self, row: int, source: int, hop: Hop) -> None:
