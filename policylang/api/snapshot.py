@@ -142,7 +142,7 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
 def _of_module(gm: Any) -> Facts:
     """As it was planned on, if it was; a half of a partition as it is."""
     from policylang.backends.graph_registry import carried_out
-    from policylang.graph.reading.collect import collect
+    from policylang.graph.collect import collect
 
     done = carried_out(gm)
     if done is not None and done.plan.before.kind is GraphKind.FLAT:

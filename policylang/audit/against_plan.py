@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from attrs import field, frozen
 
 from policylang.audit.outcome import Audit, Found, HostCopy
-from policylang.graph.facts import Facts
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, storage_roots
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Rule
 from policylang.planning.liveness import Needs, with_cost

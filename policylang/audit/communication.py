@@ -17,9 +17,9 @@ from torch import fx
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted
-from policylang.operators.categories import describe, group_name
-from policylang.operators.communication import is_communication, is_product, is_wait, plain_name
+from policylang.operators.calls import describe, group_name
 from policylang.operators.names import GETITEM, Category
+from policylang.operators.work import is_communication, is_product, is_wait, plain_name
 
 OTHER_ORDER = "APL345"
 NOTHING_BETWEEN = "APL346"

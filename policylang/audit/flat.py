@@ -19,8 +19,7 @@ from policylang.audit.against_plan import (
 )
 from policylang.audit.graph_reader import read
 from policylang.audit.outcome import Audit
-from policylang.graph.facts import Phase
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Phase, storage_roots
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import offloads, recomputes, saves
 

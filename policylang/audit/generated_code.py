@@ -16,7 +16,7 @@ import ast
 from collections.abc import Collection, Iterator
 
 from policylang.audit.communication import ELSEWHERE, CommunicationStep
-from policylang.operators.communication import is_wait, plain_name
+from policylang.operators.work import is_wait, plain_name
 
 _ENTRY = "call"
 _PARTITIONS = "partitions"
@@ -31,7 +31,7 @@ _BODIES = (ast.With, ast.If, ast.For, ast.While, ast.Try)
 def read_code(source: str, collectives: Collection[str] = ()) -> tuple[CommunicationStep, ...] | None:
     """The steps in the order in which the code runs; None for code that is not Python's, as of the C++ wrapper.
 
-    ``collectives``: the operators that communicate, as :func:`policylang.operators.communication.plain_name` has them,
+    ``collectives``: the operators that communicate, as :func:`policylang.operators.work.plain_name` has them,
     beside those of torch's namespaces for them.
     """
     try:

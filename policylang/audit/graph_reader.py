@@ -15,10 +15,8 @@ from torch import fx
 
 from policylang.audit.outcome import Found, HostCopy
 from policylang.graph import marks
-from policylang.graph.facts import Facts, Flag, Phase
-from policylang.graph.storage import storage_roots
-from policylang.operators.categories import argument, describe, nodes_in
-from policylang.operators.effects import function, piece_of_draw
+from policylang.graph.facts import Facts, Flag, Phase, storage_roots
+from policylang.operators.calls import argument, describe, function, nodes_in, piece_of_draw
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 
 _OFFLOAD, _RELOAD, _WAIT = (f"policylang.{name}.default" for name in ("offload", "reload", "wait"))

@@ -29,7 +29,7 @@ from policylang.audit.graph_reader import is_copy, is_random_state, read
 from policylang.audit.outcome import Audit, Found
 from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import Diagnostic
-from policylang.operators.effects import function, piece_of_draw
+from policylang.operators.calls import function, piece_of_draw
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan

@@ -26,7 +26,7 @@ from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted
-from policylang.operators.categories import describe
+from policylang.operators.calls import describe
 from policylang.operators.names import WAITS, Category
 from policylang.planning.graph_edit import Edit
 from policylang.planning.schedule.order_plan import OrderPlan

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from torch import fx
 
 from policylang.graph.facts import Facts, Flag
-from policylang.operators.effects import effects, function, written_statistics
+from policylang.operators.calls import effects, function, written_statistics
 from policylang.operators.names import GETITEM, RUNS_WITH_RANDOM_STATE
 
 Late = tuple[str, str]

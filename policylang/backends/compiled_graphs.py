@@ -17,7 +17,7 @@ from torch import fx
 from policylang.audit.code_audit import CodeAudit
 from policylang.audit.summary.report import Report
 from policylang.backends.findings import Findings
-from policylang.graph.reading.modules import ModulePaths, raw_path
+from policylang.graph.inputs import ModulePaths, raw_path
 from policylang.torch_compat.fsdp import gathered_parameters
 
 _MOST_PLACES = 3

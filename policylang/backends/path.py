@@ -23,8 +23,8 @@ from policylang.backends.graph_registry import CarriedOut
 from policylang.backends.runtime.stages import timed
 from policylang.backends.surgery import edits, planned_order
 from policylang.errors import PolicyAuditError, PolicyMatchError
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy

@@ -16,10 +16,9 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 
-from policylang.graph.facts import Facts, Flag, InputKind, Phase, forward_users
-from policylang.graph.rowsets import mask_of, members
+from policylang.graph.facts import Facts, Flag, InputKind, Phase, forward_users, mask_of, members
+from policylang.operators.moves import SPLITS
 from policylang.operators.names import CAT, GETITEM, is_all_gather
-from policylang.operators.table import SPLITS
 
 _NOWHERE = -1
 _SYMBOLIC = Flag.SYMBOLIC

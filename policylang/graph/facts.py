@@ -1,8 +1,9 @@
 """The facts of a graph: one row a node, in graph order, as plain columns that need no torch to read.
 
-Filled in one linear pass over an FX graph by :mod:`policylang.graph.reading.collect`, or from a snapshot file. Rows are
+Filled in one linear pass over an FX graph by :mod:`policylang.graph.collect`, or from a snapshot file. Rows are
 numbered from 0 in graph order, and every column is indexed by that number. Columns rather than one object a node: a
-graph of a million nodes has to fit beside the graph itself.
+graph of a million nodes has to fit beside the graph itself. A set of nodes is a sorted list of rows, which shares the
+``int`` objects of the facts, or a mask of one byte a row, by which membership is tested.
 """
 
 from __future__ import annotations
@@ -12,13 +13,44 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
 from functools import cached_property
+from itertools import chain
 from math import prod
 from typing import Annotated, Any, get_type_hints
+from weakref import WeakKeyDictionary
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.rowsets import mask_of
-from policylang.operators.names import Category
+from policylang.operators.names import GETITEM, VIEWS_UNSAID, Category
+
+
+def mask_of(rows: Iterable[int], length: int) -> bytearray:
+    """One byte a row of the graph, 1 for the members."""
+    mask = bytearray(length)
+    for row in rows:
+        mask[row] = 1
+    return mask
+
+
+def members(mask: bytearray, universe: Sequence[int]) -> list[int]:
+    """The rows of ``universe`` that the mask holds, in its order."""
+    return [row for row in universe if mask[row]]
+
+
+def union(parts: Sequence[list[int]], universe: Sequence[int], length: int) -> list[int]:
+    nonempty = [part for part in parts if part]
+    if len(nonempty) <= 1:
+        return nonempty[0] if nonempty else []
+    return members(mask_of(chain.from_iterable(nonempty), length), universe)
+
+
+def intersection(left: list[int], right: list[int], length: int) -> list[int]:
+    mask = mask_of(right, length)
+    return [row for row in left if mask[row]]
+
+
+def difference(left: list[int], right: list[int], length: int) -> list[int]:
+    mask = mask_of(right, length)
+    return [row for row in left if not mask[row]]
 
 
 class GraphKind(Enum):
@@ -301,7 +333,7 @@ class Facts:
     input_names: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW})]
     """Of a graph input: the parameter's or buffer's dotted name where it is known, else empty."""
     arguments: Annotated[Sequence[tuple[Any, ...]], Column(_is_tuple, blank=(), stored=Stored.ARGUMENTS)]
-    """Of layout operators and collectives (see :mod:`policylang.graph.reading.arguments`): all arguments in the order
+    """Of layout operators and collectives (see :mod:`policylang.graph.collect`): all arguments in the order
     of the schema, defaults filled in, as plain values; a node is a :class:`Ref`, a dtype its name. Empty otherwise."""
     group_names: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW})]
     """Of a collective: its process group; empty otherwise."""
@@ -317,7 +349,7 @@ class Facts:
     own are left out."""
     uncounted: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW, _PART}, later=True)] = ()
     """The operators of a call whose work is not in :attr:`flops`: those that could do matrix work and have no FLOP
-    formula (see :mod:`policylang.operators.matrix_work`). Empty where there are none, mostly the one that is called."""
+    formula (see :mod:`policylang.operators.names`). Empty where there are none, mostly the one that is called."""
 
     data_sizes: Annotated[Sequence[tuple[int, ...]], Column(_is_data_sizes, blank=(), later=True)] = ()
     """Of a node some of whose sizes come from data (``nonzero``, ``item``): the number that the largest of them counts
@@ -438,3 +470,42 @@ def users_of(inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         for read in reads:
             users[read].append(row)
     return [tuple(rows) for rows in users]
+
+
+_known: WeakKeyDictionary[Facts, Sequence[int]] = WeakKeyDictionary()
+
+
+def storage_roots(facts: Facts) -> Sequence[int]:
+    """By row, the row whose memory it lives in: itself unless it is a view, a piece of one, or a ``wait_tensor``.
+
+    Each output of a multi-output operator has memory of its own, unless the operator returns views, as ``split`` does.
+    What a flat graph writes in place shares a decision with all that runs again with it, and memory with what it
+    writes to alone. Worked out once for each facts.
+    """
+    known = _known.get(facts)
+    if known is None:
+        known = _known[facts] = _storage_roots(facts)
+    return known
+
+
+def _storage_roots(facts: Facts) -> Sequence[int]:
+    roots = array("i", range(len(facts)))
+    flags, inputs, owners, targets = facts.flags, facts.inputs, facts.owners, facts.targets
+    for row in range(len(facts)):
+        if owners[row] != row and targets[row] == GETITEM:
+            source = inputs[row][0] if inputs[row] else owners[row]
+            if returns_memory_of_input(facts, source):
+                roots[row] = roots[source]
+        elif owners[row] != row and flags[row] & Flag.REPEATABLE:
+            if (flags[row] & Flag.WRITES or returns_memory_of_input(facts, row)) and inputs[row]:
+                roots[row] = roots[inputs[row][0]]
+        elif owners[row] != row:
+            roots[row] = roots[owners[row]]
+        elif returns_memory_of_input(facts, row) and inputs[row]:
+            roots[row] = roots[inputs[row][0]]
+    return roots
+
+
+def returns_memory_of_input(facts: Facts, row: int) -> bool:
+    """Whether what an operator returns, one tensor or several, are views of its first argument."""
+    return bool(facts.flags[row] & Flag.VIEW) or facts.targets[row] in VIEWS_UNSAID

@@ -7,22 +7,35 @@
 ``values``       the elements themselves
 ===============  =======================================================================================================
 
-Which operator is which move stands in :mod:`policylang.operators.table`. Elements are moved in pure Python and not by
+``MOVERS`` says which operator is which move. Elements are moved in pure Python and not by
 torch: plans are made where there is none, and a sum that tells which of hundreds of ranks it is of, or an exact mean,
 is no machine number. The tests hold every move against torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import cache, lru_cache
 from math import prod
 from typing import Any, ClassVar
 
 from attrs import evolve, frozen
 
-from policylang.operators.elements import Tensor
-from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError, size_of
-from policylang.operators.strides import Lengths, contiguous, is_contiguous, is_dense, permuted, viewed
+from policylang.operators.layouts import (
+    DigitLayout,
+    Digits,
+    Lengths,
+    NoDigitsError,
+    Tensor,
+    contiguous,
+    is_contiguous,
+    is_dense,
+    permuted,
+    size_of,
+    viewed,
+)
+from policylang.operators.names import ALL_REDUCE, GATHER, GETITEM, SCATTER, WAIT, Category
 
 
 class MoveError(Exception):
@@ -368,3 +381,221 @@ class Join(Move):
             for each, size in zip(elements, sizes, strict=True):
                 joined += each[at * size : (at + 1) * size]
         return Tensor.fresh(joined, (*shape[:dim], sum(lengths), *shape[after:]))
+
+
+@frozen
+class GroupMove(Move):
+    """What the ranks of a group do together; its values are one for each of them, in group order."""
+
+    ranks: int
+    """The size of the group, as the call has it; 0 where the call does not say."""
+
+    def _check(self, shards: Sequence[Tensor]) -> None:
+        if self.ranks not in (0, len(shards)):
+            raise MoveError(f"is told of {self.ranks} ranks and has {len(shards)}")
+        if any(not shard.contiguous for shard in shards):
+            raise MoveError("reads a tensor that is not contiguous")
+        if any(shard.shape != shards[0].shape for shard in shards):
+            raise MoveError("reads tensors of different shapes")
+
+    def _check_dims(self, shards: Sequence[Tensor]) -> None:
+        self._check(shards)
+        if not shards[0].shape:
+            raise MoveError("reads a tensor without dimensions")
+
+
+@frozen
+class Gather(GroupMove):
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
+        return value.joined(added, 0)
+
+    def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
+        self._check_dims(value)
+        shape = value[0].shape
+        elements = [element for shard in value for element in shard.elements()]
+        return [Tensor.fresh(elements, (shape[0] * len(value), *shape[1:]))] * len(value)
+
+
+@frozen
+class Reduction(GroupMove):
+    """Sums or means of what all ranks have."""
+
+    reduction: str
+
+    def totals(self, value: Sequence[Tensor]) -> list[Any]:
+        """Element by element. Ranks that have one and the same tensor stand for any tensors of that kind: what is added
+        is alike where the elements are."""
+        if self.reduction not in ("sum", "avg"):
+            raise MoveError(f"reduces with `{self.reduction}`")
+        if all(part is value[0] for part in value):
+            totals = [element * len(value) for element in value[0].elements()]
+        else:
+            totals = list(map(sum, zip(*(part.elements() for part in value), strict=True)))
+        if self.reduction == "avg":  # exact, so that a mean of all and a mean of means compare equal
+            totals = [Fraction(total) / len(value) for total in totals]
+        return totals
+
+
+@frozen
+class AllReduce(Reduction):
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
+        return value
+
+    def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
+        self._check(value)
+        return [Tensor.fresh(self.totals(value), value[0].shape)] * len(value)
+
+
+@frozen
+class Scatter(Reduction):
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
+        return value.cut(0, self.ranks)[1]
+
+    def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
+        self._check_dims(value)
+        length, rest = divmod(value[0].shape[0], self.ranks)
+        if rest:
+            raise MoveError("scatters unevenly")
+        totals = self.totals(value)
+        shape = (length, *value[0].shape[1:])
+        count = prod(shape)
+        return [Tensor.fresh(totals[place * count : (place + 1) * count], shape) for place in range(self.ranks)]
+
+
+_ROW_MAJOR = "contiguous_format"
+A_VIEW, VIEWS = Category.VIEW, Category.VIEW | Category.MULTI_OUTPUT
+
+
+@frozen
+class Mover:
+    """An operator that moves elements."""
+
+    kind: type[Move]
+    read: Callable[..., Move]
+    """From the shape of the result and the arguments after the first."""
+    categories: int = 0
+    """As its schema says it."""
+    defaults: tuple[Any, ...] = ()
+    """Of the arguments after the first, those without a default None; plain, as in ``Facts.arguments``."""
+
+    def completed(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a call that leaves out defaults at the end."""
+        return arguments + self.defaults[len(arguments) - 1 :]
+
+
+def move_of(target: str, arguments: tuple[Any, ...], shape: Lengths | None) -> Move:
+    """What a call does with elements: its arguments, the tensors among them, and the shape of what it returns."""
+    return _read(target, arguments[1:], shape)
+
+
+@lru_cache(maxsize=4096)
+def _read(target: str, arguments: tuple[Any, ...], shape: Lengths | None) -> Move:
+    mover = MOVERS.get(target)
+    if mover is None or (shape is None and issubclass(mover.kind, View | Permute)):
+        return Move()
+    return mover.read(shape, *arguments)
+
+
+def _view(shape: Lengths, *_: Any) -> Move:
+    return View(shape)
+
+
+def _reshape(shape: Lengths, *_: Any) -> Move:
+    return View(shape, copy=True)
+
+
+def _movedim(shape: Lengths, sources: Any, destinations: Any) -> Move:
+    rank = len(shape)
+    froms, tos = (
+        [dim % rank for dim in (dims if isinstance(dims, tuple) else (dims,))] for dims in (sources, destinations)
+    )
+    moved = dict(zip(tos, froms, strict=True))
+    free = iter([dim for dim in range(rank) if dim not in froms])
+    return Permute(tuple([moved[dim] if dim in moved else next(free) for dim in range(rank)]))
+
+
+def _transpose(shape: Lengths, one: int, other: int) -> Move:
+    dims = list(range(len(shape)))
+    dims[one], dims[other] = dims[other], dims[one]
+    return Permute(tuple(dims))
+
+
+def _split(_: Any, size: Any, dim: int = 0) -> Move:
+    return Split(dim, size)
+
+
+def _alias(*_: Any) -> Move:
+    return Alias()
+
+
+_ALIAS = Mover(Alias, _alias, A_VIEW)
+_MOVEDIM = Mover(Permute, _movedim, A_VIEW)
+_SPLIT = Mover(Split, _split, VIEWS, (None, 0))
+_SQUEEZE = Mover(Squeeze, lambda shape, *_: Squeeze(shape), A_VIEW)
+_UNKNOWN = Mover(Move, lambda *_: Move(), A_VIEW)
+
+MOVERS: dict[str, Mover] = {
+    GATHER: Mover(Gather, lambda _, ranks, group: Gather(ranks), Category.COLLECTIVE),
+    SCATTER: Mover(Scatter, lambda _, how, ranks, group: Scatter(ranks, how), Category.COLLECTIVE),
+    ALL_REDUCE: Mover(AllReduce, lambda _, how, group: AllReduce(0, how), Category.COLLECTIVE),
+    WAIT: Mover(Alias, _alias),
+    "aten._reshape_alias.default": _UNKNOWN,
+    "aten._to_copy.default": Mover(
+        Clone, lambda _, *options: Clone(options[-1], cast=True), defaults=(None, None, None, None, False, None)
+    ),
+    "aten._unsafe_view.default": Mover(View, _view),
+    "aten.alias.default": _ALIAS,
+    "aten.cat.default": Mover(Join, lambda _, dim=0: Join(dim), defaults=(0,)),
+    "aten.chunk.default": Mover(Split, lambda _, count, dim=0: Split(dim, count=count), VIEWS, (None, 0)),
+    "aten.clone.default": Mover(Clone, lambda _, memory_format=None: Clone(memory_format), defaults=(None,)),
+    "aten.constant_pad_nd.default": Mover(Pad, lambda _, pads, *__: Pad(changes=any(pads)), defaults=(None, 0)),
+    "aten.contiguous.default": Mover(
+        Clone,
+        lambda _, memory_format=0: Clone(_ROW_MAJOR, where_needed=True) if memory_format in (0, _ROW_MAJOR) else Move(),
+        A_VIEW,
+        (0,),
+    ),
+    "aten.detach.default": _ALIAS,
+    "aten.expand.default": Mover(Expand, lambda shape, *_: Expand(shape), A_VIEW, (None, False)),
+    "aten.flatten.using_ints": Mover(Flatten, lambda shape, *_: Flatten(shape, copy=True), A_VIEW, (0, -1)),
+    "aten.lift_fresh.default": _ALIAS,
+    "aten.movedim.int": _MOVEDIM,
+    "aten.movedim.intlist": _MOVEDIM,
+    "aten.narrow.default": Mover(Cut, lambda _, dim, start, length: Cut(dim, start, length=length), A_VIEW),
+    "aten.permute.default": Mover(
+        Permute, lambda shape, dims: Permute(tuple([dim % len(shape) for dim in dims])), A_VIEW
+    ),
+    "aten.reshape.default": Mover(View, _reshape, A_VIEW),
+    "aten.select.int": Mover(Cut, lambda _, dim, at: Cut(dim, at, length=1, drops=True), A_VIEW),
+    "aten.slice.Tensor": Mover(
+        Cut, lambda _, dim=0, start=None, stop=None, step=1: Cut(dim, start, stop, step), A_VIEW, (0, None, None, 1)
+    ),
+    "aten.split.Tensor": _SPLIT,
+    "aten.split.sizes": _SPLIT,
+    "aten.split_with_sizes.default": _SPLIT,
+    "aten.squeeze.default": _SQUEEZE,
+    "aten.squeeze.dim": _SQUEEZE,
+    "aten.squeeze.dims": _SQUEEZE,
+    "aten.stack.default": Mover(Join, lambda _, dim=0: Join(dim, stacked=True), defaults=(0,)),
+    "aten.t.default": Mover(Permute, lambda shape: Permute(tuple(range(len(shape)))[::-1]), A_VIEW),
+    "aten.transpose.int": Mover(Permute, _transpose, A_VIEW),
+    "aten.unbind.int": Mover(Split, lambda _, dim=0: Split(dim, 1, drops=True), VIEWS, (0,)),
+    "aten.unflatten.int": Mover(View, _view, A_VIEW),
+    "aten.unsqueeze.default": Mover(Unsqueeze, lambda shape, dim: Unsqueeze(shape, dim=dim), A_VIEW),
+    "aten.view.default": Mover(View, _view, A_VIEW),
+    "aten.view.dtype": _UNKNOWN,
+    GETITEM: Mover(Pick, lambda _, index: Pick(index)),
+    "prims.convert_element_type.default": Mover(Clone, lambda *_: Clone(cast=True)),
+}
+
+
+@cache
+def movers_of(*kinds: type[Move]) -> frozenset[str]:
+    """The operators that are moves of one of these kinds."""
+    return frozenset(name for name, mover in MOVERS.items() if issubclass(mover.kind, kinds))
+
+
+SPLITS = movers_of(Split)
+JOINS = movers_of(Join)
+PASSING = frozenset(MOVERS) - JOINS - movers_of(GroupMove)
+"""Operators of one tensor through which a chain is followed, whether or not it can then be rewritten."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
+
+from policylang.language.devices.collectives import CollectiveKind, collective_kind
+
 GETITEM = "builtin.getitem"
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
@@ -69,3 +74,89 @@ class Category:
 def is_all_gather(target: str) -> bool:
     """Of any namespace, coalesced or not."""
     return "all_gather_into_tensor" in target
+
+
+KNOWN = frozenset(
+    (
+        *("aten", "prims", "prim", "builtin", "torch", "math", "profiler", "debugprims", "export", "streams"),
+        *("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem", "fsdp"),
+        *("inductor", "inductor_prims", "rngprims", "mkl", "mkldnn", "mkldnn_prepacked", "onednn", "sparse"),
+        *("quantized", "quantized_decomposed", "quantization", "_quantized"),
+        "policylang",
+    )
+)
+"""The namespaces whose operators are torch's or our own."""
+_FUNCTIONS = frozenset(("torch", "math", "builtin"))
+"""Of these a graph calls functions, by their path: they have no overloads."""
+HARMLESS = frozenset(("autoparallel.dtype_cast",))
+"""Operators of other libraries that do none: a cast."""
+
+_WORDS = (
+    *("mm", "addmm", "bmm", "baddbmm", "addbmm", "spmm", "hspmm", "sspaddmm", "smm", "gemm", "int8mm", "int4mm"),
+    *("mv", "addmv", "dot", "vdot", "matmul", "tensordot", "vecdot", "einsum", "kron", "cov", "corrcoef"),
+    *("linear", "qlinear", "bilinear", "trilinear", "attn", "attention", "transformer"),
+    *("lstm", "gru", "rnn", r"q?conv(?:olution)?(?:[123]d)?", "cdist", "pdist", "euclidean"),
+    *("cholesky", "svd", "svdvals", "qr", "orgqr", "ormqr", "geqrf", "lobpcg", "lstsq", "lu", "ldl"),
+    *("solve", "spsolve", "det", "logdet", "slogdet", "householder", r"matrix_(?:exp|power|rank)", "nuclear"),
+    r"linalg_(?:eig\w*|inv|pinv|cond|matrix_norm|tensorinv|tensorsolve|multi)",
+)
+_WHOLE = ("inner", "inverse", "pinverse")
+_WORK = re.compile(rf"(?:^|_)(?:{'|'.join(_WORDS)})(?=_|\d|$)|^(?:{'|'.join(_WHOLE)})$")
+_NONE = re.compile(
+    r"^_*(?:upsample|thnn)_|_(?:prepack|unpack|flatten_weight|search)|^lu_unpack|reorder_|_pack_|sdp_choice"
+)
+"""Interpolations, the pointwise part of a recurrent cell, weights that are laid out otherwise, choices of a kernel."""
+
+
+@cache
+def could_do_matrix_work(target: str) -> bool:
+    """Of the full name of an operator, ``aten.mm.default``; of what its call gives and takes nothing is known here."""
+    namespace, _, rest = target.partition(".")
+    name = rest.rpartition(".")[2] if namespace in _FUNCTIONS else rest.partition(".")[0]
+    if namespace not in KNOWN:
+        return f"{namespace}.{name}" not in HARMLESS
+    return bool(_WORK.search(name)) and not _NONE.search(name)
+
+
+"""Of these a graph calls functions, by their path: they have no overloads."""
+_ON_RANKS = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem"))
+_BY_ONE_RANK = frozenset((CollectiveKind.POINT_TO_POINT, CollectiveKind.BARRIER))
+"""What each rank does by itself, or what is there to hold others up."""
+_BESIDE_THE_STEP = frozenset(("streams",))
+"""Other streams and events: where such an operator stands is what it does."""
+_PLAIN_HIGHER_ORDER = frozenset(
+    (
+        *("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_mutation"),
+        *("triton_kernel_wrapper_functional", "run_and_save_rng_state", "run_with_rng_state"),
+        *("graphsafe_run_with_rng_state", "inline_asm_elementwise", "out_dtype", "print"),
+    )
+)
+"""Higher-order operators that run no graph of their own, or one in which nothing can communicate."""
+_COMMUNICATES = re.compile(
+    r"all_?gather|all_?reduce|reduce_?scatter|all_?to_?all|nccl|nvshmem|p2p"
+    r"|(?<![a-z])(?:a2a|send|recv|isend|irecv|put|barrier|broadcast|dispatch|combine|exchange|rendezvous)(?![a-z])"
+)
+
+
+@cache
+def is_unknown(target: str, flags: int) -> bool:
+    """Whether nobody knows what a call of an operator does beside what it returns and writes.
+
+    ``target``: in full, as in ``Facts.targets``; ``flags``: the :class:`Category` bits that hold of the call.
+    """
+    namespace, _, name = target.partition(".")
+    if not namespace or target in WAITS:
+        return False
+    if namespace == "higher_order":
+        return name not in _PLAIN_HIGHER_ORDER
+    if namespace in _BESIDE_THE_STEP:
+        return True
+    name = name.partition(".")[0]
+    if namespace in _ON_RANKS:
+        known = flags & Category.COLLECTIVE and collective_kind(name) not in (None, *_BY_ONE_RANK)
+        return not known and (namespace == "symm_mem" or "p2p" in name or collective_kind(name) in _BY_ONE_RANK)
+    if namespace in KNOWN or f"{namespace}.{name}" in HARMLESS:
+        return False
+    if namespace in _FUNCTIONS or target.count(".") != 2:  # a function of Python's has no schema to go by
+        return namespace not in _FUNCTIONS
+    return bool(flags & (Category.COLLECTIVE | Category.EFFECTFUL)) or bool(_COMMUNICATES.search(name.lower()))

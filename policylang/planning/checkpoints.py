@@ -16,8 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from attrs import field, frozen
 
 from policylang.graph.blocks import OUTSIDE, BlockTable
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase, forward_users
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, forward_users, storage_roots
 from policylang.operators.names import GETITEM
 from policylang.planning.value_decision import Decision, is_open, recomputes
 

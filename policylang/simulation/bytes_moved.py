@@ -6,8 +6,7 @@ looked up in, as much as is found; of what is overwritten, nothing; of what is w
 
 from __future__ import annotations
 
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.storage import returns_memory_of_input
+from policylang.graph.facts import Facts, Flag, returns_memory_of_input
 from policylang.operators.names import GETITEM, WAITS
 
 LOOK_UPS = frozenset(

@@ -16,9 +16,8 @@ from enum import IntEnum
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, storage_roots
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
 
 _FIRST_RUN, _SECOND_RUN = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)

@@ -35,20 +35,28 @@ from policylang.torch_compat.tracing import (
     tree_flatten,
     tree_unflatten,
 )
-from policylang.tracing.attention_kernels import attention_on
-from policylang.tracing.backward_marks import BackwardRegions
-from policylang.tracing.finish import GraphInput, finish
-from policylang.tracing.forward_marks import checkpoint_regions, module_paths, without_leaks
-from policylang.tracing.preconditions import check_loss, check_writes, no_gradient, problem, trace_failure
-from policylang.tracing.step_state import (
+from policylang.tracing.marks import (
+    BackwardRegions,
+    GraphInput,
+    checkpoint_regions,
+    finish,
+    module_paths,
+    without_leaks,
+)
+from policylang.tracing.step import (
     ModelState,
     OptimizerState,
     Substitution,
+    check_loss,
+    check_writes,
+    no_gradient,
+    problem,
     substituted,
     substituted_optimizer,
     take_step,
+    trace_failure,
 )
-from policylang.tracing.target_device import UNKNOWN_DEVICE, TargetDevice
+from policylang.tracing.target_device import UNKNOWN_DEVICE, TargetDevice, attention_on
 
 LossFn = Callable[..., Tensor]
 

@@ -24,7 +24,7 @@ import policylang
 from policylang.audit.communication import CommunicationStep, steps_of
 from policylang.backends.torch_compile import order_kept
 from policylang.backends.torch_compile.backend import PolicyBackend
-from policylang.operators.communication import is_communication, is_wait
+from policylang.operators.work import is_communication, is_wait
 from policylang.torch_compat import inductor
 from tests.support.compiled import fresh_dynamo
 from tests.support.meshed import WIDTH, Meshed

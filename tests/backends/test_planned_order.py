@@ -16,7 +16,7 @@ from policylang.backends.joint.path import JointPartitioner
 from policylang.backends.surgery.copy_insertion import copies_in
 from policylang.backends.surgery.planned_order import put_in_order
 from policylang.errors import PolicyAuditError
-from policylang.graph.reading.collect import collect
+from policylang.graph.collect import collect
 from policylang.graph.schedule import StepKind
 from policylang.planning.graph_edit import Edits
 from policylang.planning.order.as_run import run

@@ -19,9 +19,8 @@ from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.backends.joint.recompilable_forward import recompilable
 from policylang.backends.surgery.tags import mark_saved
 from policylang.graph import marks
-from policylang.graph.facts import Phase
-from policylang.graph.reading.saved_markers import from_annotation
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Phase, storage_roots
+from policylang.graph.marks import from_annotation
 from policylang.language.syntax import Policy
 from policylang.operators.names import AUTOGRAD_COPIES
 from policylang.planning.liveness import Needs

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from policylang.errors import PolicyGraphError
 from policylang.graph import snapshot
 from policylang.graph.facts import COLUMNS, Facts, Flag, InputKind, Ref
-from policylang.graph.files.json_import import recorded_facts
+from policylang.graph.recorded import recorded_facts
 from policylang.torch_compat.operator_registry import operator_names
 from tests.support.sharded import fake_ranks
 from tests.support.shared_graphs import FOLDER, JOINT, ONE_DEVICE, process_groups, shared_facts

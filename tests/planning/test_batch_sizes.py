@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.reading.collect import collect
 from policylang.planning.batch.sizes import REACH, BatchSizes
 from tests.support.joint import capture_joint
 from tests.support.textgraph import facts_of

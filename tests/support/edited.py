@@ -8,8 +8,8 @@ from typing import Any
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
+from policylang.graph.collect import collect
 from policylang.graph.facts import COLUMNS, Facts, Group
-from policylang.graph.reading.collect import collect
 from policylang.planning.edits.offers import Offer
 from policylang.planning.plan import Plan
 

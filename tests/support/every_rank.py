@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from policylang.backends.runtime import groups
 from policylang.backends.surgery import edits
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, Group, Mesh
-from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.offers import Offer, compared

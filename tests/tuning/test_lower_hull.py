@@ -22,8 +22,8 @@ from policylang.api.load import load, parse
 from policylang.errors import PolicyError
 from policylang.graph import snapshot
 from policylang.graph.blocks import BlockTable, blocks_of
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities

@@ -20,8 +20,7 @@ from policylang.audit.summary.report import (
     RuleReport,
     ValuesReport,
 )
-from policylang.graph.facts import GraphKind, uncounted_operators
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import GraphKind, storage_roots, uncounted_operators
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.syntax import Action, Policy
 from policylang.planning.expectations.data_sizes import counted_by_data

@@ -28,7 +28,7 @@ from policylang.backends.eager.fsdp_order import (
 )
 from policylang.backends.eager.session import BlockCall, Contexts, Session, innermost, session_behind, this_thread
 from policylang.graph import marks
-from policylang.graph.reading.modules import normalise
+from policylang.graph.inputs import normalise
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Policy
 

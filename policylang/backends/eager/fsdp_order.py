@@ -20,8 +20,8 @@ from policylang.audit.summary.fsdp_lines import FsdpOrderReport, LineByFsdpRepor
 from policylang.backends.eager import problems
 from policylang.backends.eager.observation.fsdp_hooks import is_first_fsdp
 from policylang.backends.path import raise_errors
-from policylang.graph.builder import GraphBuilder
 from policylang.graph.facts import GraphKind
+from policylang.graph.textual import GraphBuilder
 from policylang.language.syntax import Bucket, Policy, Scheduling
 from policylang.planning.decisions.weights_aside import WeightAside
 from policylang.planning.order.by_fsdp import (

@@ -13,7 +13,7 @@ import torch.fx as fx
 from policylang.backends.surgery.edits import first_difference
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph.facts import Facts
-from policylang.graph.reading.memory import GraphMemory
+from policylang.graph.memory import GraphMemory
 from policylang.graph.schedule import StepKind
 from policylang.language.codes import diagnose
 from policylang.planning.plan import Plan

@@ -19,8 +19,8 @@ from policylang.backends.surgery.edits import carry_out
 from policylang.backends.surgery.planned_order import put_in_order
 from policylang.errors import PolicyGraphError
 from policylang.graph.chains import Chains
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, InputKind
-from policylang.graph.reading.collect import collect
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Expectation, ExpectTotal, Policy

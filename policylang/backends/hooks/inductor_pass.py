@@ -18,8 +18,8 @@ from policylang.backends.caching.keyed import KeyedForCaches
 from policylang.backends.dispatch import apply_policy
 from policylang.backends.hooks.path import HookPath
 from policylang.errors import PolicyError, PolicyGraphError
+from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
-from policylang.graph.reading.collect import collect
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy

@@ -15,10 +15,9 @@ from attrs import frozen
 from torch import fx
 
 from policylang.backends.surgery import copy_insertion
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.rowsets import mask_of
+from policylang.graph.facts import Facts, Flag, mask_of
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
-from policylang.operators.effects import function, piece_of_draw
+from policylang.operators.calls import function, piece_of_draw
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.planning.graph_edit import Edits
 from policylang.planning.liveness import Needs

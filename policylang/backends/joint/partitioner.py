@@ -28,8 +28,8 @@ from policylang.backends.runtime.stages import collector_paused, timed
 from policylang.backends.surgery import tags
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import Schedule
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.capabilities import JOINT

@@ -19,8 +19,8 @@ from policylang.backends.runtime.groups import RankOrder
 from policylang.backends.runtime.stages import timed
 from policylang.backends.surgery import tags
 from policylang.backends.surgery.edits import carry_out
+from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
-from policylang.graph.reading.collect import collect
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning.decisions.weights_aside import WeightsAside

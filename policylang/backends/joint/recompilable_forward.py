@@ -17,8 +17,7 @@ from policylang.backends.joint.saved_markers import dead_operators, leave_marker
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
 from policylang.graph.facts import Flag
-from policylang.operators.categories import describe
-from policylang.operators.effects import function, piece_of_draw, unread
+from policylang.operators.calls import describe, function, piece_of_draw, unread
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 
 _FORWARD_ONLY = ("recompute", "ac_graph_id", "partitioner_tag")

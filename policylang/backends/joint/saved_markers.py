@@ -1,6 +1,6 @@
 """Leaves markers of what a partition saved on the operators of a forward that is to be traced again.
 
-See :mod:`policylang.graph.reading.saved_markers` for how they are read. Every saved value that the forward holds is
+See :mod:`policylang.graph.marks` for how they are read. Every saved value that the forward holds is
 counted: one that tracing will not make again leaves a marker that is missed, not a gap that nobody sees.
 """
 
@@ -15,8 +15,8 @@ from torch import fx
 
 from policylang.graph import marks
 from policylang.graph.facts import Flag
-from policylang.graph.reading.saved_markers import SavedMarker
-from policylang.operators.categories import describe
+from policylang.graph.marks import SavedMarker
+from policylang.operators.calls import describe
 from policylang.operators.names import AUTOGRAD_COPIES, GETITEM, VIEWS_UNSAID
 
 

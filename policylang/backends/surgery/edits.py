@@ -21,7 +21,7 @@ from policylang.graph import marks
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.language.syntax import Policy
-from policylang.operators.categories import describe, group_name
+from policylang.operators.calls import describe, group_name
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node
 from policylang.planning.plan import Plan
 from policylang.torch_compat.graphs import OpOverload, outside_of_modes, schema_of

@@ -18,8 +18,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from policylang.backends.eager.session import Session, session_behind
-from policylang.graph.reading.inputs import attribute
-from policylang.graph.reading.modules import normalise, raw_path
+from policylang.graph.inputs import attribute, normalise, raw_path
 from policylang.torch_compat.eager import compiled_around
 
 _THROUGH_FORWARD = re.compile(r"(\.forward)+\.__self__")

@@ -27,8 +27,8 @@ from policylang.errors import PolicyAuditError, PolicyMeaningError, PolicyWarnin
 from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
-from policylang.operators.categories import describe
-from policylang.operators.communication import is_communication, is_product
+from policylang.operators.calls import describe
+from policylang.operators.work import is_communication, is_product
 from policylang.torch_compat import dynamo, inductor
 from policylang.torch_compat.graphs import OpOverload
 

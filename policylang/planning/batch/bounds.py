@@ -13,8 +13,7 @@ from math import inf
 
 from attrs import frozen
 
-from policylang.graph.facts import Facts
-from policylang.graph.rowsets import difference, intersection
+from policylang.graph.facts import Facts, difference, intersection
 from policylang.language.syntax import (
     COMPARISONS,
     TIMES,

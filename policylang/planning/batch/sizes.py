@@ -17,9 +17,8 @@ from math import prod
 from weakref import WeakKeyDictionary
 
 from policylang.graph.facts import Facts, Flag, InputKind, Phase
-from policylang.operators.moves import View
+from policylang.operators.moves import View, movers_of
 from policylang.operators.names import GETITEM, MATRIX_PRODUCTS
-from policylang.operators.table import movers_of
 
 REACH = 1024
 """So many times as much as here a value is taken to grow at most: what lies beyond, no batch reaches."""

@@ -16,8 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-from policylang.graph.facts import Facts, Flag, GraphKind
-from policylang.graph.rowsets import mask_of
+from policylang.graph.facts import Facts, Flag, GraphKind, mask_of
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
 from policylang.language.walk import tests_of

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from policylang.graph.facts import Facts, GraphKind, forward_users
-from policylang.graph.rowsets import mask_of
+from policylang.graph.facts import Facts, GraphKind, forward_users, mask_of
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning import refusals
 from policylang.planning.liveness import Needs

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.rowsets import mask_of, members
+from policylang.graph.facts import Facts, Flag, mask_of, members
 from policylang.language.syntax import Action, Policy, Rule
 from policylang.planning.block_graph import AroundBlocks
 from policylang.planning.capabilities import Capabilities

@@ -1,7 +1,7 @@
 """The facts of a graph after its planned edits: rules are planned on these.
 
 Everything is known beforehand, the names of new nodes included, so that a plan on a snapshot is the plan on the live
-graph. The columns are those that :func:`policylang.graph.reading.collect.collect` finds on the graph that comes out.
+graph. The columns are those that :func:`policylang.graph.collect.collect` finds on the graph that comes out.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from policylang.graph.facts import Derivation, Facts, Flag, Group, Ref, rewritten
 from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.operators.moves import MOVERS
 from policylang.operators.names import FOLLOWERS
-from policylang.operators.table import MOVERS
 from policylang.planning.graph_edit import Edit, FusedGroup, NewNode, Node
 
 _KEPT = Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from policylang.graph.facts import Facts
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, storage_roots
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted, figure, first_lines

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policylang.graph.facts import Facts
-from policylang.graph.rowsets import mask_of
+from policylang.graph.facts import Facts, mask_of
 from policylang.language.figures import counted, first_lines
 from policylang.language.syntax import ExpectFate
 from policylang.planning.expectations.totals import LEFT_OPEN, Finding

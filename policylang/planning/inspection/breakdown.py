@@ -13,9 +13,8 @@ from typing import Literal
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import Facts, uncounted_operators
+from policylang.graph.facts import Facts, storage_roots, uncounted_operators
 from policylang.graph.schedule import Schedule
-from policylang.graph.storage import storage_roots
 from policylang.language.figures import folded_names
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.syntax import Action

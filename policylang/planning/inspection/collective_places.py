@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
+from policylang.graph.facts import storage_roots
 from policylang.graph.schedule import StepKind
-from policylang.graph.storage import storage_roots
 from policylang.operators.names import WAITS
 from policylang.planning.inspection.communication import Communication, LineInOrder, StepInOrder, group_of
 from policylang.simulation.collective_runs import CollectiveRun

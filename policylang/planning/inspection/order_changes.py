@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, storage_roots
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.graph.storage import storage_roots
 from policylang.planning.graph_edit import Edit
 from policylang.planning.inspection.communication import collective_rows
 from policylang.planning.order.as_run import run

@@ -12,9 +12,8 @@ from typing import Literal
 
 from attrs import frozen
 
-from policylang.graph.facts import Facts, InputKind, Phase
+from policylang.graph.facts import Facts, InputKind, Phase, storage_roots
 from policylang.graph.schedule import Schedule
-from policylang.graph.storage import storage_roots
 from policylang.planning.inspection.breakdown import Breakdown, Fate, operator_of
 from policylang.planning.order.as_run import run
 from policylang.planning.value_decision import Decision

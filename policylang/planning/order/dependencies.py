@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag
-from policylang.operators.names import GETITEM, WAITS
-from policylang.operators.unknown_effects import is_unknown
+from policylang.operators.names import GETITEM, WAITS, is_unknown
 from policylang.planning.order.reading.shared_memory import awaited, memory_order
 from policylang.planning.order.reading.turns import turns
 

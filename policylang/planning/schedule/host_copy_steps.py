@@ -9,9 +9,8 @@ the one that is awaited.
 
 from __future__ import annotations
 
-from policylang.graph.facts import Facts, GraphKind, Phase, is_gradient
+from policylang.graph.facts import Facts, GraphKind, Phase, is_gradient, storage_roots
 from policylang.graph.schedule import ScheduleStep, StepKind
-from policylang.graph.storage import storage_roots
 
 IN_FLIGHT = 2
 """How many copies between device and host may be under way, in either direction, before one is awaited."""

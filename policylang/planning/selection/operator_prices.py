@@ -11,8 +11,7 @@ from functools import cached_property
 
 from attrs import frozen
 
-from policylang.graph.facts import Facts
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, storage_roots
 from policylang.simulation.node_times import NodeTimes
 
 _GIB = 2.0**30

@@ -15,8 +15,7 @@ from attrs import fields
 
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.chains import Chains
-from policylang.graph.facts import Facts
-from policylang.graph.rowsets import difference, intersection, mask_of, members, union
+from policylang.graph.facts import Facts, difference, intersection, mask_of, members, union
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import define, evolve, field
 
 from policylang.audit.summary.report import Report
-from policylang.graph.facts import Facts
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, storage_roots
 from policylang.testing.path_comparison.other_work import compare_work
 from policylang.testing.path_comparison.results import (
     Beside,

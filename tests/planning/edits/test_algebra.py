@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from policylang.graph.facts import Facts, GraphKind
-from policylang.operators.elements import Tensor
-from policylang.operators.strides import is_contiguous, viewed
+from policylang.operators.layouts import Tensor, is_contiguous, viewed
 from policylang.planning.edits.grids import Grid, grid_of
 from policylang.planning.edits.proof.calls import ChainCall, new_call, old_calls
 from policylang.planning.edits.proof.equivalence import Equivalence, Prover
@@ -163,7 +162,7 @@ def test_the_evaluator_does_what_torch_does(line: Line) -> None:
 
 
 def line_facts(line: Line, gm: torch.fx.GraphModule) -> Facts:
-    from policylang.graph.reading.collect import collect
+    from policylang.graph.collect import collect
 
     return collect(gm, kind=GraphKind.FORWARD, groups=line.groups)
 

@@ -14,8 +14,8 @@ from torch._subclasses import FakeTensorMode
 
 import policylang
 from policylang.backends.surgery.edits import carry_out
+from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind, Group
-from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.planner import plan

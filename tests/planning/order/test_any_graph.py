@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import policylang
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import StepKind
 from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.planning.order.dependencies import dependencies

@@ -40,8 +40,7 @@ from policylang.backends.eager.observation.stream import (
 from policylang.backends.eager.observation.surroundings import Surroundings
 from policylang.errors import PolicyGraphError
 from policylang.language.diagnostics import Diagnostic
-from policylang.operators.categories import describe
-from policylang.operators.effects import updated_statistics
+from policylang.operators.calls import describe, updated_statistics
 from policylang.operators.names import Category
 from policylang.torch_compat.eager import storage_address, storage_is_freed, version
 from policylang.torch_compat.graphs import outside_of_modes

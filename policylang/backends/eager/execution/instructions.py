@@ -16,7 +16,7 @@ from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.stream import changes_only_geometry, gives_what_it_writes, writes
 from policylang.backends.surgery import tags
 from policylang.graph.facts import Facts, Flag
-from policylang.operators.effects import statistics_positions
+from policylang.operators.calls import statistics_positions
 from policylang.planning.checkpoints import kept_rows
 from policylang.planning.liveness import Needs, saved_and_recomputed
 from policylang.planning.plan import Plan

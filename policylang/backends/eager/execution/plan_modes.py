@@ -35,7 +35,7 @@ from policylang.backends.eager.observation.stream import (
 )
 from policylang.backends.runtime.profiler_ranges import recomputation
 from policylang.errors import PolicyGraphError
-from policylang.operators.effects import statistics_positions
+from policylang.operators.calls import statistics_positions
 from policylang.torch_compat.eager import keeps_graph, set_versions, storage_address, storage_is_freed, version
 from policylang.torch_compat.graphs import outside_of_modes, schema_of
 from policylang.torch_compat.subclasses import take_apart

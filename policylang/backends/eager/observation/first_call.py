@@ -48,8 +48,8 @@ from policylang.backends.eager.observation.stream import (
 )
 from policylang.backends.eager.observation.surroundings import Before
 from policylang.backends.eager.observation.thrown_away import thrown_away
+from policylang.graph.inputs import MODULE_ANNOTATION
 from policylang.graph.marks import annotated
-from policylang.graph.reading.modules import MODULE_ANNOTATION
 from policylang.torch_compat.eager import DispatchMode, are_of_checkpoint, is_wrapper_class, saved_tensor_hooks
 from policylang.torch_compat.graphs import hint, outside_of_modes
 from policylang.torch_compat.subclasses import take_apart

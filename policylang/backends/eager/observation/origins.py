@@ -18,7 +18,7 @@ from policylang.torch_compat.eager import (
     version,
 )
 from policylang.torch_compat.subclasses import take_apart
-from policylang.tracing.step_state import read_state
+from policylang.tracing.step import read_state
 
 _T = TypeVar("_T")
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
-from policylang.operators.effects import updated_statistics
+from policylang.operators.calls import updated_statistics
 from policylang.torch_compat.eager import default_generator, ignored_operators
 from policylang.torch_compat.graphs import HigherOrderOperator, schema_of, side_effect_functions
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import frozen
 
 from policylang.graph.facts import Facts, Flag
+from policylang.operators.layouts import contiguous
 from policylang.operators.names import ALL_REDUCE, GATHER, SCATTER, WAIT
-from policylang.operators.strides import contiguous
 from policylang.planning.edits.bucketing.placing import Places
 from policylang.planning.edits.collectives.element_moves import NOWHERE, source_of
 from policylang.planning.edits.collectives.lines import phase

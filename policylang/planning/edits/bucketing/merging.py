@@ -19,8 +19,8 @@ from math import prod
 from typing import Any
 
 from policylang.graph.facts import Facts
+from policylang.operators.layouts import contiguous, viewed
 from policylang.operators.names import ALL_REDUCE, CAT, CLONE, GATHER, SCATTER, SLICE, VIEW, WAIT
-from policylang.operators.strides import contiguous, viewed
 from policylang.planning.edits.bucketing.bucket_members import Member
 from policylang.planning.edits.collectives.aliasing import ReplacedMemory
 from policylang.planning.edits.collectives.consumers import relaid

@@ -11,10 +11,10 @@ from array import array
 from collections.abc import Sequence
 from functools import cached_property
 
+from policylang.graph.blocks import has_no_modules
 from policylang.graph.facts import Facts, Flag
-from policylang.graph.repeated_blocks import has_no_modules
+from policylang.operators.moves import MOVERS
 from policylang.operators.names import GATHER, WAITS
-from policylang.operators.table import MOVERS
 
 OUTSIDE = -1
 

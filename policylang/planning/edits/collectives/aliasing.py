@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, Flag, storage_roots
 from policylang.operators.names import GETITEM
 from policylang.planning.edits.edit_planner import RefusedError
 

@@ -12,8 +12,8 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from policylang.graph.facts import Facts, Flag
+from policylang.operators.layouts import Lengths, is_contiguous
 from policylang.operators.names import GETITEM, PRODUCTS
-from policylang.operators.strides import Lengths, is_contiguous
 from policylang.planning.edits.collectives.element_moves import move_in
 
 

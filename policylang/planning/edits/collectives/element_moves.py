@@ -8,8 +8,7 @@ from attrs import frozen
 
 from policylang.graph.facts import Facts, Ref
 from policylang.operators.layouts import DigitLayout, NoDigitsError
-from policylang.operators.moves import Cut, Join, Move, Pick, Split
-from policylang.operators.table import move_of
+from policylang.operators.moves import Cut, Join, Move, Pick, Split, move_of
 
 NOWHERE = -1
 

@@ -13,9 +13,8 @@ from attrs import evolve
 
 from policylang.graph.facts import Flag
 from policylang.operators import layouts
-from policylang.operators.layouts import DigitLayout, NoDigitsError
+from policylang.operators.layouts import DigitLayout, NoDigitsError, contiguous
 from policylang.operators.names import GATHER, WAIT
-from policylang.operators.strides import contiguous
 from policylang.planning.edits.collectives.chain_fusion import ChainFusion, CollectiveChain, needs_unsorted
 from policylang.planning.edits.collectives.consumers import relaid
 from policylang.planning.edits.collectives.element_moves import copies

@@ -9,8 +9,8 @@ from attrs import frozen
 
 from policylang.graph.facts import Facts, GraphKind, Phase
 from policylang.operators.layouts import DigitLayout
+from policylang.operators.moves import JOINS, PASSING
 from policylang.operators.names import GATHER, GETITEM, WAIT
-from policylang.operators.table import JOINS, PASSING
 from policylang.planning.edits.collectives.element_moves import NOWHERE, Fan, fan_of, fanned, moved, source_of
 
 _HALVES = {GraphKind.FORWARD: int(Phase.FORWARD), GraphKind.BACKWARD: int(Phase.BACKWARD)}

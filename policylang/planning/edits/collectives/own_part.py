@@ -8,10 +8,9 @@ from math import prod
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag, Phase
-from policylang.operators.layouts import DigitLayout
+from policylang.operators.layouts import DigitLayout, contiguous, is_contiguous
 from policylang.operators.moves import Part
 from policylang.operators.names import GATHER, SLICE
-from policylang.operators.strides import contiguous, is_contiguous
 from policylang.planning.edits.collectives.chain_fusion import CollectiveChain
 from policylang.planning.edits.collectives.lines import phase
 from policylang.planning.edits.edit_planner import NewNodes, RefusedError

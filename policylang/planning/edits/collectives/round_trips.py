@@ -19,11 +19,9 @@ from attrs import evolve, frozen
 from policylang.graph.facts import Flag, InputKind
 from policylang.language.syntax import Collapse
 from policylang.operators import layouts
-from policylang.operators.layouts import DigitLayout, NoDigitsError
-from policylang.operators.moves import Cut, Pick
+from policylang.operators.layouts import DigitLayout, NoDigitsError, is_contiguous
+from policylang.operators.moves import JOINS, PASSING, Cut, Pick, movers_of
 from policylang.operators.names import GATHER
-from policylang.operators.strides import is_contiguous
-from policylang.operators.table import JOINS, PASSING, movers_of
 from policylang.planning.edits.collectives.aliasing import ReplacedMemory
 from policylang.planning.edits.collectives.consumers import relaid
 from policylang.planning.edits.collectives.element_moves import Fan, Piece, copies, fan_of, piece_of, source_of

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from policylang.graph.facts import Flag
 from policylang.operators import layouts
-from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError
+from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError, contiguous, is_contiguous
 from policylang.operators.names import SCATTER, WAIT
-from policylang.operators.strides import contiguous, is_contiguous
 from policylang.planning.edits.collectives.chain_fusion import ChainFusion, CollectiveChain, needs_unsorted
 from policylang.planning.edits.collectives.lines import ChainLink, ChainPath, last_row, layout_after
 from policylang.planning.edits.edit_planner import NewNodes, RefusedError

@@ -8,8 +8,7 @@ from typing import Any
 from attrs import Factory, field, frozen
 
 from policylang.graph.facts import Facts, Ref
-from policylang.operators.moves import Move
-from policylang.operators.table import move_of
+from policylang.operators.moves import Move, move_of
 from policylang.planning.graph_edit import FusedGroup, NewNode, Node
 
 

@@ -12,9 +12,18 @@ from itertools import pairwise
 
 from attrs import frozen
 
-from policylang.operators.layouts import SHARD, Digit, DigitLayout, Digits, size_of
+from policylang.operators.layouts import (
+    SHARD,
+    Digit,
+    DigitLayout,
+    Digits,
+    Lengths,
+    contiguous,
+    permuted,
+    size_of,
+    viewed,
+)
 from policylang.operators.names import CLONE, PERMUTE, VIEW
-from policylang.operators.strides import Lengths, contiguous, permuted, viewed
 
 
 @frozen

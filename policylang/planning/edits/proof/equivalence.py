@@ -14,9 +14,8 @@ from typing import Any
 
 from attrs import frozen
 
-from policylang.operators.elements import Tensor
-from policylang.operators.group_moves import Gather, GroupMove, Reduction
-from policylang.operators.moves import Cut, MoveError, Part
+from policylang.operators.layouts import Tensor
+from policylang.operators.moves import Cut, Gather, GroupMove, MoveError, Part, Reduction
 from policylang.planning.edits.grids import Grid
 from policylang.planning.edits.proof.calls import ChainCall, group_of
 from policylang.planning.edits.proof.evaluator import run

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from policylang.operators.elements import Tensor
-from policylang.operators.group_moves import GroupMove
-from policylang.operators.moves import Join, Move, MoveError
+from policylang.operators.layouts import Tensor
+from policylang.operators.moves import GroupMove, Join, Move, MoveError
 from policylang.planning.edits.proof.calls import ChainCall, group_of
 from policylang.planning.graph_edit import FusedGroup
 

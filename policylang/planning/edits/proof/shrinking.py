@@ -15,9 +15,8 @@ from math import prod
 
 from attrs import evolve, field, mutable
 
-from policylang.operators.group_moves import Gather
 from policylang.operators.layouts import SHARD, Digit, DigitLayout, Digits, NoDigitsError, counted, shard, size_of
-from policylang.operators.moves import Cut, Join, MoveError
+from policylang.operators.moves import Cut, Gather, Join, MoveError
 from policylang.planning.edits.proof.calls import ChainCall
 
 SMALL = (2, 3, 5)

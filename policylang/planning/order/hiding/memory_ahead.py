@@ -6,8 +6,7 @@ that is *pulled* runs now, before all of these, which changes what is alive unti
 
 from __future__ import annotations
 
-from policylang.graph.facts import Facts, InputKind, Phase
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, InputKind, Phase, storage_roots
 from policylang.operators.names import GETITEM
 from policylang.planning.order.hiding.range_maximum import RangeMaximum
 from policylang.planning.order.hiding.units import Units

@@ -14,7 +14,7 @@ from policylang.language.diagnostics import Diagnostic, Mend, Related, prefixed,
 from policylang.language.figures import counted, figure, first_lines, listed
 from policylang.language.source import Span
 from policylang.language.syntax import Bucket, Delay, KeepOrder, Policy, Prefetch, Scheduling
-from policylang.operators.unknown_effects import is_unknown
+from policylang.operators.names import is_unknown
 from policylang.planning.edits.bucket_errors import nothing_joined
 from policylang.planning.graph_edit import Edits
 from policylang.planning.order.lines.denoted import Picks

@@ -7,8 +7,7 @@ from enum import IntEnum
 from itertools import accumulate
 from weakref import WeakKeyDictionary
 
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.storage import returns_memory_of_input
+from policylang.graph.facts import Facts, Flag, returns_memory_of_input
 from policylang.operators.names import GETITEM, WAITS
 from policylang.planning.order.reading.shared_memory import awaited
 

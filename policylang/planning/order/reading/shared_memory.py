@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, Flag, storage_roots
 from policylang.operators.names import GETITEM, WAITS
 
 _SETS = ("aten.set_", "aten.resize_", "inductor.resize_storage_bytes_")

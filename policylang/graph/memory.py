@@ -12,13 +12,25 @@ them and not all of them share storage where the real ones do.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from typing import Any
 
 from attrs import evolve, field, frozen
 from torch import fx
 
 from policylang.graph.facts import Phase
-from policylang.operators.effects import asks_for_sizes, effects, may_write, statistics_positions, written_statistics
+from policylang.operators.calls import (
+    OperatorInfo,
+    argument,
+    asks_for_sizes,
+    effects,
+    may_write,
+    nodes_in,
+    statistics_positions,
+    unread,
+    written_statistics,
+)
+from policylang.torch_compat.graphs import mutated_input, underlying_input
 
 _MOST_EARLY_READERS = 8
 """So many operators may read memory of the forward's own between two writes and become part of its unit. Beyond that a
@@ -219,3 +231,60 @@ def _hazards(
                 unstable.add(row)
                 break
     return frozenset(unstable), frozenset(written)
+
+
+def mutated_reads(
+    nodes: Sequence[fx.Node],
+    operators: Sequence[OperatorInfo],
+    roots: Sequence[int],
+    row_of: Mapping[fx.Node, int],
+    output_descs: Sequence[Any],
+) -> list[int]:
+    """The rows that read memory which is written after them, and those that make it.
+
+    Args:
+        roots: row to the row whose memory its value lies in, itself where it makes its own.
+        output_descs: descriptor of each value that the graph returns.
+    """
+    last_write = _last_writes(nodes, operators, roots, row_of)
+    end = len(nodes)
+    for row in _written_by_runtime(nodes, output_descs):
+        last_write[roots[row]] = end
+    if not last_write:
+        return []
+    found = []
+    for row, node in enumerate(nodes):
+        if node.op != "call_function":
+            continue
+        if roots[row] == row and last_write.get(row, -1) > row:  # a second run would give it as it was before
+            found.append(row)
+            continue
+        for read in node.all_input_nodes:
+            if last_write.get(roots[row_of[read]], -1) > row and read not in unread(node, operators[row]):
+                found.append(row)
+                break
+    return found
+
+
+def _last_writes(
+    nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], roots: Sequence[int], row_of: Mapping[fx.Node, int]
+) -> dict[int, int]:
+    """Of each memory that an operator of the graph writes, the last row that does."""
+    last: dict[int, int] = {}
+    for row, operator in enumerate(operators):
+        if operator.written:
+            for target in nodes_in(argument(nodes[row], operator.written)):
+                last[roots[row_of[target]]] = row
+    return last
+
+
+def _written_by_runtime(nodes: Sequence[fx.Node], output_descs: Sequence[Any]) -> list[int]:
+    """The rows of the graph inputs that a returned value is copied into when the graph has run."""
+    targets = [target for desc in output_descs if desc is not None and (target := mutated_input(desc)) is not None]
+    if not targets:
+        return []
+    placeholders: dict[Any, list[int]] = {}
+    for row, node in enumerate(nodes):
+        if node.op == "placeholder" and (desc := node.meta.get("desc")) is not None:
+            placeholders.setdefault(underlying_input(desc), []).append(row)
+    return [row for target in targets for row in placeholders.get(underlying_input(target), ())]

@@ -4,31 +4,243 @@ from __future__ import annotations
 
 import operator as python_operator
 from array import array
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from attrs import define, field
 from torch import fx
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostMarker, Phase, read_by_backward, users_of
-from policylang.graph.marks import SAVED, annotated, custom, recorded_saved, user_tag
-from policylang.graph.reading.arguments import argument_column
-from policylang.graph.reading.flat_phases import is_seed, said_phase
-from policylang.graph.reading.inputs import InputSource, input_columns
-from policylang.graph.reading.memory import memory_of
-from policylang.graph.reading.modules import ModulePaths, raw_path
-from policylang.graph.reading.mutation import mutated_reads
-from policylang.graph.reading.phases import PhaseMarks, check_kind, check_operators, is_tangent, kind_of, phases_of
-from policylang.graph.reading.process_groups import group_columns, meshes_of
-from policylang.graph.reading.saved_markers import MarkerColumns, SavedMarker, find, from_annotation
-from policylang.graph.reading.values import Measurements
-from policylang.operators.categories import OperatorInfo, argument, describe, draws_random, nodes_in
-from policylang.operators.effects import writes_inside
+from policylang.graph.facts import (
+    Facts,
+    Flag,
+    GraphKind,
+    Group,
+    LostMarker,
+    Mesh,
+    Phase,
+    Ref,
+    read_by_backward,
+    users_of,
+)
+from policylang.graph.inputs import InputSource, ModulePaths, input_columns, raw_path
+from policylang.graph.marks import (
+    SAVED,
+    MarkerColumns,
+    SavedMarker,
+    annotated,
+    custom,
+    find,
+    from_annotation,
+    recorded_saved,
+    user_tag,
+)
+from policylang.graph.memory import memory_of, mutated_reads
+from policylang.graph.phases import (
+    PhaseMarks,
+    check_kind,
+    check_operators,
+    is_seed,
+    is_tangent,
+    kind_of,
+    phases_of,
+    said_phase,
+)
+from policylang.operators.calls import (
+    OperatorInfo,
+    argument,
+    describe,
+    draws_random,
+    group_name,
+    nodes_in,
+    parameters,
+    writes_inside,
+)
+from policylang.operators.moves import MOVERS
 from policylang.operators.names import GETITEM, WAITS
-from policylang.operators.work_counter import WorkCounter
-from policylang.torch_compat.graphs import has_data_symbol, is_backward_output, is_saved_output, value_of
+from policylang.operators.work import WorkCounter
+from policylang.torch_compat import process_groups
+from policylang.torch_compat.graphs import (
+    group_ranks,
+    has_data_symbol,
+    hint,
+    is_backward_output,
+    is_saved_output,
+    name_of_group,
+    size_range,
+    value_of,
+)
 from policylang.torch_compat.store import own_rank
+
+
+class Value(NamedTuple):
+    bytes: int
+    numel: int
+    shape: tuple[int, ...] | None
+    stride: tuple[int, ...] | None
+    dtype: str
+    device: str
+    symbolic: bool
+    by_data: tuple[int, ...] = ()
+    """As in :attr:`policylang.graph.facts.Facts.data_sizes`."""
+
+
+NOTHING = Value(0, 0, None, None, "", "", False)
+SYMBOL = Value(0, 0, None, None, "", "", True)
+NO_LIMIT = -1
+
+
+class Measurements:
+    """Measures values; equal shapes, types and whole measurements are one object, however many nodes have them."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[torch.Size, tuple[int, ...] | None, torch.dtype, torch.device], Value] = {}
+        self._measured: dict[Value, Value] = {}
+
+    def measure(self, value: Any) -> Value:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return SYMBOL
+        if isinstance(value, (tuple, list)):
+            parts = [self.measure(part) for part in value]
+            size, numel = sum(part.bytes for part in parts), sum(part.numel for part in parts)
+            total = NOTHING._replace(bytes=size, numel=numel, by_data=_of_all(parts))
+            return self._measured.setdefault(total, total)
+        return NOTHING
+
+    def _tensor(self, tensor: torch.Tensor) -> Value:
+        size, dtype, device = tensor.shape, tensor.dtype, tensor.device
+        stride = tensor.stride() if tensor.layout is torch.strided else None
+        try:
+            known = self._tensors.get((size, stride, dtype, device))
+        except TypeError:  # symbolic sizes have no hash
+            found = self._describe(tuple(hint(length) for length in size), None, dtype, device)
+            return found if not has_data_symbol(tensor) else found._replace(by_data=_by_data(size, dtype.itemsize))
+        if known is None:
+            known = self._describe(tuple(size), stride, dtype, device)
+            self._tensors[size, stride, dtype, device] = known
+        return known
+
+    def _describe(
+        self, shape: tuple[int, ...], stride: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
+    ) -> Value:
+        numel = prod(shape)
+        name = str(dtype).removeprefix("torch.")
+        value = Value(numel * dtype.itemsize, numel, shape, stride, name, str(device), False)
+        return self._measured.setdefault(value, value)
+
+
+def _by_data(size: torch.Size, itemsize: int) -> tuple[int, int, int]:
+    """Of a tensor some of whose sizes come from data."""
+    ranges = [size_range(length) for length in size]
+    counted = max(hint(length) for length in size if has_data_symbol(length))
+    highest = [most for _, most in ranges if most is not None]
+    most = itemsize * prod(highest) if len(highest) == len(ranges) else NO_LIMIT
+    return counted, itemsize * prod(least for least, _ in ranges), most
+
+
+def _of_all(parts: Sequence[Value]) -> tuple[int, ...]:
+    if not any(part.by_data for part in parts):
+        return ()
+    found = [part.by_data or (0, part.bytes, part.bytes) for part in parts]
+    most = NO_LIMIT if any(each[2] == NO_LIMIT for each in found) else sum(each[2] for each in found)
+    return max(each[0] for each in found), sum(each[1] for each in found), most
+
+
+_COLLECTIVE = int(Flag.COLLECTIVE)
+_KEPT = WAITS | MOVERS.keys()
+_NOTHING: tuple[Any, ...] = ()
+
+
+def argument_column(
+    nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], row_of: Mapping[fx.Node, int]
+) -> list[tuple[Any, ...]]:
+    """``Facts.arguments``."""
+    column = [_NOTHING] * len(nodes)
+    for row, node in enumerate(nodes):
+        if node.op == "call_function" and _is_kept(operators[row]) and (schema := parameters(node.target)) is not None:
+            column[row] = _plain_tuple(_in_order(node, schema), row_of)
+    return column
+
+
+def _is_kept(operator: OperatorInfo) -> bool:
+    return operator.name in _KEPT or bool(operator.flags & _COLLECTIVE)
+
+
+def _in_order(node: fx.Node, schema: Sequence[tuple[str, Any]]) -> Sequence[Any]:
+    args, kwargs = node.args, node.kwargs
+    if len(args) == len(schema):
+        return tuple(args)
+    return [*args, *[kwargs.get(name, default) for name, default in schema[len(args) :]]]
+
+
+def _plain_tuple(values: Sequence[Any], row_of: Mapping[fx.Node, int]) -> tuple[Any, ...]:
+    return tuple([value if type(value) is int else _plain(value, row_of) for value in values])
+
+
+def _plain(value: Any, row_of: Mapping[fx.Node, int]) -> Any:
+    """A value that needs no torch to read; what has no plain form becomes its text."""
+    if isinstance(value, fx.Node):
+        return Ref(row_of[value])
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return _plain_tuple(value, row_of)
+    return name_of_group(value) or str(value).removeprefix("torch.")
+
+
+def group_columns(
+    nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], known: Mapping[str, Group]
+) -> tuple[list[str], dict[str, Group]]:
+    """``Facts.group_names`` and ``Facts.groups``; a group that is not known is asked of torch.distributed."""
+    names = [""] * len(nodes)
+    groups: dict[str, Group] = {}
+    for row, operator in enumerate(operators):
+        if operator.flags & _COLLECTIVE:
+            name = group_name(operator, nodes[row])
+            if not name:
+                continue
+            if name not in groups:
+                groups[name] = known.get(name) or _ask(name)
+            names[row] = groups[name].name
+    return names, groups
+
+
+def _ask(name: str) -> Group:
+    ranks = group_ranks(name)
+    return Group(name, ranks, len(ranks))
+
+
+def meshes_of(groups: Mapping[str, Group], given: Any = None) -> tuple[Mesh, ...]:
+    """The mesh that was given, or else those along one dimension of which the graph has a group, in a fixed order."""
+    if not groups:
+        return ()
+    if given is not None:
+        described = _described(given)
+        return () if described is None else (described,)
+    along = {frozenset(group.ranks) for group in groups.values()}
+    around = {mesh for mesh in map(_described, process_groups.known_meshes()) if mesh is not None}
+    fitting = [mesh for mesh in around if not along.isdisjoint(map(frozenset, _rows(mesh)))]
+    return tuple(sorted(fitting, key=lambda mesh: (-len(mesh.shape), mesh.shape, mesh.ranks, mesh.dims)))
+
+
+def _described(mesh: Any) -> Mesh | None:
+    layout = process_groups.mesh_layout(mesh)
+    return None if layout is None else Mesh(*layout)
+
+
+def _rows(mesh: Mesh) -> Iterator[tuple[int, ...]]:
+    """The ranks along each dimension, for every place in the others."""
+    strides = [prod(mesh.shape[dim + 1 :]) for dim in range(len(mesh.shape))]
+    for dim, size in enumerate(mesh.shape):
+        others = [range(1) if each == dim else range(length) for each, length in enumerate(mesh.shape)]
+        for at in product(*others):
+            first = sum(place * stride for place, stride in zip(at, strides, strict=True))
+            yield tuple(mesh.ranks[first + place * strides[dim]] for place in range(size))
+
 
 _NO_OPERATOR = OperatorInfo("", 0)
 
@@ -43,7 +255,6 @@ _GRADIENT = int(Flag.GRADIENT)
 _WRITES = int(Flag.WRITES)
 _READS_MUTATED = int(Flag.READS_MUTATED)
 _SYMBOLIC = int(Flag.SYMBOLIC)
-_COLLECTIVE = int(Flag.COLLECTIVE)
 
 
 def collect(
