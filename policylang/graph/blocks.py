@@ -28,14 +28,20 @@ AGAIN = 4
 
 
 def has_no_modules(facts: Facts) -> bool:
-    """Whether a graph is a half that carries neither module paths nor activation-checkpoint regions."""
+    """A forward or backward graph carries neither module paths nor activation-checkpoint regions."""
     halves = (GraphKind.FORWARD, GraphKind.BACKWARD)
     return facts.kind in halves and not any(facts.modules) and all(region is None for region in facts.ac_regions)
 
 
 def repeated_stretches(facts: Facts) -> tuple[Sequence[int], int]:
     """Row to the number of its stretch, -1 outside all, in the order of the graph; and how many there are, 0 where
-    nothing repeats. Near linear in nodes; the same wherever it is run."""
+    nothing repeats. Near linear in nodes.
+
+    A graph without module paths still has its layers: the same operators on the same shapes over the same groups. An
+    operator that comes once in each, an anchor, finds them: from one anchor to the next much the same is done. Single
+    nodes of some layers may differ. Where layers begin and end shows at the outermost ones: the nodes before a
+    forward's first layer, and after a backward's last one, are unlike those between layers.
+    """
     block_of = array("i", [-1]) * len(facts)
     rows = [row for row, op in enumerate(facts.ops) if op == "call_function"]
     bounds = _stretches(facts, rows)
@@ -53,14 +59,14 @@ def _stretches(facts: Facts, rows: Sequence[int]) -> list[tuple[int, int]]:
         return []
     if facts.kind is not GraphKind.BACKWARD:
         return _bounded(words, anchors)
-    # From its end, a backward looks as a forward does: behind the last layer stands what is unlike one.
+    # Read from its end, a backward looks as a forward does: the nodes after its last layer are unlike a layer.
     count = len(words)
     found = _bounded(words[::-1], [count - 1 - anchor for anchor in reversed(anchors)])
     return [(count - end, count - start) for start, end in reversed(found)]
 
 
 def _words(facts: Facts, rows: Sequence[int]) -> list[int]:
-    """What a node is, as a number: its operator, what it gives, and over which group."""
+    """Each node as a number that stands for its operator, its result and its group."""
     numbers: dict[object, int] = {}
     kinds = ((facts.targets[row], facts.shapes[row], facts.dtypes[row], facts.group_names[row]) for row in rows)
     return [numbers.setdefault(kind, len(numbers)) for kind in kinds]
@@ -85,7 +91,7 @@ def _anchors(facts: Facts, rows: Sequence[int], words: Sequence[int]) -> list[in
 
 
 def _repeat(words: Sequence[int], anchors: Sequence[int]) -> bool:
-    """Whether much the same is done from each anchor to the next."""
+    """Much the same is done from each anchor to the next."""
     between = [Counter(words[start:end]) for start, end in pairwise(anchors)]
     shared = sum((one & other).total() for one, other in pairwise(between))
     whole = sum(max(one.total(), other.total()) for one, other in pairwise(between))
@@ -107,7 +113,7 @@ def _bounded(words: Sequence[int], anchors: Sequence[int]) -> list[tuple[int, in
 
 
 def _in_step(words: Sequence[int], here: int, there: int, step: int, most: int) -> tuple[int, int]:
-    """How far what stands before (step -1) or behind two anchors is the same: the nodes from ``there``, ``most`` at
+    """How far the nodes before (step -1) or after two anchors are the same: those from ``there``, ``most`` at
     most, and those from ``here``. What only one of them has is passed over."""
     one = other = 0
     while one < most:
@@ -129,7 +135,7 @@ def _skips(most: int) -> Iterator[tuple[int, int]]:
 
 
 def _agree(words: Sequence[int], here: int, there: int, step: int, passed: int) -> bool:
-    """Whether the nodes from two places on are the same: one, or, where some were passed over, several in a row."""
+    """The nodes from two places on are the same: one, or, where some were passed over, several in a row."""
     for ahead in range(0, step * (AGAIN if passed else 1), step):
         if not (0 <= here + ahead < len(words) and 0 <= there + ahead < len(words)):
             return False
@@ -142,7 +148,7 @@ OUTSIDE = -1
 
 
 class ModuleMatcher(Protocol):
-    """What a ``blocks`` glob does to a module path."""
+    """A ``blocks`` glob."""
 
     def outermost(self, path: str) -> str | None:
         """The outermost module on the path that matches, itself a prefix of the path; None where none does."""
@@ -166,12 +172,11 @@ class BlockTable:
 def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> BlockTable:
     """The blocks of a graph.
 
-    With a matcher, each module that it matches is one. Without, each activation-checkpoint region if the graph has
-    any, else the numbered children of the largest ``ModuleList``; a backward alone says nothing of its regions. A node
-    without a module path of its own lies where its owner does. In a half of a partition that carries neither module
-    paths nor regions, the stretches of operators that repeat are the blocks, whatever a matcher asks for
-    (:mod:`policylang.graph.blocks`).
-    """
+    With a matcher, each module that it matches is one. Without, each activation-checkpoint region if the graph has any,
+    else the numbered children of the largest ``ModuleList``; a backward alone says nothing of its regions. A node
+    without a module path of its own is where its producer is. In a forward or backward graph that carries neither
+    module paths nor regions, the stretches of operators that repeat are the blocks, whatever a matcher asks for
+    (:mod:`policylang.graph.blocks`)."""
     if has_no_modules(facts):
         block_of, count = repeated_stretches(facts)
         return BlockTable(block_of, tuple(f"repeated stretch {number}" for number in range(count)))
@@ -187,7 +192,7 @@ def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> BlockTable:
 
 
 def is_one_block(blocks: BlockTable, facts: Facts) -> bool:
-    """Whether a graph is one block and nothing beside it, as that of a block compiled on its own."""
+    """A graph is one block and nothing else, as that of a block compiled on its own."""
     return len(blocks.names) == 1 and all(blocks.block_of[facts.owners[row]] == 0 for row in facts.forward)
 
 
@@ -201,7 +206,7 @@ def _by_module(facts: Facts, block_name: Callable[[str], str | None]) -> BlockTa
         name = block_name(path) if path else None
         return OUTSIDE if name is None else numbers.setdefault(name, len(numbers))
 
-    # Forward rows first: a block is numbered by its first forward node, whatever stands around it.
+    # Forward rows first: a block is numbered by its first forward node.
     for rows in (facts.forward, range(len(facts))):
         for row in rows:
             block_of[row] = number_of(modules[row] or modules[owners[row]])

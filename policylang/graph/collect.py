@@ -134,7 +134,7 @@ class Measurements:
 
 
 def _by_data(size: torch.Size, itemsize: int) -> tuple[int, int, int]:
-    """Of a tensor some of whose sizes come from data."""
+    """:attr:`Facts.data_sizes` of a tensor."""
     ranges = [size_range(length) for length in size]
     counted = max(hint(length) for length in size if has_data_symbol(length))
     highest = [most for _, most in ranges if most is not None]
@@ -215,7 +215,10 @@ def _ask(name: str) -> Group:
 
 
 def meshes_of(groups: Mapping[str, Group], given: Any = None) -> tuple[Mesh, ...]:
-    """The mesh that was given, or else those along one dimension of which the graph has a group, in a fixed order."""
+    """The mesh that was given, or else those along one dimension of which the graph has a group, in a fixed order.
+
+    A rank's graph names its own groups; which ranks the others' have follows from the mesh, which no graph holds.
+    """
     if not groups:
         return ()
     if given is not None:
@@ -268,10 +271,10 @@ def collect(
     mesh: Any = None,
     state: Collection[fx.Node] = (),
 ) -> Facts:
-    """What is known of a graph. The graph is not changed, and no guard is added to symbolic sizes.
+    """Reads the facts of a graph. The graph is not changed, and no guard is added to symbolic sizes.
 
     Args:
-        gm: a joint graph before partitioning, the flat graph of a whole step, or a half of a partition.
+        gm: a joint graph before partitioning, the flat graph of a whole step, or one graph of a partition.
         kind: which of these, where the caller knows; worked out from the graph otherwise.
         static_inputs: positions of the inputs whose memory is the same in every step, as AOTAutograd hands them to
             partitioners (``static_lifetime_input_indices``).
@@ -405,7 +408,7 @@ class _Collector:
         )
 
     def _owners(self, inputs: Sequence[tuple[int, ...]]) -> tuple[array[int], array[int]]:
-        """Whose decision each row shares, and in whose memory its value lies."""
+        """The producer of each row, and the row whose memory its value uses."""
         owners = array("i", range(len(inputs)))
         roots = array("i", range(len(inputs)))
         nodes, operators, row_of = self.nodes, self.operators, self.row_of
@@ -451,7 +454,7 @@ class _Collector:
                 flags[row] |= _BACKWARD_HOOK
 
     def _flag_saved(self, flags: array[int], columns: MarkerColumns) -> tuple[LostMarker, ...]:
-        """What an earlier partition saved: marked on the very node, or found by its marker."""
+        """Flags what an earlier partition saved: marked on the very node, or found by its marker."""
         markers: dict[int, SavedMarker] = {}
         for row, node in enumerate(self.nodes):
             if recorded_saved(node.meta):
@@ -464,7 +467,7 @@ class _Collector:
         return tuple(found.lost)
 
     def _flag_data_dependent(self, flags: array[int]) -> None:
-        """Of a collective: whether one of its sizes is a symbol that stands for data, not for the size of an input."""
+        """Flags collectives one of whose sizes is a symbol for data, not for the size of an input."""
         for row, node in enumerate(self.nodes):
             if flags[row] & _COLLECTIVE and any(has_data_symbol(read.meta.get("val")) for read in node.all_input_nodes):
                 flags[row] |= Flag.DATA_DEPENDENT
@@ -481,7 +484,7 @@ class _Collector:
                 flags[row] |= _FORWARD_OUTPUT
 
     def _flag_memory(self, flags: array[int], phases: bytearray, owners: array[int]) -> None:
-        """A flat graph writes in place, in the middle of things: who runs again with whom, and who must not."""
+        """Flags what a flat graph recomputes together, and what it must not recompute: it writes in place, anywhere."""
         memory = memory_of(self.nodes, phases, self.state)
         if not memory.writes:
             return
@@ -498,7 +501,7 @@ class _Collector:
 
 
 def _leaves(value: Any) -> list[Any]:
-    """What nested tuples and lists hold, in order; None counts. They may be nested as deep as a file likes."""
+    """The leaves of nested tuples and lists, in order, None included. A file may nest them to any depth."""
     leaves: list[Any] = []
     pending = [value]
     while pending:

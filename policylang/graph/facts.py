@@ -59,9 +59,9 @@ class GraphKind(Enum):
     FLAT = "flat"
     """Forward, loss and backward of a whole step in one."""
     FORWARD = "forward"
-    """The forward half of a partition, or a graph without any backward."""
+    """The forward graph of a partition, or a graph without any backward."""
     BACKWARD = "backward"
-    """The backward half of a partition."""
+    """The backward graph of a partition."""
 
 
 class Phase(IntEnum):
@@ -82,12 +82,12 @@ class InputKind(IntEnum):
 
 
 class Flag(Category):
-    """What holds of a node, as bits of ``Facts.flags``: the categories of its operator, and more."""
+    """The bits of ``Facts.flags``: the categories of a node's operator, and more."""
 
     SYMBOLIC = 32
     """Its value is a symbolic size, bool or float, not a tensor."""
     READS_MUTATED = 64
-    """It reads memory that the graph writes: a second run would not see what the first one saw."""
+    """It reads memory that the graph writes: recomputed, it would not see what it saw first."""
     FEEDS_BACKWARD = 128
     """A backward node reads it (or, for an operator with followers, reads one of its followers)."""
     RECORDED_SAVED = 512
@@ -95,14 +95,14 @@ class Flag(Category):
     FORWARD_OUTPUT = 2048
     """The forward returns it to the caller: it lives on whatever a policy says."""
     DATA_DEPENDENT = 8192
-    """Of a collective: how much it sends comes from data, so ranks agree about it only as long as the data does."""
+    """It is a collective whose sizes come from data: ranks agree about them only as long as the data does."""
     REPEATABLE = 4096
-    """Of a flat graph: what it writes does not stand in the way of a second run. It is memory of the forward's own that
-    is run again with it, or running statistics that a second run leaves out."""
+    """Its writes, in a flat graph, do not prevent recomputation: they go to memory of the forward's own that is
+    recomputed with it, or to running statistics that a recomputation leaves out."""
     BACKWARD_HOOK = 16384
     """The user's code waits for its gradient (``has_backward_hook``)."""
     GRADIENT = 32768
-    """Of a forward value or an input of a joint graph: the backward returns it, as a gradient or as part of one."""
+    """The backward returns it, a forward value or an input of a joint graph, as a gradient or as part of one."""
 
 
 FLAGS: dict[str, int] = {
@@ -137,7 +137,7 @@ class Mesh:
 
 @frozen
 class Ref:
-    """Of a call's arguments: the node in a row of the facts."""
+    """An argument that is a node, by its row in the facts."""
 
     row: int
 
@@ -147,7 +147,7 @@ class LostMarker:
     """A value that an earlier partition saved, and that is not to be found for certain in this graph."""
 
     name: str
-    """Of its node in the earlier graph, or ``value 7 of 36``."""
+    """The name of its node in the earlier graph, or ``value 7 of 36``."""
     reason: str
     """A phrase for people."""
 
@@ -180,22 +180,22 @@ Check = Callable[[Any], bool]
 
 @frozen
 class Column:
-    """What a column says of itself. Rewriting, snapshots, graphs made by hand and tests of edited graphs ask it."""
+    """A column describes itself to rewriting, snapshots, graphs made by hand and tests of edited graphs."""
 
     check: Check
-    """Whether a value can be in it: planning relies on what facts say, and a file may say anything."""
+    """True of the values that it can have: planning relies on facts, and a file may say anything."""
     blank: Any = None
-    """What a row has of which nothing is said."""
+    """The value of a node of which nothing is said."""
     blank_for: frozenset[Derivation] = field(default=frozenset(), converter=frozenset)
-    """The rows of a rewritten graph that are blank; the others have what the row has that they come from."""
+    """The nodes of a rewritten graph that are blank; the others have the value of the node that they come from."""
     stored: Stored = Stored.VALUES
     later: bool = False
-    """Whether a snapshot may lack it: it is empty then, and a question that asks for it is refused by name."""
+    """A snapshot may lack it: it is empty then, and a test that needs it is refused by name."""
 
 
 @frozen
 class OfGraph:
-    """What a fact of the whole graph says of itself."""
+    """A fact of the whole graph."""
 
     check: Check
 
@@ -244,7 +244,7 @@ def _tuple_of(check: Check) -> Check:
 
 
 def _one_of(kind: type, known: Iterable[Any]) -> Check:
-    """Of exactly this type: ``True`` is no number."""
+    """Exactly of this type: ``True`` is no number."""
     among = frozenset(known)
     return lambda value: type(value) is kind and value in among
 
@@ -281,15 +281,15 @@ def _is_lost_marker(marker: Any) -> bool:
 
 @frozen(eq=False, slots=False)
 class Facts:
-    """What planning knows of a graph, one row a node in graph order, as columns that are indexed by the row's number.
+    """The facts that planning uses of a graph: one row a node in graph order, as columns indexed by the row's number.
 
     Sizes are of one rank. Bytes and elements are of the tensors that a node returns, FLOPs of one run of its operator.
     """
 
     kind: Annotated[GraphKind, OfGraph(_one_of(GraphKind, GraphKind))]
-    """Whether it is joint, flat, or a half of a partition."""
+    """Joint, flat, or the forward or backward graph of a partition."""
     names: Annotated[Sequence[str], Column(_is_text, stored=Stored.NAMES)]
-    """Of the nodes, as the graph has them."""
+    """The nodes' names in the graph."""
     ops: Annotated[Sequence[str], Column(_one_of(str, _OPS), blank="call_function", blank_for={_NEW})]
     """``placeholder``, ``get_attr``, ``call_function`` or ``output``."""
     targets: Annotated[Sequence[str], Column(_is_text, blank="")]
@@ -306,37 +306,37 @@ class Facts:
     flags: Annotated[Sequence[int], Column(_is_flags, blank=0)]
     """The bits of :class:`Flag` that hold of a node."""
     bytes: Annotated[Sequence[int], Column(_is_amount, blank=0)]
-    """Of all the tensors a node returns; symbolic sizes count with their hint, those that come from data with theirs or
-    with the most that they can be, where that is less."""
+    """The size of all the tensors a node returns; symbolic sizes count with their hint, those that come from data with
+    theirs or with the most that they can be, where that is less."""
     numel: Annotated[Sequence[int], Column(_is_amount, blank=0)]
     """The number of elements of all the tensors a node returns."""
     shapes: Annotated[Sequence[tuple[int, ...] | None], Column(_or_none(_is_sizes))]
-    """Of a single tensor; None for tuples and symbolic values."""
+    """The shape of a single tensor; None for tuples and symbolic values."""
     strides: Annotated[Sequence[tuple[int, ...] | None], Column(_or_none(_is_sizes))]
-    """Of a single tensor, in elements; None where there is none, where its layout has no strides, or where sizes or
-    strides are symbolic: what needs them to be numbers that hold in every run then knows that they are not."""
+    """The strides of a single tensor, in elements; None where there is none, where its layout has no strides, or where
+    sizes or strides are symbolic: what needs them to be numbers that hold in every run then knows that they are not."""
     dtypes: Annotated[Sequence[str], Column(_is_text, blank="")]
     """``bfloat16``; empty where there is no single tensor."""
     devices: Annotated[Sequence[str], Column(_is_text, blank="")]
     """``cuda:0``; empty where there is no single tensor."""
     flops: Annotated[Sequence[int], Column(_is_amount, blank=0, blank_for={_NEW, _PART})]
-    """Of one run; 0 where nothing is multiplied, and where no formula is known."""
+    """The FLOPs of one run; 0 where nothing is multiplied, and where no formula is known."""
     inputs: Annotated[Sequence[tuple[int, ...]], Column(_tuple_of(_is_whole), blank=(), stored=Stored.READS)]
     """The distinct nodes a node reads, in argument order."""
     users: Annotated[Sequence[tuple[int, ...]], Column(_tuple_of(_is_whole), stored=Stored.NOT)]
     """The distinct nodes that read it, in graph order."""
     owners: Annotated[Sequence[int], Column(_is_whole, stored=Stored.ROW)]
-    """A node whose decision it shares: of a ``getitem`` the multi-output operator, of a ``wait_tensor`` the
-    collective, of every other node itself. Followed to the end: an owner owns itself."""
+    """The producer whose decision a node shares: of a ``getitem`` the multi-output operator, of a ``wait_tensor`` the
+    collective, of every other node itself. Followed to the end: a producer is its own."""
     input_kinds: Annotated[Sequence[int], Column(_one_of(int, map(int, InputKind)), blank=0, blank_for={_NEW})]
     """An :class:`InputKind` each: parameter, buffer, what the user hands in, tangent."""
     input_names: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW})]
-    """Of a graph input: the parameter's or buffer's dotted name where it is known, else empty."""
+    """The dotted name of a parameter or buffer among the graph inputs, where it is known; else empty."""
     arguments: Annotated[Sequence[tuple[Any, ...]], Column(_is_tuple, blank=(), stored=Stored.ARGUMENTS)]
-    """Of layout operators and collectives (see :mod:`policylang.graph.collect`): all arguments in the order
-    of the schema, defaults filled in, as plain values; a node is a :class:`Ref`, a dtype its name. Empty otherwise."""
+    """All arguments of layout operators and collectives in the order of the schema, defaults filled in, as plain
+    values; a node is a :class:`Ref`, a dtype its name. Empty for other operators: rewriting asks for these alone."""
     group_names: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW})]
-    """Of a collective: its process group; empty otherwise."""
+    """The process group of a collective; empty otherwise."""
     groups: Annotated[dict[str, Group], OfGraph(_is_groups)] = field(factory=dict)
     meshes: Annotated[tuple[Mesh, ...], OfGraph(_tuple_of(_is_mesh))] = ()
     """Where known, the meshes that the graph's groups belong to."""
@@ -349,18 +349,17 @@ class Facts:
     own are left out."""
     uncounted: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW, _PART}, later=True)] = ()
     """The operators of a call whose work is not in :attr:`flops`: those that could do matrix work and have no FLOP
-    formula (see :mod:`policylang.operators.names`). Empty where there are none, mostly the one that is called."""
-
+    formula (``could_do_matrix_work``). Empty where there are none, mostly the one that is called."""
     data_sizes: Annotated[Sequence[tuple[int, ...]], Column(_is_data_sizes, blank=(), later=True)] = ()
-    """Of a node some of whose sizes come from data (``nonzero``, ``item``): the number that the largest of them counts
-    as, and the least and the most bytes that it can come to, -1 where there is no limit. Empty where no row has any."""
+    """For a node some of whose sizes come from data (``nonzero``, ``item``): the number that the largest of them counts
+    as, and the least and the most bytes that it can have, -1 where there is no limit. Empty where no node has any."""
 
     def __len__(self) -> int:
         return len(self.names)
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Node name to row."""
+        """Row by node name."""
         return {name: row for row, name in enumerate(self.names)}
 
     @cached_property
@@ -385,7 +384,7 @@ class Facts:
 
     @cached_property
     def followers(self) -> dict[int, list[int]]:
-        """Owner to the rows that share its decision, itself left out."""
+        """Producer to the rows that share its decision, itself left out."""
         result: dict[int, list[int]] = {}
         for row, owner in enumerate(self.owners):
             if owner != row:
@@ -393,7 +392,6 @@ class Facts:
         return result
 
     def has(self, row: int, flag: int) -> bool:
-        """Whether any of the bits of ``flag`` holds of a row."""
         return bool(self.flags[row] & flag)
 
 
@@ -408,10 +406,10 @@ OF_GRAPH: Mapping[str, OfGraph] = {name: said for name, said in _SAID.items() if
 
 
 def rewritten(facts: Facts, rows: Iterable[tuple[int, Derivation]], **given: Any) -> Facts:
-    """The facts of a graph of these rows: of which row of ``facts`` each comes, and how.
+    """The facts of a graph whose nodes come from those of ``facts``. ``rows``: from which row, and how.
 
-    ``given``: the columns that rows do not have of themselves, among them phases, inputs, owners and flags. ``users``
-    and :attr:`Flag.FEEDS_BACKWARD` follow.
+    ``given``: the columns that do not follow from that, among them phases, inputs, owners and flags. ``users`` and
+    :attr:`Flag.FEEDS_BACKWARD` are worked out.
     """
     derived = list(rows)
     sources = [row for row, _ in derived]
@@ -430,8 +428,8 @@ def rewritten(facts: Facts, rows: Iterable[tuple[int, Derivation]], **given: Any
 
 
 def is_gradient(facts: Facts, row: int) -> bool:
-    """Whether the backward returns what the graph returns of the forward: an output of the forward only where that is
-    said of it as well, and an input, such as the device mesh of a gradient that is a DTensor, too."""
+    """The backward returns this forward value or input: a gradient, or part of one, such as a DTensor's device mesh. An
+    output of the forward is one only if it is flagged as both."""
     if facts.phases[row] == Phase.INPUT:
         return bool(facts.flags[row] & Flag.GRADIENT) and facts.input_kinds[row] != InputKind.TANGENT
     is_both = facts.flags[row] & (Flag.GRADIENT | Flag.FORWARD_OUTPUT) != Flag.FORWARD_OUTPUT
@@ -479,8 +477,8 @@ def storage_roots(facts: Facts) -> Sequence[int]:
     """By row, the row whose memory it lives in: itself unless it is a view, a piece of one, or a ``wait_tensor``.
 
     Each output of a multi-output operator has memory of its own, unless the operator returns views, as ``split`` does.
-    What a flat graph writes in place shares a decision with all that runs again with it, and memory with what it
-    writes to alone. Worked out once for each facts.
+    What a flat graph writes in place shares a decision with all that is recomputed with it, and memory with what it
+    writes to alone.
     """
     known = _known.get(facts)
     if known is None:
@@ -507,5 +505,5 @@ def _storage_roots(facts: Facts) -> Sequence[int]:
 
 
 def returns_memory_of_input(facts: Facts, row: int) -> bool:
-    """Whether what an operator returns, one tensor or several, are views of its first argument."""
+    """An operator returns views, one or several, of its first argument."""
     return bool(facts.flags[row] & Flag.VIEW) or facts.targets[row] in VIEWS_UNSAID

@@ -44,7 +44,11 @@ MODULE_ANNOTATION = "module_fqn"
 
 @lru_cache(maxsize=65536)
 def normalise(raw: str) -> tuple[str, str]:
-    """The local that a raw module path starts from (empty where it names none) and the normalised path."""
+    """The local that a raw module path starts from (empty where it names none) and the normalised path.
+
+    Dynamo names a module by the Python expression that reaches it, ``L['self']._modules['layers']._modules['0'].attn``,
+    and wrappers add components; ``layers.0.attn`` is left.
+    """
     text = raw
     while (flat := _GETATTR.sub(r"\g<of>.\g<name>", text)) != text:
         text = flat
@@ -161,7 +165,7 @@ def classify(
     Args:
         position: its place among the inputs as they were before tensor subclasses were taken apart.
         sources: by position among the traced function's inputs; empty where Dynamo was not there.
-        static: positions of inputs whose memory is the same in every step; None where nobody knows.
+        static: positions of inputs whose memory is the same in every step; None where that is unknown.
         differentiated: descriptors of the whole inputs that the graph returns gradients of.
     """
     desc = placeholder.meta.get("desc")
@@ -182,7 +186,7 @@ def classify(
 def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[InputSource]:
     """The sources of a joint graph's inputs, by position; empty unless the running compilation's fit the graph.
 
-    They fit if the graph takes what Dynamo hands over, input for input: a graph that was kept from another compilation
+    They fit if the graph takes Dynamo's inputs one for one: a graph that was kept from another compilation
     must not be given this one's names.
     """
     handed_over = running_dynamo_inputs()
@@ -201,7 +205,7 @@ def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[InputSource]:
 
 
 def _alike(value: Any, placeholder: fx.Node) -> bool:
-    """Whether a joint graph's input may be an input of Dynamo's graph. Sizes may be symbols, and are not compared."""
+    """A joint graph's input may be this input of Dynamo's graph. Sizes may be symbols, and are not compared."""
     other = input_value(placeholder)
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
         return isinstance(value, torch.Tensor) == isinstance(other, torch.Tensor)
@@ -221,7 +225,7 @@ def _positions(placeholders: Sequence[fx.Node]) -> dict[fx.Node, int]:
 
 
 def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
-    """What a ``get_attr`` reads: a subgraph, a constant, or a parameter that was not lifted to an input.
+    """Classifies what a ``get_attr`` reads: a subgraph, a constant, or a parameter that was not lifted to an input.
 
     Without a module, as in a recorded graph, the node's own value has to tell.
     """
@@ -233,7 +237,7 @@ def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
 
 
 def attribute(module: Any, path: str) -> Any:
-    """What a module holds under a dotted path; None where it has no such thing."""
+    """The attribute of a module under a dotted path; None where it has no such thing."""
     return reduce(lambda value, name: getattr(value, name, None), path.split("."), module)
 
 

@@ -27,7 +27,7 @@ annotation of :class:`policylang.graph.marks.SavedMarker`, which outlives decomp
 """
 
 PARTLY = "partly"
-"""Of an operator that returns a tuple, or of what autograd keeps of one: the rest of it was recomputed."""
+"""The value of :data:`SAVED` on part of a tuple whose rest was recomputed."""
 
 USER_TAG = "policylang_user_tag"
 """``custom`` key: the user's tag that an ``override`` rule replaced, as ``[member name or None, region or None]``."""
@@ -36,13 +36,13 @@ REWRITTEN = "policylang_rewritten"
 """``custom`` key of a node that a ``fuse`` or ``collapse`` line put into the graph: that line, ``mesh.apl:3``."""
 
 RECOMPUTED = "policylang_recomputed"
-"""``custom`` key of a copy that a flat graph runs again in its backward: the name of the forward node it repeats."""
+"""``custom`` key of a recomputation in a flat graph's backward: the name of the forward node that it repeats."""
 
 MOVED = "policylang_moved"
 """``custom`` key of what copies a value to the host and back: the name of the value's node."""
 
 RANDOM_STATE = "policylang_random_state"
-"""``custom`` key of the nodes that keep and hand on a generator's state: the name of the operator that draws."""
+"""``custom`` key of the nodes that keep and pass on a generator's state: the name of the operator that draws."""
 
 PHASE = "policylang_phase"
 """``custom`` key of what a flat graph's tracer knows of a node: :data:`FORWARD`, :data:`BACKWARD`, :data:`EPILOGUE`."""
@@ -53,7 +53,7 @@ BACKWARD = "backward"
 """Made by an outermost call of the autograd engine, or the accumulation of what such calls made."""
 
 EPILOGUE = "epilogue"
-"""What follows every gradient: the write-back of buffers, the optimizer's step."""
+"""The nodes after every gradient: the write-back of buffers, the optimizer's step."""
 
 SESSION = "__policylang_session__"
 """The attribute of a checkpoint's ``context_fn`` that is ours, or of what it is a partial of: its session, whose
@@ -94,7 +94,7 @@ def annotated(meta: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_ours(meta: Mapping[str, Any]) -> bool:
-    """Whether the ``recompute`` tag of a node, if any, was written by policylang."""
+    """The ``recompute`` tag of a node, if any, was written by policylang."""
     return PROVENANCE in custom(meta)
 
 
@@ -114,33 +114,38 @@ def session_of(context_fn: object) -> Any:
 
 
 def recorded_saved(meta: Mapping[str, Any]) -> bool:
-    """Whether a partition saved the value of this very node."""
+    """A partition saved the value of this very node."""
     return custom(meta).get(SAVED) in (True, PARTLY)
 
 
 @frozen
 class SavedMarker:
-    """What one partition saved of one operator's value, as it stands in an annotation."""
+    """The annotation that says what one partition saved of one operator's value.
+
+    It is on the operator whose value was saved. Tracing that operator again copies it to all that comes of it: the
+    operators it is decomposed into, the pieces of a tuple, the copies that autograd keeps. These nodes are the marker's
+    group, and the value is what is read of them from outside. What cannot be found for certain is reported.
+    """
 
     partition: str
-    """Which partition: a digest of its forward."""
+    """A digest of the partition's forward."""
     name: str
     """The operator's node."""
     number: int | None = None
-    """In the order of the forward, from 0; with ``count``, a marker that is gone is missed. None for what need not be
+    """From 0 in the order of the forward; with ``count``, it shows which marker is gone. None for what need not be
     found: a view of an input, or an operator that only carries ``stands_for``."""
     count: int = 0
     """How many markers of the partition are numbered; in each of its markers."""
     following: str = ""
     """The name in the next numbered marker, of the first one in the last: what is gone can be named."""
     value: bool = False
-    """Whether the value itself was saved, of a tuple whatever the backward reads of it."""
+    """The value itself was saved, of a tuple whatever the backward reads of it."""
     copies: bool = False
-    """Whether what autograd keeps instead of it was saved."""
+    """The copy that autograd keeps instead of it was saved."""
     several: bool = False
-    """Whether the operator returns a tuple."""
+    """The operator returns a tuple."""
     partly: bool = False
-    """Whether some of a tuple was saved and the rest recomputed, which no decision says."""
+    """Some of a tuple was saved and the rest recomputed, which no decision says."""
     stands_for: Sequence[int] = ()
     """Numbers of the saved views of this value. Compilers drop views that change nothing, and the memory is this
     value's."""
@@ -221,7 +226,7 @@ class _Group:
         self.results.reverse()
 
     def _is_copy(self, row: int) -> bool:
-        """Whether autograd keeps it: only the backward reads it. A ``clone`` of a decomposition the forward reads."""
+        """Autograd keeps it: only the backward reads it. A ``clone`` of a decomposition the forward reads."""
         phases = self.columns.phases
         return self.columns.targets[row] in AUTOGRAD_COPIES and all(
             phases[user] == Phase.BACKWARD or user in self.copies for user in self.columns.users[row]
@@ -239,11 +244,11 @@ class _Group:
         return f"it may be any of {', '.join(f'`{self.columns.names[row]}`' for row in self.results)}"
 
     def stands_in(self) -> bool:
-        """Whether its value can be saved in place of a view of it."""
+        """Its value can be saved in place of a view of it."""
         return bool(self.results) and (self.marker.value if self.marker.several else self._is_one())
 
     def _is_one(self) -> bool:
-        """Whether the results are one value, or one for each call."""
+        """The results are one value, or one for each call."""
         if len({self.columns.owners[row] for row in self.results}) == 1:
             return True
         parts = self._parts()
@@ -272,7 +277,8 @@ class _Group:
 
 
 def _add_missing(groups: Sequence[_Group], found: FoundMarkers) -> None:
-    """What no forward node carries of one partition: the value that it is a view of stands in, or it is lost."""
+    """Replaces the markers of one partition that no forward node carries by the value they are views of, or reports
+    them as lost."""
     count = groups[0].marker.count
     present = {group.marker.number: group.marker for group in groups if group.marker.number is not None}
     stand_ins = {number: group for group in groups for number in group.marker.stands_for}

@@ -1,8 +1,8 @@
-"""Alias and mutation analysis of a flat graph: who shares memory, who writes it, what a second run would see.
+"""Alias and mutation analysis of a flat graph: who shares memory, who writes it, what a recomputation would see.
 
 A flat graph is traced as the step runs: dropout is ``empty_like → bernoulli_ → div_``, a counter is ``add_`` on a
-buffer, an optimizer writes parameters. Memory that is born and finished within the forward does not stand in the way
-of recomputing it: its first node and everything that writes to it form a *unit* that is recomputed as a whole or not at
+buffer, an optimizer writes parameters. Memory that is made and finished within the forward does not prevent
+recomputation: its first node and everything that writes to it form a *unit* that is recomputed as a whole or not at
 all. Memory that comes from outside, or that somebody reads while it is still being written, is left alone.
 
 One pass over the operators' schemas and two over the edges; fake tensors are not asked, since not every tracer leaves
@@ -50,13 +50,13 @@ class GraphMemory:
     members: dict[int, list[int]]
     """Root of a unit to its rows, ascending, itself first."""
     statistics: dict[int, tuple[int, ...]]
-    """Rows whose writes are running statistics that a second run leaves out: the positions of those arguments."""
+    """Rows whose writes are running statistics that a recomputation leaves out: the positions of those arguments."""
     unstable: frozenset[int]
-    """Forward rows that a second run would compute from other bytes than the first did."""
+    """Forward rows that a recomputation would compute from other bytes."""
     written: frozenset[int]
     """Forward rows that write to memory from outside the forward, or to memory that is read in between."""
     reads_no_bytes: Sequence[int] = field(repr=False)
-    """Whether a row only gives another name to memory that is there, or asks for its sizes."""
+    """1 for rows that only alias memory, or ask for its sizes."""
     loose: frozenset[int]
     """Roots of memory made within the graph that somebody reads while it is still being written."""
     needed_until: Sequence[int] = field(repr=False)
@@ -75,7 +75,7 @@ def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int], state: Collection
     """The memory of a flat graph whose phases are known. O(nodes + edges).
 
     ``state``: inputs to whose memory every run of the forward writes, of which there may be several before the first
-    backward. A second run reads other bytes there, wherever the write is.
+    backward. A recomputation reads other bytes there, wherever the write is.
     """
     if not any(map(may_write, nodes)):
         return _nothing_written(len(nodes))
@@ -115,7 +115,7 @@ def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int], state: Collection
 
 
 def _nothing_written(length: int) -> GraphMemory:
-    """Of a functional graph: nothing stands in the way of a second run, so who shares memory does not matter."""
+    """The memory of a functional graph: nothing prevents recomputation, so who shares memory does not matter."""
     nothing: frozenset[int] = frozenset()
     return GraphMemory(range(length), {}, [-1] * length, {}, {}, nothing, nothing, bytes(length), nothing, ())
 
@@ -142,7 +142,7 @@ def _units(
     writes: dict[int, list[int]],
     reads_no_bytes: bytearray,
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """Memory made and finished within the forward, with all that has to run again, in order, to make it again: its
+    """Memory made and finished within the forward, with all that has to be recomputed, in order, to make it again: its
     views and writers up to the last write, and who reads it in between."""
     last_write = {
         root: rows[-1]
@@ -206,7 +206,7 @@ def _hazards(
     memory: GraphMemory,
     state: frozenset[int],
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The rows that must not run again although nothing in their own schema says so, and the writers among them."""
+    """The rows that must not be recomputed although their own schema does not say so, and the writers among them."""
     roots, units, loose = memory.roots, memory.units, memory.loose
     writers = {row for rows in memory.writes.values() for row in rows}
     unstable: set[int] = set()
@@ -240,7 +240,13 @@ def mutated_reads(
     row_of: Mapping[fx.Node, int],
     output_descs: Sequence[Any],
 ) -> list[int]:
-    """The rows that read memory which is written after them, and those that make it.
+    """The rows that read memory which is written after them, and those that make it: a recomputation would differ.
+
+    A functional graph writes nothing itself. What the traced program did to a buffer comes out of the graph as a new
+    value, which is copied into the buffer when the forward is over, by a ``copy_`` at the end of the graph or by the
+    runtime. Every read of that buffer, through views or not, sees the old value in the forward and the new one in the
+    backward. In a graph that is not functional a read is safe to repeat only if nothing writes to its memory after it,
+    and what makes memory only if nothing writes there: the write is not repeated with it.
 
     Args:
         roots: row to the row whose memory its value lies in, itself where it makes its own.
@@ -256,7 +262,7 @@ def mutated_reads(
     for row, node in enumerate(nodes):
         if node.op != "call_function":
             continue
-        if roots[row] == row and last_write.get(row, -1) > row:  # a second run would give it as it was before
+        if roots[row] == row and last_write.get(row, -1) > row:  # recomputed, it would be as before the write
             found.append(row)
             continue
         for read in node.all_input_nodes:
@@ -269,7 +275,7 @@ def mutated_reads(
 def _last_writes(
     nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], roots: Sequence[int], row_of: Mapping[fx.Node, int]
 ) -> dict[int, int]:
-    """Of each memory that an operator of the graph writes, the last row that does."""
+    """The last row that writes each memory."""
     last: dict[int, int] = {}
     for row, operator in enumerate(operators):
         if operator.written:

@@ -40,7 +40,7 @@ from policylang.torch_compat.tracing import fixed_size_fake_mode, tree_leaves
 
 
 class MalformedError(Exception):
-    """What was read is no recorded graph. The message is a phrase that says why."""
+    """The file is no recorded graph. The message is a phrase that says why."""
 
 
 _BUILTIN = "<built-in function "
@@ -56,7 +56,7 @@ _SAID: Mapping[str, type] = {
     "custom": dict,
     "desc": str,
 }
-"""What ``meta`` may hold, and of which type; each may be null."""
+"""The keys of ``meta``, and their types; each may be null."""
 _NOT_A_NODE = (MalformedError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -158,7 +158,7 @@ class _Builder:
 
 
 def _check(record: Mapping[str, Any], meta: Any) -> None:
-    """Of one node, what would otherwise be taken for something else."""
+    """Refuses a node whose fields would be taken for something else."""
     if record["op"] not in _KINDS:
         raise MalformedError(f"there is no kind of node `{str(record['op'])[:80]}`")
     if not isinstance(record["target"], str):
@@ -173,7 +173,7 @@ def _check(record: Mapping[str, Any], meta: Any) -> None:
 
 
 def _describe_outputs(graph: fx.Graph, descriptors: Mapping[str, type], *, has_forward: bool) -> None:
-    """A joint graph returns its one output, then a gradient or None for each input; a backward half the latter."""
+    """A joint graph returns its one output, then a gradient or None for each input; a backward graph the latter."""
     output = next(iter(reversed(graph.nodes)), None)
     if output is None or output.op != "output":
         raise MalformedError("its last node is not the output")
@@ -184,7 +184,7 @@ def _describe_outputs(graph: fx.Graph, descriptors: Mapping[str, type], *, has_f
     flat = tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None)
     forward = [descriptors["PlainAOTOutput"](0)] if has_forward else []
     gradients = flat[len(forward) :]
-    if len(gradients) != len(plain):  # a backward half reads only some of the inputs that it returns gradients of
+    if len(gradients) != len(plain):  # a backward graph reads only some of the inputs that it returns gradients of
         plain = [descriptors["PlainAOTInput"](index) for index in range(len(gradients))]
     try:
         described = [
@@ -198,7 +198,7 @@ def _describe_outputs(graph: fx.Graph, descriptors: Mapping[str, type], *, has_f
 
 
 def _descriptor(text: str, classes: Mapping[str, type]) -> Any:
-    """What a descriptor prints is how it is made: names of its classes, called with constants and with each other."""
+    """Makes a descriptor from what it prints: names of classes, called with constants and with each other."""
     try:
         found = _made(ast.parse(text, mode="eval").body, classes)
     except (SyntaxError, TypeError, ValueError, AssertionError, RecursionError, MemoryError):
@@ -278,7 +278,7 @@ def recorded_facts(path: str | os.PathLike[str]) -> Facts:
 
 
 def facts_of_recording(recording: Mapping[str, Any]) -> Facts:
-    """The same, for what the file holds. Raises :class:`MalformedError`."""
+    """The facts of a recording that was read. Raises :class:`MalformedError`."""
     graph = rebuilt(_rows(recording))
     mesh = _mesh(recording.get("mesh"))
     groups = _groups(recording.get("groups") or {}, mesh)

@@ -1,7 +1,7 @@
 """Writes and reads snapshots: the facts of a graph in a file, a few bytes a node, without weights and code.
 
 The format is described in ``docs/snapshots.md``. Every field of :class:`~policylang.graph.facts.Facts` is stored under
-its name, and a file with other fields is refused rather than read by halves.
+its name, and a file with other fields is refused rather than read in part.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from policylang.language.shown import one_line
 SUFFIX = ".graph"
 FORMAT = 2
 MAGIC = b"\xfd7zXZ\x00"
-"""Of every file that xz packs: no text begins so."""
+"""Every file that xz packs begins so, and no text does."""
 _FIRST_FORMAT = b"\x8aAPLG\r\n\x1a"
 FOREIGN, OTHER_FORMAT, DAMAGED, TOO_LARGE, UNREADABLE = "APL351", "APL352", "APL353", "APL354", "APL355"
 
 MOST_NODES = 1 << 21
 MOST_BYTES = 1 << 27
-"""Of the file, and of what it is decompressed to."""
+"""The limit of the file, and of what it is decompressed to."""
 _UNPACKED, _ANY_BYTES = 256, 1 << 23
 """At most so many bytes for each byte of a file, beside what any graph may have: who opens a small file pays for a
 small graph. The equal blocks of a model come to a fifth of that."""
 _MOST_MEMORY = 1 << 26
-"""Of the decompressor."""
+"""The decompressor's limit."""
 _EDGES = 16
 """How many nodes a node reads at most, on average over a graph of a size that matters."""
 _SLACK = 1 << 20
-"""What any graph may have beside: small graphs are not bound by averages."""
+"""More that any graph may have: small graphs are not bound by averages."""
 _CHARACTERS = 128
-"""Of the names, on average."""
+"""The most characters of a name, on average."""
 _LONGEST_NUMBER = 9
 """Digits of the number at the end of a name; a longer one is part of the name."""
 _UPDATE = "update policylang, or write the snapshot again"
@@ -213,7 +213,7 @@ def _parted(names: Sequence[str]) -> tuple[list[str], list[int | None]]:
 
 
 def _document(data: bytes, name: str) -> Mapping[str, Any]:
-    """What the JSON holds. Never more of it is unpacked than :func:`_most` and one byte."""
+    """The JSON of a file, of which never more is unpacked than :func:`_most` and one byte."""
     most = _most(len(data))
     stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, _MOST_MEMORY)
     try:
@@ -398,7 +398,7 @@ def _check_values(name: str, values: Iterable[Any]) -> None:
 
 
 def _check_whole(facts: Facts) -> None:
-    """What is said of the whole graph, and what ties rows to each other."""
+    """Checks what is said of the whole graph, and what ties rows to each other."""
     for name, said in OF_GRAPH.items():
         if not said.check(getattr(facts, name)):
             raise DamagedError(f"what it says as `{name}` cannot be")

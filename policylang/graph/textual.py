@@ -144,7 +144,7 @@ def read_graph(
 ) -> tuple[Facts | None, tuple[Diagnostic, ...]]:
     """The facts of a graph that is written as text, or everything that keeps it from being read.
 
-    Without ``kind`` it is a joint graph if it has a backward, else the forward half of one. Linear in the text.
+    Without ``kind`` it is a joint graph if it has a backward, else a forward graph. Linear in the text.
     """
     reader = _GraphParser(source, operators or OperatorTable.bundled())
     reader.read()
@@ -205,7 +205,7 @@ class _GraphParser:
         self.builder.add(name or "output", target.text, reads, **words.arguments(self.backward))
 
     def _target(self, target: _SourceText) -> None:
-        """An operator has to be one, in full; that of a namespace nobody knows here is taken as it is."""
+        """An operator has to be one, in full; that of an unknown namespace is taken as it is."""
         if target.text in INPUTS or target.text in ("get_attr", "output"):
             return
         parts = target.text.split(".")
@@ -241,7 +241,7 @@ class _GraphParser:
 
 @define(eq=False)
 class _Words:
-    """What stands behind the call on a line: arguments of :meth:`GraphBuilder.add`, by name."""
+    """The words after the call on a line, as arguments of :meth:`GraphBuilder.add`, by name."""
 
     reader: _GraphParser
     said: dict[str, Any] = field(factory=dict)
@@ -334,7 +334,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[str], Any] | None, str]] = {
     "name": ("input_name", _any_text, "for example `name=layers.0.attention.wq.weight`"),
     "note": ("annotations", _any_text, "the name of an annotation: `note=ap_must_save`"),
 }
-"""What a node is said to have: the builder's argument, what reads it (None: a node's row), and an example."""
+"""The keys of a line: the builder's argument, what reads it (None: a node's row), and an example."""
 
 
 def _item_size(dtype: str) -> int:

@@ -68,7 +68,7 @@ class OperatorInfo:
 
 @frozen
 class StandIn:
-    """What one call shows of an operator that this torch does not have: it reads its arguments and returns new tensors.
+    """An operator that this torch does not have, by one call: it reads its arguments and returns new tensors.
 
     A plain value in the place of an operator of torch's registry: that is the whole process's, so that what one file
     calls would decide what is read of the next.
@@ -136,7 +136,7 @@ def parameters(target: Any) -> tuple[tuple[str, Any], ...] | None:
 
 
 def draws_random(operator: OperatorInfo, node: fx.Node) -> bool:
-    """Whether a call of a random operator draws: SDPA with dropout 0 does not, nor does dropout outside training."""
+    """A call of a random operator draws: SDPA with dropout 0 does not, nor does dropout outside training."""
     if not operator.chance:
         return True
     values = argument(node, operator.chance)
@@ -215,7 +215,7 @@ def _describe_stand_in(target: StandIn) -> OperatorInfo:
 
 
 def _by_name(name: str) -> int:
-    """What an operator's full name says of it."""
+    """The categories that an operator's full name tells."""
     holds = {
         Category.SEED: name.startswith(_SEEDS),
         Category.COMPUTE: name.rpartition(".")[0] in compute_operators(),
@@ -258,9 +258,9 @@ class Statistics:
     writes: bool = True
     """In place, without saying so in its schema; otherwise it returns new ones."""
     may_not_train: bool = True
-    """Whether it is told to train or not, by its argument ``training``."""
+    """Its argument ``training`` says whether it trains."""
     needed: bool = False
-    """Whether a call without them is none."""
+    """It cannot be called without them."""
 
 
 RUNNING_STATISTICS = {
@@ -281,7 +281,7 @@ _SIZES_ONLY = ("new_", "sym_size", "sym_numel", "sym_stride", "sym_storage_offse
 
 
 def may_write(node: fx.Node) -> bool:
-    """Whether a call may write to memory, going by its operator."""
+    """A call may write to memory, by its operator."""
     if node.op != "call_function":
         return False
     operator = describe(node.target)
@@ -308,7 +308,7 @@ def writes_inside(node: fx.Node) -> int:
 
 
 def _inside(node: fx.Node) -> tuple[int, OperatorInfo]:
-    """The operator that a call runs from a state of the generator, and how many arguments stand before its own."""
+    """The operator that a call runs from a state of the generator, and how many arguments come before its own."""
     found = ((at + 1, describe(each)) for at, each in enumerate(node.args) if isinstance(each, OpOverload))
     return next(found, (0, describe(node.target)))
 
@@ -327,13 +327,13 @@ def unread(node: fx.Node, operator: OperatorInfo) -> list[fx.Node]:
 
 
 def statistics_positions(target: Any) -> tuple[int, ...]:
-    """The arguments of an operator that a second run can leave out: running statistics its results do not read."""
+    """The arguments of an operator that a recomputation can leave out: running statistics its results do not read."""
     found = RUNNING_STATISTICS.get(describe(target).name)
     return () if found is None or not found.writes or found.needed else found.places
 
 
 def updated_statistics(target: Any, args: Sequence[Any]) -> tuple[int, ...]:
-    """The running statistics that a call with these arguments updates, and that a second run can leave out."""
+    """The running statistics that a call with these arguments updates, and that a recomputation can leave out."""
     at = _TRAINING[0][0]
     found = RUNNING_STATISTICS.get(describe(target).name)
     return () if found and found.may_not_train and not args[at] else statistics_positions(target)
@@ -358,7 +358,7 @@ def function(node: fx.Node) -> str:
 
 
 def piece_of_draw(node: Any) -> int | None:
-    """Of what a random operator that keeps its state returns: 0 for the state it started from, 1 for what it drew."""
+    """The piece of a random operator that keeps its state: 0 for the state it started from, 1 for what it drew."""
     if not isinstance(node, fx.Node) or node.target is not python_operator.getitem:
         return None
     keeper, piece = node.args

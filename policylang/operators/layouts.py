@@ -36,7 +36,7 @@ def contiguous(shape: Sequence[int]) -> Lengths:
 
 
 def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether elements lie in row-major order; strides of lengths of 1 do not matter."""
+    """Elements are in row-major order; strides of lengths of 1 do not matter."""
     expected = contiguous(shape)
     return prod(shape) == 0 or all(
         length == 1 or here == wanted for length, here, wanted in zip(shape, stride, expected, strict=True)
@@ -44,7 +44,7 @@ def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether elements fill a block of memory without gaps or overlaps, in whatever order of dimensions."""
+    """Elements fill a block of memory without gaps or overlaps, in whatever order of dimensions."""
     order = sorted((dim for dim, length in enumerate(shape) if length != 1), key=lambda dim: stride[dim])
     expected = 1
     for dim in order:
@@ -177,7 +177,7 @@ class NoDigitsError(Exception):
 
 
 def shard(shape: Sequence[int], origin: int = SHARD) -> DigitLayout:
-    """What a chain starts from: row-major."""
+    """The row-major layout that a chain starts from."""
     count = prod(shape)
     return _dealt((Digit(origin, 1, count),) if count > 1 else (), shape)
 

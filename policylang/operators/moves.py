@@ -39,7 +39,7 @@ from policylang.operators.names import ALL_REDUCE, GATHER, GETITEM, SCATTER, WAI
 
 
 class MoveError(Exception):
-    """What torch would refuse, or what is not known here: a phrase that goes after the name of the call."""
+    """Torch would refuse the call, or it is not known here: a phrase that goes after its name."""
 
 
 @frozen
@@ -47,25 +47,25 @@ class Move:
     """One call. As it is here: one through which a value is followed, and of which no more is known."""
 
     keeps_part: ClassVar[bool] = False
-    """Whether it may leave out elements, add some, or return several tensors."""
+    """It may leave out elements, add some, or return several tensors."""
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        """Of its result, of a split of each piece. ``added``: the digits that count what it puts together.
+        """The layout of its result, of a split of each piece. ``added``: the digits that count what it puts together.
 
         Raises :class:`NoDigitsError`.
         """
         raise NoDigitsError("is no layout operator")
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
-        """Of its result; None where it needs what it was traced with."""
+        """The strides of its result; None where it needs those that it was traced with."""
         return None
 
     def copies(self, shape: Lengths, stride: Lengths) -> bool:
-        """Whether it writes its result anew."""
+        """Its result is new memory."""
         return False
 
     def small(self, before: DigitLayout, shape: Lengths) -> Move:
-        """The same call on small tensors, by the layout of what it reads and the small shape of its result."""
+        """Itself on small tensors, by the layout of what it reads and the small shape of its result."""
         return self
 
     def on(self, rank: int) -> Move:
@@ -73,7 +73,7 @@ class Move:
         return self
 
     def values(self, value: Any) -> Any:
-        """Of a tensor, of all that a join reads, or of the pieces that a split returns. Raises :class:`MoveError`."""
+        """The result for a tensor, for all that a join reads, or for a split's pieces. Raises :class:`MoveError`."""
         raise MoveError("is not known to move elements only")
 
 
@@ -145,7 +145,7 @@ class View(Move):
 
     shape: Lengths
     copy: bool = False
-    """Whether it copies what cannot be viewed."""
+    """It copies what cannot be viewed."""
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         return value.viewed(self.shape)
@@ -196,7 +196,7 @@ class Flatten(View):
 @frozen
 class Squeeze(View):
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
-        """Which of several lengths of 1 are dropped makes no difference to the others' strides."""
+        """The others' strides do not depend on which lengths of 1 are dropped."""
         kept = tuple(step for length, step in zip(shape, stride, strict=True) if length != 1)
         return kept if len(kept) == len(self.shape) else None
 
@@ -214,7 +214,7 @@ class Unsqueeze(View):
 @frozen
 class Permute(Move):
     dims: tuple[int, ...]
-    """Which dimension each place has afterwards."""
+    """The dimension that each place has afterwards."""
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         return value.permuted(self.dims)
@@ -231,7 +231,7 @@ class Part:
     """In place of a slice's bounds: one of equal parts of the dimension, which one depends on the rank."""
 
     places: tuple[tuple[int, int], ...]
-    """Of each rank."""
+    """The place of each rank."""
     count: int
 
 
@@ -248,7 +248,7 @@ class Cut(Move):
     length: int | None = None
     """In place of ``stop``."""
     drops: bool = False
-    """Whether the dimension, of which one index is left, goes."""
+    """The dimension, of which one index is left, goes."""
 
     def bounds(self, length: int) -> tuple[int, int]:
         if isinstance(self.start, tuple):
@@ -260,7 +260,7 @@ class Cut(Move):
         return first, _within(self.stop, length, length) if self.length is None else min(first + self.length, length)
 
     def piece(self, length: int) -> tuple[int, int] | None:
-        """Which of how many equal parts of a dimension it keeps; None where it keeps something else."""
+        """The equal part of a dimension that it keeps, and of how many; None where it keeps something else."""
         if self.drops or self.step != 1 or not all(isinstance(end, int | None) for end in (self.start, self.stop)):
             return None
         first, last = self.bounds(length)
@@ -307,11 +307,11 @@ class Split(Move):
     keeps_part = True
     dim: int
     size: Any = None
-    """Of each part but the last, or of each."""
+    """The size of each part but the last, or sizes."""
     count: int | None = None
     """In place of ``size``: of how many parts there are at most."""
     drops: bool = False
-    """Whether the parts, each of one index, lose the dimension."""
+    """The parts, each of one index, lose the dimension."""
 
     def sizes(self, length: int) -> tuple[int, ...]:
         if isinstance(self.size, tuple):
@@ -385,7 +385,7 @@ class Join(Move):
 
 @frozen
 class GroupMove(Move):
-    """What the ranks of a group do together; its values are one for each of them, in group order."""
+    """A move of the ranks of a group together; its values are one for each of them, in group order."""
 
     ranks: int
     """The size of the group, as the call has it; 0 where the call does not say."""
@@ -423,7 +423,7 @@ class Reduction(GroupMove):
     reduction: str
 
     def totals(self, value: Sequence[Tensor]) -> list[Any]:
-        """Element by element. Ranks that have one and the same tensor stand for any tensors of that kind: what is added
+        """Element by element. Ranks that have one and the same tensor represent any tensors of that kind: what is added
         is alike where the elements are."""
         if self.reduction not in ("sum", "avg"):
             raise MoveError(f"reduces with `{self.reduction}`")
@@ -476,7 +476,7 @@ class Mover:
     categories: int = 0
     """As its schema says it."""
     defaults: tuple[Any, ...] = ()
-    """Of the arguments after the first, those without a default None; plain, as in ``Facts.arguments``."""
+    """The defaults of the arguments after the first, None where there is none; plain, as in ``Facts.arguments``."""
 
     def completed(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a call that leaves out defaults at the end."""
@@ -484,7 +484,7 @@ class Mover:
 
 
 def move_of(target: str, arguments: tuple[Any, ...], shape: Lengths | None) -> Move:
-    """What a call does with elements: its arguments, the tensors among them, and the shape of what it returns."""
+    """The move of a call, by its target, its arguments, the tensors among them, and the shape of what it returns."""
     return _read(target, arguments[1:], shape)
 
 

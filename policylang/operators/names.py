@@ -19,9 +19,10 @@ VIEW, PERMUTE = "aten.view.default", "aten.permute.default"
 CLONE, SLICE, CAT = "aten.clone.default", "aten.slice.Tensor", "aten.cat.default"
 
 DETACHES = frozenset({"aten.detach.default", "aten.alias.default"})
-"""What a trace has where autograd detaches what it saves: ``alias`` from torch 2.14 on."""
+"""Traces of what autograd detaches when it saves: ``alias`` from torch 2.14 on."""
 AUTOGRAD_COPIES = DETACHES | {CLONE}
-"""What autograd keeps instead of a value: a ``detach`` of a result, a ``clone`` of what is then written to."""
+"""The copies that autograd keeps instead of a value: a ``detach`` of a result, a ``clone`` of what is then written
+to."""
 VIEWS_UNSAID = frozenset(
     {"aten._unsafe_view.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"}
 )
@@ -46,13 +47,13 @@ STEERED = (
 )
 """Beginnings of the names of operators that go by whole numbers or truth values computed elsewhere."""
 STAND_INS = {"transformers.grouped_mm_fallback.default": "aten._grouped_mm.default"}
-"""What Transformers calls under a compiler that does not take an operator (the grouped product of other types than
-bfloat16), and what it calls in eager."""
+"""Operators that Transformers calls under a compiler that does not take those that it calls in eager: the grouped
+product of other types than bfloat16."""
 
 
 class Category:
-    """What holds of every call of an operator, as bits: plain integers, since those of an enumeration cost ten times as
-    much."""
+    """What is true of every call of an operator, as bits: plain integers, since those of an enumeration cost ten times
+    as much."""
 
     VIEW = 1
     """Every tensor it returns aliases an input."""
@@ -72,7 +73,7 @@ class Category:
 
 
 def is_all_gather(target: str) -> bool:
-    """Of any namespace, coalesced or not."""
+    """In any namespace, coalesced or not."""
     return "all_gather_into_tensor" in target
 
 
@@ -87,7 +88,7 @@ KNOWN = frozenset(
 )
 """The namespaces whose operators are torch's or our own."""
 _FUNCTIONS = frozenset(("torch", "math", "builtin"))
-"""Of these a graph calls functions, by their path: they have no overloads."""
+"""A graph calls functions of these by their path: they have no overloads."""
 HARMLESS = frozenset(("autoparallel.dtype_cast",))
 """Operators of other libraries that do none: a cast."""
 
@@ -110,7 +111,13 @@ _NONE = re.compile(
 
 @cache
 def could_do_matrix_work(target: str) -> bool:
-    """Of the full name of an operator, ``aten.mm.default``; of what its call gives and takes nothing is known here."""
+    """An operator, by its full name, could do matrix work: one without a FLOP formula is then named as uncounted.
+
+    Matrix work is what FLOPs count: products of matrices and vectors, convolutions, attention, recurrent layers, matrix
+    decompositions and solves. Pointwise operators, reductions, normalisations, sorts, scans, gathers, scatters, Fourier
+    transforms, random draws, copies, views and collectives are none, as in ``torch.utils.flop_counter``. In the
+    namespaces of :data:`KNOWN` words of the name tell them apart; an operator of another one could do anything.
+    """
     namespace, _, rest = target.partition(".")
     name = rest.rpartition(".")[2] if namespace in _FUNCTIONS else rest.partition(".")[0]
     if namespace not in KNOWN:
@@ -118,12 +125,11 @@ def could_do_matrix_work(target: str) -> bool:
     return bool(_WORK.search(name)) and not _NONE.search(name)
 
 
-"""Of these a graph calls functions, by their path: they have no overloads."""
 _ON_RANKS = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem"))
 _BY_ONE_RANK = frozenset((CollectiveKind.POINT_TO_POINT, CollectiveKind.BARRIER))
-"""What each rank does by itself, or what is there to hold others up."""
+"""Collectives that a rank does by itself, or that only make others wait."""
 _BESIDE_THE_STEP = frozenset(("streams",))
-"""Other streams and events: where such an operator stands is what it does."""
+"""Other streams and events: the effect of such an operator is its place in the graph."""
 _PLAIN_HIGHER_ORDER = frozenset(
     (
         *("flex_attention", "flex_attention_backward", "triton_kernel_wrapper_mutation"),
@@ -140,7 +146,11 @@ _COMMUNICATES = re.compile(
 
 @cache
 def is_unknown(target: str, flags: int) -> bool:
-    """Whether nobody knows what a call of an operator does beside what it returns and writes.
+    """A call of an operator may communicate, or have another effect that its schema does not say.
+
+    Nothing that communicates is moved across it: two ranks that start their collectives on either side of it in another
+    order may wait for each other for ever. An operator of another library that names no process group, writes to
+    nothing and has no word for communication in its name is taken by its schema: it computes.
 
     ``target``: in full, as in ``Facts.targets``; ``flags``: the :class:`Category` bits that hold of the call.
     """

@@ -1,4 +1,7 @@
-"""The matrix work of every call of a graph, and what of it is not counted."""
+"""The matrix work of every call of a graph, and what of it is not counted.
+
+FLOP formulas are torch's own (``torch.utils.flop_counter``), those a program has registered there, and some it lacks.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ Shape = Sequence[int]
 
 
 def formula_for(target: Any) -> Formula | None:
-    """What counts the operations of an operator or of a Triton kernel; None where there is no formula.
+    """The function that counts the operations of an operator or a Triton kernel; None where there is none.
 
     Looked up at each call: a program may register a formula at any time (``register_flop_formula``).
     """
@@ -84,7 +87,7 @@ def _into_result(left: Shape, *_: Any, out_shape: Any = None, **__: Any) -> int:
 
 
 def _added(_own: Shape, left: Shape, right: Shape, *_: Any, **__: Any) -> int:
-    """What is added to something: ``addmv``, ``addbmm``, ``_addmm_activation``."""
+    """A product that is added to something: ``addmv``, ``addbmm``, ``_addmm_activation``."""
     return 2 * prod(left) * (right[-1] if len(right) > 1 else 1)
 
 
@@ -93,7 +96,7 @@ def _pairs(left: Sequence[Shape], right: Sequence[Shape], *_: Any, **__: Any) ->
 
 
 def _gathered_product(_left: Shape, right: Sequence[Shape], *_: Any, out_shape: Any = None, **__: Any) -> int:
-    """Of ``symm_mem``: rows of all ranks are gathered and multiplied with each of some matrices."""
+    """``symm_mem``: rows of all ranks are gathered and multiplied with each of some matrices."""
     return sum(2 * prod(out) * matrix[0] for out, matrix in zip(out_shape[1], right, strict=True))
 
 
@@ -114,7 +117,7 @@ def _grouped_backward(*shapes: Any, **__: Any) -> int:
 
 
 def _trilinear(one: Shape, two: Shape, three: Shape, *dims: Any, **__: Any) -> int:
-    """Of ``bilinear``: the first two are multiplied, and what is left of them and the third."""
+    """``bilinear``: the first two are multiplied, and what is left of them and the third."""
     *expanded, summed = dims[:4]
     whole = len(one) + len(expanded[0])
     first, second, third = (_sizes(*each, whole) for each in zip((one, two, three), expanded, strict=True))
@@ -229,7 +232,7 @@ _LIKE = {
 
 def _on_groups(formula: Any, first: int) -> Formula:
     """A formula of attention where each head of keys and values serves several of queries; torch's own take that from
-    2.13. ``first``: where the query stands."""
+    2.13. ``first``: the place of the query."""
 
     def count(*shapes: Any, **kwargs: Any) -> Any:
         heads = shapes[first][1]
@@ -257,7 +260,8 @@ def count(formula: Formula, node: fx.Node) -> int | None:
 
 
 def count_call(formula: Formula, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> int | None:
-    """The same of a call that returns ``value``; nodes among the arguments stand for their values.
+    """The operations of a call that returns ``value``; symbolic sizes count with their hint, nodes among the arguments
+    have their values. None where the formula cannot deal with it.
 
     Most formulas work on shapes, behind a wrapper that looks through every argument for tensors; handed the shapes, the
     wrapped function itself is many times faster and cannot add guards on symbolic sizes. The others take tensors.
@@ -297,7 +301,7 @@ _TAKES_FIRST = frozenset((SAVES_RANDOM_STATE, "with_effects"))
 _CARRIERS = _TAKES_FIRST | {*RUNS_WITH_RANDOM_STATE, "out_dtype", "run_dtensor_rng_op"}
 """Higher-order operators that run the operator among their arguments, on those after it."""
 _FUNCTIONALIZED = frozenset(("auto_functionalized", "auto_functionalized_v2"))
-"""The same, with its arguments by name; what they return are its results and then what it wrote."""
+"""Higher-order operators that run an operator on arguments by name; they return its results, then what it wrote."""
 _TRITON = frozenset(("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"))
 _ONCE = frozenset(
     (
@@ -324,7 +328,7 @@ NONE = Work()
 
 @define(eq=False)
 class WorkCounter:
-    """Of one graph after the other; what many calls have in common is worked out once."""
+    """Counts the work of calls, graph after graph; what many calls have in common is counted once."""
 
     _bodies: dict[fx.GraphModule, Work] = field(factory=dict)
     _composites: dict[str, Work] = field(factory=dict)
@@ -337,7 +341,7 @@ class WorkCounter:
         return self._of_call(node.target, node.args, node.kwargs, value_of(node.meta))
 
     def of_graph(self, body: fx.GraphModule) -> Work:
-        """Of all that a graph runs, once."""
+        """All that a graph runs, once."""
         if body not in self._bodies:
             self._bodies[body] = NONE  # a graph that calls itself ends here
             self._bodies[body] = _sum([self.of(node) for node in body.graph.nodes])
@@ -356,7 +360,7 @@ class WorkCounter:
         return Work(0, describe(target).name)
 
     def _decomposed(self, target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
-        """Of an operator that torch composes of others: theirs. Found out without data, once for the same sizes."""
+        """The work of the operators that torch composes an operator of, found without data, once for the same sizes."""
         unknown = Work(0, describe(target).name)
         if describe(target).name.partition(".")[0] not in KNOWN:
             return unknown
@@ -468,7 +472,7 @@ def _of_parts(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _of_kernel(node: fx.Node, unknown: Work) -> Work:
-    """Of a Triton kernel: by the formula that is registered for it."""
+    """The work of a Triton kernel, by the formula that is registered for it."""
     kernel = triton_kernel(node.kwargs.get("kernel_idx"))
     if kernel is None:
         return unknown
@@ -526,7 +530,7 @@ def is_wait(operator: str) -> bool:
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether a node runs as a kernel of its own: matrix products, attention, convolutions. A product with a dimension
+    """A node runs as a kernel of its own: matrix products, attention, convolutions. A product with a dimension
     of 1 may become part of any kernel."""
     if node.op != "call_function" or is_communication(node):
         return False
@@ -537,7 +541,7 @@ def is_product(node: fx.Node) -> bool:
 
 
 def is_communication(node: fx.Node) -> bool:
-    """Whether a node starts a collective or awaits one."""
+    """A node starts a collective or awaits one."""
     if node.op != "call_function":
         return False
     operator = describe(node.target)

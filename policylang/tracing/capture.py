@@ -70,11 +70,11 @@ class Captured:
     gradients: tuple[str, ...]
     """The parameter of each output after the first."""
     mutated: tuple[str, ...]
-    """What the graph writes, once, at its end."""
+    """The inputs that the graph writes, once, at its end."""
     unrepeated: tuple[str, ...]
     """Attributes of modules that the forward changed while it was traced, and that the graph does not change."""
     followed: tuple[Any, ...]
-    """What the model's policylang checkpoints follow, which the graph does not carry out."""
+    """The policies of the model's policylang checkpoints, which the graph does not apply."""
 
 
 def capture(
@@ -194,7 +194,7 @@ def _inputs(
 class WholeStep:
     """The function that is traced: a step on plain tensors, without mutations, its writes at the end.
 
-    ``run`` is traced; what it learns meanwhile stands in the fields from ``substitution`` on.
+    ``run`` is traced; what it learns is in the fields from ``substitution`` on.
     """
 
     model: nn.Module
@@ -205,7 +205,7 @@ class WholeStep:
     optimizer: Optimizer | None
     optimizer_state: OptimizerState
     layouts: list[SubclassLayout]
-    """Of parameters, buffers, the batch's tensors and the optimizer's."""
+    """The layouts of parameters, buffers, the batch's tensors and the optimizer's."""
     regions: BackwardRegions
 
     substitution: Substitution = field(init=False)

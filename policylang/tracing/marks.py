@@ -110,7 +110,7 @@ STACK = "nn_module_stack"
 """The key Dynamo uses on forward nodes: path to ``(path, class)``, outermost first."""
 
 FORWARD_STACK = "fwd_nn_module_stack"
-"""The same on backward nodes: the modules of the forward operator they are the derivative of."""
+"""The key on backward nodes: the modules of the forward operator they are the derivative of."""
 
 TAGS = ("recompute", "ac_graph_id")
 _OF_A_NODE = (*TAGS, STACK, FORWARD_STACK, "autograd_backward", "in_grad_fn", "grad_fn_seq_nr", "partitioner_tag")
@@ -118,9 +118,9 @@ _OF_A_NODE = (*TAGS, STACK, FORWARD_STACK, "autograd_backward", "in_grad_fn", "g
 
 @contextmanager
 def without_leaks() -> Iterator[None]:
-    """Begins with nothing that belongs to a node of another trace: torch hands what stands here to every node.
+    """Begins without metadata of another trace's nodes: torch gives what is there to every node.
 
-    A checkpoint with a policy that was traced without Dynamo leaves its tag here for good. The user's ``annotate``
+    A checkpoint with a policy that was traced without Dynamo leaves its tag there for good. The user's ``annotate``
     around a trace is meant, and stays. Call under ``preserve_node_meta``, which puts back what was there.
     """
     meta = traceback.get_current_meta()
@@ -150,7 +150,7 @@ def module_paths(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def checkpoint_regions(followed: list[Any]) -> AbstractContextManager[None]:
-    """Under it, checkpoint regions are tagged and not carried out. Regions are numbered from 0.
+    """Under it, checkpoint regions are tagged, not recomputed. Regions are numbered from 0.
 
     ``followed`` takes what policylang's own checkpoints follow, each policy once; these are not tagged.
     """
@@ -216,7 +216,7 @@ def _carrying(marked: dict[str, Any]) -> Iterator[None]:
 
 
 _LEAKS = (*TAGS, STACK, FORWARD_STACK)
-"""What a backward node may have of the surroundings of the call that made it, and is not about it."""
+"""Metadata that a backward node may have of the call that surrounds it."""
 _WORDS: dict[InputKind, Literal["parameter", "buffer"]] = {
     InputKind.PARAMETER: "parameter",
     InputKind.BUFFER: "buffer",
@@ -244,7 +244,7 @@ def finish(gm: fx.GraphModule, inputs: Sequence[GraphInput]) -> None:
             node.meta.pop("autograd_backward", None)
             node.meta["custom"] = {**annotations, PHASE: FORWARD}
             number = node.meta.get("seq_nr", UNKNOWN)
-            # What a thread runs before its first backward function has no number either: it is nobody's forward.
+            # What a thread runs before its first backward function has no number either: no backward node is of it.
             if number != UNKNOWN:  # the first with a number is the operator that autograd numbered
                 stacks.setdefault(number, node.meta.get(STACK))
     gm.recompile()

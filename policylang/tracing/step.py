@@ -1,4 +1,4 @@
-"""The tensors of a model and of an optimizer as flat lists, and both run on others in their place.
+"""What a step is made of: the tensors of a model and of an optimizer, what a graph is specialised to, and its refusals.
 
 An optimizer's step is part of the graph: its state and its learning rates are inputs, its own code is traced.
 """
@@ -52,7 +52,7 @@ def problem(code: str, message: str, help: str | None = None, details: Sequence[
 
 
 def trace_failure(error: Exception) -> PolicyGraphError:
-    """What a failed trace means to the user, and where in his code; the cause is to be chained."""
+    """The error that tells the user what a failed trace means, and where in their code; the cause is to be chained."""
     where = _user_frame(error)
     details = [f"at {where}"] if where else []
     if isinstance(error, data_dependence_errors()) or "get value out of a tracing tensor" in str(error):
@@ -149,7 +149,7 @@ def check_writes(
     outgrown: Sequence[tuple[int, str]],
     buffers: Collection[str],
 ) -> None:
-    """Raises PolicyGraphError where a second run of the graph would not see what a second eager step sees.
+    """Raises PolicyGraphError where the graph, run twice, would not see what a second eager step sees.
 
     Args:
         mutated: positions of the inputs that the graph writes.
@@ -281,7 +281,7 @@ class BatchSignature:
 
 @frozen(eq=False)
 class ModelSignature:
-    """Of a model: what parameters and buffers it has, which need a gradient, and which modules are in train mode."""
+    """The parameters and buffers of a model, which of them need a gradient, and which modules are in train mode."""
 
     kinds: dict[str, TensorKind]
     requires_grad: dict[str, bool]
@@ -322,7 +322,7 @@ class ModelSignature:
 
 @frozen(eq=False)
 class OptimizerSignature:
-    """What of an optimizer the graph holds."""
+    """What the graph holds of an optimizer."""
 
     kinds: dict[str, TensorKind]
     settings: tuple[dict[str, Any], ...]
@@ -455,7 +455,7 @@ def check_gathers(model: nn.Module) -> None:
 
 
 def _find_attributes(model: nn.Module, known: Iterable[Tensor]) -> dict[str, Tensor]:
-    """What a forward merely hung on its module, to be looked at, has a history and is no state."""
+    """Tensors that modules have as plain attributes; one with a history was put there by a forward and is no state."""
     seen = {id(value) for value in known}
     found = {}
     for path, module in model.named_modules():
@@ -547,7 +547,7 @@ class OptimizerState:
 
     tensors: dict[str, Tensor]
     settings: tuple[dict[str, Any], ...]
-    """Of each group all that is fixed in the graph: momentum, weight decay and the like."""
+    """The settings of each group that are fixed in the graph: momentum, weight decay and the like."""
 
     @classmethod
     def of(cls, optimizer: Optimizer | None, state: ModelState) -> OptimizerState:

@@ -44,8 +44,9 @@ class _Compared(fx.Interpreter):  # type: ignore[misc]  # torch does not say wha
 
 
 def why_it_failed(gm: fx.GraphModule, inputs: Sequence[Any]) -> PolicyGraphError | None:
-    """Run a graph that has failed once more, on copies, up to the first operator with other strides. None where there
-    is none, and where the graph communicates: other ranks may not have failed."""
+    """Names the operator of a traced step whose real kernel gives other strides than torch's meta kernel: a view that
+    was traced after it may be impossible. Runs a graph that has failed once more, on copies, up to the first operator
+    with other strides. None where there is none, and where the graph communicates: other ranks may not have failed."""
     if any(describe(node.target).flags & Category.COLLECTIVE for node in gm.graph.nodes if node.op == "call_function"):
         return None
     try:
@@ -88,7 +89,7 @@ class AttentionCall:
     is_causal: bool
     scale: float | None
     grouped: bool
-    """Whether there may be fewer heads of keys and values than of queries (``enable_gqa``)."""
+    """There may be fewer heads of keys and values than of queries (``enable_gqa``)."""
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,7 +125,13 @@ def attention_on(capability: tuple[int, int]) -> Callable[..., Tensor]:
 
 
 def chosen_kernel(call: AttentionCall, capability: tuple[int, int]) -> SDPBackend:
-    """Raises RuntimeError, as PyTorch does, where the kernels that are switched on cannot run the call."""
+    """The kernel that ``scaled_dot_product_attention`` runs on a GPU, chosen as PyTorch chooses it, without the GPU.
+
+    Priorities and conditions are those of ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, what is done to the
+    arguments that of ``transformers/attention.cpp``, as of PyTorch 2.13. ``torch.nn.attention.sdpa_kernel``, the
+    switches of ``torch.backends.cuda`` and ``TORCH_CUDNN_SDPA_DEPRIORITIZED`` count as they do there. Raises
+    RuntimeError, as PyTorch does, where the kernels that are switched on cannot run the call.
+    """
     cuda = torch.backends.cuda
     usable: dict[SDPBackend, Callable[[], bool]] = {
         SDPBackend.CUDNN_ATTENTION: lambda: cuda.cudnn_sdp_enabled() and _cudnn_runs(call, capability),
@@ -233,7 +240,7 @@ def _batches_and_heads_fit(call: AttentionCall, *, grouped: bool) -> bool:
 
 
 def _rows_are_dense(call: AttentionCall, *, single: bool) -> bool:
-    """Whether the elements of a row lie side by side; rows of one element do."""
+    """The elements of a row lie side by side; rows of one element do."""
     strided = any(value.stride(-1) != 1 for value in call.tensors)
     if strided and not (single and call.query.shape[-1] == 1):
         return False
@@ -325,7 +332,7 @@ def _aligned(bias: Tensor, call: AttentionCall) -> Tensor:
 
 UNKNOWN_DEVICE = "APL613"
 DEFAULT_CAPABILITY = (9, 0)
-"""Of a GPU of which nothing is said: Hopper's."""
+"""The compute capability of a GPU of which nothing is said: Hopper's."""
 
 
 Device: TypeAlias = str | torch.device
@@ -400,7 +407,7 @@ _ambient: ContextVar[TargetDevice | None] = ContextVar("_ambient", default=None)
 
 
 def ambient_device() -> TargetDevice | None:
-    """The device that steps are traced for where nobody says one."""
+    """The device that steps are traced for by default."""
     return _ambient.get()
 
 
