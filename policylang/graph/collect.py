@@ -150,7 +150,6 @@ def _of_all(parts: Sequence[Value]) -> tuple[int, ...]:
     return max(each[0] for each in found), sum(each[1] for each in found), most
 
 
-_COLLECTIVE = int(Flag.COLLECTIVE)
 _KEPT = WAITS | MOVERS.keys()
 _NOTHING: tuple[Any, ...] = ()
 
@@ -167,7 +166,7 @@ def argument_column(
 
 
 def _is_kept(operator: OperatorInfo) -> bool:
-    return operator.name in _KEPT or bool(operator.flags & _COLLECTIVE)
+    return operator.name in _KEPT or bool(operator.flags & Flag.COLLECTIVE)
 
 
 def _in_order(node: fx.Node, schema: Sequence[tuple[str, Any]]) -> Sequence[Any]:
@@ -199,7 +198,7 @@ def group_columns(
     names = [""] * len(nodes)
     groups: dict[str, Group] = {}
     for row, operator in enumerate(operators):
-        if operator.flags & _COLLECTIVE:
+        if operator.flags & Flag.COLLECTIVE:
             name = group_name(operator, nodes[row])
             if not name:
                 continue
@@ -246,18 +245,6 @@ def _rows(mesh: Mesh) -> Iterator[tuple[int, ...]]:
 
 
 _NO_OPERATOR = OperatorInfo("", 0)
-
-# Plain numbers: arithmetic on an enum's members costs more than all else that is done to a node.
-_RANDOM = int(Flag.RANDOM)
-_MULTI_OUTPUT = int(Flag.MULTI_OUTPUT)
-_RECORDED_SAVED = int(Flag.RECORDED_SAVED)
-_BACKWARD_HOOK = int(Flag.BACKWARD_HOOK)
-_FEEDS_BACKWARD = int(Flag.FEEDS_BACKWARD)
-_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
-_GRADIENT = int(Flag.GRADIENT)
-_WRITES = int(Flag.WRITES)
-_READS_MUTATED = int(Flag.READS_MUTATED)
-_SYMBOLIC = int(Flag.SYMBOLIC)
 
 
 def collect(
@@ -335,13 +322,13 @@ class _Collector:
         names = [node.name for node in nodes]
         lost = self._flag_saved(flags, MarkerColumns(names, targets, phases, inputs, users, owners))
         for row in read_by_backward(phases, inputs, owners):
-            flags[row] |= _FEEDS_BACKWARD
+            flags[row] |= Flag.FEEDS_BACKWARD
         self._flag_outputs(flags, phases, output_rows, output_descs)
         if kind is GraphKind.FLAT:
             self._flag_memory(flags, phases, owners)
         else:
             for row in mutated_reads(nodes, self.operators, roots, row_of, output_descs):
-                flags[row] |= _READS_MUTATED
+                flags[row] |= Flag.READS_MUTATED
         tags = [user_tag(node.meta) for node in nodes]
         modules = [self.paths.add(raw_path(node.meta)) if node.op != "placeholder" else "" for node in nodes]
         kinds, input_names = input_columns(self.module, nodes, self.sources, self.static, output_descs, self.paths)
@@ -423,7 +410,7 @@ class _Collector:
                     owners[row] = owners[source]
             elif operator.name in WAITS:
                 roots[row] = roots[reads[0]]
-                if operators[owners[reads[0]]].flags & _COLLECTIVE:
+                if operators[owners[reads[0]]].flags & Flag.COLLECTIVE:
                     owners[row] = owners[reads[0]]
             elif operator.aliased:
                 aliased = nodes_in(argument(nodes[row], operator.aliased))
@@ -437,7 +424,7 @@ class _Collector:
         for row, node in enumerate(self.nodes):
             value = values.measure(value_of(node.meta))
             if value.symbolic:
-                flags[row] |= _SYMBOLIC
+                flags[row] |= Flag.SYMBOLIC
             measured.append(value)
         return measured
 
@@ -445,31 +432,33 @@ class _Collector:
         for row, node in enumerate(self.nodes):
             operator = self.operators[row]
             of_operator = operator.flags
-            if of_operator & _RANDOM and not draws_random(operator, node):
-                of_operator &= ~_RANDOM
+            if of_operator & Flag.RANDOM and not draws_random(operator, node):
+                of_operator &= ~Flag.RANDOM
             flags[row] |= of_operator | writes_inside(node)
             if operator.name == GETITEM and owners[row] != row:
-                flags[owners[row]] |= _MULTI_OUTPUT
+                flags[owners[row]] |= Flag.MULTI_OUTPUT
             if node.meta.get("has_backward_hook"):
-                flags[row] |= _BACKWARD_HOOK
+                flags[row] |= Flag.BACKWARD_HOOK
 
     def _flag_saved(self, flags: array[int], columns: MarkerColumns) -> tuple[LostMarker, ...]:
         """Flags what an earlier partition saved: marked on the very node, or found by its marker."""
         markers: dict[int, SavedMarker] = {}
         for row, node in enumerate(self.nodes):
             if recorded_saved(node.meta):
-                flags[row] |= _RECORDED_SAVED
+                flags[row] |= Flag.RECORDED_SAVED
             elif (marker := from_annotation(custom(node.meta).get(SAVED))) is not None:
                 markers[row] = marker
         found = find(markers, columns)
         for row in found.saved:
-            flags[row] |= _RECORDED_SAVED
+            flags[row] |= Flag.RECORDED_SAVED
         return tuple(found.lost)
 
     def _flag_data_dependent(self, flags: array[int]) -> None:
         """Flags collectives one of whose sizes is a symbol for data, not for the size of an input."""
         for row, node in enumerate(self.nodes):
-            if flags[row] & _COLLECTIVE and any(has_data_symbol(read.meta.get("val")) for read in node.all_input_nodes):
+            if flags[row] & Flag.COLLECTIVE and any(
+                has_data_symbol(read.meta.get("val")) for read in node.all_input_nodes
+            ):
                 flags[row] |= Flag.DATA_DEPENDENT
 
     def _flag_outputs(
@@ -479,9 +468,9 @@ class _Collector:
             if row is None or phases[row] not in (Phase.FORWARD, Phase.INPUT):
                 continue
             if desc is not None and is_backward_output(desc):
-                flags[row] |= _GRADIENT
+                flags[row] |= Flag.GRADIENT
             elif phases[row] == Phase.FORWARD and (desc is None or not is_saved_output(desc)):
-                flags[row] |= _FORWARD_OUTPUT
+                flags[row] |= Flag.FORWARD_OUTPUT
 
     def _flag_memory(self, flags: array[int], phases: bytearray, owners: array[int]) -> None:
         """Flags what a flat graph recomputes together, and what it must not recompute: it writes in place, anywhere."""
@@ -493,9 +482,9 @@ class _Collector:
                 flags[row] |= Flag.REPEATABLE
                 owners[row] = memory.units[row]
             if row in memory.statistics:
-                flags[row] |= _WRITES if row in memory.written else _WRITES | Flag.REPEATABLE
+                flags[row] |= Flag.WRITES if row in memory.written else Flag.WRITES | Flag.REPEATABLE
             if row in memory.unstable:
-                flags[row] |= _READS_MUTATED
+                flags[row] |= Flag.READS_MUTATED
         for row in range(len(self.nodes)):  # an owner comes before what it owns
             owners[row] = owners[owners[row]]
 

@@ -16,7 +16,6 @@ from functools import cached_property
 from itertools import chain
 from math import prod
 from typing import Annotated, Any, get_type_hints
-from weakref import WeakKeyDictionary
 
 from attrs import evolve, field, frozen
 
@@ -391,6 +390,10 @@ class Facts:
                 result.setdefault(owner, []).append(row)
         return result
 
+    @cached_property
+    def storage_roots(self) -> Sequence[int]:
+        return _storage_roots(self)
+
     def has(self, row: int, flag: int) -> bool:
         return bool(self.flags[row] & flag)
 
@@ -470,9 +473,6 @@ def users_of(inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [tuple(rows) for rows in users]
 
 
-_known: WeakKeyDictionary[Facts, Sequence[int]] = WeakKeyDictionary()
-
-
 def storage_roots(facts: Facts) -> Sequence[int]:
     """By row, the row whose memory it lives in: itself unless it is a view, a piece of one, or a ``wait_tensor``.
 
@@ -480,10 +480,7 @@ def storage_roots(facts: Facts) -> Sequence[int]:
     What a flat graph writes in place shares a decision with all that is recomputed with it, and memory with what it
     writes to alone.
     """
-    known = _known.get(facts)
-    if known is None:
-        known = _known[facts] = _storage_roots(facts)
-    return known
+    return facts.storage_roots
 
 
 def _storage_roots(facts: Facts) -> Sequence[int]:

@@ -7,13 +7,24 @@ What a line does not say does not hold of its node.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
 from attrs import define, field, frozen
 
-from policylang.graph.facts import COLUMNS, FLAGS, Facts, Flag, GraphKind, Group, InputKind, Phase, users_of
+from policylang.graph.facts import (
+    COLUMNS,
+    FLAGS,
+    Facts,
+    Flag,
+    GraphKind,
+    Group,
+    InputKind,
+    Phase,
+    read_by_backward,
+    users_of,
+)
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.dtypes import ALIASES, DTYPES
@@ -109,21 +120,15 @@ class GraphBuilder:
         return row
 
     def facts(self, kind: GraphKind) -> Facts:
-        users = users_of([row["inputs"] for row in self.rows])
-        self._flag_readers(users)
         columns: dict[str, Any] = {name: [row[name] for row in self.rows] for name in _BLANK}
-        return Facts(kind=kind, users=users, groups=self.groups, **columns)
-
-    def _flag_readers(self, users: Sequence[Sequence[int]]) -> None:
-        for row, node in enumerate(self.rows):
-            if node["phases"] != Phase.FORWARD:
-                continue
-            readers = [self.rows[user] for user in users[row]]
-            if any(reader["phases"] == Phase.BACKWARD for reader in readers):
-                node["flags"] |= Flag.FEEDS_BACKWARD
-                self.rows[node["owners"]]["flags"] |= Flag.FEEDS_BACKWARD
-            if any(reader["ops"] == "output" for reader in readers):
-                node["flags"] |= Flag.FORWARD_OUTPUT
+        phases, inputs, flags = columns["phases"], columns["inputs"], columns["flags"]
+        for row in read_by_backward(phases, inputs, columns["owners"]):
+            if phases[row] == Phase.FORWARD:
+                flags[row] |= Flag.FEEDS_BACKWARD
+        for op, reads in zip(columns["ops"], inputs, strict=True):
+            for row in reads if op == "output" else ():
+                flags[row] |= Flag.FORWARD_OUTPUT if phases[row] == Phase.FORWARD else 0
+        return Facts(kind=kind, users=users_of(inputs), groups=self.groups, **columns)
 
 
 CANNOT_BE_READ, NO_SUCH_NODE, NO_SUCH_WORD = "APL501", "APL502", "APL503"

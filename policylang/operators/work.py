@@ -39,19 +39,16 @@ def formula_for(target: Any) -> Formula | None:
 
     Looked up at each call: a program may register a formula at any time (``register_flop_formula``).
     """
-    operator = getattr(target, "overloadpacket", target)
-    registered = _registered(operator)
-    return registered if registered is not None else _not_registered(target)
+    registered = _registered(getattr(target, "overloadpacket", target))
+    if registered is not None:
+        return registered
+    own, like = _own(target)
+    return own or (None if like is None else _registered(like))
 
 
 def _registered(operator: Any) -> Formula | None:
     found: Formula | None = flop_registry.get(operator)
     return None if found is None else _ON_GROUPS.get(found, found)
-
-
-def _not_registered(target: Any) -> Formula | None:
-    own, like = _own(target)
-    return own or (None if like is None else _registered(like))
 
 
 @cache
@@ -254,11 +251,6 @@ _ON_GROUPS: dict[Any, Formula] = {
 _WRAPPER = shape_wrapper(_convolution).__code__
 
 
-def count(formula: Formula, node: fx.Node) -> int | None:
-    """The operations of one call; symbolic sizes count with their hint. None where the formula cannot deal with it."""
-    return count_call(formula, node.args, node.kwargs, value_of(node.meta))
-
-
 def count_call(formula: Formula, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> int | None:
     """The operations of a call that returns ``value``; symbolic sizes count with their hint, nodes among the arguments
     have their values. None where the formula cannot deal with it.
@@ -267,7 +259,7 @@ def count_call(formula: Formula, args: Sequence[Any], kwargs: Mapping[str, Any],
     wrapped function itself is many times faster and cannot add guards on symbolic sizes. The others take tensors.
     """
     on_shapes = formula.__wrapped__ if getattr(formula, "__code__", None) is _WRAPPER else None  # type: ignore[attr-defined]
-    read, made = (_fake, "out_val") if on_shapes is None else (_shape, "out_shape")
+    read, made = (_empty, "out_val") if on_shapes is None else (_shape, "out_shape")
     try:
         named = {name: mapped(each, read) for name, each in kwargs.items()} | {made: mapped(value, read)}
         return hint((on_shapes or formula)(*[mapped(each, read) for each in args], **named))
@@ -290,10 +282,6 @@ def mapped(argument: Any, tensor: Callable[[torch.Tensor], Any]) -> Any:
 
 def _shape(tensor: torch.Tensor) -> torch.Size:
     return hinted_shape(tensor.shape)
-
-
-def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(hinted_shape(tensor.shape), dtype=tensor.dtype, device="meta")
 
 
 _TAKES_FIRST = frozenset((SAVES_RANDOM_STATE, "with_effects"))
