@@ -51,7 +51,7 @@ from tests.tuning.small_graphs import (
 )
 
 ROOT = Path(__file__).parent.parent.parent
-SNAPSHOTS = ROOT / "tests" / "data" / "older_snapshots"
+SNAPSHOTS = ROOT / "tests" / "data" / "snapshots"
 NO_REPLAY = evolve(JOINT, replays_random=False)
 randoms = st.randoms(use_true_random=False)
 
