@@ -35,8 +35,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import policylang
 from benchmarks.common import growth_exponent, table, write_results
 from policylang.backends.flat import FlatPath
+from policylang.graph.collect import collect
 from policylang.graph.facts import Phase
-from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
 
 LAYERS = (2, 4, 8, 16, 32, 64, 128)

@@ -33,8 +33,8 @@ from benchmarks.flat_graph import FlatGraph, peak_of_graph
 from examples.sharded_llama import LLAMA3_8B, Llama, LlamaConfig, make_mesh, shard
 from policylang.backends.flat import FlatPath
 from policylang.backends.records import AppliedPlan
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Phase
-from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import FLAT
 from policylang.planning.edits.proof import Prover

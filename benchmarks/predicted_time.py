@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 import policylang
 from benchmarks.common import table, write_results
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan

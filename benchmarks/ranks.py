@@ -23,8 +23,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import policylang
 from benchmarks.common import table, write_results
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import JOINT
 from policylang.planning.planner import plan as make_plan
 from policylang.ranks.comparison import agree_on_plan, comparing, ranks_of

@@ -24,10 +24,9 @@ from torch.utils._pytree import tree_map_only
 import policylang
 from benchmarks.llama3_8b_128_ranks import fake_ranks, trace
 from examples.sharded_llama import LLAMA3_8B, LlamaConfig
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, Group, Mesh, Phase
-from policylang.graph.files.json_import import facts_of_recording
-from policylang.graph.files.rebuild import rebuilt
-from policylang.graph.reading.collect import collect
+from policylang.graph.recorded import facts_of_recording, rebuilt
 from policylang.torch_compat.distributed import create_group, forget_group, rename_group
 
 DEVICE = torch.device("meta")

@@ -19,8 +19,8 @@ from attrs import define, field, frozen
 from torch import fx
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from policylang.graph.collect import collect
 from policylang.graph.facts import Flag
-from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile
 from policylang.planning.schedule import build_schedule
 from policylang.simulation.node_times import node_times

@@ -35,8 +35,8 @@ from benchmarks.tuning_graphs import MODELS, Subject, recorded
 from benchmarks.tuning_peers import SOLVERS, Point, bundled, by_hand, by_torch, untagged
 from benchmarks.tuning_picture import picture
 from policylang.api.devices import load_device
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile
 from policylang.planning.capabilities import JOINT
 from policylang.simulation.node_times import NodeTimes, node_times

@@ -27,8 +27,8 @@ from benchmarks.common import table, write_results
 from benchmarks.graphs import joint_of
 from benchmarks.tuning_graphs import next_token
 from policylang.api.devices import load_device
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, InputKind
-from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import FLAT, JOINT
 from policylang.simulation.node_times import node_times
 from policylang.tuning.trade_off import Budget, Candidate, Infeasible

@@ -13,8 +13,8 @@ from torch._subclasses import FakeTensorMode
 
 from benchmarks.graphs import JointGraph, joint_of, llama_joint
 from benchmarks.tuning_peers import untagged
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Group
-from policylang.graph.reading.collect import collect
 
 
 @frozen(eq=False)

@@ -10,8 +10,8 @@ import torch
 
 import policylang
 from policylang.errors import PolicyGraphError
+from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
-from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
 from tests.support.joint import capture_joint

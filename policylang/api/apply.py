@@ -14,7 +14,7 @@ from policylang.backends.dispatch import apply_policy, checked_module
 from policylang.backends.joint import JointPartitioner, returns_gradients
 from policylang.backends.rewriting import first_difference
 from policylang.errors import PolicyGraphError
-from policylang.graph.reading.phases import has_backward
+from policylang.graph.phases import has_backward
 from policylang.ranks.comparison import comparing
 
 

@@ -9,9 +9,9 @@ from typing import Literal
 from attrs import evolve
 
 from policylang.errors import PolicyGraphError
-from policylang.graph.builder import GraphBuilder
+from policylang.graph.any_form import read_any
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.files.any_form import read_any
+from policylang.graph.textual import GraphBuilder
 from policylang.graph.traced_device import kernel_findings
 from policylang.language.codes import bounded, diagnose, is_error
 from policylang.language.devices.profile import DeviceProfile

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from policylang.errors import PolicyGraphError, PolicyWarning
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.files.snapshot import load, write
+from policylang.graph.snapshot import load, write
 from policylang.graph.traced_device import ATTENTION_IN_MATMULS, kernel_findings, traced_on
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
@@ -142,7 +142,7 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
 def _of_module(gm: Any) -> Facts:
     """As it was planned on, if it was; a half of a partition as it is."""
     from policylang.backends.records import applied_plan
-    from policylang.graph.reading.collect import collect
+    from policylang.graph.collect import collect
 
     done = applied_plan(gm)
     if done is not None and done.plan.before.kind is GraphKind.FLAT:

@@ -20,11 +20,24 @@ from policylang.graph import marks
 from policylang.language.figures import listed
 from policylang.torch_compat.tracing import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture
-from policylang.tracing.preconditions import problem
-from policylang.tracing.run_strides import why_it_failed
-from policylang.tracing.signature import BatchSignature, ModelSignature, OptimizerSignature
-from policylang.tracing.step_state import OptimizerState, check_gathers, check_hooks, read_state
-from policylang.tracing.target_device import Capability, Device, TargetDevice, ambient_device, target_device
+from policylang.tracing.step import (
+    BatchSignature,
+    ModelSignature,
+    OptimizerSignature,
+    OptimizerState,
+    check_gathers,
+    check_hooks,
+    problem,
+    read_state,
+)
+from policylang.tracing.target_device import (
+    Capability,
+    Device,
+    TargetDevice,
+    ambient_device,
+    target_device,
+    why_it_failed,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from policylang.api.devices import DeviceLike, load_device
 from policylang.api.planned_graphs import PathName
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
+from policylang.graph.any_form import read_any
 from policylang.graph.facts import Facts, uncounted_operators
-from policylang.graph.files.any_form import read_any
 from policylang.language.codes import diagnose
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import find_device, read_device

@@ -15,9 +15,9 @@ from policylang.audit.report import CodeOrderReport
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted
-from policylang.operators.categories import describe, group_name
-from policylang.operators.communication import is_communication, is_product, is_wait, plain_name
+from policylang.operators.calls import describe, group_name
 from policylang.operators.names import GETITEM, Category
+from policylang.operators.work import is_communication, is_product, is_wait, plain_name
 
 OTHER_ORDER = "APL345"
 NOTHING_BETWEEN = "APL346"
@@ -158,7 +158,7 @@ _BODIES = (ast.With, ast.If, ast.For, ast.While, ast.Try)
 def read_code(source: str, collectives: Collection[str] = ()) -> tuple[CommunicationStep, ...] | None:
     """The steps in the order in which the code runs; None for code that is not Python's, as of the C++ wrapper.
 
-    ``collectives``: the operators that communicate, as :func:`policylang.operators.communication.plain_name` has them,
+    ``collectives``: the operators that communicate, as :func:`policylang.operators.work.plain_name` has them,
     beside those of torch's namespaces for them.
     """
     try:

@@ -26,12 +26,10 @@ from policylang.audit.outcome import (
     summary,
 )
 from policylang.graph import marks
-from policylang.graph.facts import Facts, Flag, Phase
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, Flag, Phase, storage_roots
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
-from policylang.operators.categories import argument, describe, nodes_in
-from policylang.operators.effects import function, piece_of_draw
+from policylang.operators.calls import argument, describe, function, nodes_in, piece_of_draw
 from policylang.operators.names import (
     HOST_COPIES,
     HOST_COPY_WAIT,

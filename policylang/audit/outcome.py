@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attrs import define, field, frozen
 
-from policylang.graph.facts import Facts
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, storage_roots
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Rule
 from policylang.planning.liveness import SavedForBackward, with_cost

@@ -30,7 +30,7 @@ from policylang.backends import runtime
 from policylang.graph import marks
 from policylang.language.codes import CODES
 from policylang.language.syntax import Policy
-from policylang.operators.flops import registered_formulas
+from policylang.operators.work import registered_formulas
 from policylang.planning.digest import digest_of, policy_text
 from policylang.torch_compat import compilers, distributed, partition
 

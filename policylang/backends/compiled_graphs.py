@@ -17,7 +17,7 @@ from torch import fx
 from policylang.audit.code import CodeAudit
 from policylang.audit.report import Report
 from policylang.backends.records import Findings
-from policylang.graph.reading.modules import ModulePaths, raw_path
+from policylang.graph.inputs import ModulePaths, raw_path
 from policylang.torch_compat.distributed import gathered_parameters
 
 _MOST_PLACES = 3

@@ -10,8 +10,8 @@ from policylang.backends import records, refusals
 from policylang.backends.eager.problems import refuse_another
 from policylang.backends.path import path_named
 from policylang.errors import PolicyGraphError
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import path_taking
 from policylang.ranks.comparison import comparing

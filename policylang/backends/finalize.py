@@ -16,8 +16,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from policylang.backends.tags import is_unsafe
-from policylang.graph.facts import Facts, Flag, InputKind, Phase, read_by_backward, users_of
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, Flag, InputKind, Phase, read_by_backward, storage_roots, users_of
 from policylang.language.syntax import Action
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
 from policylang.planning.liveness import backward_needs

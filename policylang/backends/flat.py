@@ -6,7 +6,7 @@ afterwards is what the plan saves, and nothing but copies is new: no node is reb
 
 The technique is that of PyTorch's ``remat_using_tags_for_fwd_loss_bwd_graph`` and TorchTitan's
 ``selective_activation_remat_pass``, without their limits: random operators are replayed, there may be any number of
-backward regions, and memory written in place is understood (:mod:`policylang.graph.reading.memory`).
+backward regions, and memory written in place is understood (:mod:`policylang.graph.memory`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from policylang.backends.runtime import timed
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
-from policylang.graph.reading.memory import GraphMemory, memory_of
+from policylang.graph.memory import GraphMemory, memory_of
 from policylang.graph.schedule import StepKind
 from policylang.language.codes import diagnose
 from policylang.language.syntax import Policy

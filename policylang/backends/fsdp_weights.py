@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import nn
 
-from policylang.graph.reading.modules import normalise
+from policylang.graph.inputs import normalise
 from policylang.planning.decisions.fsdp_parameters import FsdpParameter, FsdpParameters
 from policylang.torch_compat.distributed import ShardedWeight, own_class, sharded_weights
 

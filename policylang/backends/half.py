@@ -16,8 +16,8 @@ from policylang.backends.rewriting import apply_edits, put_in_order
 from policylang.backends.runtime import RankOrder
 from policylang.errors import PolicyGraphError
 from policylang.graph.chains import Chains
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, InputKind
-from policylang.graph.reading.collect import collect
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Expectation, ExpectTotal, Policy

@@ -33,14 +33,12 @@ from policylang.backends.rewriting import apply_edits, arrange
 from policylang.backends.runtime import RankOrder, collector_paused, timed
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase
-from policylang.graph.reading.collect import collect
-from policylang.graph.rowsets import mask_of
+from policylang.graph.collect import collect
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, mask_of
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
-from policylang.operators.categories import describe
-from policylang.operators.effects import function, piece_of_draw, unread
+from policylang.operators.calls import describe, function, piece_of_draw, unread
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.planning.capabilities import JOINT
 from policylang.planning.decisions.fsdp_parameters import FsdpParameters

@@ -19,8 +19,8 @@ from policylang.backends import records, rewriting
 from policylang.backends.records import AppliedPlan, Findings, announce, findings_of
 from policylang.backends.runtime import timed
 from policylang.errors import PolicyAuditError, PolicyMatchError
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy

@@ -19,9 +19,8 @@ from policylang.backends import refusals
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
 from policylang.graph.facts import Flag
-from policylang.graph.reading.saved_markers import SavedMarker
-from policylang.operators.categories import describe
-from policylang.operators.effects import function, piece_of_draw, unread
+from policylang.graph.marks import SavedMarker
+from policylang.operators.calls import describe, function, piece_of_draw, unread
 from policylang.operators.names import (
     AUTOGRAD_COPIES,
     GETITEM,

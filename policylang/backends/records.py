@@ -26,7 +26,7 @@ from policylang.audit.report import (
 from policylang.audit.summary import partition_report, plan_report
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
-from policylang.graph.files.snapshot import dump
+from policylang.graph.snapshot import dump
 from policylang.language.figures import counted, figure
 from policylang.language.shown import as_page
 from policylang.language.syntax import Bucket, Policy

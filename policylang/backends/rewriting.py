@@ -24,7 +24,7 @@ from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.codes import diagnose
 from policylang.language.syntax import Policy
-from policylang.operators.categories import describe, group_name
+from policylang.operators.calls import describe, group_name
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node
 from policylang.planning.plan import OrderPlan, Plan
 from policylang.torch_compat import distributed

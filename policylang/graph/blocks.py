@@ -4,20 +4,151 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Protocol
 
 from attrs import frozen
 
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.repeated_blocks import has_no_modules, repeated_stretches
+
+LEAST = 8
+"""Nodes from one anchor to the next: what repeats in less is a loop within a layer."""
+UNEVEN = 3
+"""By how much one distance between anchors may be larger than another."""
+ALIKE = 0.75
+"""The share of nodes that two layers in a row have in common at least."""
+MOST_TRIED = 4
+"""Operators of each number of calls that are tried as anchors, and layers that the outermost ones are compared with."""
+SLACK = 12
+"""Nodes in a row that one layer may have and another not."""
+AGAIN = 4
+"""Nodes in a row that have to be alike for two layers to be in step again."""
+
+
+def has_no_modules(facts: Facts) -> bool:
+    """A forward or backward graph carries neither module paths nor activation-checkpoint regions."""
+    halves = (GraphKind.FORWARD, GraphKind.BACKWARD)
+    return facts.kind in halves and not any(facts.modules) and all(region is None for region in facts.ac_regions)
+
+
+def repeated_stretches(facts: Facts) -> tuple[Sequence[int], int]:
+    """Row to the number of its stretch, -1 outside all, in the order of the graph; and how many there are, 0 where
+    nothing repeats. Near linear in nodes.
+
+    A graph without module paths still has its layers: the same operators on the same shapes over the same groups. An
+    operator that comes once in each, an anchor, finds them: from one anchor to the next much the same is done. Single
+    nodes of some layers may differ. Where layers begin and end shows at the outermost ones: the nodes before a
+    forward's first layer, and after a backward's last one, are unlike those between layers.
+    """
+    block_of = array("i", [-1]) * len(facts)
+    rows = [row for row, op in enumerate(facts.ops) if op == "call_function"]
+    bounds = _stretches(facts, rows)
+    for number, (start, end) in enumerate(bounds):
+        for row in rows[start:end]:
+            block_of[row] = number
+    return block_of, len(bounds)
+
+
+def _stretches(facts: Facts, rows: Sequence[int]) -> list[tuple[int, int]]:
+    """From where to where each goes, as places among the rows."""
+    words = _words(facts, rows)
+    anchors = _anchors(facts, rows, words)
+    if len(anchors) < 2:
+        return []
+    if facts.kind is not GraphKind.BACKWARD:
+        return _bounded(words, anchors)
+    # Read from its end, a backward looks as a forward does: the nodes after its last layer are unlike a layer.
+    count = len(words)
+    found = _bounded(words[::-1], [count - 1 - anchor for anchor in reversed(anchors)])
+    return [(count - end, count - start) for start, end in reversed(found)]
+
+
+def _words(facts: Facts, rows: Sequence[int]) -> list[int]:
+    """Each node as a number that stands for its operator, its result and its group."""
+    numbers: dict[object, int] = {}
+    kinds = ((facts.targets[row], facts.shapes[row], facts.dtypes[row], facts.group_names[row]) for row in rows)
+    return [numbers.setdefault(kind, len(numbers)) for kind in kinds]
+
+
+def _anchors(facts: Facts, rows: Sequence[int], words: Sequence[int]) -> list[int]:
+    """The places of an operator that comes once in each layer: a product rather than another one, which may stand
+    beside the layers as well, as a last norm does; of several the one with the most calls, and the first."""
+    places: dict[int, list[int]] = {}
+    for place, word in enumerate(words):
+        places.setdefault(word, []).append(place)
+    by_worth: dict[tuple[bool, int], list[list[int]]] = {}
+    for found in places.values():
+        gaps = [after - before for before, after in pairwise(found)]
+        if gaps and min(gaps) >= LEAST and max(gaps) <= UNEVEN * min(gaps):
+            by_worth.setdefault((facts.flops[rows[found[0]]] > 0, len(found)), []).append(found)
+    for _, several in sorted(by_worth.items(), reverse=True):
+        for found in several[:MOST_TRIED]:
+            if 2 * (found[-1] - found[0]) * len(found) >= len(words) * (len(found) - 1) and _repeat(words, found):
+                return found
+    return []
+
+
+def _repeat(words: Sequence[int], anchors: Sequence[int]) -> bool:
+    """Much the same is done from each anchor to the next."""
+    between = [Counter(words[start:end]) for start, end in pairwise(anchors)]
+    shared = sum((one & other).total() for one, other in pairwise(between))
+    whole = sum(max(one.total(), other.total()) for one, other in pairwise(between))
+    return shared >= ALIKE * whole
+
+
+def _bounded(words: Sequence[int], anchors: Sequence[int]) -> list[tuple[int, int]]:
+    """From where to where each layer of a forward goes: all begin with what the first one begins with."""
+    tried = range(1, min(len(anchors), MOST_TRIED + 1))
+    # Compared with the layer that goes along with the first one for longest on the way back from its anchor.
+    model = max(tried, key=lambda at: _in_step(words, anchors[0], anchors[at], -1, anchors[at] - anchors[at - 1] - 1))
+    ahead = anchors[model] - anchors[model - 1] - 1
+    ahead = _in_step(words, anchors[0], anchors[model], -1, ahead)[0]
+    starts = [anchor - _in_step(words, anchor, anchors[model], -1, ahead)[1] for anchor in anchors]
+    before = len(anchors) - 2 if len(anchors) < 3 else len(anchors) - 3
+    behind = starts[before + 1] - anchors[before] - 1
+    end = anchors[-1] + _in_step(words, anchors[-1], anchors[before], 1, behind)[1] + 1
+    return list(pairwise([*starts, end]))
+
+
+def _in_step(words: Sequence[int], here: int, there: int, step: int, most: int) -> tuple[int, int]:
+    """How far the nodes before (step -1) or after two anchors are the same: those from ``there``, ``most`` at
+    most, and those from ``here``. What only one of them has is passed over."""
+    one = other = 0
+    while one < most:
+        for skipped, extra in _skips(min(SLACK, most - one - 1)):
+            if _agree(
+                words, here + step * (other + extra + 1), there + step * (one + skipped + 1), step, extra + skipped
+            ):
+                one, other = one + skipped + 1, other + extra + 1
+                break
+        else:
+            break
+    return one, other
+
+
+def _skips(most: int) -> Iterator[tuple[int, int]]:
+    """How many nodes to pass over on either side, few first."""
+    for both in range(SLACK + 1):
+        yield from ((skipped, both - skipped) for skipped in range(min(both, most) + 1))
+
+
+def _agree(words: Sequence[int], here: int, there: int, step: int, passed: int) -> bool:
+    """The nodes from two places on are the same: one, or, where some were passed over, several in a row."""
+    for ahead in range(0, step * (AGAIN if passed else 1), step):
+        if not (0 <= here + ahead < len(words) and 0 <= there + ahead < len(words)):
+            return False
+        if words[here + ahead] != words[there + ahead]:
+            return False
+    return True
+
 
 OUTSIDE = -1
 
 
 class ModuleMatcher(Protocol):
-    """What a ``blocks`` glob does to a module path."""
+    """A ``blocks`` glob."""
 
     def outermost(self, path: str) -> str | None:
         """The outermost module on the path that matches, itself a prefix of the path; None where none does."""
@@ -41,12 +172,11 @@ class BlockTable:
 def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> BlockTable:
     """The blocks of a graph.
 
-    With a matcher, each module that it matches is one. Without, each activation-checkpoint region if the graph has
-    any, else the numbered children of the largest ``ModuleList``; a backward alone says nothing of its regions. A node
-    without a module path of its own lies where its owner does. In a half of a partition that carries neither module
-    paths nor regions, the stretches of operators that repeat are the blocks, whatever a matcher asks for
-    (:mod:`policylang.graph.repeated_blocks`).
-    """
+    With a matcher, each module that it matches is one. Without, each activation-checkpoint region if the graph has any,
+    else the numbered children of the largest ``ModuleList``; a backward alone says nothing of its regions. A node
+    without a module path of its own is where its producer is. In a forward or backward graph that carries neither
+    module paths nor regions, the stretches of operators that repeat are the blocks, whatever a matcher asks for
+    (:mod:`policylang.graph.blocks`)."""
     if has_no_modules(facts):
         block_of, count = repeated_stretches(facts)
         return BlockTable(block_of, tuple(f"repeated stretch {number}" for number in range(count)))
@@ -62,7 +192,7 @@ def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> BlockTable:
 
 
 def is_one_block(blocks: BlockTable, facts: Facts) -> bool:
-    """Whether a graph is one block and nothing beside it, as that of a block compiled on its own."""
+    """A graph is one block and nothing else, as that of a block compiled on its own."""
     return len(blocks.names) == 1 and all(blocks.block_of[facts.owners[row]] == 0 for row in facts.forward)
 
 
@@ -76,7 +206,7 @@ def _by_module(facts: Facts, block_name: Callable[[str], str | None]) -> BlockTa
         name = block_name(path) if path else None
         return OUTSIDE if name is None else numbers.setdefault(name, len(numbers))
 
-    # Forward rows first: a block is numbered by its first forward node, whatever stands around it.
+    # Forward rows first: a block is numbered by its first forward node.
     for rows in (facts.forward, range(len(facts))):
         for row in rows:
             block_of[row] = number_of(modules[row] or modules[owners[row]])

@@ -16,10 +16,9 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 
-from policylang.graph.facts import Facts, Flag, InputKind, Phase, forward_users
-from policylang.graph.rowsets import mask_of, members
+from policylang.graph.facts import Facts, Flag, InputKind, Phase, forward_users, mask_of, members
+from policylang.operators.moves import SPLITS
 from policylang.operators.names import CAT, GETITEM, is_all_gather
-from policylang.operators.table import SPLITS
 
 _NOWHERE = -1
 _SYMBOLIC = Flag.SYMBOLIC
@@ -32,11 +31,11 @@ class Chains:
         self.facts = facts
 
     def after(self, rows: Iterable[int]) -> list[int]:
-        """What follows any of the rows on its line, in graph order; a row itself only if it follows another."""
+        """The rows that follow any of the rows on its line, in graph order; a row itself only if it follows another."""
         return self._walk(rows, self.next)
 
     def before(self, rows: Iterable[int]) -> list[int]:
-        """What precedes any of the rows on its line, up to but not including the graph input, in graph order."""
+        """The rows that precede any of the rows on its line, without the graph input, in graph order."""
         return self._walk(rows, self.previous)
 
     def after_marker(self, rows: Iterable[int], markers: Iterable[int]) -> list[int]:
@@ -83,7 +82,7 @@ class Chains:
 
     @cached_property
     def gathered_mask(self) -> bytearray:
-        """Of the rows that have an origin, the all-gathers and what comes after one, across forks too."""
+        """The rows with an origin that are all-gathers or come after one, across forks too."""
         facts = self.facts
         origins, joins, targets = self.origins, self._joins, facts.targets
         mask = bytearray(len(facts))

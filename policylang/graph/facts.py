@@ -1,22 +1,55 @@
 """The facts of a graph: one row a node, in graph order, as plain columns that need no torch to read.
 
-Filled in one linear pass over an FX graph by :mod:`policylang.graph.reading.collect`, or from a snapshot file. Rows are
+Filled in one linear pass over an FX graph by :mod:`policylang.graph.collect`, or from a snapshot file. Rows are
 numbered from 0 in graph order, and every column is indexed by that number. Columns rather than one object a node: a
-graph of a million nodes has to fit beside the graph itself.
+graph of a million nodes has to fit beside the graph itself. A set of nodes is a sorted list of rows, which shares the
+``int`` objects of the facts, or a mask of one byte a row, by which membership is tested.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
 from functools import cached_property
-from typing import Any
+from itertools import chain
+from math import prod
+from typing import Annotated, Any, get_type_hints
 
-from attrs import field, fields, frozen
+from attrs import evolve, field, frozen
 
-from policylang.graph.rowsets import mask_of
-from policylang.operators.names import Category
+from policylang.operators.names import GETITEM, VIEWS_UNSAID, Category
+
+
+def mask_of(rows: Iterable[int], length: int) -> bytearray:
+    """One byte a row of the graph, 1 for the members."""
+    mask = bytearray(length)
+    for row in rows:
+        mask[row] = 1
+    return mask
+
+
+def members(mask: bytearray, universe: Sequence[int]) -> list[int]:
+    """The rows of ``universe`` that the mask holds, in its order."""
+    return [row for row in universe if mask[row]]
+
+
+def union(parts: Sequence[list[int]], universe: Sequence[int], length: int) -> list[int]:
+    nonempty = [part for part in parts if part]
+    if len(nonempty) <= 1:
+        return nonempty[0] if nonempty else []
+    return members(mask_of(chain.from_iterable(nonempty), length), universe)
+
+
+def intersection(left: list[int], right: list[int], length: int) -> list[int]:
+    mask = mask_of(right, length)
+    return [row for row in left if mask[row]]
+
+
+def difference(left: list[int], right: list[int], length: int) -> list[int]:
+    mask = mask_of(right, length)
+    return [row for row in left if not mask[row]]
 
 
 class GraphKind(Enum):
@@ -25,9 +58,9 @@ class GraphKind(Enum):
     FLAT = "flat"
     """Forward, loss and backward of a whole step in one."""
     FORWARD = "forward"
-    """The forward half of a partition, or a graph without any backward."""
+    """The forward graph of a partition, or a graph without any backward."""
     BACKWARD = "backward"
-    """The backward half of a partition."""
+    """The backward graph of a partition."""
 
 
 class Phase(IntEnum):
@@ -48,12 +81,12 @@ class InputKind(IntEnum):
 
 
 class Flag(Category):
-    """What holds of a node, as bits of ``Facts.flags``: the categories of its operator, and more."""
+    """The bits of ``Facts.flags``: the categories of a node's operator, and more."""
 
     SYMBOLIC = 32
     """Its value is a symbolic size, bool or float, not a tensor."""
     READS_MUTATED = 64
-    """It reads memory that the graph writes: a second run would not see what the first one saw."""
+    """It reads memory that the graph writes: recomputed, it would not see what it saw first."""
     FEEDS_BACKWARD = 128
     """A backward node reads it (or, for an operator with followers, reads one of its followers)."""
     RECORDED_SAVED = 512
@@ -61,20 +94,21 @@ class Flag(Category):
     FORWARD_OUTPUT = 2048
     """The forward returns it to the caller: it lives on whatever a policy says."""
     DATA_DEPENDENT = 8192
-    """Of a collective: how much it sends comes from data, so ranks agree about it only as long as the data does."""
+    """It is a collective whose sizes come from data: ranks agree about them only as long as the data does."""
     REPEATABLE = 4096
-    """Of a flat graph: what it writes does not stand in the way of a second run. It is memory of the forward's own that
-    is run again with it, or running statistics that a second run leaves out."""
+    """Its writes, in a flat graph, do not prevent recomputation: they go to memory of the forward's own that is
+    recomputed with it, or to running statistics that a recomputation leaves out."""
     BACKWARD_HOOK = 16384
     """The user's code waits for its gradient (``has_backward_hook``)."""
     GRADIENT = 32768
-    """Of a forward value or an input of a joint graph: the backward returns it, as a gradient or as part of one."""
+    """The backward returns it, a forward value or an input of a joint graph, as a gradient or as part of one."""
 
 
 FLAGS: dict[str, int] = {
     name.lower(): bit for kind in (Category, Flag) for name, bit in vars(kind).items() if name.isupper()
 }
 """The bits by their names, as the text form of a graph writes them."""
+_ALL_FLAGS = sum(FLAGS.values())
 
 
 @frozen
@@ -102,7 +136,7 @@ class Mesh:
 
 @frozen
 class Ref:
-    """Of a call's arguments: the node in a row of the facts."""
+    """An argument that is a node, by its row in the facts."""
 
     row: int
 
@@ -112,101 +146,219 @@ class LostMarker:
     """A value that an earlier partition saved, and that is not to be found for certain in this graph."""
 
     name: str
-    """Of its node in the earlier graph, or ``value 7 of 36``."""
+    """The name of its node in the earlier graph, or ``value 7 of 36``."""
     reason: str
     """A phrase for people."""
 
 
-def later_column(blank: Any) -> Any:
-    """A column that came after the first snapshots: empty where a file lacks it, which answers no question.
+class Derivation(Enum):
+    """How a row of a rewritten graph comes from a row of the graph before."""
 
-    ``blank``: what a row has of which nothing is said.
-    """
-    return field(default=(), metadata={"blank": blank})
+    SAME = "same"
+    NEW = "new"
+    """A new node that has the other's metadata."""
+    RECOMPUTED = "recomputed"
+    PART = "part"
+    """A piece of what the other returns: the generator's state, or the value that was drawn from it."""
+
+
+class Stored(Enum):
+    """How a snapshot holds a column (:mod:`policylang.graph.snapshot`)."""
+
+    VALUES = "values"
+    NAMES = "names"
+    ROW = "row"
+    READS = "reads"
+    ARGUMENTS = "arguments"
+    NOT = "not"
+    """It follows from the other columns."""
+
+
+Check = Callable[[Any], bool]
+
+
+@frozen
+class Column:
+    """A column describes itself to rewriting, snapshots, graphs made by hand and tests of edited graphs."""
+
+    check: Check
+    """True of the values that it can have: planning relies on facts, and a file may say anything."""
+    blank: Any = None
+    """The value of a node of which nothing is said."""
+    blank_for: frozenset[Derivation] = field(default=frozenset(), converter=frozenset)
+    """The nodes of a rewritten graph that are blank; the others have the value of the node that they come from."""
+    stored: Stored = Stored.VALUES
+    later: bool = False
+    """A snapshot may lack it: it is empty then, and a test that needs it is refused by name."""
+
+
+@frozen
+class OfGraph:
+    """A fact of the whole graph."""
+
+    check: Check
+
+
+_NEW, _RECOMPUTED, _PART = Derivation.NEW, Derivation.RECOMPUTED, Derivation.PART
+_OPS = ("placeholder", "get_attr", "call_function", "output")
+_LARGEST = 1 << 63
+_MOST_DIMENSIONS = 256
+_MOST_RANKS = 1 << 20
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and value.isprintable()
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_tuple(value: Any) -> bool:
+    return type(value) is tuple
+
+
+def _is_amount(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _LARGEST
+
+
+def _is_sizes(value: Any) -> bool:
+    return type(value) is tuple and len(value) <= _MOST_DIMENSIONS and all(type(size) is int for size in value)
+
+
+def _is_flags(value: Any) -> bool:
+    return _is_amount(value) and value <= _ALL_FLAGS
+
+
+def _is_data_sizes(value: Any) -> bool:
+    return value == () or (_is_sizes(value) and len(value) == 3 and min(value) >= -1)
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _tuple_of(check: Check) -> Check:
+    return lambda value: type(value) is tuple and all(map(check, value))
+
+
+def _one_of(kind: type, known: Iterable[Any]) -> Check:
+    """Exactly of this type: ``True`` is no number."""
+    among = frozenset(known)
+    return lambda value: type(value) is kind and value in among
+
+
+def _is_ranks(ranks: Any) -> bool:
+    return type(ranks) is tuple and len(ranks) <= _MOST_RANKS and all(map(_is_amount, ranks))
+
+
+def _is_groups(value: Any) -> bool:
+    return type(value) is dict and all(
+        isinstance(group, Group)
+        and all(map(_is_text, (name, group.name)))
+        and type(group.size) is int
+        and (group.dim is None or _is_text(group.dim))
+        and _is_ranks(group.ranks)
+        for name, group in value.items()
+    )
+
+
+def _is_mesh(mesh: Any) -> bool:
+    return (
+        isinstance(mesh, Mesh)
+        and _tuple_of(_is_text)(mesh.dims)
+        and _tuple_of(_is_amount)(mesh.shape)
+        and _is_ranks(mesh.ranks)
+        and (not mesh.dims or len(mesh.dims) == len(mesh.shape))
+        and prod(mesh.shape) == len(mesh.ranks)
+    )
+
+
+def _is_lost_marker(marker: Any) -> bool:
+    return isinstance(marker, LostMarker) and _is_text(marker.name) and _is_text(marker.reason)
 
 
 @frozen(eq=False, slots=False)
 class Facts:
-    """What planning knows of a graph, one row a node in graph order, as columns that are indexed by the row's number.
+    """The facts that planning uses of a graph: one row a node in graph order, as columns indexed by the row's number.
 
     Sizes are of one rank. Bytes and elements are of the tensors that a node returns, FLOPs of one run of its operator.
     """
 
-    kind: GraphKind
-    """Whether it is joint, flat, or a half of a partition."""
-    names: Sequence[str]
-    """Of the nodes, as the graph has them."""
-    ops: Sequence[str]
+    kind: Annotated[GraphKind, OfGraph(_one_of(GraphKind, GraphKind))]
+    """Joint, flat, or the forward or backward graph of a partition."""
+    names: Annotated[Sequence[str], Column(_is_text, stored=Stored.NAMES)]
+    """The nodes' names in the graph."""
+    ops: Annotated[Sequence[str], Column(_one_of(str, _OPS), blank="call_function", blank_for={_NEW})]
     """``placeholder``, ``get_attr``, ``call_function`` or ``output``."""
-    targets: Sequence[str]
+    targets: Annotated[Sequence[str], Column(_is_text, blank="")]
     """The operator in full, ``aten.mm.default``; ``higher_order.flex_attention`` and ``builtin.getitem`` have no
     overload. Empty unless ``ops`` is ``call_function``."""
-    phases: Sequence[int]
+    phases: Annotated[Sequence[int], Column(_one_of(int, map(int, Phase)))]
     """A :class:`Phase` each: input, forward, backward or output."""
-    modules: Sequence[str]
+    modules: Annotated[Sequence[str], Column(_is_text, blank="")]
     """The normalised module path, ``model.layers.0.self_attn.q_proj``; empty where there is none."""
-    ac_regions: Sequence[int | None]
+    ac_regions: Annotated[Sequence[int | None], Column(_or_none(_is_whole), blank_for={_RECOMPUTED})]
     """The user's activation-checkpoint region."""
-    user_tags: Sequence[str | None]
+    user_tags: Annotated[Sequence[str | None], Column(_or_none(_is_text), blank_for={_RECOMPUTED})]
     """The ``CheckpointPolicy`` member that the user's own ``checkpoint`` wrote; policylang's are not the user's."""
-    flags: Sequence[int]
+    flags: Annotated[Sequence[int], Column(_is_flags, blank=0)]
     """The bits of :class:`Flag` that hold of a node."""
-    bytes: Sequence[int]
-    """Of all the tensors a node returns; symbolic sizes count with their hint, those that come from data with theirs or
-    with the most that they can be, where that is less."""
-    numel: Sequence[int]
+    bytes: Annotated[Sequence[int], Column(_is_amount, blank=0)]
+    """The size of all the tensors a node returns; symbolic sizes count with their hint, those that come from data with
+    theirs or with the most that they can be, where that is less."""
+    numel: Annotated[Sequence[int], Column(_is_amount, blank=0)]
     """The number of elements of all the tensors a node returns."""
-    shapes: Sequence[tuple[int, ...] | None]
-    """Of a single tensor; None for tuples and symbolic values."""
-    strides: Sequence[tuple[int, ...] | None]
-    """Of a single tensor, in elements; None where there is none, where its layout has no strides, or where sizes or
-    strides are symbolic: what needs them to be numbers that hold in every run then knows that they are not."""
-    dtypes: Sequence[str]
+    shapes: Annotated[Sequence[tuple[int, ...] | None], Column(_or_none(_is_sizes))]
+    """The shape of a single tensor; None for tuples and symbolic values."""
+    strides: Annotated[Sequence[tuple[int, ...] | None], Column(_or_none(_is_sizes))]
+    """The strides of a single tensor, in elements; None where there is none, where its layout has no strides, or where
+    sizes or strides are symbolic: what needs them to be numbers that hold in every run then knows that they are not."""
+    dtypes: Annotated[Sequence[str], Column(_is_text, blank="")]
     """``bfloat16``; empty where there is no single tensor."""
-    devices: Sequence[str]
+    devices: Annotated[Sequence[str], Column(_is_text, blank="")]
     """``cuda:0``; empty where there is no single tensor."""
-    flops: Sequence[int]
-    """Of one run; 0 where nothing is multiplied, and where no formula is known."""
-    inputs: Sequence[tuple[int, ...]]
+    flops: Annotated[Sequence[int], Column(_is_amount, blank=0, blank_for={_NEW, _PART})]
+    """The FLOPs of one run; 0 where nothing is multiplied, and where no formula is known."""
+    inputs: Annotated[Sequence[tuple[int, ...]], Column(_tuple_of(_is_whole), blank=(), stored=Stored.READS)]
     """The distinct nodes a node reads, in argument order."""
-    users: Sequence[tuple[int, ...]]
+    users: Annotated[Sequence[tuple[int, ...]], Column(_tuple_of(_is_whole), stored=Stored.NOT)]
     """The distinct nodes that read it, in graph order."""
-    owners: Sequence[int]
-    """A node whose decision it shares: of a ``getitem`` the multi-output operator, of a ``wait_tensor`` the
-    collective, of every other node itself. Followed to the end: an owner owns itself."""
-    input_kinds: Sequence[int]
+    owners: Annotated[Sequence[int], Column(_is_whole, stored=Stored.ROW)]
+    """The producer whose decision a node shares: of a ``getitem`` the multi-output operator, of a ``wait_tensor`` the
+    collective, of every other node itself. Followed to the end: a producer is its own."""
+    input_kinds: Annotated[Sequence[int], Column(_one_of(int, map(int, InputKind)), blank=0, blank_for={_NEW})]
     """An :class:`InputKind` each: parameter, buffer, what the user hands in, tangent."""
-    input_names: Sequence[str]
-    """Of a graph input: the parameter's or buffer's dotted name where it is known, else empty."""
-    arguments: Sequence[tuple[Any, ...]]
-    """Of layout operators and collectives (see :mod:`policylang.graph.reading.arguments`): all arguments in the order
-    of the schema, defaults filled in, as plain values; a node is a :class:`Ref`, a dtype its name. Empty otherwise."""
-    group_names: Sequence[str]
-    """Of a collective: its process group; empty otherwise."""
-    groups: dict[str, Group] = field(factory=dict)
-    meshes: tuple[Mesh, ...] = ()
+    input_names: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW})]
+    """The dotted name of a parameter or buffer among the graph inputs, where it is known; else empty."""
+    arguments: Annotated[Sequence[tuple[Any, ...]], Column(_is_tuple, blank=(), stored=Stored.ARGUMENTS)]
+    """All arguments of layout operators and collectives in the order of the schema, defaults filled in, as plain
+    values; a node is a :class:`Ref`, a dtype its name. Empty for other operators: rewriting asks for these alone."""
+    group_names: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW})]
+    """The process group of a collective; empty otherwise."""
+    groups: Annotated[dict[str, Group], OfGraph(_is_groups)] = field(factory=dict)
+    meshes: Annotated[tuple[Mesh, ...], OfGraph(_tuple_of(_is_mesh))] = ()
     """Where known, the meshes that the graph's groups belong to."""
-    rank: int | None = None
+    rank: Annotated[int | None, OfGraph(_or_none(_is_amount))] = None
     """The global rank whose graph it is, where torch.distributed knows one: slices of gathered values go by it."""
-    torch_version: str = ""
-    lost_records: tuple[LostMarker, ...] = ()
-    annotations: Sequence[tuple[str, ...]] = later_column(())
+    torch_version: Annotated[str, OfGraph(_is_text)] = ""
+    lost_records: Annotated[tuple[LostMarker, ...], OfGraph(_tuple_of(_is_lost_marker))] = ()
+    annotations: Annotated[Sequence[tuple[str, ...]], Column(_tuple_of(_is_text), blank=(), later=True)] = ()
     """The names that somebody has set on a node (``node.meta["custom"]``) to anything but False, in order; policylang's
     own are left out."""
-    uncounted: Sequence[str] = later_column("")
+    uncounted: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW, _PART}, later=True)] = ()
     """The operators of a call whose work is not in :attr:`flops`: those that could do matrix work and have no FLOP
-    formula (see :mod:`policylang.operators.matrix_work`). Empty where there are none, mostly the one that is called."""
-
-    data_sizes: Sequence[tuple[int, ...]] = later_column(())
-    """Of a node some of whose sizes come from data (``nonzero``, ``item``): the number that the largest of them counts
-    as, and the least and the most bytes that it can come to, -1 where there is no limit. Empty where no row has any."""
+    formula (``could_do_matrix_work``). Empty where there are none, mostly the one that is called."""
+    data_sizes: Annotated[Sequence[tuple[int, ...]], Column(_is_data_sizes, blank=(), later=True)] = ()
+    """For a node some of whose sizes come from data (``nonzero``, ``item``): the number that the largest of them counts
+    as, and the least and the most bytes that it can have, -1 where there is no limit. Empty where no node has any."""
 
     def __len__(self) -> int:
         return len(self.names)
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Node name to row."""
+        """Row by node name."""
         return {name: row for row, name in enumerate(self.names)}
 
     @cached_property
@@ -231,27 +383,56 @@ class Facts:
 
     @cached_property
     def followers(self) -> dict[int, list[int]]:
-        """Owner to the rows that share its decision, itself left out."""
+        """Producer to the rows that share its decision, itself left out."""
         result: dict[int, list[int]] = {}
         for row, owner in enumerate(self.owners):
             if owner != row:
                 result.setdefault(owner, []).append(row)
         return result
 
+    @cached_property
+    def storage_roots(self) -> Sequence[int]:
+        return _storage_roots(self)
+
     def has(self, row: int, flag: int) -> bool:
-        """Whether any of the bits of ``flag`` holds of a row."""
         return bool(self.flags[row] & flag)
 
 
-LATER_COLUMNS: Mapping[str, Any] = {
-    each.name: each.metadata["blank"] for each in fields(Facts) if "blank" in each.metadata
+_SAID = {
+    name: said
+    for name, hint in get_type_hints(Facts, include_extras=True).items()
+    for said in getattr(hint, "__metadata__", ())
 }
-"""Column to what a row has of which nothing is said."""
+COLUMNS: Mapping[str, Column] = {name: said for name, said in _SAID.items() if isinstance(said, Column)}
+LATER_COLUMNS = tuple(name for name, said in COLUMNS.items() if said.later)
+OF_GRAPH: Mapping[str, OfGraph] = {name: said for name, said in _SAID.items() if isinstance(said, OfGraph)}
+
+
+def rewritten(facts: Facts, rows: Iterable[tuple[int, Derivation]], **given: Any) -> Facts:
+    """The facts of a graph whose nodes come from those of ``facts``. ``rows``: from which row, and how.
+
+    ``given``: the columns that do not follow from that, among them phases, inputs, owners and flags. ``users`` and
+    :attr:`Flag.FEEDS_BACKWARD` are worked out.
+    """
+    derived = list(rows)
+    sources = [row for row, _ in derived]
+    for name, said in COLUMNS.items():
+        old = getattr(facts, name)
+        if name in given or said.stored is Stored.NOT:
+            continue
+        if said.blank_for and old:
+            given[name] = [said.blank if how in said.blank_for else old[row] for row, how in derived]
+        else:
+            given[name] = list(map(old.__getitem__, sources)) if old else ()
+    flags = array("i", [each & ~Flag.FEEDS_BACKWARD for each in given["flags"]])
+    for row in read_by_backward(given["phases"], given["inputs"], given["owners"]):
+        flags[row] |= Flag.FEEDS_BACKWARD
+    return evolve(facts, **given | {"flags": flags, "users": users_of(given["inputs"])})
 
 
 def is_gradient(facts: Facts, row: int) -> bool:
-    """Whether the backward returns what the graph returns of the forward: an output of the forward only where that is
-    said of it as well, and an input, such as the device mesh of a gradient that is a DTensor, too."""
+    """The backward returns this forward value or input: a gradient, or part of one, such as a DTensor's device mesh. An
+    output of the forward is one only if it is flagged as both."""
     if facts.phases[row] == Phase.INPUT:
         return bool(facts.flags[row] & Flag.GRADIENT) and facts.input_kinds[row] != InputKind.TANGENT
     is_both = facts.flags[row] & (Flag.GRADIENT | Flag.FORWARD_OUTPUT) != Flag.FORWARD_OUTPUT
@@ -290,3 +471,36 @@ def users_of(inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         for read in reads:
             users[read].append(row)
     return [tuple(rows) for rows in users]
+
+
+def storage_roots(facts: Facts) -> Sequence[int]:
+    """By row, the row whose memory it lives in: itself unless it is a view, a piece of one, or a ``wait_tensor``.
+
+    Each output of a multi-output operator has memory of its own, unless the operator returns views, as ``split`` does.
+    What a flat graph writes in place shares a decision with all that is recomputed with it, and memory with what it
+    writes to alone.
+    """
+    return facts.storage_roots
+
+
+def _storage_roots(facts: Facts) -> Sequence[int]:
+    roots = array("i", range(len(facts)))
+    flags, inputs, owners, targets = facts.flags, facts.inputs, facts.owners, facts.targets
+    for row in range(len(facts)):
+        if owners[row] != row and targets[row] == GETITEM:
+            source = inputs[row][0] if inputs[row] else owners[row]
+            if returns_memory_of_input(facts, source):
+                roots[row] = roots[source]
+        elif owners[row] != row and flags[row] & Flag.REPEATABLE:
+            if (flags[row] & Flag.WRITES or returns_memory_of_input(facts, row)) and inputs[row]:
+                roots[row] = roots[inputs[row][0]]
+        elif owners[row] != row:
+            roots[row] = roots[owners[row]]
+        elif returns_memory_of_input(facts, row) and inputs[row]:
+            roots[row] = roots[inputs[row][0]]
+    return roots
+
+
+def returns_memory_of_input(facts: Facts, row: int) -> bool:
+    """An operator returns views, one or several, of its first argument."""
+    return bool(facts.flags[row] & Flag.VIEW) or facts.targets[row] in VIEWS_UNSAID

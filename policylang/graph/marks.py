@@ -6,10 +6,15 @@ Provenance lives in ``node.meta["custom"]``, which torch carries into copies of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from attrs import asdict, field, frozen
+
+from policylang.graph.facts import LostMarker, Phase
+from policylang.graph.memory import find_root
 from policylang.language.shown import one_line
+from policylang.operators.names import AUTOGRAD_COPIES
 
 PROVENANCE = "policylang"
 """``custom`` key: the line that decided, ``llama3_sac.apl:9``. A tag beside it is ours, any other is the user's."""
@@ -18,11 +23,11 @@ SAVED = "policylang_saved"
 """``custom`` key: a partition saved this value (``where recorded saved``).
 
 On the nodes of a partition itself True, or :data:`PARTLY`. On those of a graph that is to be traced again, an
-annotation of :class:`policylang.graph.reading.saved_markers.SavedMarker`, which outlives decompositions.
+annotation of :class:`policylang.graph.marks.SavedMarker`, which outlives decompositions.
 """
 
 PARTLY = "partly"
-"""Of an operator that returns a tuple, or of what autograd keeps of one: the rest of it was recomputed."""
+"""The value of :data:`SAVED` on part of a tuple whose rest was recomputed."""
 
 USER_TAG = "policylang_user_tag"
 """``custom`` key: the user's tag that an ``override`` rule replaced, as ``[member name or None, region or None]``."""
@@ -31,13 +36,13 @@ REWRITTEN = "policylang_rewritten"
 """``custom`` key of a node that a ``fuse`` or ``collapse`` line put into the graph: that line, ``mesh.apl:3``."""
 
 RECOMPUTED = "policylang_recomputed"
-"""``custom`` key of a copy that a flat graph runs again in its backward: the name of the forward node it repeats."""
+"""``custom`` key of a recomputation in a flat graph's backward: the name of the forward node that it repeats."""
 
 MOVED = "policylang_moved"
 """``custom`` key of what copies a value to the host and back: the name of the value's node."""
 
 RANDOM_STATE = "policylang_random_state"
-"""``custom`` key of the nodes that keep and hand on a generator's state: the name of the operator that draws."""
+"""``custom`` key of the nodes that keep and pass on a generator's state: the name of the operator that draws."""
 
 PHASE = "policylang_phase"
 """``custom`` key of what a flat graph's tracer knows of a node: :data:`FORWARD`, :data:`BACKWARD`, :data:`EPILOGUE`."""
@@ -48,7 +53,7 @@ BACKWARD = "backward"
 """Made by an outermost call of the autograd engine, or the accumulation of what such calls made."""
 
 EPILOGUE = "epilogue"
-"""What follows every gradient: the write-back of buffers, the optimizer's step."""
+"""The nodes after every gradient: the write-back of buffers, the optimizer's step."""
 
 SESSION = "__policylang_session__"
 """The attribute of a checkpoint's ``context_fn`` that is ours, or of what it is a partial of: its session, whose
@@ -89,7 +94,7 @@ def annotated(meta: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_ours(meta: Mapping[str, Any]) -> bool:
-    """Whether the ``recompute`` tag of a node, if any, was written by policylang."""
+    """The ``recompute`` tag of a node, if any, was written by policylang."""
     return PROVENANCE in custom(meta)
 
 
@@ -109,5 +114,181 @@ def session_of(context_fn: object) -> Any:
 
 
 def recorded_saved(meta: Mapping[str, Any]) -> bool:
-    """Whether a partition saved the value of this very node."""
+    """A partition saved the value of this very node."""
     return custom(meta).get(SAVED) in (True, PARTLY)
+
+
+@frozen
+class SavedMarker:
+    """The annotation that says what one partition saved of one operator's value.
+
+    It is on the operator whose value was saved. Tracing that operator again copies it to all that comes of it: the
+    operators it is decomposed into, the pieces of a tuple, the copies that autograd keeps. These nodes are the marker's
+    group, and the value is what is read of them from outside. What cannot be found for certain is reported.
+    """
+
+    partition: str
+    """A digest of the partition's forward."""
+    name: str
+    """The operator's node."""
+    number: int | None = None
+    """From 0 in the order of the forward; with ``count``, it shows which marker is gone. None for what need not be
+    found: a view of an input, or an operator that only carries ``stands_for``."""
+    count: int = 0
+    """How many markers of the partition are numbered; in each of its markers."""
+    following: str = ""
+    """The name in the next numbered marker, of the first one in the last: what is gone can be named."""
+    value: bool = False
+    """The value itself was saved, of a tuple whatever the backward reads of it."""
+    copies: bool = False
+    """The copy that autograd keeps instead of it was saved."""
+    several: bool = False
+    """The operator returns a tuple."""
+    partly: bool = False
+    """Some of a tuple was saved and the rest recomputed, which no decision says."""
+    stands_for: Sequence[int] = ()
+    """Numbers of the saved views of this value. Compilers drop views that change nothing, and the memory is this
+    value's."""
+
+    def annotation(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def from_annotation(annotation: object) -> SavedMarker | None:
+    """None for what :meth:`SavedMarker.annotation` did not write."""
+    if not isinstance(annotation, Mapping):
+        return None
+    try:
+        return SavedMarker(**annotation)
+    except TypeError:
+        return None
+
+
+@frozen(eq=False)
+class MarkerColumns:
+    """The part of a graph's facts that this needs."""
+
+    names: Sequence[str]
+    targets: Sequence[str]
+    phases: Sequence[int]
+    inputs: Sequence[tuple[int, ...]]
+    users: Sequence[tuple[int, ...]]
+    owners: Sequence[int]
+
+
+@frozen
+class FoundMarkers:
+    saved: list[int] = field(factory=list)
+    """Rows whose values were saved, with the owners of those rows."""
+    lost: list[LostMarker] = field(factory=list)
+
+
+def find(markers: Mapping[int, SavedMarker], columns: MarkerColumns) -> FoundMarkers:
+    """The values that the markers of a graph speak of. ``markers``: row to marker, in graph order."""
+    group_of = {
+        row: (marker.partition, marker.name)
+        for row, marker in markers.items()
+        if columns.phases[row] == Phase.FORWARD and columns.targets[row]
+    }
+    rows_of: dict[tuple[str, str], list[int]] = {}
+    for row, key in group_of.items():
+        rows_of.setdefault(key, []).append(row)
+    found = FoundMarkers()
+    by_partition: dict[str, list[_Group]] = {}
+    for rows in rows_of.values():
+        group = _Group(markers[rows[0]], rows, group_of, columns)
+        by_partition.setdefault(group.marker.partition, []).append(group)
+        if group.marker.value or group.marker.copies:
+            problem = group.problem()
+            found.lost.extend([LostMarker(group.marker.name, problem)] if problem else ())
+            found.saved.extend(() if problem else group.saved())
+    for groups in by_partition.values():
+        _add_missing(groups, found)
+    return found
+
+
+class _Group:
+    """The forward nodes that came of one operator."""
+
+    def __init__(
+        self, marker: SavedMarker, rows: list[int], group_of: Mapping[int, tuple[str, str]], columns: MarkerColumns
+    ) -> None:
+        self.marker, self.rows, self.columns = marker, rows, columns
+        key = group_of[rows[0]]
+        self.copies: set[int] = set()
+        self.results: list[int] = []
+        for row in reversed(rows):
+            users = columns.users[row]
+            if any(group_of.get(read) == key for read in columns.inputs[row][:1]) and self._is_copy(row):
+                self.copies.add(row)
+            elif any(user in self.copies or group_of.get(user) != key for user in users):
+                self.results.append(row)
+        self.results.reverse()
+
+    def _is_copy(self, row: int) -> bool:
+        """Autograd keeps it: only the backward reads it. A ``clone`` of a decomposition the forward reads."""
+        phases = self.columns.phases
+        return self.columns.targets[row] in AUTOGRAD_COPIES and all(
+            phases[user] == Phase.BACKWARD or user in self.copies for user in self.columns.users[row]
+        )
+
+    def problem(self) -> str:
+        """Why what was saved cannot be told; empty where it can."""
+        marker = self.marker
+        if marker.partly:
+            return "some of its values were saved and others recomputed, and a decision is for all of them"
+        if not self.results:
+            return "nothing reads what it became"
+        if (marker.value or self.copies) if marker.several else self._is_one():
+            return ""
+        return f"it may be any of {', '.join(f'`{self.columns.names[row]}`' for row in self.results)}"
+
+    def stands_in(self) -> bool:
+        """Its value can be saved in place of a view of it."""
+        return bool(self.results) and (self.marker.value if self.marker.several else self._is_one())
+
+    def _is_one(self) -> bool:
+        """The results are one value, or one for each call."""
+        if len({self.columns.owners[row] for row in self.results}) == 1:
+            return True
+        parts = self._parts()
+        return len({parts[row] for row in self.results}) == len(self.results)
+
+    def _parts(self) -> dict[int, int]:
+        """Row to its connected part: a module that is called twice in one graph runs its operators twice."""
+        parents = {row: row for row in self.rows}
+        for row in self.rows:
+            for read in self.columns.inputs[row]:
+                if read in parents:
+                    parents[find_root(parents, row)] = find_root(parents, read)
+        return {row: find_root(parents, row) for row in self.rows}
+
+    def saved(self) -> Iterator[int]:
+        """The rows of what the marker says was saved; a copy that is not made here is the value itself."""
+        if self.marker.value or (self.marker.copies and not self.copies):
+            yield from self.values()
+        if self.marker.copies:
+            yield from (row for row in self.rows if row in self.copies)
+
+    def values(self) -> Iterator[int]:
+        for row in self.results:
+            yield row
+            yield self.columns.owners[row]
+
+
+def _add_missing(groups: Sequence[_Group], found: FoundMarkers) -> None:
+    """Replaces the markers of one partition that no forward node carries by the value they are views of, or reports
+    them as lost."""
+    count = groups[0].marker.count
+    present = {group.marker.number: group.marker for group in groups if group.marker.number is not None}
+    stand_ins = {number: group for group in groups for number in group.marker.stands_for}
+    for number in range(count):
+        if number in present:
+            continue
+        stand_in = stand_ins.get(number)
+        if stand_in is not None and stand_in.stands_in():
+            found.saved.extend(stand_in.values())
+            continue
+        before = present.get((number - 1) % count)
+        name = f"value {number + 1} of {count}" if before is None else before.following
+        found.lost.append(LostMarker(name, "no forward node of this graph comes of it"))

@@ -1,7 +1,7 @@
-"""The ordered steps of a training step, as plain columns: what runs when, what runs a second time, what is copied when.
+"""The ordered steps of a training step, as plain columns: what runs, what is recomputed, what is copied, and when.
 
-The one order there is. :mod:`policylang.simulation` counts along it, every backend that changes a graph carries it out,
-and tests read it off the graphs that come out.
+The only order: :mod:`policylang.simulation` counts along it, every backend that changes a graph applies it, and tests
+read it off the graphs that come out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Schedule:
     rows: array[int] = field(repr=False)
     regions: array[int] = field(repr=False)
     held: tuple[tuple[int, int], ...] = field(default=(), repr=False)
-    """Rows whose values a checkpoint holds, whoever reads them, and the step up to which it does."""
+    """Rows whose values a checkpoint holds, and the step up to which it does."""
 
     @classmethod
     def of(cls, steps: Iterable[ScheduleStep], held: Iterable[tuple[int, int]] = ()) -> Schedule:
@@ -63,8 +63,8 @@ class Schedule:
         return [row for found, row in zip(self.kinds, self.rows, strict=True) if found == kind]
 
     def next_first_runs(self) -> list[int]:
-        """For each step the row of the first run that comes next, itself included: what a recomputation stands before,
-        and is for. -1 where none comes."""
+        """For each step the row of the first run that comes next, itself included: a recomputation is before that
+        run and for it. -1 where none comes."""
         found, coming = [-1] * len(self), -1
         for step in range(len(self) - 1, -1, -1):
             if self.kinds[step] == StepKind.FIRST_RUN:

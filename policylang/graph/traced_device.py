@@ -1,4 +1,4 @@
-"""Whether the kernels of a graph are those of the device that the step trains on, as far as the graph tells."""
+"""Warns where the kernels of a graph are not those of the device that the step trains on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ATTENTION_IN_MATMULS = "APL320"
 WRITTEN_OUT = "aten._safe_softmax.default"
 """The softmax of an attention that no fused kernel of the device takes; nothing else calls it."""
 _CELLS = ("aten._thnn_fused_lstm_cell.", "aten._thnn_fused_gru_cell.")
-_MEND = 'trace the step for the device that it trains on: `policylang snapshot … --device cuda`, or `device="cuda"`'
+_FIX = 'trace the step for the device that it trains on: `policylang snapshot … --device cuda`, or `device="cuda"`'
 
 
 def kernel_findings(facts: Facts) -> Iterator[Diagnostic]:
@@ -26,10 +26,10 @@ def kernel_findings(facts: Facts) -> Iterator[Diagnostic]:
     if "meta" in kinds:
         message = "the graph was traced on `meta`, and holds other kernels than the device that the step trains on"
         details = (_written_out(attention),) if attention else ()
-        yield diagnose(OTHER_KERNELS, message, help=_MEND, details=details)
+        yield diagnose(OTHER_KERNELS, message, help=_FIX, details=details)
     elif kinds == {"cpu"} and attention:
         message = f"{_written_out(attention)}, as the CPU runs it"
-        yield diagnose(ATTENTION_IN_MATMULS, message, help=f"where it trains on a GPU, {_MEND}")
+        yield diagnose(ATTENTION_IN_MATMULS, message, help=f"where it trains on a GPU, {_FIX}")
     cells = _count(facts, _CELLS) if "cuda" in kinds else 0
     if cells:
         message = f"a recurrent layer was traced as {counted(cells, 'cell')}, which cuDNN runs as one kernel"

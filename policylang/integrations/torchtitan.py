@@ -19,8 +19,8 @@ from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.caching import policy_key
 from policylang.backends.dispatch import apply_policy
 from policylang.errors import PolicyGraphError
+from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
-from policylang.graph.reading.collect import collect
 from policylang.language.codes import diagnose
 from policylang.language.syntax import Policy
 

@@ -18,8 +18,102 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from attrs import frozen
+
+Lengths = tuple[int, ...]
+
+
+def contiguous(shape: Sequence[int]) -> Lengths:
+    """The strides of a fresh tensor. A length of 0 counts as 1, as in torch."""
+    strides: list[int] = []
+    step = 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))
+
+
+def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Elements are in row-major order; strides of lengths of 1 do not matter."""
+    expected = contiguous(shape)
+    return prod(shape) == 0 or all(
+        length == 1 or here == wanted for length, here, wanted in zip(shape, stride, expected, strict=True)
+    )
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Elements fill a block of memory without gaps or overlaps, in whatever order of dimensions."""
+    order = sorted((dim for dim, length in enumerate(shape) if length != 1), key=lambda dim: stride[dim])
+    expected = 1
+    for dim in order:
+        if stride[dim] != expected:
+            return False
+        expected *= shape[dim]
+    return True
+
+
+def permuted(lengths: Sequence[int], dims: Sequence[int]) -> Lengths:
+    return tuple(lengths[dim] for dim in dims)
+
+
+def viewed(shape: Sequence[int], stride: Sequence[int], wanted: Sequence[int]) -> Lengths | None:
+    """The strides of a view of another shape; None where there is none and the elements would have to be copied.
+
+    Dimensions are taken in runs that lie in memory as one; each run is cut anew (``computeStride`` in ATen).
+    """
+    if prod(shape) == 0:
+        return tuple(stride) if tuple(shape) == tuple(wanted) else contiguous(wanted)
+    strides = [0] * len(wanted)
+    at = len(wanted) - 1
+    step = stride[-1] if stride else 1
+    run = covered = 1
+    for dim in range(len(shape) - 1, -1, -1):
+        run *= shape[dim]
+        if dim == 0 or (shape[dim - 1] != 1 and stride[dim - 1] != run * step):
+            while at >= 0 and (covered < run or wanted[at] == 1):
+                strides[at] = covered * step
+                covered *= wanted[at]
+                at -= 1
+            if covered != run:
+                return None
+            if dim > 0:
+                step = stride[dim - 1]
+                run = covered = 1
+    if not shape:
+        strides = [1] * len(wanted)
+        at = -1
+    return tuple(strides) if at == -1 else None
+
+
+@frozen(eq=False)
+class Tensor:
+    memory: Sequence[Any]
+    shape: Lengths
+    stride: Lengths
+    offset: int = 0
+
+    @staticmethod
+    def fresh(elements: Sequence[Any], shape: Sequence[int]) -> Tensor:
+        """Row-major."""
+        return Tensor(elements, tuple(shape), contiguous(shape))
+
+    def elements(self) -> list[Any]:
+        """In row-major order of the indices."""
+        places = [self.offset]
+        for length, step in zip(self.shape, self.stride, strict=True):
+            places = [place + step * index for place in places for index in range(length)]
+        memory = self.memory
+        return [memory[place] for place in places]
+
+    def permuted(self, dims: Sequence[int]) -> Tensor:
+        return Tensor(self.memory, permuted(self.shape, dims), permuted(self.stride, dims), self.offset)
+
+    @property
+    def contiguous(self) -> bool:
+        return is_contiguous(self.shape, self.stride)
+
 
 SHARD = -1
 """As the origin of a digit: the row-major index of an element in its shard. Origins from 0 number the gathers; a
@@ -53,48 +147,44 @@ class DigitLayout:
     def flat(self) -> Digits:
         return tuple(digit for digits in self.dims for digit in digits)
 
+    def permuted(self, dims: Sequence[int]) -> DigitLayout:
+        return DigitLayout(tuple(self.dims[dim] for dim in dims))
+
+    def viewed(self, shape: Sequence[int]) -> DigitLayout:
+        """Raises :class:`NoDigitsError` where a dimension would have to cut a digit that it does not divide."""
+        return self if self.shape == tuple(shape) else _dealt(self.flat, shape)
+
+    def gathered(self, origin: int, size: int) -> DigitLayout:
+        """The shards of a group one after the other."""
+        return self.joined(counted(origin, size), 0)
+
+    def cut(self, dim: int, count: int, *, drops: bool = False) -> tuple[Digits, DigitLayout]:
+        """The digits that count so many equal pieces of a dimension, and each piece; ``drops``: without the
+        dimension."""
+        dim %= len(self.dims)
+        taken, rest = first(self.dims[dim], count)
+        return taken, DigitLayout((*self.dims[:dim], *(() if drops else (rest,)), *self.dims[dim + 1 :]))
+
+    def joined(self, digits: Digits, dim: int, *, stacked: bool = False) -> DigitLayout:
+        """Pieces that the digits count, one after the other along a dimension; ``stacked``: along a new one."""
+        dim %= len(self.dims) + stacked
+        own, after = ((), dim) if stacked else (self.dims[dim], dim + 1)
+        return DigitLayout((*self.dims[:dim], digits + own, *self.dims[after:]))
+
 
 class NoDigitsError(Exception):
     """An operator that moves more or other things than digits; a phrase that goes after its name, or nothing."""
 
 
 def shard(shape: Sequence[int], origin: int = SHARD) -> DigitLayout:
-    """What a chain starts from: row-major."""
+    """The row-major layout that a chain starts from."""
     count = prod(shape)
     return _dealt((Digit(origin, 1, count),) if count > 1 else (), shape)
-
-
-def gathered(value: DigitLayout, origin: int, size: int) -> DigitLayout:
-    """What a gather makes: the shards of a group one after the other."""
-    return joined(value, counted(origin, size), 0)
 
 
 def counted(origin: int, size: int) -> Digits:
     """A new digit; none for a size of 1."""
     return (Digit(origin, 1, size),) if size > 1 else ()
-
-
-def permuted(value: DigitLayout, dims: Sequence[int]) -> DigitLayout:
-    return DigitLayout(tuple(value.dims[dim] for dim in dims))
-
-
-def viewed(value: DigitLayout, shape: Sequence[int]) -> DigitLayout:
-    """Raises :class:`NoDigitsError` where a dimension would have to cut a digit that it does not divide."""
-    return value if value.shape == tuple(shape) else _dealt(value.flat, shape)
-
-
-def cut(value: DigitLayout, dim: int, count: int, *, drops: bool = False) -> tuple[Digits, DigitLayout]:
-    """The digits that count so many equal pieces of a dimension, and each piece; ``drops``: without the dimension."""
-    dim %= len(value.dims)
-    taken, rest = first(value.dims[dim], count)
-    return taken, DigitLayout((*value.dims[:dim], *(() if drops else (rest,)), *value.dims[dim + 1 :]))
-
-
-def joined(piece: DigitLayout, digits: Digits, dim: int, *, stacked: bool = False) -> DigitLayout:
-    """Pieces that the digits count, one after the other along a dimension; ``stacked``: along a new one."""
-    dim %= len(piece.dims) + stacked
-    own, after = ((), dim) if stacked else (piece.dims[dim], dim + 1)
-    return DigitLayout((*piece.dims[:dim], digits + own, *piece.dims[after:]))
 
 
 def size_of(digits: Digits) -> int:

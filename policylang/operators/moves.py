@@ -7,27 +7,39 @@
 ``values``       the elements themselves
 ===============  =======================================================================================================
 
-Which operator is which move stands in :mod:`policylang.operators.table`. Elements are moved in pure Python and not by
+``MOVERS`` says which operator is which move. Elements are moved in pure Python and not by
 torch: plans are made where there is none, and a sum that tells which of hundreds of ranks it is of, or an exact mean,
 is no machine number. The tests hold every move against torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import cache, lru_cache
 from math import prod
 from typing import Any, ClassVar
 
 from attrs import evolve, frozen
 
-from policylang.operators import layouts, strides
-from policylang.operators.elements import Tensor
-from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError, size_of
-from policylang.operators.strides import Lengths
+from policylang.operators.layouts import (
+    DigitLayout,
+    Digits,
+    Lengths,
+    NoDigitsError,
+    Tensor,
+    contiguous,
+    is_contiguous,
+    is_dense,
+    permuted,
+    size_of,
+    viewed,
+)
+from policylang.operators.names import ALL_REDUCE, GATHER, GETITEM, SCATTER, WAIT, Category
 
 
 class MoveError(Exception):
-    """What torch would refuse, or what is not known here: a phrase that goes after the name of the call."""
+    """Torch would refuse the call, or it is not known here: a phrase that goes after its name."""
 
 
 @frozen
@@ -35,25 +47,25 @@ class Move:
     """One call. As it is here: one through which a value is followed, and of which no more is known."""
 
     keeps_part: ClassVar[bool] = False
-    """Whether it may leave out elements, add some, or return several tensors."""
+    """It may leave out elements, add some, or return several tensors."""
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        """Of its result, of a split of each piece. ``added``: the digits that count what it puts together.
+        """The layout of its result, of a split of each piece. ``added``: the digits that count what it puts together.
 
         Raises :class:`NoDigitsError`.
         """
         raise NoDigitsError("is no layout operator")
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
-        """Of its result; None where it needs what it was traced with."""
+        """The strides of its result; None where it needs those that it was traced with."""
         return None
 
     def copies(self, shape: Lengths, stride: Lengths) -> bool:
-        """Whether it writes its result anew."""
+        """Its result is new memory."""
         return False
 
     def small(self, before: DigitLayout, shape: Lengths) -> Move:
-        """The same call on small tensors, by the layout of what it reads and the small shape of its result."""
+        """Itself on small tensors, by the layout of what it reads and the small shape of its result."""
         return self
 
     def on(self, rank: int) -> Move:
@@ -61,7 +73,7 @@ class Move:
         return self
 
     def values(self, value: Any) -> Any:
-        """Of a tensor, of all that a join reads, or of the pieces that a split returns. Raises :class:`MoveError`."""
+        """The result for a tensor, for all that a join reads, or for a split's pieces. Raises :class:`MoveError`."""
         raise MoveError("is not known to move elements only")
 
 
@@ -88,12 +100,12 @@ class Clone(Alias):
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
         if self.memory_format == "contiguous_format" and not self.cast:
-            return None if self.where_needed else strides.contiguous(shape)
-        preserves = self.memory_format in (None, "preserve_format") and strides.is_dense(shape, stride)
+            return None if self.where_needed else contiguous(shape)
+        preserves = self.memory_format in (None, "preserve_format") and is_dense(shape, stride)
         return stride if preserves else None
 
     def copies(self, shape: Lengths, stride: Lengths) -> bool:
-        return not strides.is_contiguous(shape, stride) if self.where_needed else not self.cast
+        return not is_contiguous(shape, stride) if self.where_needed else not self.cast
 
     def values(self, value: Tensor) -> Tensor:
         """Strides are preserved where they may be: what might be no view of the result is none."""
@@ -133,17 +145,17 @@ class View(Move):
 
     shape: Lengths
     copy: bool = False
-    """Whether it copies what cannot be viewed."""
+    """It copies what cannot be viewed."""
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        return layouts.viewed(value, self.shape)
+        return value.viewed(self.shape)
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
-        found = strides.viewed(shape, stride, self.shape)
-        return strides.contiguous(self.shape) if found is None and self.copy else found
+        found = viewed(shape, stride, self.shape)
+        return contiguous(self.shape) if found is None and self.copy else found
 
     def copies(self, shape: Lengths, stride: Lengths) -> bool:
-        return self.copy and strides.viewed(shape, stride, self.shape) is None
+        return self.copy and viewed(shape, stride, self.shape) is None
 
     def small(self, before: DigitLayout, shape: Lengths) -> Move:
         return evolve(self, shape=shape)
@@ -151,7 +163,7 @@ class View(Move):
     def values(self, value: Tensor) -> Tensor:
         if prod(self.shape) != prod(value.shape):
             raise MoveError(f"views {list(value.shape)} as {list(self.shape)}")
-        stride = strides.viewed(value.shape, value.stride, self.shape)
+        stride = viewed(value.shape, value.stride, self.shape)
         if stride is None and not self.copy:
             raise MoveError("views a tensor whose elements do not lie side by side")
         if stride is None:
@@ -184,7 +196,7 @@ class Flatten(View):
 @frozen
 class Squeeze(View):
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
-        """Which of several lengths of 1 are dropped makes no difference to the others' strides."""
+        """The others' strides do not depend on which lengths of 1 are dropped."""
         kept = tuple(step for length, step in zip(shape, stride, strict=True) if length != 1)
         return kept if len(kept) == len(self.shape) else None
 
@@ -202,13 +214,13 @@ class Unsqueeze(View):
 @frozen
 class Permute(Move):
     dims: tuple[int, ...]
-    """Which dimension each place has afterwards."""
+    """The dimension that each place has afterwards."""
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        return layouts.permuted(value, self.dims)
+        return value.permuted(self.dims)
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
-        return strides.permuted(stride, self.dims)
+        return permuted(stride, self.dims)
 
     def values(self, value: Tensor) -> Tensor:
         return value.permuted(self.dims)
@@ -219,7 +231,7 @@ class Part:
     """In place of a slice's bounds: one of equal parts of the dimension, which one depends on the rank."""
 
     places: tuple[tuple[int, int], ...]
-    """Of each rank."""
+    """The place of each rank."""
     count: int
 
 
@@ -236,7 +248,7 @@ class Cut(Move):
     length: int | None = None
     """In place of ``stop``."""
     drops: bool = False
-    """Whether the dimension, of which one index is left, goes."""
+    """The dimension, of which one index is left, goes."""
 
     def bounds(self, length: int) -> tuple[int, int]:
         if isinstance(self.start, tuple):
@@ -248,7 +260,7 @@ class Cut(Move):
         return first, _within(self.stop, length, length) if self.length is None else min(first + self.length, length)
 
     def piece(self, length: int) -> tuple[int, int] | None:
-        """Which of how many equal parts of a dimension it keeps; None where it keeps something else."""
+        """The equal part of a dimension that it keeps, and of how many; None where it keeps something else."""
         if self.drops or self.step != 1 or not all(isinstance(end, int | None) for end in (self.start, self.stop)):
             return None
         first, last = self.bounds(length)
@@ -256,7 +268,7 @@ class Cut(Move):
         return None if size <= 0 or first % size or length % size else (first // size, length // size)
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        return layouts.cut(value, self.dim, self._piece(value)[1])[1]
+        return value.cut(self.dim, self._piece(value)[1])[1]
 
     def small(self, before: DigitLayout, shape: Lengths) -> Move:
         return self if isinstance(self.start, Part) else Cut(self.dim, self._piece(before))
@@ -295,11 +307,11 @@ class Split(Move):
     keeps_part = True
     dim: int
     size: Any = None
-    """Of each part but the last, or of each."""
+    """The size of each part but the last, or sizes."""
     count: int | None = None
     """In place of ``size``: of how many parts there are at most."""
     drops: bool = False
-    """Whether the parts, each of one index, lose the dimension."""
+    """The parts, each of one index, lose the dimension."""
 
     def sizes(self, length: int) -> tuple[int, ...]:
         if isinstance(self.size, tuple):
@@ -310,7 +322,7 @@ class Split(Move):
         return tuple(min(size, length - at) for at in range(0, length, size))
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        return layouts.cut(value, self.dim, self._count(value), drops=self.drops)[1]
+        return value.cut(self.dim, self._count(value), drops=self.drops)[1]
 
     def small(self, before: DigitLayout, shape: Lengths) -> Move:
         return Split(self.dim, count=self._count(before), drops=self.drops)
@@ -354,7 +366,7 @@ class Join(Move):
         return True
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        return layouts.joined(value, added, self.dim, stacked=self.stacked)
+        return value.joined(added, self.dim, stacked=self.stacked)
 
     def values(self, value: Sequence[Tensor]) -> Tensor:
         shape = value[0].shape
@@ -369,3 +381,221 @@ class Join(Move):
             for each, size in zip(elements, sizes, strict=True):
                 joined += each[at * size : (at + 1) * size]
         return Tensor.fresh(joined, (*shape[:dim], sum(lengths), *shape[after:]))
+
+
+@frozen
+class GroupMove(Move):
+    """A move of the ranks of a group together; its values are one for each of them, in group order."""
+
+    ranks: int
+    """The size of the group, as the call has it; 0 where the call does not say."""
+
+    def _check(self, shards: Sequence[Tensor]) -> None:
+        if self.ranks not in (0, len(shards)):
+            raise MoveError(f"is told of {self.ranks} ranks and has {len(shards)}")
+        if any(not shard.contiguous for shard in shards):
+            raise MoveError("reads a tensor that is not contiguous")
+        if any(shard.shape != shards[0].shape for shard in shards):
+            raise MoveError("reads tensors of different shapes")
+
+    def _check_dims(self, shards: Sequence[Tensor]) -> None:
+        self._check(shards)
+        if not shards[0].shape:
+            raise MoveError("reads a tensor without dimensions")
+
+
+@frozen
+class Gather(GroupMove):
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
+        return value.joined(added, 0)
+
+    def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
+        self._check_dims(value)
+        shape = value[0].shape
+        elements = [element for shard in value for element in shard.elements()]
+        return [Tensor.fresh(elements, (shape[0] * len(value), *shape[1:]))] * len(value)
+
+
+@frozen
+class Reduction(GroupMove):
+    """Sums or means of what all ranks have."""
+
+    reduction: str
+
+    def totals(self, value: Sequence[Tensor]) -> list[Any]:
+        """Element by element. Ranks that have one and the same tensor represent any tensors of that kind: what is added
+        is alike where the elements are."""
+        if self.reduction not in ("sum", "avg"):
+            raise MoveError(f"reduces with `{self.reduction}`")
+        if all(part is value[0] for part in value):
+            totals = [element * len(value) for element in value[0].elements()]
+        else:
+            totals = list(map(sum, zip(*(part.elements() for part in value), strict=True)))
+        if self.reduction == "avg":  # exact, so that a mean of all and a mean of means compare equal
+            totals = [Fraction(total) / len(value) for total in totals]
+        return totals
+
+
+@frozen
+class AllReduce(Reduction):
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
+        return value
+
+    def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
+        self._check(value)
+        return [Tensor.fresh(self.totals(value), value[0].shape)] * len(value)
+
+
+@frozen
+class Scatter(Reduction):
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
+        return value.cut(0, self.ranks)[1]
+
+    def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
+        self._check_dims(value)
+        length, rest = divmod(value[0].shape[0], self.ranks)
+        if rest:
+            raise MoveError("scatters unevenly")
+        totals = self.totals(value)
+        shape = (length, *value[0].shape[1:])
+        count = prod(shape)
+        return [Tensor.fresh(totals[place * count : (place + 1) * count], shape) for place in range(self.ranks)]
+
+
+_ROW_MAJOR = "contiguous_format"
+A_VIEW, VIEWS = Category.VIEW, Category.VIEW | Category.MULTI_OUTPUT
+
+
+@frozen
+class Mover:
+    """An operator that moves elements."""
+
+    kind: type[Move]
+    read: Callable[..., Move]
+    """From the shape of the result and the arguments after the first."""
+    categories: int = 0
+    """As its schema says it."""
+    defaults: tuple[Any, ...] = ()
+    """The defaults of the arguments after the first, None where there is none; plain, as in ``Facts.arguments``."""
+
+    def completed(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a call that leaves out defaults at the end."""
+        return arguments + self.defaults[len(arguments) - 1 :]
+
+
+def move_of(target: str, arguments: tuple[Any, ...], shape: Lengths | None) -> Move:
+    """The move of a call, by its target, its arguments, the tensors among them, and the shape of what it returns."""
+    return _read(target, arguments[1:], shape)
+
+
+@lru_cache(maxsize=4096)
+def _read(target: str, arguments: tuple[Any, ...], shape: Lengths | None) -> Move:
+    mover = MOVERS.get(target)
+    if mover is None or (shape is None and issubclass(mover.kind, View | Permute)):
+        return Move()
+    return mover.read(shape, *arguments)
+
+
+def _view(shape: Lengths, *_: Any) -> Move:
+    return View(shape)
+
+
+def _reshape(shape: Lengths, *_: Any) -> Move:
+    return View(shape, copy=True)
+
+
+def _movedim(shape: Lengths, sources: Any, destinations: Any) -> Move:
+    rank = len(shape)
+    froms, tos = (
+        [dim % rank for dim in (dims if isinstance(dims, tuple) else (dims,))] for dims in (sources, destinations)
+    )
+    moved = dict(zip(tos, froms, strict=True))
+    free = iter([dim for dim in range(rank) if dim not in froms])
+    return Permute(tuple([moved[dim] if dim in moved else next(free) for dim in range(rank)]))
+
+
+def _transpose(shape: Lengths, one: int, other: int) -> Move:
+    dims = list(range(len(shape)))
+    dims[one], dims[other] = dims[other], dims[one]
+    return Permute(tuple(dims))
+
+
+def _split(_: Any, size: Any, dim: int = 0) -> Move:
+    return Split(dim, size)
+
+
+def _alias(*_: Any) -> Move:
+    return Alias()
+
+
+_ALIAS = Mover(Alias, _alias, A_VIEW)
+_MOVEDIM = Mover(Permute, _movedim, A_VIEW)
+_SPLIT = Mover(Split, _split, VIEWS, (None, 0))
+_SQUEEZE = Mover(Squeeze, lambda shape, *_: Squeeze(shape), A_VIEW)
+_UNKNOWN = Mover(Move, lambda *_: Move(), A_VIEW)
+
+MOVERS: dict[str, Mover] = {
+    GATHER: Mover(Gather, lambda _, ranks, group: Gather(ranks), Category.COLLECTIVE),
+    SCATTER: Mover(Scatter, lambda _, how, ranks, group: Scatter(ranks, how), Category.COLLECTIVE),
+    ALL_REDUCE: Mover(AllReduce, lambda _, how, group: AllReduce(0, how), Category.COLLECTIVE),
+    WAIT: Mover(Alias, _alias),
+    "aten._reshape_alias.default": _UNKNOWN,
+    "aten._to_copy.default": Mover(
+        Clone, lambda _, *options: Clone(options[-1], cast=True), defaults=(None, None, None, None, False, None)
+    ),
+    "aten._unsafe_view.default": Mover(View, _view),
+    "aten.alias.default": _ALIAS,
+    "aten.cat.default": Mover(Join, lambda _, dim=0: Join(dim), defaults=(0,)),
+    "aten.chunk.default": Mover(Split, lambda _, count, dim=0: Split(dim, count=count), VIEWS, (None, 0)),
+    "aten.clone.default": Mover(Clone, lambda _, memory_format=None: Clone(memory_format), defaults=(None,)),
+    "aten.constant_pad_nd.default": Mover(Pad, lambda _, pads, *__: Pad(changes=any(pads)), defaults=(None, 0)),
+    "aten.contiguous.default": Mover(
+        Clone,
+        lambda _, memory_format=0: Clone(_ROW_MAJOR, where_needed=True) if memory_format in (0, _ROW_MAJOR) else Move(),
+        A_VIEW,
+        (0,),
+    ),
+    "aten.detach.default": _ALIAS,
+    "aten.expand.default": Mover(Expand, lambda shape, *_: Expand(shape), A_VIEW, (None, False)),
+    "aten.flatten.using_ints": Mover(Flatten, lambda shape, *_: Flatten(shape, copy=True), A_VIEW, (0, -1)),
+    "aten.lift_fresh.default": _ALIAS,
+    "aten.movedim.int": _MOVEDIM,
+    "aten.movedim.intlist": _MOVEDIM,
+    "aten.narrow.default": Mover(Cut, lambda _, dim, start, length: Cut(dim, start, length=length), A_VIEW),
+    "aten.permute.default": Mover(
+        Permute, lambda shape, dims: Permute(tuple([dim % len(shape) for dim in dims])), A_VIEW
+    ),
+    "aten.reshape.default": Mover(View, _reshape, A_VIEW),
+    "aten.select.int": Mover(Cut, lambda _, dim, at: Cut(dim, at, length=1, drops=True), A_VIEW),
+    "aten.slice.Tensor": Mover(
+        Cut, lambda _, dim=0, start=None, stop=None, step=1: Cut(dim, start, stop, step), A_VIEW, (0, None, None, 1)
+    ),
+    "aten.split.Tensor": _SPLIT,
+    "aten.split.sizes": _SPLIT,
+    "aten.split_with_sizes.default": _SPLIT,
+    "aten.squeeze.default": _SQUEEZE,
+    "aten.squeeze.dim": _SQUEEZE,
+    "aten.squeeze.dims": _SQUEEZE,
+    "aten.stack.default": Mover(Join, lambda _, dim=0: Join(dim, stacked=True), defaults=(0,)),
+    "aten.t.default": Mover(Permute, lambda shape: Permute(tuple(range(len(shape)))[::-1]), A_VIEW),
+    "aten.transpose.int": Mover(Permute, _transpose, A_VIEW),
+    "aten.unbind.int": Mover(Split, lambda _, dim=0: Split(dim, 1, drops=True), VIEWS, (0,)),
+    "aten.unflatten.int": Mover(View, _view, A_VIEW),
+    "aten.unsqueeze.default": Mover(Unsqueeze, lambda shape, dim: Unsqueeze(shape, dim=dim), A_VIEW),
+    "aten.view.default": Mover(View, _view, A_VIEW),
+    "aten.view.dtype": _UNKNOWN,
+    GETITEM: Mover(Pick, lambda _, index: Pick(index)),
+    "prims.convert_element_type.default": Mover(Clone, lambda *_: Clone(cast=True)),
+}
+
+
+@cache
+def movers_of(*kinds: type[Move]) -> frozenset[str]:
+    """The operators that are moves of one of these kinds."""
+    return frozenset(name for name, mover in MOVERS.items() if issubclass(mover.kind, kinds))
+
+
+SPLITS = movers_of(Split)
+JOINS = movers_of(Join)
+PASSING = frozenset(MOVERS) - JOINS - movers_of(GroupMove)
+"""Operators of one tensor through which a chain is followed, whether or not it can then be rewritten."""

@@ -16,8 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from attrs import field, frozen
 
 from policylang.graph.blocks import OUTSIDE, BlockTable
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase, forward_users
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, forward_users, storage_roots
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, Ordinal, Policy, Rule, Scope

@@ -15,8 +15,7 @@ from weakref import WeakKeyDictionary
 
 from attrs import evolve, field, fields, frozen
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, storage_roots
 from policylang.language.figures import counted, figure
 from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.plan import Plan

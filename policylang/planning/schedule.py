@@ -22,10 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from policylang.graph.blocks import OUTSIDE
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
-from policylang.graph.rowsets import mask_of
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, mask_of, storage_roots
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
-from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
 from policylang.planning.checkpoints import Checkpoints
 

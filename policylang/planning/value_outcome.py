@@ -13,9 +13,8 @@ from typing import ClassVar, Literal, assert_never
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag
+from policylang.graph.facts import Facts, Flag, storage_roots
 from policylang.graph.schedule import StepKind
-from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action, Policy, Rule
 
 Default = Literal["auto", "save", "recompute", "as traced", "as checkpointed"]

@@ -143,7 +143,7 @@ class MatrixWork:
     shapes: Sequence[Sequence[int]]
     call: Callable[..., Tensor]
     flops: float
-    """Of the forward, as :mod:`policylang.operators.flops` counts it."""
+    """Of the forward, as :mod:`policylang.operators.work` counts it."""
     backward: float
     """How many times as many the backward has."""
 

@@ -23,8 +23,7 @@ from attrs import evolve, field, frozen
 from policylang.graph.facts import Facts, InputKind, Ref
 from policylang.graph.schedule import StepKind
 from policylang.language.syntax import Policy
-from policylang.operators.group_moves import GroupMove
-from policylang.operators.table import MOVERS, movers_of
+from policylang.operators.moves import MOVERS, GroupMove, movers_of
 from policylang.planning.digest import deciding_device, digest_of, policy_text
 from policylang.planning.edits.other_ranks import Proposal
 from policylang.planning.plan import Plan

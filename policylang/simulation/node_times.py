@@ -15,16 +15,14 @@ from weakref import WeakKeyDictionary
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.storage import returns_memory_of_input
+from policylang.graph.facts import Facts, Flag, returns_memory_of_input
 from policylang.language.codes import diagnose
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted
 from policylang.language.manifest.tags import tagged
 from policylang.language.source import Span
-from policylang.operators.matrix_work import HARMLESS
-from policylang.operators.names import GETITEM, WAITS
+from policylang.operators.names import GETITEM, HARMLESS, WAITS
 from policylang.simulation.collective_times import CollectivePrices, described
 
 LOOK_UPS = frozenset(

@@ -8,8 +8,8 @@ from attrs import define, evolve, field, frozen
 
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.files.graph_text import read_graph
-from policylang.graph.files.snapshot import SUFFIX, load
+from policylang.graph.snapshot import SUFFIX, load
+from policylang.graph.textual import read_graph
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.nearest import did_you_mean, nearest

@@ -37,20 +37,28 @@ from policylang.torch_compat.tracing import (
     tree_flatten,
     tree_unflatten,
 )
-from policylang.tracing.attention_kernels import attention_on
-from policylang.tracing.backward_marks import BackwardRegions
-from policylang.tracing.finish import GraphInput, finish
-from policylang.tracing.forward_marks import checkpoint_regions, module_paths, without_leaks
-from policylang.tracing.preconditions import check_loss, check_writes, no_gradient, problem, trace_failure
-from policylang.tracing.step_state import (
+from policylang.tracing.marks import (
+    BackwardRegions,
+    GraphInput,
+    checkpoint_regions,
+    finish,
+    module_paths,
+    without_leaks,
+)
+from policylang.tracing.step import (
     ModelState,
     OptimizerState,
     Substitution,
+    check_loss,
+    check_writes,
+    no_gradient,
+    problem,
     substituted,
     substituted_optimizer,
     take_step,
+    trace_failure,
 )
-from policylang.tracing.target_device import UNKNOWN_DEVICE, TargetDevice
+from policylang.tracing.target_device import UNKNOWN_DEVICE, TargetDevice, attention_on
 
 LossFn = Callable[..., Tensor]
 
@@ -64,11 +72,11 @@ class Captured:
     gradients: tuple[str, ...]
     """The parameter of each output after the first."""
     mutated: tuple[str, ...]
-    """What the graph writes, once, at its end."""
+    """The inputs that the graph writes, once, at its end."""
     unrepeated: tuple[str, ...]
     """Attributes of modules that the forward changed while it was traced, and that the graph does not change."""
     followed: tuple[Any, ...]
-    """What the model's policylang checkpoints follow, which the graph does not carry out."""
+    """The policies of the model's policylang checkpoints, which the graph does not apply."""
 
 
 def capture(
@@ -188,7 +196,7 @@ def _inputs(
 class WholeStep:
     """The function that is traced: a step on plain tensors, without mutations, its writes at the end.
 
-    ``run`` is traced; what it learns meanwhile stands in the fields from ``substitution`` on.
+    ``run`` is traced; what it learns is in the fields from ``substitution`` on.
     """
 
     model: nn.Module
@@ -199,7 +207,7 @@ class WholeStep:
     optimizer: Optimizer | None
     optimizer_state: OptimizerState
     layouts: list[SubclassLayout]
-    """Of parameters, buffers, the batch's tensors and the optimizer's."""
+    """The layouts of parameters, buffers, the batch's tensors and the optimizer's."""
     regions: BackwardRegions
 
     substitution: Substitution = field(init=False)

@@ -15,9 +15,8 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from policylang.graph.facts import Facts, Flag, Phase, forward_users
+from policylang.graph.facts import Facts, Flag, Phase, forward_users, storage_roots
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action, Policy
 from policylang.planning.checkpoints import checkpoints_around
 from policylang.planning.decisions.offloading import resolve_offloads

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 from attrs import evolve
 
-from policylang.graph.facts import Facts
-from policylang.graph.rowsets import mask_of
+from policylang.graph.facts import Facts, mask_of
 from policylang.language.formatting.canonical import format_source
 from policylang.language.resolution.loader import parse_policy
 from policylang.language.resolution.operator_names import OperatorTable

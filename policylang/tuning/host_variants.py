@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median_low
 
-from policylang.graph.facts import Facts, Flag, Phase
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, Flag, Phase, storage_roots
 from policylang.language.syntax import Action
 from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.liveness import SavedForBackward, backward_needs

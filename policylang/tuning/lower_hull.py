@@ -9,8 +9,7 @@ from math import fsum, inf
 from attrs import field, frozen
 
 from policylang.graph.blocks import BlockTable
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, Flag, storage_roots
 from policylang.planning.capabilities import Capabilities
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.solving.choices import Choices, choices_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from policylang.graph.facts import Facts
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, storage_roots
 from policylang.tuning.lower_hull import HullPoint
 from policylang.tuning.phrases import Vocabulary
 from policylang.tuning.value_classes import Fate, ValueClasses

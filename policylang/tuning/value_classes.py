@@ -15,8 +15,7 @@ from enum import IntEnum
 from attrs import field, frozen
 
 from policylang.graph.blocks import OUTSIDE, BlockTable
-from policylang.graph.facts import Facts, Flag, forward_users
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, Flag, forward_users, storage_roots
 from policylang.operators.names import DETACHES
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.decide import routing_owners, why_unsafe

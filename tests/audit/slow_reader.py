@@ -8,9 +8,8 @@ from typing import Any
 from torch import fx
 
 from policylang.graph import marks
-from policylang.graph.facts import Facts, Flag, Phase
-from policylang.graph.storage import storage_roots
-from policylang.operators.categories import argument, describe, nodes_in
+from policylang.graph.facts import Facts, Flag, Phase, storage_roots
+from policylang.operators.calls import argument, describe, nodes_in
 
 ORDERED = Flag.RANDOM | Flag.READS_MUTATED | Flag.WRITES | Flag.EFFECTFUL | Flag.COLLECTIVE
 

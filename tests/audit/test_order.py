@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from policylang import trace_step
 from policylang.audit.order import audit_order, displaced
-from policylang.graph.reading.collect import collect
+from policylang.graph.collect import collect
 from policylang.planning.graph_edit import Edit, Edits, NewNode, Proof
 from policylang.planning.plan import OrderPlan
 from tests.support.flat_graphs import copy_graph

@@ -13,8 +13,8 @@ from policylang.audit.graphs import audit_flat, read, read_halves
 from policylang.audit.outcome import Found
 from policylang.backends.flat import rematerialise
 from policylang.graph import marks
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Flag, Phase
-from policylang.graph.reading.collect import collect
 from policylang.planning.liveness import backward_needs
 from tests.audit.slow_reader import SlowReader
 from tests.backends.test_partition_cases import traced

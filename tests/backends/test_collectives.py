@@ -15,7 +15,7 @@ import policylang
 from policylang.backends.half import HalfPath
 from policylang.backends.rewriting import apply_edits
 from policylang.graph import marks
-from policylang.graph.reading.collect import collect
+from policylang.graph.collect import collect
 from policylang.planning.plan import Plan
 from tests.support.chains import NAMES, Chain, gathers, shard_of, traced
 from tests.support.edited import assert_facts_hold

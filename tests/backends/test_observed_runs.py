@@ -24,8 +24,7 @@ from policylang.audit.report import AuditReport, Report, ValuesReport
 from policylang.backends import runtime
 from policylang.backends.eager import plan_modes
 from policylang.backends.torch_compile import backend
-from policylang.graph import marks
-from policylang.graph.files import snapshot
+from policylang.graph import marks, snapshot
 
 SAVES = "blocks layers.*\nrecompute everything in block\nsave addmm in block\n"
 MOVES = "blocks layers.*\nundecided -> save\noffload addmm in block\n"

@@ -23,7 +23,7 @@ from policylang.backends.flat import FlatPath
 from policylang.backends.joint import JointPartitioner, Partition
 from policylang.backends.rewriting import put_in_order
 from policylang.errors import PolicyAuditError
-from policylang.graph.reading.collect import collect
+from policylang.graph.collect import collect
 from policylang.graph.schedule import StepKind
 from policylang.planning.graph_edit import Edits
 from policylang.planning.order.rematerialised import rematerialised

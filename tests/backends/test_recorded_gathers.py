@@ -7,8 +7,8 @@ from attrs import evolve
 
 import policylang
 from policylang.backends import rewriting, runtime
+from policylang.graph.collect import collect
 from policylang.graph.facts import Group, Mesh
-from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF
 from policylang.planning.planner import plan
 from tests.support.edited import assert_facts_hold

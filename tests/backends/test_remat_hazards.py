@@ -12,7 +12,7 @@ from policylang.audit.graphs import audit_flat
 from policylang.backends.flat import rematerialise
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
-from policylang.graph.reading.collect import collect
+from policylang.graph.collect import collect
 from tests.support import models
 from tests.support.decided import decided
 from tests.support.flat_graphs import Flat, flat_graph, gradients, trace_flat

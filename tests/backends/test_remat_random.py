@@ -13,8 +13,8 @@ from torch import fx
 from policylang.audit.graphs import audit_flat
 from policylang.backends.flat import rematerialise
 from policylang.graph import marks
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Phase
-from policylang.graph.reading.collect import collect
 from tests.support.decided import decided
 from tests.support.flat_graphs import assert_bitwise_equal
 from tests.support.random_flat import random_flat

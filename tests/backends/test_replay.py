@@ -18,9 +18,8 @@ from policylang.backends.joint import JointPartitioner, Partition, _saved_marks,
 from policylang.backends.recompilable import recompilable
 from policylang.backends.tags import mark_saved
 from policylang.graph import marks
-from policylang.graph.facts import Phase
-from policylang.graph.reading.saved_markers import from_annotation
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Phase, storage_roots
+from policylang.graph.marks import from_annotation
 from policylang.language.syntax import Policy
 from policylang.operators.names import AUTOGRAD_COPIES
 from policylang.planning.liveness import SavedForBackward

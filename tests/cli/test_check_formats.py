@@ -17,7 +17,7 @@ import pytest
 
 import policylang
 from policylang.commands.cli import main
-from policylang.graph.files.snapshot import write
+from policylang.graph.snapshot import write
 from policylang.language.resolution.operator_names import OperatorTable
 from tests.support.textgraph import facts_of
 

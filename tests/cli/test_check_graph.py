@@ -9,7 +9,7 @@ import pytest
 
 import policylang as package
 from policylang.graph.facts import GraphKind
-from policylang.graph.files.snapshot import write
+from policylang.graph.snapshot import write
 from tests.support.flat_graphs import flat_graph
 from tests.support.models import llama
 from tests.support.shared_graphs import JOINT, shared_facts

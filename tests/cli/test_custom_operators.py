@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import policylang as package
-from policylang.graph.files.snapshot import write
+from policylang.graph.snapshot import write
 from tests.support.textgraph import facts_of
 
 GRAPH = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from policylang.graph.files.snapshot import write
+from policylang.graph.snapshot import write
 from tests.support.textgraph import facts_of
 
 BLOCKS = 4

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from policylang.graph.files.snapshot import write
+from policylang.graph.snapshot import write
 from policylang.language.codes import CODES
 from policylang.language.resolution.prelude import group_names
 from tests.support.textgraph import facts_of

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from policylang.errors import PolicyGraphError
-from policylang.graph.files import plain
-from policylang.graph.files.snapshot import load
+from policylang.graph import snapshot
+from policylang.graph.snapshot import load
 from tests.cli.conftest import Outcome
 from tests.cli.test_check_formats import GRAPH as SMALL
 from tests.support.hostile import hostile_graph, raw_in
@@ -83,7 +83,7 @@ def test_nothing_of_a_graph_is_acted_on(run: str, folder: Path, policylang: Call
 
 
 def test_a_snapshot_that_was_not_written_here_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "one_line", str)
+    monkeypatch.setattr(snapshot, "one_line", str)
     path = hostile_graph(GRAPHS["small"], tmp_path)
-    with pytest.raises(PolicyGraphError, match="is damaged: a text in it holds what"):
+    with pytest.raises(PolicyGraphError, match="is damaged: its column `names` holds what cannot be there"):
         load(path)

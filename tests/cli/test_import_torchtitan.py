@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from policylang.graph.files import snapshot
-from policylang.graph.files.graph_text import read_graph
+from policylang.graph import snapshot
+from policylang.graph.textual import read_graph
 from policylang.language.source import Source
 
 GRAPH = """

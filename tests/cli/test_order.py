@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from policylang.graph.files.snapshot import write
+from policylang.graph.snapshot import write
 from policylang.report.diagnostics import RENDERERS
 from tests.support.ordered import sharded
 

@@ -11,7 +11,7 @@ from attrs import evolve
 from policylang.api.library import bundled_policies, description_of
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import GraphKind
-from policylang.graph.files.snapshot import write
+from policylang.graph.snapshot import write
 from policylang.planning.inspection.overview import overview
 from policylang.report.graph_overview import overview_json
 from tests.graph.test_recorded import SMALL

@@ -9,7 +9,7 @@ import pytest
 
 import policylang as library
 from policylang.errors import PolicyError
-from policylang.graph.files.snapshot import load, write
+from policylang.graph.snapshot import load, write
 from policylang.language.figures import figure
 from policylang.planning.capabilities import JOINT
 from policylang.planning.inspection.breakdown import breakdown

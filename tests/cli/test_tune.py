@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from policylang.graph.facts import GraphKind
-from policylang.graph.files.snapshot import write
+from policylang.graph.snapshot import write
 from tests.support.textgraph import facts_of
 from tests.support.tuned import written
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from policylang.commands.shared.output import text_width
-from policylang.graph.files.snapshot import write
+from policylang.graph.snapshot import write
 from policylang.report.layout import columns, fit, fitted, table
 from tests.cli.test_plan import GRAPH
 from tests.support.textgraph import facts_of

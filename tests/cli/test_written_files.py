@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from policylang.graph.files.snapshot import write
+from policylang.graph.snapshot import write
 from policylang.language import files
 from tests.cli.conftest import Outcome
 from tests.cli.test_check_formats import GRAPH

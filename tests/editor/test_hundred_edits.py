@@ -61,7 +61,7 @@ def test_a_hundred_edits_on_a_recorded_step(tmp_path, monkeypatch, capsys, recor
 @pytest.fixture(scope="module")
 def recorded_snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The joint graph of 19,655 nodes."""
-    from policylang.graph.files.snapshot import write
+    from policylang.graph.snapshot import write
     from tests.support import shared_graphs
 
     if not (shared_graphs.FOLDER / f"{shared_graphs.JOINT}.json.gz").is_file():

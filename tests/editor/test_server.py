@@ -334,7 +334,7 @@ def test_a_client_that_dies_while_a_policy_is_planned_leaves_no_process(tmp_path
 
     if not (shared_graphs.FOLDER / f"{shared_graphs.JOINT}.json.gz").is_file():
         pytest.skip("the recorded step is not here")
-    from policylang.graph.files.snapshot import write
+    from policylang.graph.snapshot import write
 
     write(shared_graphs.shared_facts(shared_graphs.JOINT), tmp_path / "step.graph")
     options = f'{{"graph":"{tmp_path / "step.graph"}","pause":0}}'

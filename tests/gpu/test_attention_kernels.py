@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from policylang.tracing.attention_kernels import chosen_kernel
+from policylang.tracing.target_device import chosen_kernel
 from tests.tracing.test_for_a_device import CALLS, attention_call
 
 

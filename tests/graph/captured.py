@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.torch_compat.graphs import hint
 from tests.support.heap import settle
 from tests.support.joint import Joint, capture_joint

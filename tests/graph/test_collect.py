@@ -11,8 +11,8 @@ from torch._functorch.partitioners import classify_nodes
 from torch.utils.flop_counter import FlopCounterMode
 
 from policylang.errors import PolicyGraphError
+from policylang.graph.collect import collect
 from policylang.graph.facts import Flag, GraphKind, Phase, uncounted_operators
-from policylang.graph.reading.collect import collect
 from tests.graph.captured import executed, facts_of_model, joint_of
 from tests.support.models import ZOO
 

@@ -15,8 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from policylang import trace_step
 from policylang.errors import PolicyGraphError
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, Phase
-from policylang.graph.reading.collect import collect
 from tests.support.models import ZOO
 from tests.tracing.steps import Net, loss_of, mean_square, net
 from tests.tracing.test_against_eager import JacobianNet

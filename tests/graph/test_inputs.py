@@ -17,9 +17,9 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, InputKind
-from policylang.graph.reading.collect import collect
-from policylang.graph.reading.inputs import InputSource, sources_of
+from policylang.graph.inputs import InputSource, sources_of
 from tests.graph.captured import joint_of
 from tests.support.models import ZOO
 from tests.support.sharded import fake_ranks

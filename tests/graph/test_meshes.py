@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Mesh
-from policylang.graph.reading.collect import collect
 from tests.support.chains import NAMES, Chain, shard_of, traced
 from tests.support.sharded import fake_ranks
 

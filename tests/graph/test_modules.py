@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policylang.graph.reading.modules import ModulePaths, normalise, raw_path
+from policylang.graph.inputs import ModulePaths, normalise, raw_path
 from tests.graph.captured import facts_of_model
 
 

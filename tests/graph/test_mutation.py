@@ -10,8 +10,8 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTInput, PlainAOTOutput
 
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Flag
-from policylang.graph.reading.collect import collect
 from tests.graph.captured import facts_of_model
 from tests.support.models import counter
 

@@ -11,8 +11,8 @@ from torch import fx
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput, PlainAOTOutput, TangentAOTInput
 
 from policylang.errors import PolicyGraphError
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
-from policylang.graph.reading.collect import collect
 from tests.graph.captured import joint_of
 from tests.support.joint import capture_joint
 from tests.support.models import mlp

@@ -14,9 +14,9 @@ import pytest
 from torch.distributed.device_mesh import init_device_mesh
 
 from policylang.errors import PolicyGraphError
-from policylang.graph.facts import Facts, Flag, InputKind, Ref
-from policylang.graph.files import snapshot
-from policylang.graph.files.json_import import recorded_facts
+from policylang.graph import snapshot
+from policylang.graph.facts import COLUMNS, Facts, Flag, InputKind, Ref
+from policylang.graph.recorded import recorded_facts
 from policylang.torch_compat.graphs import operator_names
 from tests.support.sharded import fake_ranks
 from tests.support.shared_graphs import FOLDER, JOINT, ONE_DEVICE, process_groups, shared_facts
@@ -57,7 +57,7 @@ def test_the_facts_are_those_of_the_graph(name: str) -> None:
         if each.name in ("groups", "meshes"):  # which the live graph does not have here
             continue
         one, other = getattr(facts, each.name), getattr(live, each.name)
-        assert (list(one) == list(other)) if snapshot.is_column(each.name) else one == other, each.name
+        assert (list(one) == list(other)) if each.name in COLUMNS else one == other, each.name
 
 
 def test_groups_have_their_ranks_and_their_dimension() -> None:

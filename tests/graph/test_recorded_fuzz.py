@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.errors import PolicyGraphError
-from policylang.graph.files import snapshot
-from policylang.graph.files.json_import import recorded_facts
+from policylang.graph import snapshot
+from policylang.graph.recorded import recorded_facts
 from tests.graph.test_recorded import SMALL, TENSOR
 from tests.support.shared_graphs import JOINT, recorded
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
+from policylang.graph.any_form import read_any
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, GraphKind, Phase
-from policylang.graph.files.any_form import read_any
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.planner import plan

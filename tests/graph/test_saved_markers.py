@@ -7,7 +7,7 @@ from typing import Any
 from attrs import evolve
 
 from policylang.graph.facts import LostMarker, Phase
-from policylang.graph.reading.saved_markers import FoundMarkers, MarkerColumns, SavedMarker, find, from_annotation
+from policylang.graph.marks import FoundMarkers, MarkerColumns, SavedMarker, find, from_annotation
 
 Line = tuple[str, str, str, SavedMarker | None]
 """Name, operator, names of what it reads, record. What reads ``tangent`` is backward."""

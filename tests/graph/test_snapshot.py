@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import lzma
 import os
-import struct
-import zlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.errors import PolicyGraphError
-from policylang.graph.facts import Facts, GraphKind, Group, LostMarker, Mesh, Ref
-from policylang.graph.files import snapshot
-from policylang.graph.files.validation import COLUMNS, DOCUMENT
-from policylang.graph.reading.collect import collect
+from policylang.graph import snapshot
+from policylang.graph.collect import collect
+from policylang.graph.facts import COLUMNS, OF_GRAPH, Facts, GraphKind, Group, LostMarker, Mesh, Ref
 from policylang.language.resolution.loader import load_policy, parse_policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
@@ -43,7 +43,7 @@ SMALL = """
 def assert_same(left: Facts, right: Facts) -> None:
     for each in attrs.fields(Facts):
         one, other = getattr(left, each.name), getattr(right, each.name)
-        if snapshot.is_column(each.name):
+        if each.name in COLUMNS:
             one, other = list(one), list(other)
         assert one == other, each.name
 
@@ -67,7 +67,7 @@ def everything_said() -> Facts:
         "owners": [0, 1, 1, 3],
         "input_kinds": [1, 0, 0, 0],
         "input_names": ["layers.0.weight", "", "", ""],
-        "arguments": [(), (Ref(0), 1, True, 1.5, None, "float32", (Ref(0), -7)), ([Ref(1), 2],), ()],
+        "arguments": [(), (Ref(0), 1, True, 1.5, None, "float32", (Ref(0), -7)), ((Ref(1), 2),), ()],
         "group_names": ["", "7", "", ""],
         "annotations": [(), ("ap_must_save",), ("a", "b"), ()],
         "uncounted": ["", "mylib.fused_mlp.default", "", ""],
@@ -94,18 +94,14 @@ def test_every_field_is_stored() -> None:
     assert not set(same) - {"kind", "ops"}, "these have no value of their own above"
 
 
-def test_every_field_is_checked_when_it_is_read() -> None:
-    """A field added to facts needs a check in ``graph/files/validation.py``, since a file may say anything of it."""
-    where_they_are_read = {"names", "inputs", "owners", "arguments", "users"}
-    for each in attrs.fields(Facts):
-        known = COLUMNS if snapshot.is_column(each.name) else DOCUMENT
-        assert each.name in known or each.name in where_they_are_read, each.name
+def test_every_field_says_how_it_is_checked_when_it_is_read() -> None:
+    assert {each.name for each in attrs.fields(Facts)} == COLUMNS.keys() | OF_GRAPH.keys()
 
 
-def test_a_snapshot_from_before_there_were_annotations_is_read_and_says_so() -> None:
+def test_a_snapshot_without_annotations_is_read_and_says_so() -> None:
     facts = attrs.evolve(everything_said(), owners=[0, 1, 2, 3], annotations=())
     old = snapshot.dump(facts)
-    assert b"annotations" not in zlib.decompress(old[snapshot._HEAD.size :])
+    assert "annotations" not in unpacked(old)["columns"]
     read = snapshot.parse(old)
     loaded = parse_policy("save sin where annotated ap_must_save")
     assert_same(read, facts)
@@ -120,7 +116,7 @@ def test_a_snapshot_from_before_there_were_annotations_is_read_and_says_so() -> 
 
 def list_of(facts: Facts, name: str) -> Any:
     value = getattr(facts, name)
-    return list(value)[:3] if snapshot.is_column(name) else value
+    return list(value)[:3] if name in COLUMNS else value
 
 
 def test_whole_numbers_and_truth_values_are_told_apart() -> None:
@@ -186,10 +182,9 @@ def test_a_plan_on_a_snapshot_is_the_plan_on_the_graph(model: str, path: str) ->
 
 
 def test_a_graph_whose_nodes_are_all_alike_is_read_again() -> None:
-    """Its file would be smaller than files of so many nodes may be: it is packed less."""
     small, rows = everything_said(), 1 << 17
     said = {each.name: getattr(small, each.name) for each in attrs.fields(Facts)}
-    alike = {name: [said[name][1]] * rows for name in said if snapshot.is_column(name)}
+    alike = {name: [said[name][1]] * rows for name in said if name in COLUMNS}
     own = {"names": [f"a_{row}" for row in range(rows)], "inputs": [()] * rows, "arguments": [()] * rows}
     facts = Facts(**{**said, **alike, **own, "owners": range(rows), "users": [()] * rows})
     data = snapshot.dump(facts)
@@ -210,14 +205,15 @@ def refusal(data: bytes) -> Any:
     return diagnostic
 
 
-def packed(body: bytes, *, version: int = 1, length: int | None = None) -> bytes:
-    content = zlib.compress(body)
-    length = len(body) if length is None else length
-    return struct.pack("<8sHQI", snapshot.MAGIC, version, length, zlib.crc32(content)) + content
+def packed(document: Any) -> bytes:
+    return lzma.compress(document if isinstance(document, bytes) else json.dumps(document).encode())
 
 
-def unpacked(data: bytes) -> bytearray:
-    return bytearray(zlib.decompress(data[struct.calcsize("<8sHQI") :]))
+def unpacked(data: bytes) -> Any:
+    return json.loads(lzma.decompress(data))
+
+
+PARTS: dict[str, Any] = {"format": 2, "graph": {}, "columns": {}}
 
 
 @pytest.mark.parametrize(
@@ -225,28 +221,19 @@ def unpacked(data: bytes) -> bytearray:
     [
         (b"", "APL353", "`g.graph` is damaged: it is empty"),
         (snapshot.MAGIC[:4], "APL353", "`g.graph` is damaged: it ends too early"),
-        (snapshot.MAGIC + b"\1", "APL353", "`g.graph` is damaged: it ends too early"),
+        (snapshot.MAGIC, "APL353", "`g.graph` is damaged: it ends too early"),
+        (snapshot.MAGIC + b"x" * 40, "APL353", "`g.graph` is damaged: its content cannot be unpacked"),
+        (packed(PARTS) + b"x", "APL353", "`g.graph` is damaged: something follows its end"),
         (b"policy llama3\n", "APL351", "`g.graph` is not a snapshot of a graph"),
         (bytes(range(256)) * 100, "APL351", "`g.graph` is not a snapshot of a graph"),
-        (packed(b"", version=7), "APL352", "`g.graph` has format 7, and this policylang reads formats up to 1"),
-        (packed(b""), "APL353", "`g.graph` is damaged: it ends too early"),
-        (packed(b"\0", length=5), "APL353", "`g.graph` is damaged: its content has another length than it says"),
-        (packed(b"\0" * 5, length=1), "APL353", "`g.graph` is damaged: its content has another length than it says"),
-        (
-            packed(b"", length=1 << 40),
-            "APL354",
-            "`g.graph` is larger than a snapshot can be: its 30 bytes unpack to 1,099,511,627,776",
-        ),
-        (
-            packed(b"\x80\x80\x08"),
-            "APL354",
-            "`g.graph` is larger than a snapshot can be: it has 131,072 nodes",
-        ),
-        (
-            packed(b"\xff\xff\xff\x7f"),
-            "APL354",
-            "`g.graph` is larger than a snapshot can be: it has 268,435,455 nodes",
-        ),
+        (packed(b"flops"), "APL353", "`g.graph` is damaged: its content is not JSON"),
+        (packed(b"\xff"), "APL353", "`g.graph` is damaged: its content is not JSON"),
+        (packed(b"[" * 200_000), "APL353", "`g.graph` is damaged: its values lie too deep in each other"),
+        (packed([2]), "APL353", "`g.graph` is damaged: it does not say its format"),
+        (packed({"format": True}), "APL353", "`g.graph` is damaged: it does not say its format"),
+        (packed({"format": 7}), "APL352", "`g.graph` has format 7, and this policylang reads format 2"),
+        (packed({"format": 2}), "APL353", "`g.graph` is damaged: it has no `graph` and `columns`"),
+        (packed(PARTS), "APL353", "`g.graph` is damaged: it does not say `groups` of its graph"),
     ],
 )  # fmt: skip
 def test_what_is_no_snapshot_is_refused_by_name(data: bytes, code: str, said: str) -> None:
@@ -254,17 +241,21 @@ def test_what_is_no_snapshot_is_refused_by_name(data: bytes, code: str, said: st
     assert (found.code, found.message) == (code, said)
 
 
-def test_a_small_file_is_no_large_graph() -> None:
-    message = refusal(packed(bytes(8 << 20))).message
-    assert message.startswith("`g.graph` is larger than a snapshot can be: its 8,")
-    assert message.endswith(" bytes unpack to 8,388,608")
+def test_a_file_of_the_first_format_says_how_to_make_it_again() -> None:
+    found = refusal(b"\x8aAPLG\r\n\x1a\1\0" + bytes(40))
+    assert (found.code, found.message) == ("APL352", "`g.graph` has format 1, and this policylang reads format 2")
+    assert found.help is not None
+    assert "`policylang snapshot MODULE:FUNCTION -o FILE`" in found.help
 
 
 def test_a_bomb_is_not_unpacked() -> None:
-    """A gigabyte of zeros in a megabyte: no more of it is made than the header says there is."""
-    content = zlib.compress(bytes(1 << 30), 9)
-    data = struct.pack("<8sHQI", snapshot.MAGIC, 1, 1000, zlib.crc32(content)) + content
-    assert refusal(data).message == "`g.graph` is damaged: its content has another length than it says"
+    """A gigabyte of zeros in 150 kilobytes: no more of it is made than a graph in so small a file can have."""
+    block = bytes(1 << 20)
+    stream = lzma.LZMACompressor(preset=0)
+    data = b"".join([stream.compress(block) for _ in range(1 << 10)]) + stream.flush()
+    found = refusal(data)
+    assert found.code == "APL354"
+    assert re.fullmatch(rf"`g.graph` is larger .*: its {len(data):,} bytes unpack to more than [\d,]+", found.message)
 
 
 def test_a_gigabyte_is_not_read(tmp_path: Path) -> None:
@@ -305,10 +296,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ("group_names", ["9"] * 7, "names a process group that it does not list"),
         ("names", ["a"] * 7, "two of its nodes have one name"),
         ("targets", ["mm"] * 7, "an operator without a namespace"),
-        ("groups", {"1": 5}, "what it says as `groups` cannot be"),
         ("groups", {"1": Group("1", ("x",), 1)}, "what it says as `groups` cannot be"),  # type: ignore[arg-type]
         ("meshes", (Mesh(("a",), (3,), (0, 1)),), "what it says as `meshes` cannot be"),
-        ("lost_records", (1,), "what it says as `lost_records` cannot be"),
+        ("lost_records", (1,), "what it says of the whole graph cannot be"),
+        ("groups", {"1": 5}, "what it says of the whole graph cannot be"),
     ],
 )
 def test_facts_that_cannot_be_are_refused(column: str, values: Any, said: str) -> None:
@@ -322,13 +313,45 @@ def test_facts_that_cannot_be_are_refused(column: str, values: Any, said: str) -
     assert said in found.message
 
 
-def test_a_column_of_a_newer_version_is_not_left_out() -> None:
-    body = unpacked(snapshot.dump(facts_of(SMALL)))
-    at = body.index(b"\5flops")
-    body[at + 1 : at + 6] = b"flips"
-    found = refusal(packed(bytes(body)))
+@pytest.mark.parametrize("part", ["columns", "graph"])
+def test_what_a_newer_version_says_is_not_left_out(part: str) -> None:
+    document = unpacked(DATA)
+    document[part]["flips"] = [[], []]
+    found = refusal(packed(document))
     assert (found.code, found.help) == ("APL352", "update policylang, or write the snapshot again")
     assert "`flips`" in found.message
+
+
+@pytest.mark.parametrize(
+    ("column", "table", "said"),
+    [
+        ("flops", 5, "is not values and their numbers"),
+        ("flops", [[0]], "is not values and their numbers"),
+        ("flops", [[0], [-1] * 4], "is not values and their numbers"),
+        ("flops", [[0], ["0"] * 4], "is not values and their numbers"),
+        ("flops", [[0], [1] * 4], "has values that it does not list"),
+        ("flops", [{"0": 0}, [0] * 4], "has values that it does not list"),
+        ("flops", [[0], [0] * 5], "different lengths"),
+        ("flops", [[{}], [0] * 4], "`flops` holds what cannot be there"),
+        ("owners", [[9], [0] * 4], "points outside the graph"),
+        ("inputs", [[[1]], [0] * 4], "points outside the graph"),
+        ("inputs", [[[0]], [0] * 4], "has a node read a later one"),
+        ("inputs", [[[1, 1]], [0] * 4], "`inputs` holds what cannot be there"),
+        ("arguments", [[[{"back": 1}]], [0] * 4], "points outside the graph"),
+        ("arguments", [[[{"back": "1"}]], [0] * 4], "an argument in it is no value"),
+        ("arguments", [[["\x1b"]], [0] * 4], "a text in it cannot be printed"),
+        ("arguments", [[[0] * (1 << 20)], [0] * 4], "holds more than a graph of its size can"),
+        ("names", [["a" * (1 << 20)], [0] * 4], "its names are longer than any graph's"),
+        ("name_numbers", [["1"], [0] * 4], "a name in it ends in no number"),
+        ("name_numbers", [[-1], [0] * 4], "a name in it ends in no number"),
+    ],
+)
+def test_columns_that_cannot_be_are_refused(column: str, table: Any, said: str) -> None:
+    document = unpacked(DATA)
+    document["columns"][column] = table
+    found = refusal(packed(document))
+    assert found.code == "APL353"
+    assert said in found.message
 
 
 def planned(data: bytes) -> None:
@@ -343,7 +366,7 @@ def planned(data: bytes) -> None:
 
 
 DATA = snapshot.dump(everything_said())
-BODY = bytes(unpacked(snapshot.dump(facts_of(SMALL))))
+BODY = lzma.decompress(snapshot.dump(facts_of(SMALL)))
 
 
 @given(st.integers(0, len(DATA)))
@@ -371,10 +394,20 @@ def test_a_file_that_was_changed_and_packed_again(changes: list[tuple[int, int]]
     planned(packed(bytes(body)))
 
 
-@given(st.binary(max_size=300))
-@settings(max_examples=200, deadline=None)
-def test_any_bytes_packed(body: bytes) -> None:
-    planned(packed(body))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 9) | st.floats() | st.text(max_size=3),
+    lambda each: st.lists(each, max_size=4) | st.dictionaries(st.sampled_from(["back", "name", ""]), each, max_size=2),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from([*unpacked(DATA)["columns"], *unpacked(DATA)["graph"]]), JSON, st.booleans())
+@settings(max_examples=500, deadline=None)
+def test_any_values(name: str, value: Any, in_table: bool) -> None:
+    document = unpacked(DATA)
+    part = document["columns"] if name in document["columns"] else document["graph"]
+    part[name] = [[value], [0] * 4] if in_table else value
+    planned(packed(document))
 
 
 def test_the_large_graph_is_far_below_a_megabyte() -> None:

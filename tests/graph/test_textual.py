@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policylang.graph.facts import Flag, GraphKind, InputKind, Phase
-from policylang.graph.files.graph_text import read_graph
+from policylang.graph.textual import read_graph
 from policylang.language.source import Source
 
 GRAPH = """

@@ -6,7 +6,7 @@ import pytest
 
 import policylang
 from policylang.graph.facts import Facts
-from policylang.graph.files.graph_text import read_graph
+from policylang.graph.textual import read_graph
 from policylang.graph.traced_device import attention_kernels, kernel_findings, traced_on
 from policylang.language.source import Source
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import policylang
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.graph.traced_device import attention_kernels, kernel_findings, traced_on
 from tests.integrations.test_architectures import ARCHITECTURES, _config
 

@@ -12,8 +12,8 @@ from torch import fx
 
 import policylang
 from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningError
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.integrations import torchtitan
 from policylang.integrations.torchtitan import parameters_of
 from policylang.planning.capabilities import FLAT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policylang.graph.files.graph_text import read_graph
+from policylang.graph.textual import read_graph
 from policylang.integrations.torchtitan_save_ops import import_save_ops
 from policylang.language.formatting.canonical import format_source
 from policylang.language.resolution.loader import parse_policy

@@ -10,7 +10,7 @@ import torch.distributed._functional_collectives
 from torch import fx
 
 from policylang.graph.facts import Flag
-from policylang.operators.categories import describe, draws_random
+from policylang.operators.calls import describe, draws_random
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 

@@ -6,7 +6,7 @@ import torch
 from torch import fx
 from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
 
-from policylang.operators.effects import effects, may_write, statistics_positions, written_statistics
+from policylang.operators.calls import effects, may_write, statistics_positions, written_statistics
 
 aten = torch.ops.aten
 

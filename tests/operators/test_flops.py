@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
-from policylang.operators.matrix_work import KNOWN, could_do_matrix_work
-from policylang.operators.work_counter import Work, WorkCounter
+from policylang.operators.names import KNOWN, could_do_matrix_work
+from policylang.operators.work import Work, WorkCounter
 from policylang.torch_compat.graphs import operator_facts, operator_names
 
 aten = torch.ops.aten

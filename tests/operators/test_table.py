@@ -13,13 +13,23 @@ import torch.distributed._functional_collectives  # defines the operators
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.operators.categories import describe, parameters
-from policylang.operators.elements import Tensor
-from policylang.operators.layouts import SHARD, DigitLayout, NoDigitsError, shard
-from policylang.operators.moves import Clone, Cut, Expand, Join, Move, MoveError, Pad, Pick, Split
+from policylang.operators.calls import describe, parameters
+from policylang.operators.layouts import SHARD, DigitLayout, NoDigitsError, Tensor, is_contiguous, shard
+from policylang.operators.moves import (
+    MOVERS,
+    PASSING,
+    Clone,
+    Cut,
+    Expand,
+    Join,
+    Move,
+    MoveError,
+    Pad,
+    Pick,
+    Split,
+    move_of,
+)
 from policylang.operators.names import ALL_REDUCE, FOLLOWERS, GATHER, GETITEM, SCATTER, WAIT
-from policylang.operators.strides import is_contiguous
-from policylang.operators.table import MOVERS, PASSING, move_of
 
 Draw = Callable[[st.DataObject, torch.Tensor], tuple[Any, ...]]
 """The arguments of a call after the tensor."""

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, storage_roots
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
 
 Copy = tuple[int, int]

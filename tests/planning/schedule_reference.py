@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, storage_roots
 from policylang.graph.schedule import StepKind
-from policylang.graph.storage import storage_roots
 
 Steps = list[tuple[int, int, int]]
 RUN, AGAIN = StepKind.FIRST_RUN, StepKind.SECOND_RUN

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policylang.api.load import parse
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import Breakdown, breakdown
 from policylang.planning.inspection.peak_values import PeakValues, values_at_peak

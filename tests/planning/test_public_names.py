@@ -17,8 +17,8 @@ from torch._inductor.decomposition import select_decomp_table
 import policylang
 from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.language.resolution import prelude
 from policylang.language.resolution.public_names import NEVER_TRACED, TRACED_AS, traced_texts
 from policylang.planning.capabilities import Capabilities

@@ -11,8 +11,8 @@ from functools import cache
 from torch import fx
 
 from policylang.api.load import parse
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import JOINT as CAPABILITIES
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan

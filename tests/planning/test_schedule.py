@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.reading.collect import collect
+from policylang.graph.collect import collect
+from policylang.graph.facts import Facts, Flag, storage_roots
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.graph.storage import storage_roots
 from policylang.planning.schedule import build_schedule
 from tests.planning.schedule_reference import reference_schedule
 from tests.planning.strategies import graphs

@@ -12,8 +12,7 @@ import transformers
 
 import policylang
 from policylang.backends.eager.checkpoint import sessions_of
-from policylang.graph.facts import Facts
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, storage_roots
 from policylang.operators.names import STAND_INS
 from policylang.planning.capabilities import EAGER, JOINT
 from policylang.planning.liveness import saved_and_recomputed

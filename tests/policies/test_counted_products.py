@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 
 import policylang
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import FLAT, JOINT
 from policylang.planning.planner import plan as make_plan
 from tests.support import titan

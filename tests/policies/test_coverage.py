@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policylang.graph.files.graph_text import read_graph
+from policylang.graph.textual import read_graph
 from policylang.language.resources import policies_folder
 from policylang.language.source import Source
 from policylang.report.diagnostics import render_text

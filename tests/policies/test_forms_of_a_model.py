@@ -8,8 +8,8 @@ import pytest
 from torch import Tensor
 
 import policylang
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import FLAT
 from policylang.planning.planner import plan as make_plan
 from tests.support.flat_graphs import assert_bitwise_equal

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import policylang
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.files.snapshot import load
+from policylang.graph.snapshot import load
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.communication import communication, placed, step_in_order

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from policylang.graph import snapshot
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Flag, GraphKind
-from policylang.graph.files import snapshot
-from policylang.graph.files.json_import import recorded_facts
-from policylang.graph.reading.collect import collect
+from policylang.graph.recorded import recorded_facts
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.devices.reading import read_device
 from policylang.planning.schedule import build_schedule

@@ -17,8 +17,8 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from policylang.backends import rewriting, runtime
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, Group, Mesh
-from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.other_ranks import Proposal, compared

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 
 from policylang.graph.facts import Facts, LostMarker
-from policylang.graph.files.snapshot import write
+from policylang.graph.snapshot import write
 
 START = "::error file=x::"
 END = (

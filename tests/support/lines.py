@@ -14,8 +14,8 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 import policylang
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, Group, Mesh
-from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.graph_edit import Edits

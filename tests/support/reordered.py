@@ -13,7 +13,7 @@ from torch import fx
 
 from policylang.backends.joint import JointPartitioner
 from policylang.backends.torch_compile.backend import PolicyBackend
-from policylang.operators.communication import is_communication, is_product, is_wait
+from policylang.operators.work import is_communication, is_product, is_wait
 
 AHEAD = 2
 """Products."""

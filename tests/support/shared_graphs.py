@@ -17,8 +17,8 @@ from torch._functorch._aot_autograd import descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy
 
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Group
-from policylang.graph.reading.collect import collect
 
 FOLDER = Path(__file__).parent.parent / "data"
 ONE_DEVICE = "llama3_8b_one_device_joint"

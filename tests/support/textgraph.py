@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from policylang.graph import builder
+from policylang.graph import textual
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.files.graph_text import read_graph
+from policylang.graph.textual import read_graph
 from policylang.language.source import Source
 from policylang.report.diagnostics import render_text
 
@@ -36,7 +36,7 @@ def facts_of(text: str, kind: GraphKind | None = None) -> Facts:
     return facts
 
 
-class GraphBuilder(builder.GraphBuilder):
+class GraphBuilder(textual.GraphBuilder):
     """A builder that takes shapes and regions as a graph's text has them: ``2x4``."""
 
     def add(self, name: str, target: str, inputs: tuple[int, ...], **more: Any) -> int:

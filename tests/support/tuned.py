@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.files.snapshot import write
+from policylang.graph.snapshot import write
 from tests.support.textgraph import facts_of
 
 _HIDDEN = "bytes=16777216 shape=8192x1024 dtype=bfloat16"

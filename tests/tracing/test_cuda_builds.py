@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import policylang
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.torch_compat.absent_cuda import cuda_hooks
 from policylang.torch_compat.tracing import functionalized
 from policylang.tracing.capture import _kernels_of

@@ -22,11 +22,11 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import policylang
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.graph.traced_device import attention_kernels, kernel_findings, traced_on
 from policylang.torch_compat.absent_cuda import ON_CUDA
-from policylang.tracing.attention_kernels import AttentionCall, chosen_kernel
+from policylang.tracing.target_device import AttentionCall, chosen_kernel
 from tests.support.versions import VERSION
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU chooses for itself")

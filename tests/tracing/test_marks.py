@@ -14,9 +14,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from policylang import TracedStep, trace_step
 from policylang.graph import marks
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
-from policylang.graph.reading.modules import raw_path
+from policylang.graph.inputs import raw_path
 from tests.support.models import ZOO
 from tests.tracing.steps import Net, calls, mean_square, net, phase, trace
 from tests.tracing.test_against_eager import JacobianNet

@@ -13,8 +13,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from policylang import trace_step
 from policylang.errors import PolicyGraphError
+from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind, Phase
-from policylang.graph.reading.collect import collect
 from tests.support.models import ZOO
 from tests.tracing.steps import eager_step, loss_of, mean_square, net, twin
 

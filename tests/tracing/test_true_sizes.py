@@ -12,8 +12,8 @@ import transformers
 from torch import Tensor, nn
 
 import policylang
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Phase
-from policylang.graph.reading.collect import collect
 from policylang.graph.traced_device import attention_kernels
 from policylang.planning.capabilities import FLAT, JOINT
 from policylang.planning.liveness import saved_and_recomputed

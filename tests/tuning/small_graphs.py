@@ -12,9 +12,8 @@ from itertools import chain, combinations
 from random import Random
 
 from policylang.api.load import parse
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input
 from policylang.graph.schedule import StepKind
-from policylang.graph.storage import returns_memory_of_input
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import Capabilities

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from policylang.api.library import bundled_policies
 from policylang.api.load import load, parse
 from policylang.errors import PolicyError
+from policylang.graph import snapshot
 from policylang.graph.blocks import BlockTable, blocks_of
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.files import snapshot
-from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
@@ -51,7 +51,7 @@ from tests.tuning.small_graphs import (
 )
 
 ROOT = Path(__file__).parent.parent.parent
-SNAPSHOTS = ROOT / "tests" / "data" / "older_snapshots"
+SNAPSHOTS = ROOT / "tests" / "data" / "snapshots"
 NO_REPLAY = evolve(JOINT, replays_random=False)
 randoms = st.randoms(use_true_random=False)
 
@@ -319,7 +319,7 @@ def test_the_order_of_the_columns_changes_nothing() -> None:
 def test_hash_seeds_change_nothing() -> None:
     facts, times = traced("joint")
     script = (
-        "import sys, json; from policylang.graph.files import snapshot\n"
+        "import sys, json; from policylang.graph import snapshot\n"
         "from policylang.language.devices.reading import read_device\n"
         "from policylang.planning.capabilities import JOINT\n"
         "from policylang.simulation.node_times import node_times\n"

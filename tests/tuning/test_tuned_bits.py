@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import policylang
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.simulation.node_times import node_times

@@ -10,9 +10,9 @@ import pytest
 from attrs import evolve
 
 from policylang.api.load import parse
+from policylang.graph.any_form import read_any
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.files.any_form import read_any
-from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Severity

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.api.load import parse
+from policylang.graph.any_form import read_any
 from policylang.graph.facts import Facts
-from policylang.graph.files.any_form import read_any
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.language.formatting.canonical import format_source

@@ -17,13 +17,13 @@ from torch import fx
 
 from policylang.backends.eager.first_call import Observation, Operation, TensorFacts
 from policylang.backends.eager.origins import OUTSIDE, External, OperatorStream, TensorOrigin, gives_data, mapped
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.marks import BACKWARD, FORWARD, PHASE
-from policylang.graph.reading.collect import collect
 from policylang.operators.names import GETITEM
 from policylang.torch_compat.graphs import outside_of_modes, schema_of
 from policylang.torch_compat.tracing import fake_tensor_mode, take_apart
-from policylang.tracing.finish import name_input
+from policylang.tracing.marks import name_input
 
 _READER = torch.ops.aten.alias.default
 """Stands for whatever of the backward reads a saved value."""

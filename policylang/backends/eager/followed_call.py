@@ -33,8 +33,7 @@ from policylang.backends.eager.surroundings import Surroundings
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import Diagnostic
-from policylang.operators.categories import describe
-from policylang.operators.effects import statistics_positions, updated_statistics
+from policylang.operators.calls import describe, statistics_positions, updated_statistics
 from policylang.operators.names import Category
 from policylang.planning.checkpoints import kept_rows
 from policylang.planning.liveness import SavedForBackward, saved_and_recomputed

@@ -20,8 +20,8 @@ from policylang.backends.eager import problems
 from policylang.backends.eager.first_call import is_first_fsdp
 from policylang.backends.fsdp_weights import NamedBlock, sharded_in
 from policylang.backends.path import raise_errors
-from policylang.graph.builder import GraphBuilder
 from policylang.graph.facts import GraphKind
+from policylang.graph.textual import GraphBuilder
 from policylang.language.diagnostics import Diagnostic, prefixed, removed
 from policylang.language.figures import counted, listed
 from policylang.language.syntax import TIMES, Bucket, Compare, Policy, Prefetch, Scheduling

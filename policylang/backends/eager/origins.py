@@ -12,7 +12,7 @@ from attrs import define, field, frozen
 from torch import Tensor, nn
 
 from policylang.graph.facts import InputKind
-from policylang.operators.effects import updated_statistics
+from policylang.operators.calls import updated_statistics
 from policylang.torch_compat.eager import (
     WeakTensorKeyDictionary,
     default_generator,
@@ -25,7 +25,7 @@ from policylang.torch_compat.eager import (
 )
 from policylang.torch_compat.graphs import HigherOrderOperator, schema_of, side_effect_functions
 from policylang.torch_compat.tracing import take_apart
-from policylang.tracing.step_state import read_state
+from policylang.tracing.step import read_state
 
 _T = TypeVar("_T")
 

@@ -36,7 +36,7 @@ from policylang.backends.eager.origins import (
 )
 from policylang.backends.runtime import recomputation
 from policylang.errors import PolicyGraphError
-from policylang.operators.effects import statistics_positions
+from policylang.operators.calls import statistics_positions
 from policylang.torch_compat.compilers import is_profiling, named_range
 from policylang.torch_compat.eager import (
     keeps_graph,

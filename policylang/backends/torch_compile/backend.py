@@ -31,8 +31,7 @@ from policylang.backends.torch_compile import inductor
 from policylang.backends.torch_compile.inductor import Inner
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyWarning
 from policylang.graph import marks
-from policylang.graph.reading.inputs import attribute
-from policylang.graph.reading.modules import normalise, raw_path
+from policylang.graph.inputs import attribute, normalise, raw_path
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import listed
 from policylang.language.source import Source, Span

@@ -32,8 +32,8 @@ from policylang.backends.torch_compile import inductor
 from policylang.backends.torch_compile.backend import graph_uses_of
 from policylang.backends.torch_compile.inductor import KeyedPartitioner, KeyedPass
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
+from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
-from policylang.graph.reading.collect import collect
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy

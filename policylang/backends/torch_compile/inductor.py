@@ -47,9 +47,9 @@ from policylang.errors import PolicyAuditError, PolicyDivergenceError, PolicyMea
 from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
-from policylang.operators.categories import describe
-from policylang.operators.communication import is_communication, is_product
+from policylang.operators.calls import describe
 from policylang.operators.names import HOST_COPIES
+from policylang.operators.work import is_communication, is_product
 from policylang.ranks.comparison import RankComparison, agree_on_cached
 from policylang.ranks.rank_account import RankAccount
 from policylang.torch_compat import compilers

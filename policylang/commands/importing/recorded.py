@@ -31,8 +31,8 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.commands.shared.users_code import need_torch
 
     need_torch()
-    from policylang.graph.files.json_import import recorded_facts
-    from policylang.graph.files.snapshot import write
+    from policylang.graph.recorded import recorded_facts
+    from policylang.graph.snapshot import write
 
     facts = recorded_facts(options.file)
     write(facts, options.output)

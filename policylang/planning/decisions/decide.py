@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.rowsets import mask_of, members
+from policylang.graph.facts import Facts, Flag, mask_of, members
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Operator, Policy, Rule
 from policylang.language.walk import walk

@@ -15,8 +15,8 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from policylang.graph.blocks import BlockTable
-from policylang.graph.builder import GraphBuilder
 from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.textual import GraphBuilder
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted, first_lines, listed

@@ -15,8 +15,7 @@ from math import inf
 
 from attrs import evolve
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase
-from policylang.graph.storage import returns_memory_of_input, storage_roots
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input, storage_roots
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM

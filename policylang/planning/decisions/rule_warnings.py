@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from policylang.graph.chains import Chains
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, forward_users
-from policylang.graph.rowsets import mask_of
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, forward_users, mask_of
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic, Related
 from policylang.language.globs import PathGlob

@@ -18,10 +18,10 @@ from functools import cached_property
 
 from attrs import frozen
 
+from policylang.graph.blocks import has_no_modules
 from policylang.graph.facts import Facts, Flag
-from policylang.graph.repeated_blocks import has_no_modules
+from policylang.operators.moves import MOVERS
 from policylang.operators.names import GATHER, WAITS
-from policylang.operators.table import MOVERS
 from policylang.planning.edits.edit_planner import RefusedError, ReplacedMemory
 
 _STAYS = Flag.WRITES | Flag.RANDOM | Flag.SEED | Flag.EFFECTFUL | Flag.COLLECTIVE | Flag.COMPUTE

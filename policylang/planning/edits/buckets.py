@@ -28,8 +28,8 @@ from attrs import evolve, field, frozen, mutable
 from policylang.graph.facts import Facts, Flag
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.syntax import Bucket
+from policylang.operators.layouts import contiguous, viewed
 from policylang.operators.names import ALL_REDUCE, CAT, CLONE, GATHER, SCATTER, SLICE, VIEW, WAIT
-from policylang.operators.strides import contiguous, viewed
 from policylang.planning.edits.bucket_places import Placement, Places, Serving
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, ReplacedMemory, Setting
 from policylang.planning.edits.layout_chains import NOWHERE, phase, relaid, source_of

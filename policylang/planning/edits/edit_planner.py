@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from attrs import evolve, frozen
 
-from policylang.graph.facts import Facts, Flag, Group
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, Flag, Group, storage_roots
 from policylang.language.syntax import Selector
 from policylang.operators.names import GETITEM
 from policylang.planning.capabilities import Capabilities

@@ -1,7 +1,7 @@
 """The facts of a graph after its planned edits: rules are planned on these.
 
 Everything is known beforehand, the names of new nodes included, so that a plan on a snapshot is the plan on the live
-graph. The columns are those that :func:`policylang.graph.reading.collect.collect` finds on the graph that comes out.
+graph. The columns are those that :func:`policylang.graph.collect.collect` finds on the graph that comes out.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
-from attrs import evolve
-
-from policylang.graph.facts import LATER_COLUMNS, Facts, Flag, Group, InputKind, Ref, read_by_backward, users_of
+from policylang.graph.facts import Derivation, Facts, Flag, Group, Ref, rewritten
 from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.operators.moves import MOVERS
 from policylang.operators.names import FOLLOWERS
-from policylang.operators.table import MOVERS
 from policylang.planning.graph_edit import Edit, FusedGroup, NewNode, Node
 
 _KEPT = Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK
@@ -58,25 +56,21 @@ class _EditedFacts:
 
     def facts(self) -> Facts:
         stop_unless_wanted()
-        old, column, like = self.old, self._column, self._like
+        old, column = self.old, self._column
         inputs = [self._inputs(each) for each in self.order]
-        users = users_of(inputs)
-        owners = self._owners(inputs)
-        phases = bytearray(like(old.phases))
         restrided = {old.index[name]: stride for edit in self.edits for name, stride in edit.restrided}
         strides = column(old.strides, lambda node: node.stride)
-        later: dict[str, Any] = {name: like(known) if (known := getattr(old, name)) else () for name in LATER_COLUMNS}
-        later["uncounted"] = column(old.uncounted, lambda _: "") if old.uncounted else ()
-        return evolve(
+        return rewritten(
             old,
+            [
+                (each, Derivation.SAME) if isinstance(each, int) else (old.index[each.like], Derivation.NEW)
+                for each in self.order
+            ],
             names=list(self.row_of_name),
-            ops=column(old.ops, lambda _: "call_function"),
             targets=column(old.targets, lambda node: node.target),
-            phases=phases,
+            phases=bytearray(column(old.phases, lambda node: old.phases[old.index[node.like]])),
             modules=column(old.modules, lambda node: node.module),
-            ac_regions=like(old.ac_regions),
-            user_tags=like(old.user_tags),
-            flags=self._flags(phases, inputs, owners),
+            flags=self._flags(inputs),
             bytes=array("q", column(old.bytes, lambda node: prod(node.shape) * self._item(node))),
             numel=array("q", column(old.numel, lambda node: prod(node.shape))),
             shapes=column(old.shapes, lambda node: node.shape),
@@ -86,25 +80,16 @@ class _EditedFacts:
             ],
             dtypes=column(old.dtypes, lambda node: node.dtype),
             devices=column(old.devices, lambda node: node.device),
-            flops=array("q", column(old.flops, lambda _: 0)),
             inputs=inputs,
-            users=users,
-            owners=owners,
-            input_kinds=column(old.input_kinds, lambda _: int(InputKind.NOT_AN_INPUT)),
-            input_names=column(old.input_names, lambda _: ""),
+            owners=self._owners(inputs),
             arguments=[self._arguments(each) for each in self.order],
             group_names=column(old.group_names, self._group_name),
             groups=self.groups,
-            **later,
         )
 
     def _column(self, old: Sequence[Any], new: Callable[[NewNode], Any]) -> list[Any]:
         stop_unless_wanted()
         return [old[each] if isinstance(each, int) else new(each) for each in self.order]
-
-    def _like(self, old: Sequence[Any]) -> list[Any]:
-        """A column of which new nodes have what the node has that they are like."""
-        return self._column(old, lambda node: old[self.old.index[node.like]])
 
     def _item(self, node: NewNode) -> int:
         """Bytes of an element."""
@@ -147,10 +132,9 @@ class _EditedFacts:
                 owners[row] = owners[inputs[row][0]]
         return owners
 
-    def _flags(self, phases: Sequence[int], inputs: Sequence[tuple[int, ...]], owners: Sequence[int]) -> array[int]:
+    def _flags(self, inputs: Sequence[tuple[int, ...]]) -> list[int]:
         old = self.old
-        kept = self._column(old.flags, lambda node: old.flags[old.index[node.like]] & _KEPT)
-        flags = array("i", [each & ~Flag.FEEDS_BACKWARD for each in kept])
+        flags = self._column(old.flags, lambda node: old.flags[old.index[node.like]] & _KEPT)
         for row, each in enumerate(self.order):
             if isinstance(each, NewNode):
                 flags[row] |= MOVERS[each.target].categories
@@ -160,8 +144,6 @@ class _EditedFacts:
                     flags[self.row_of_name[now]] |= old.flags[old.index[was]] & _HANDED_ON
         for row in self._reading_mutated(inputs):
             flags[row] |= Flag.READS_MUTATED
-        for row in read_by_backward(phases, inputs, owners):
-            flags[row] |= Flag.FEEDS_BACKWARD
         return flags
 
     def _reading_mutated(self, inputs: Sequence[tuple[int, ...]]) -> Iterator[int]:

@@ -28,10 +28,9 @@ from attrs import evolve, field, frozen
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.language.syntax import Fuse
 from policylang.operators import layouts
-from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError
+from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError, contiguous, is_contiguous
 from policylang.operators.moves import Part
 from policylang.operators.names import GATHER, SCATTER, SLICE, WAIT
-from policylang.operators.strides import contiguous, is_contiguous
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting
 from policylang.planning.edits.layout_chains import (
     ChainLink,
@@ -440,7 +439,7 @@ class GatherChains(ChainFusion):
             for place, (gather, wait) in enumerate(zip(chain.collectives, chain.waits, strict=True)):
                 if facts.arguments[gather][1] != grid.shape[place]:
                     raise RefusedError(f"group size of {facts.names[gather]} is not {grid.shape[place]}")
-                value = layouts.gathered(value, place, grid.shape[place])
+                value = value.gathered(place, grid.shape[place])
                 for row in (gather, wait):
                     if value.shape != facts.shapes[row] or facts.strides[row] is None:
                         raise RefusedError(f"sizes not fixed: {facts.names[row]}")

@@ -25,12 +25,21 @@ from itertools import pairwise
 from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Ref
-from policylang.operators import layouts, strides
-from policylang.operators.layouts import SHARD, Digit, DigitLayout, Digits, NoDigitsError, size_of
-from policylang.operators.moves import Cut, Join, Move, Pick, Split
+from policylang.operators.layouts import (
+    SHARD,
+    Digit,
+    DigitLayout,
+    Digits,
+    Lengths,
+    NoDigitsError,
+    contiguous,
+    is_contiguous,
+    permuted,
+    size_of,
+    viewed,
+)
+from policylang.operators.moves import JOINS, PASSING, Cut, Join, Move, Pick, Split, move_of
 from policylang.operators.names import CLONE, GATHER, GETITEM, PERMUTE, PRODUCTS, VIEW, WAIT
-from policylang.operators.strides import Lengths, contiguous, permuted, viewed
-from policylang.operators.table import JOINS, PASSING, move_of
 from policylang.planning.graph_edit import Edit
 
 NOWHERE = -1
@@ -132,7 +141,7 @@ def fanned(facts: Facts, fan: Fan, value: DigitLayout) -> DigitLayout:
     if shape is None or facts.strides[join] is None:
         raise NoDigitsError(f"sizes not fixed: {facts.names[join]}")
     try:
-        digits, piece = layouts.cut(value, fan.first.cut, fan.first.count, drops=fan.first.drops)
+        digits, piece = value.cut(fan.first.cut, fan.first.count, drops=fan.first.drops)
     except NoDigitsError:
         raise NoDigitsError(f"{facts.names[join]} cuts across shards") from None
     found = fan.join.layout(piece, digits)
@@ -325,7 +334,7 @@ def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = Fa
 def _only_gaps(facts: Facts, row: int, stride: Lengths) -> bool:
     """Whether a value is dense with these strides and had gaps between its rows, in the same order, before."""
     shape, before = facts.shapes[row], facts.strides[row]
-    if shape is None or before is None or not strides.is_contiguous(shape, stride):
+    if shape is None or before is None or not is_contiguous(shape, stride):
         return False
     lengths = [(step, length) for step, length in zip(before, shape, strict=True) if length != 1]
     return all(outer >= inner * length for (outer, _), (inner, length) in pairwise(lengths))

@@ -21,11 +21,18 @@ from typing import Any
 from attrs import Factory, evolve, field, frozen, mutable
 
 from policylang.graph.facts import Facts, Ref
-from policylang.operators.elements import Tensor
-from policylang.operators.group_moves import Gather, GroupMove, Reduction
-from policylang.operators.layouts import SHARD, Digit, DigitLayout, Digits, NoDigitsError, counted, shard, size_of
-from policylang.operators.moves import Cut, Join, Move, MoveError, Part
-from policylang.operators.table import move_of
+from policylang.operators.layouts import (
+    SHARD,
+    Digit,
+    DigitLayout,
+    Digits,
+    NoDigitsError,
+    Tensor,
+    counted,
+    shard,
+    size_of,
+)
+from policylang.operators.moves import Cut, Gather, GroupMove, Join, Move, MoveError, Part, Reduction, move_of
 from policylang.planning.edits.other_ranks import Grid
 from policylang.planning.graph_edit import FusedGroup, NewNode, Node, Proof
 

@@ -18,11 +18,9 @@ from attrs import evolve, frozen
 from policylang.graph.facts import Flag, InputKind
 from policylang.language.syntax import Collapse
 from policylang.operators import layouts
-from policylang.operators.layouts import DigitLayout, NoDigitsError
-from policylang.operators.moves import Cut, Pick
+from policylang.operators.layouts import DigitLayout, NoDigitsError, is_contiguous
+from policylang.operators.moves import JOINS, PASSING, Cut, Pick, movers_of
 from policylang.operators.names import GATHER
-from policylang.operators.strides import is_contiguous
-from policylang.operators.table import JOINS, PASSING, movers_of
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, ReplacedMemory, Setting
 from policylang.planning.edits.fusion import slice_on_ranks
 from policylang.planning.edits.layout_chains import (
@@ -113,7 +111,7 @@ class RoundTrips(EditPlanner[Collapse]):
             if not shape or 0 in shape or facts.strides[source] is None:
                 return
             before = _Value((), layouts.shard(shape))
-        layout = layouts.gathered(before.layout, len(before.gathers), facts.groups[name].size)
+        layout = before.layout.gathered(len(before.gathers), facts.groups[name].size)
         self._keep(row, _Value((*before.gathers, row), layout))
 
     def _follow(self, row: int, source: int, hop: Hop) -> None:

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag
+from policylang.graph.facts import Facts, Flag, storage_roots
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.graph.storage import storage_roots
 from policylang.language.devices.profile import collective_kind
 from policylang.language.syntax import Bucket, Overlap, Policy
 from policylang.operators.names import WAITS

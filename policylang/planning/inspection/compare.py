@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import Facts, uncounted_operators
+from policylang.graph.facts import Facts, storage_roots, uncounted_operators
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.graph.storage import storage_roots
 from policylang.planning.graph_edit import Edit
 from policylang.planning.inspection.communication import collective_rows
 from policylang.planning.liveness import saved_and_recomputed

@@ -12,9 +12,8 @@ from typing import Literal, assert_never
 
 from attrs import frozen
 
-from policylang.graph.facts import Facts, InputKind, Phase
+from policylang.graph.facts import Facts, InputKind, Phase, storage_roots
 from policylang.graph.schedule import Schedule
-from policylang.graph.storage import storage_roots
 from policylang.planning.inspection.breakdown import Breakdown, operator_of
 from policylang.planning.order.rematerialised import rematerialised
 from policylang.planning.value_outcome import RECOMPUTED, Decision, Held, Outcome

@@ -16,10 +16,8 @@ from weakref import WeakKeyDictionary
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase
-from policylang.graph.storage import returns_memory_of_input, storage_roots
-from policylang.operators.names import GETITEM, HOST_COPIES, WAITS
-from policylang.operators.unknown_effects import is_unknown
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input, storage_roots
+from policylang.operators.names import GETITEM, HOST_COPIES, WAITS, is_unknown
 
 _SETS = ("aten.set_", "aten.resize_", "inductor.resize_storage_bytes_")
 """Operators after which one tensor has the memory of another, or other memory than before."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policylang.graph.facts import Facts, InputKind, Phase
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, InputKind, Phase, storage_roots
 from policylang.operators.names import GETITEM
 from policylang.planning.order.scheduler_nodes import SchedulerNodes
 

@@ -15,7 +15,7 @@ from policylang.language.diagnostics import Diagnostic, Mend, Related, prefixed,
 from policylang.language.figures import counted, figure, first_lines, listed
 from policylang.language.source import Span
 from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
-from policylang.operators.unknown_effects import is_unknown
+from policylang.operators.names import is_unknown
 from policylang.planning.edits.buckets import ALONE, LIMITED, OUTSIDE
 from policylang.planning.edits.statement_edits import all_refused
 from policylang.planning.graph_edit import Edits, Refusal

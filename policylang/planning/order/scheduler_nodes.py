@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from attrs import define, field
 
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.storage import returns_memory_of_input, storage_roots
+from policylang.graph.facts import Facts, Flag, returns_memory_of_input, storage_roots
 from policylang.operators.names import GETITEM, WAITS
 from policylang.planning.order.dependencies import Dependencies
 from policylang.simulation.node_times import NodeTimes

@@ -10,8 +10,7 @@ from itertools import accumulate
 from math import sqrt
 
 from policylang.graph.chains import Chains
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, Flag, storage_roots
 from policylang.operators.names import GETITEM
 
 _NEVER = -1

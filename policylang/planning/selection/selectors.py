@@ -17,9 +17,18 @@ from attrs import evolve, fields, frozen
 
 from policylang.graph.blocks import BlockTable, blocks_of, is_one_block
 from policylang.graph.chains import Chains
-from policylang.graph.facts import Facts, Flag, InputKind, forward_users
-from policylang.graph.rowsets import difference, intersection, mask_of, members, union
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import (
+    Facts,
+    Flag,
+    InputKind,
+    difference,
+    forward_users,
+    intersection,
+    mask_of,
+    members,
+    storage_roots,
+    union,
+)
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS

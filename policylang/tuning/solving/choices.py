@@ -27,8 +27,7 @@ from math import fsum
 from attrs import field, frozen
 
 from policylang.graph.blocks import BlockTable
-from policylang.graph.facts import Facts, Flag, GraphKind
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, Flag, GraphKind, storage_roots
 from policylang.planning.capabilities import Capabilities
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.solving.fixed import MUST_RUN, STAYS, fixed_owners

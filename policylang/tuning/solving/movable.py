@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from policylang.graph.facts import Facts, Flag, Phase
-from policylang.graph.storage import storage_roots
+from policylang.graph.facts import Facts, Flag, Phase, storage_roots
 from policylang.language.syntax import Action, Policy
 from policylang.planning.decisions.decide import user_decisions
 from policylang.planning.decisions.offloading import resolve_offloads

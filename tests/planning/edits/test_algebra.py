@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from policylang.graph.facts import Facts, GraphKind
-from policylang.operators import strides
-from policylang.operators.elements import Tensor
+from policylang.operators.layouts import Tensor, is_contiguous, viewed
 from policylang.planning.edits.other_ranks import Grid, grid_of
 from policylang.planning.edits.proof import ChainCall, Equivalence, Prover, new_call, old_calls, run
 from policylang.planning.graph_edit import Edit, FusedGroup, Node, Proof
@@ -161,7 +160,7 @@ def test_the_evaluator_does_what_torch_does(line: Line) -> None:
 
 
 def line_facts(line: Line, gm: torch.fx.GraphModule) -> Facts:
-    from policylang.graph.reading.collect import collect
+    from policylang.graph.collect import collect
 
     return collect(gm, kind=GraphKind.FORWARD, groups=line.groups)
 
@@ -181,8 +180,8 @@ def test_strides_of_views_are_torchs(data: st.DataObject) -> None:
         expected = tensor.view(wanted).stride()
     except RuntimeError:
         expected = None
-    assert strides.viewed(tensor.shape, tensor.stride(), wanted) == expected
-    assert strides.is_contiguous(tensor.shape, tensor.stride()) == tensor.is_contiguous()
+    assert viewed(tensor.shape, tensor.stride(), wanted) == expected
+    assert is_contiguous(tensor.shape, tensor.stride()) == tensor.is_contiguous()
 
 
 def test_values_of_unlike_shapes_are_made_small_each_for_itself() -> None:

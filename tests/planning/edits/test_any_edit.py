@@ -27,11 +27,11 @@ from policylang.audit.summary import rewrite_reports
 from policylang.backends import runtime
 from policylang.backends.flat import FlatPath
 from policylang.backends.rewriting import apply_edits
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, Group, Phase
-from policylang.graph.reading.collect import collect
 from policylang.language.source import Span
 from policylang.language.syntax import Collapse, Policy
-from policylang.operators.strides import contiguous
+from policylang.operators.layouts import contiguous
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, NodeNames, RefusedError, Setting
 from policylang.planning.edits.edited_facts import edited

@@ -17,8 +17,8 @@ from torch._subclasses import FakeTensorMode
 
 import policylang
 from policylang.backends.rewriting import apply_edits
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, Group, Mesh
-from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF, Capabilities
 from policylang.planning.edits.edit_planner import SAME_GRAPH
 from policylang.planning.edits.statement_edits import plan_edits

@@ -19,8 +19,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import policylang
 from policylang.backends import path
 from policylang.backends.records import plan_of
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import policylang
 from policylang.backends.records import plan_of
-from policylang.graph.reading.collect import collect
+from policylang.graph.collect import collect
 from policylang.planning.capabilities import HALF
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Flag, GraphKind
-from policylang.graph.reading.collect import collect
-from policylang.operators.unknown_effects import is_unknown
+from policylang.operators.names import is_unknown
 from policylang.planning.order.dependencies import dependencies, directions
 from tests.planning.strategies import graphs
 from tests.support.flat_graphs import Flat, assert_bitwise_equal

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import policylang
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import StepKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.planning.capabilities import EAGER, FLAT, HALF, JOINT, Capabilities

@@ -11,8 +11,8 @@ from torch import fx
 
 import policylang
 from policylang.backends import flat
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Flag, GraphKind
-from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Severity
 from policylang.planning import capabilities

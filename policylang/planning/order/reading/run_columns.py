@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
-from policylang.graph.facts import LATER_COLUMNS, Facts, Flag, InputKind, Phase, read_by_backward, users_of
+from policylang.graph.facts import Derivation, Facts, Flag, Phase, rewritten
 from policylang.operators.names import GETITEM, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.simulation.memory import generator_state_bytes
 
@@ -29,6 +29,12 @@ class RunRow:
     part: int = -1
     """Of a random operator that keeps the state it starts from: 0 that state, 1 what it drew."""
 
+    @property
+    def derivation(self) -> Derivation:
+        if self.again:
+            return Derivation.RECOMPUTED
+        return Derivation.SAME if self.part < 0 else Derivation.PART
+
 
 @frozen(eq=False)
 class RunColumns:
@@ -47,54 +53,29 @@ class RunColumns:
 
     def facts(self) -> Facts:
         old, column = self.old, self._column
-        phases = bytearray(self._phase(row) for row in self.rows)
-        owners = self._owners()
-        flags = array("i", [self._flags(row) & ~Flag.FEEDS_BACKWARD for row in self.rows])
-        for row in read_by_backward(phases, self.inputs, owners):
-            flags[row] |= Flag.FEEDS_BACKWARD
         state = {row: generator_state_bytes(old, row) for row in self.drawn}
 
         def amount(values: Sequence[int]) -> array[int]:
             """Of what a random operator returns that keeps its state: the state comes on top."""
             return array("q", column(values, lambda row: state[row.old] + (values[row.old] if row.part < 0 else 0)))
 
-        later: dict[str, Any] = {
-            name: [blank if row.part >= 0 and name == "uncounted" else known[row.old] for row in self.rows]
-            if (known := getattr(old, name))
-            else ()
-            for name, blank in LATER_COLUMNS.items()
-        }
-        return evolve(
+        return rewritten(
             old,
+            [(row.old, row.derivation) for row in self.rows],
             names=[row.name for row in self.rows],
-            ops=self._like(old.ops),
             targets=[self._target(row) for row in self.rows],
-            phases=phases,
-            modules=self._like(old.modules),
-            ac_regions=[None if row.again else old.ac_regions[row.old] for row in self.rows],
-            user_tags=[None if row.again else old.user_tags[row.old] for row in self.rows],
-            flags=flags,
+            phases=bytearray(self._phase(row) for row in self.rows),
+            flags=[self._flags(row) for row in self.rows],
             bytes=amount(old.bytes),
             numel=amount(old.numel),
             shapes=column(old.shapes, lambda row: None if row.part < 0 else (state[row.old],)),
             strides=column(old.strides, lambda row: None if row.part < 0 else (1,)),
             dtypes=column(old.dtypes, lambda row: "" if row.part < 0 else "uint8"),
             devices=column(old.devices, lambda row: "" if row.part < 0 else "cpu"),
-            flops=array("q", [old.flops[row.old] if row.part < 0 else 0 for row in self.rows]),
             inputs=self.inputs,
-            users=users_of(self.inputs),
-            owners=owners,
-            input_kinds=[
-                old.input_kinds[row.old] if row.part < 0 else int(InputKind.NOT_AN_INPUT) for row in self.rows
-            ],
-            input_names=self._like(old.input_names),
+            owners=self._owners(),
             arguments=self.arguments,
-            group_names=[old.group_names[row.old] if row.part < 0 else "" for row in self.rows],
-            **later,
         )
-
-    def _like(self, values: Sequence[_Value]) -> list[_Value]:
-        return [values[row.old] for row in self.rows]
 
     def _column(self, values: Sequence[_Value], of_state: Callable[[RunRow], _Value]) -> list[_Value]:
         """What was drawn is as the result of the operator was; the operator itself and the state are not."""

@@ -1,7 +1,7 @@
-"""Parses small graphs that are written as text, for policy tests. The form is described in ``docs/policy-tests.md``.
+"""Graphs without FX: built node by node, or parsed from the text of policy tests.
 
-One node a line; what stands above a line ``---`` is forward, below it backward. What a line does not say does not hold
-of its node: nothing is looked up but whether there is such an operator.
+``docs/policy-tests.md`` describes the text: one node a line, the forward above a line ``---``, the backward below it.
+What a line does not say does not hold of its node.
 """
 
 from __future__ import annotations
@@ -13,8 +13,18 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from policylang.graph.builder import INPUTS, GraphBuilder
-from policylang.graph.facts import FLAGS, Facts, GraphKind
+from policylang.graph.facts import (
+    COLUMNS,
+    FLAGS,
+    Facts,
+    Flag,
+    GraphKind,
+    Group,
+    InputKind,
+    Phase,
+    read_by_backward,
+    users_of,
+)
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.dtypes import ALIASES, DTYPES
@@ -22,6 +32,104 @@ from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.source import Source, Span
 from policylang.language.units import UNITS
+from policylang.operators.names import FOLLOWERS
+
+INPUTS = {
+    "input": InputKind.USER,
+    "parameter": InputKind.PARAMETER,
+    "buffer": InputKind.BUFFER,
+    "tangent": InputKind.TANGENT,
+    "seed": InputKind.OTHER,
+}
+"""The words for what a graph is given."""
+_BLANK = {name: said.blank for name, said in COLUMNS.items() if name != "users"}
+
+
+class GraphBuilder:
+    """``FEEDS_BACKWARD``, ``FORWARD_OUTPUT``, users and owners are filled in; everything else is as it is given."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        """By column of :class:`Facts`."""
+        self.index: dict[str, int] = {}
+        self.groups: dict[str, Group] = {}
+
+    def add(
+        self,
+        name: str,
+        target: str,
+        inputs: tuple[int, ...],
+        *,
+        module: str = "",
+        backward: bool = False,
+        flags: int = 0,
+        owner: int | None = None,
+        bytes: int = 0,
+        numel: int = 0,
+        flops: int = 0,
+        shape: tuple[int, ...] | None = None,
+        dtype: str = "",
+        device: str = "",
+        region: int | None = None,
+        tag: str | None = None,
+        input_name: str = "",
+        group: str = "",
+        **later: Any,
+    ) -> int:
+        """Add a node, and return its row. ``target`` is an operator in full, a word of :data:`INPUTS`, ``get_attr`` or
+        ``output``; ``group`` ends in the number of its ranks, ``dp:4``; ``later`` are values of later columns."""
+        row = len(self.rows)
+        op, phase, input_kind = "call_function", Phase.BACKWARD if backward else Phase.FORWARD, InputKind.NOT_AN_INPUT
+        if target in INPUTS:
+            op, phase, input_kind = "placeholder", Phase.INPUT, INPUTS[target]
+        elif target == "get_attr":
+            op = "get_attr"
+        elif target == "output":
+            op, phase = "output", Phase.OUTPUT
+        if owner is None and inputs and target in FOLLOWERS:
+            owner = self.rows[inputs[0]]["owners"]
+        if group and group not in self.groups:
+            size = int(group.rpartition(":")[2])
+            self.groups[group] = Group(group, tuple(range(size)), size)
+        self.rows.append(
+            {
+                **_BLANK,
+                "names": name,
+                "ops": op,
+                "targets": target if op == "call_function" else "",
+                "phases": int(phase),
+                "modules": module,
+                "ac_regions": region,
+                "user_tags": tag,
+                "flags": flags,
+                "bytes": bytes,
+                "numel": numel,
+                "shapes": shape,
+                "dtypes": dtype,
+                "devices": device,
+                "flops": flops,
+                "inputs": inputs,
+                "owners": row if owner is None else owner,
+                "input_kinds": int(input_kind),
+                "input_names": input_name,
+                "group_names": group,
+                **later,
+            }
+        )
+        self.index[name] = row
+        return row
+
+    def facts(self, kind: GraphKind) -> Facts:
+        columns: dict[str, Any] = {name: [row[name] for row in self.rows] for name in _BLANK}
+        phases, inputs, flags = columns["phases"], columns["inputs"], columns["flags"]
+        for row in read_by_backward(phases, inputs, columns["owners"]):
+            if phases[row] == Phase.FORWARD:
+                flags[row] |= Flag.FEEDS_BACKWARD
+        for op, reads in zip(columns["ops"], inputs, strict=True):
+            for row in reads if op == "output" else ():
+                flags[row] |= Flag.FORWARD_OUTPUT if phases[row] == Phase.FORWARD else 0
+        return Facts(kind=kind, users=users_of(inputs), groups=self.groups, **columns)
+
 
 CANNOT_BE_READ, NO_SUCH_NODE, NO_SUCH_WORD = "APL501", "APL502", "APL503"
 
@@ -41,7 +149,7 @@ def read_graph(
 ) -> tuple[Facts | None, tuple[Diagnostic, ...]]:
     """The facts of a graph that is written as text, or everything that keeps it from being read.
 
-    Without ``kind`` it is a joint graph if it has a backward, else the forward half of one. Linear in the text.
+    Without ``kind`` it is a joint graph if it has a backward, else a forward graph. Linear in the text.
     """
     reader = _GraphParser(source, operators or OperatorTable.bundled())
     reader.read()
@@ -102,7 +210,7 @@ class _GraphParser:
         self.builder.add(name or "output", target.text, reads, **words.arguments(self.backward))
 
     def _target(self, target: _SourceText) -> None:
-        """An operator has to be one, in full; that of a namespace nobody knows here is taken as it is."""
+        """An operator has to be one, in full; that of an unknown namespace is taken as it is."""
         if target.text in INPUTS or target.text in ("get_attr", "output"):
             return
         parts = target.text.split(".")
@@ -138,7 +246,7 @@ class _GraphParser:
 
 @define(eq=False)
 class _Words:
-    """What stands behind the call on a line: arguments of :meth:`GraphBuilder.add`, by name."""
+    """The words after the call on a line, as arguments of :meth:`GraphBuilder.add`, by name."""
 
     reader: _GraphParser
     said: dict[str, Any] = field(factory=dict)
@@ -231,7 +339,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[str], Any] | None, str]] = {
     "name": ("input_name", _any_text, "for example `name=layers.0.attention.wq.weight`"),
     "note": ("annotations", _any_text, "the name of an annotation: `note=ap_must_save`"),
 }
-"""What a node is said to have: the builder's argument, what reads it (None: a node's row), and an example."""
+"""The keys of a line: the builder's argument, what reads it (None: a node's row), and an example."""
 
 
 def _item_size(dtype: str) -> int:

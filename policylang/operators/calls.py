@@ -1,7 +1,8 @@
-"""Properties of an operator that hold of every call: its categories and special arguments, from its schema."""
+"""What a call does, by its operator's schema: categories, special arguments, memory it returns, writes and reads."""
 
 from __future__ import annotations
 
+import operator as python_operator
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NoReturn
@@ -10,7 +11,15 @@ import torch
 from attrs import frozen
 from torch import fx
 
-from policylang.operators.names import GETITEM, SAVES_RANDOM_STATE, WAITS, Category
+from policylang.operators.names import (
+    FOLLOWERS,
+    GETITEM,
+    RUNS_WITH_RANDOM_STATE,
+    SAVES_RANDOM_STATE,
+    VIEWS_UNSAID,
+    WAITS,
+    Category,
+)
 from policylang.torch_compat.graphs import (
     HigherOrderOperator,
     OpOverload,
@@ -59,7 +68,7 @@ class OperatorInfo:
 
 @frozen
 class StandIn:
-    """What one call shows of an operator that this torch does not have: it reads its arguments and returns new tensors.
+    """An operator that this torch does not have, by one call: it reads its arguments and returns new tensors.
 
     A plain value in the place of an operator of torch's registry: that is the whole process's, so that what one file
     calls would decide what is read of the next.
@@ -127,7 +136,7 @@ def parameters(target: Any) -> tuple[tuple[str, Any], ...] | None:
 
 
 def draws_random(operator: OperatorInfo, node: fx.Node) -> bool:
-    """Whether a call of a random operator draws: SDPA with dropout 0 does not, nor does dropout outside training."""
+    """A call of a random operator draws: SDPA with dropout 0 does not, nor does dropout outside training."""
     if not operator.chance:
         return True
     values = argument(node, operator.chance)
@@ -206,7 +215,7 @@ def _describe_stand_in(target: StandIn) -> OperatorInfo:
 
 
 def _by_name(name: str) -> int:
-    """What an operator's full name says of it."""
+    """The categories that an operator's full name tells."""
     holds = {
         Category.SEED: name.startswith(_SEEDS),
         Category.COMPUTE: name.rpartition(".")[0] in compute_operators(),
@@ -239,3 +248,118 @@ def _function_name(target: Any) -> str:
     if module in ("_operator", "operator", "builtins", ""):
         return f"builtin.{name}"
     return f"{module}.{name}"
+
+
+@frozen
+class Statistics:
+    """The running statistics that an operator is given and, while it trains, neither reads nor leaves alone."""
+
+    places: tuple[int, ...]
+    writes: bool = True
+    """In place, without saying so in its schema; otherwise it returns new ones."""
+    may_not_train: bool = True
+    """Its argument ``training`` says whether it trains."""
+    needed: bool = False
+    """It cannot be called without them."""
+
+
+RUNNING_STATISTICS = {
+    "aten.native_batch_norm.default": Statistics((3, 4)),
+    "aten.cudnn_batch_norm.default": Statistics((3, 4)),
+    "aten.miopen_batch_norm.default": Statistics((3, 4)),
+    "aten.batch_norm_gather_stats.default": Statistics((3, 4), may_not_train=False),
+    "aten.batch_norm_gather_stats_with_counts.default": Statistics((3, 4), may_not_train=False),
+    "aten.batch_norm_update_stats.default": Statistics((1, 2), may_not_train=False, needed=True),
+    "aten._native_batch_norm_legit_functional.default": Statistics((3, 4), writes=False),
+    "aten._batch_norm_with_update_functional.default": Statistics((3, 4), writes=False, may_not_train=False),
+}
+_TRAINING = ((5, "training"),)
+_RANDOM_STATE = frozenset(f"higher_order.{name}" for name in (SAVES_RANDOM_STATE, *RUNS_WITH_RANDOM_STATE))
+_RETURNS_FIRST = FOLLOWERS | VIEWS_UNSAID
+_SIZES_ONLY = ("new_", "sym_size", "sym_numel", "sym_stride", "sym_storage_offset")
+"""Operators of ``aten`` that look at the sizes of their input and not at its bytes, by how their names begin."""
+
+
+def may_write(node: fx.Node) -> bool:
+    """A call may write to memory, by its operator."""
+    if node.op != "call_function":
+        return False
+    operator = describe(node.target)
+    return bool(operator.written) or operator.name in RUNNING_STATISTICS or operator.name in _RANDOM_STATE
+
+
+def effects(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The nodes whose memory a call returns and those whose memory it writes, running statistics left out."""
+    operator, skip = describe(node.target), 0
+    if operator.name in _RANDOM_STATE:
+        skip, operator = _inside(node)
+    if operator.name in _RETURNS_FIRST:
+        return nodes_in(node.args[skip]), []
+    if not operator.aliased and not operator.written:
+        return [], []
+    return nodes_in(argument(node, operator.aliased, skip=skip)), nodes_in(argument(node, operator.written, skip=skip))
+
+
+def writes_inside(node: fx.Node) -> int:
+    """:attr:`Category.WRITES` of a call that runs an operator from a state of the generator, where that one writes."""
+    if node.op != "call_function" or describe(node.target).name not in _RANDOM_STATE:
+        return 0
+    return _inside(node)[1].flags & Category.WRITES
+
+
+def _inside(node: fx.Node) -> tuple[int, OperatorInfo]:
+    """The operator that a call runs from a state of the generator, and how many arguments come before its own."""
+    found = ((at + 1, describe(each)) for at, each in enumerate(node.args) if isinstance(each, OpOverload))
+    return next(found, (0, describe(node.target)))
+
+
+def written_statistics(node: fx.Node) -> tuple[int, ...]:
+    """The positions of running statistics that a call updates in place."""
+    found = _statistics(node, writes=True)
+    return tuple(at for at in found if at < len(node.args) and isinstance(node.args[at], fx.Node))
+
+
+def unread(node: fx.Node, operator: OperatorInfo) -> list[fx.Node]:
+    """The running statistics that a call is given and of which it returns new ones."""
+    if operator.name not in RUNNING_STATISTICS:
+        return []
+    return nodes_in([node.args[at] for at in _statistics(node, writes=False) if at < len(node.args)])
+
+
+def statistics_positions(target: Any) -> tuple[int, ...]:
+    """The arguments of an operator that a recomputation can leave out: running statistics its results do not read."""
+    found = RUNNING_STATISTICS.get(describe(target).name)
+    return () if found is None or not found.writes or found.needed else found.places
+
+
+def updated_statistics(target: Any, args: Sequence[Any]) -> tuple[int, ...]:
+    """The running statistics that a call with these arguments updates, and that a recomputation can leave out."""
+    at = _TRAINING[0][0]
+    found = RUNNING_STATISTICS.get(describe(target).name)
+    return () if found and found.may_not_train and not args[at] else statistics_positions(target)
+
+
+def _statistics(node: fx.Node, *, writes: bool) -> tuple[int, ...]:
+    found = RUNNING_STATISTICS.get(describe(node.target).name)
+    if found is None or found.writes != writes or (found.may_not_train and argument(node, _TRAINING) != [True]):
+        return ()
+    return found.places
+
+
+def asks_for_sizes(node: fx.Node) -> bool:
+    namespace, _, rest = describe(node.target).name.partition(".")
+    name = rest.partition(".")[0]
+    return namespace == "aten" and (name.startswith(_SIZES_ONLY) or name.endswith("_like"))
+
+
+def function(node: fx.Node) -> str:
+    """The name of what a node calls."""
+    return str(getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
+
+
+def piece_of_draw(node: Any) -> int | None:
+    """The piece of a random operator that keeps its state: 0 for the state it started from, 1 for what it drew."""
+    if not isinstance(node, fx.Node) or node.target is not python_operator.getitem:
+        return None
+    keeper, piece = node.args
+    return int(piece) if isinstance(keeper, fx.Node) and function(keeper) == SAVES_RANDOM_STATE else None

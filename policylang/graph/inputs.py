@@ -9,8 +9,8 @@ in every step is a parameter if it gets a gradient, and a buffer if not.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from functools import reduce
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache, reduce
 from typing import Any
 
 import torch
@@ -18,9 +18,95 @@ from attrs import frozen
 from torch import fx
 
 from policylang.graph.facts import InputKind
-from policylang.graph.reading.modules import ModulePaths
+from policylang.language.shown import one_line
 from policylang.torch_compat.compilers import input_source, input_value, running_dynamo_inputs
 from policylang.torch_compat.graphs import described_input, differentiated_input, underlying_input
+
+_UNWRITTEN = frozenset(
+    {
+        "_modules",
+        "_parameters",
+        "_buffers",
+        "__dict__",
+        "_orig_mod",
+        "_checkpoint_wrapped_module",
+        "_fsdp_wrapped_module",
+        "_export_root",
+    }
+)
+_ROOT = re.compile(r"^[LG]\[(['\"])(?P<name>.*?)\1\]")
+_GETATTR = re.compile(r"getattr\((?P<of>[^()]+?), ?(['\"])(?P<name>[^'\"]*)\2\)")
+_COMPONENT = re.compile(r"\[\s*(?:'([^']*)'|\"([^\"]*)\"|(-?\d+))\s*\]|([^.\[\]]+)")
+_INDIRECTION = ("cell_contents", "__self__")
+MODULE_ANNOTATION = "module_fqn"
+"""The key of ``node.meta["custom"]`` under which TorchTitan's graph trainer annotates the full name of a module."""
+
+
+@lru_cache(maxsize=65536)
+def normalise(raw: str) -> tuple[str, str]:
+    """The local that a raw module path starts from (empty where it names none) and the normalised path.
+
+    Dynamo names a module by the Python expression that reaches it, ``L['self']._modules['layers']._modules['0'].attn``,
+    and wrappers add components; ``layers.0.attn`` is left.
+    """
+    text = raw
+    while (flat := _GETATTR.sub(r"\g<of>.\g<name>", text)) != text:
+        text = flat
+    root = ""
+    if match := _ROOT.match(text):
+        root, text = match["name"], text[match.end() :]
+    parts: list[str] = []
+    for single, double, index, plain in _COMPONENT.findall(text):
+        parts.extend((single or double or index or plain).split("."))
+    for name in _INDIRECTION:  # what leads to a module through a closure or a bound method is not part of its name
+        if name in parts:
+            del parts[: len(parts) - parts[::-1].index(name)]
+    return root, ".".join(part for part in parts if part and part not in _UNWRITTEN)
+
+
+def raw_path(meta: Mapping[str, Any]) -> str:
+    """The innermost module of a node as torch left it; a backward node has that of its forward node."""
+    custom = meta.get("custom")
+    if custom:
+        annotated = custom.get(MODULE_ANNOTATION)
+        if annotated:
+            return str(annotated)
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    entry = next(reversed(stack.values()))
+    return str(entry[0] if isinstance(entry, tuple) else entry)
+
+
+class ModulePaths:
+    """Interned paths of one graph, of modules and of what they hold, reached from one local variable or several."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._known: dict[str, tuple[str, str]] = {}
+        """By raw path the local that it starts from, and the normalised path."""
+
+    def add(self, raw: str) -> str:
+        """Take note of a raw path; returns the key to give to :meth:`path`."""
+        if raw not in self._known:
+            self._known[raw] = normalise(raw)
+        return raw
+
+    def table(self) -> dict[str, str]:
+        """Raw path to path, for every path that was added.
+
+        Where a graph holds modules of several locals, as a step over a generator and a discriminator does, each path
+        but those of ``self`` starts with its local's name: two models' ``layers.0`` are not one block.
+        """
+        several = len({root for root, _ in self._known.values() if root}) > 1
+        shared: dict[str, str] = {"": ""}
+        table: dict[str, str] = {"": ""}
+        for raw, (root, path) in self._known.items():
+            lead = root if several and root != "self" else ""
+            full = one_line(".".join(part for part in (self._prefix, lead, path) if part))
+            table[raw] = shared.setdefault(full, full)
+        return table
+
 
 _OTHER_NAMES = re.compile(r"(fwd|bwd)_(seed|base_offset|rng_state)|.*token")
 _FIELD = re.compile(r"(?<=\._)(?:parameters|buffers)\b|(?<=\['_)(?:parameters|buffers)(?='\])")
@@ -79,7 +165,7 @@ def classify(
     Args:
         position: its place among the inputs as they were before tensor subclasses were taken apart.
         sources: by position among the traced function's inputs; empty where Dynamo was not there.
-        static: positions of inputs whose memory is the same in every step; None where nobody knows.
+        static: positions of inputs whose memory is the same in every step; None where that is unknown.
         differentiated: descriptors of the whole inputs that the graph returns gradients of.
     """
     desc = placeholder.meta.get("desc")
@@ -100,7 +186,7 @@ def classify(
 def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[InputSource]:
     """The sources of a joint graph's inputs, by position; empty unless the running compilation's fit the graph.
 
-    They fit if the graph takes what Dynamo hands over, input for input: a graph that was kept from another compilation
+    They fit if the graph takes Dynamo's inputs one for one: a graph that was kept from another compilation
     must not be given this one's names.
     """
     handed_over = running_dynamo_inputs()
@@ -119,7 +205,7 @@ def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[InputSource]:
 
 
 def _alike(value: Any, placeholder: fx.Node) -> bool:
-    """Whether a joint graph's input may be an input of Dynamo's graph. Sizes may be symbols, and are not compared."""
+    """A joint graph's input may be this input of Dynamo's graph. Sizes may be symbols, and are not compared."""
     other = input_value(placeholder)
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
         return isinstance(value, torch.Tensor) == isinstance(other, torch.Tensor)
@@ -139,7 +225,7 @@ def _positions(placeholders: Sequence[fx.Node]) -> dict[fx.Node, int]:
 
 
 def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
-    """What a ``get_attr`` reads: a subgraph, a constant, or a parameter that was not lifted to an input.
+    """Classifies what a ``get_attr`` reads: a subgraph, a constant, or a parameter that was not lifted to an input.
 
     Without a module, as in a recorded graph, the node's own value has to tell.
     """
@@ -151,7 +237,7 @@ def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
 
 
 def attribute(module: Any, path: str) -> Any:
-    """What a module holds under a dotted path; None where it has no such thing."""
+    """The attribute of a module under a dotted path; None where it has no such thing."""
     return reduce(lambda value, name: getattr(value, name, None), path.split("."), module)
 
 

@@ -4,46 +4,247 @@ from __future__ import annotations
 
 import operator as python_operator
 from array import array
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from attrs import define, field
 from torch import fx
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostMarker, Phase, read_by_backward, users_of
-from policylang.graph.marks import SAVED, annotated, custom, recorded_saved, user_tag
-from policylang.graph.reading.arguments import argument_column
-from policylang.graph.reading.flat_phases import is_seed, said_phase
-from policylang.graph.reading.inputs import InputSource, input_columns
-from policylang.graph.reading.memory import memory_of
-from policylang.graph.reading.modules import ModulePaths, raw_path
-from policylang.graph.reading.mutation import mutated_reads
-from policylang.graph.reading.phases import PhaseMarks, check_kind, check_operators, is_tangent, kind_of, phases_of
-from policylang.graph.reading.process_groups import group_columns, meshes_of
-from policylang.graph.reading.saved_markers import MarkerColumns, SavedMarker, find, from_annotation
-from policylang.graph.reading.values import Measurements
-from policylang.operators.categories import OperatorInfo, argument, describe, draws_random, nodes_in
-from policylang.operators.effects import writes_inside
+from policylang.graph.facts import (
+    Facts,
+    Flag,
+    GraphKind,
+    Group,
+    LostMarker,
+    Mesh,
+    Phase,
+    Ref,
+    read_by_backward,
+    users_of,
+)
+from policylang.graph.inputs import InputSource, ModulePaths, input_columns, raw_path
+from policylang.graph.marks import (
+    SAVED,
+    MarkerColumns,
+    SavedMarker,
+    annotated,
+    custom,
+    find,
+    from_annotation,
+    recorded_saved,
+    user_tag,
+)
+from policylang.graph.memory import memory_of, mutated_reads
+from policylang.graph.phases import (
+    PhaseMarks,
+    check_kind,
+    check_operators,
+    is_seed,
+    is_tangent,
+    kind_of,
+    phases_of,
+    said_phase,
+)
+from policylang.operators.calls import (
+    OperatorInfo,
+    argument,
+    describe,
+    draws_random,
+    group_name,
+    nodes_in,
+    parameters,
+    writes_inside,
+)
+from policylang.operators.moves import MOVERS
 from policylang.operators.names import GETITEM, WAITS
-from policylang.operators.work_counter import WorkCounter
+from policylang.operators.work import WorkCounter
+from policylang.torch_compat import distributed
 from policylang.torch_compat.distributed import own_rank
-from policylang.torch_compat.graphs import has_data_symbol, is_backward_output, is_saved_output, value_of
+from policylang.torch_compat.graphs import (
+    group_ranks,
+    has_data_symbol,
+    hint,
+    is_backward_output,
+    is_saved_output,
+    name_of_group,
+    size_range,
+    value_of,
+)
+
+
+class Value(NamedTuple):
+    bytes: int
+    numel: int
+    shape: tuple[int, ...] | None
+    stride: tuple[int, ...] | None
+    dtype: str
+    device: str
+    symbolic: bool
+    by_data: tuple[int, ...] = ()
+    """As in :attr:`policylang.graph.facts.Facts.data_sizes`."""
+
+
+NOTHING = Value(0, 0, None, None, "", "", False)
+SYMBOL = Value(0, 0, None, None, "", "", True)
+NO_LIMIT = -1
+
+
+class Measurements:
+    """Measures values; equal shapes, types and whole measurements are one object, however many nodes have them."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[torch.Size, tuple[int, ...] | None, torch.dtype, torch.device], Value] = {}
+        self._measured: dict[Value, Value] = {}
+
+    def measure(self, value: Any) -> Value:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return SYMBOL
+        if isinstance(value, (tuple, list)):
+            parts = [self.measure(part) for part in value]
+            size, numel = sum(part.bytes for part in parts), sum(part.numel for part in parts)
+            total = NOTHING._replace(bytes=size, numel=numel, by_data=_of_all(parts))
+            return self._measured.setdefault(total, total)
+        return NOTHING
+
+    def _tensor(self, tensor: torch.Tensor) -> Value:
+        size, dtype, device = tensor.shape, tensor.dtype, tensor.device
+        stride = tensor.stride() if tensor.layout is torch.strided else None
+        try:
+            known = self._tensors.get((size, stride, dtype, device))
+        except TypeError:  # symbolic sizes have no hash
+            found = self._describe(tuple(hint(length) for length in size), None, dtype, device)
+            return found if not has_data_symbol(tensor) else found._replace(by_data=_by_data(size, dtype.itemsize))
+        if known is None:
+            known = self._describe(tuple(size), stride, dtype, device)
+            self._tensors[size, stride, dtype, device] = known
+        return known
+
+    def _describe(
+        self, shape: tuple[int, ...], stride: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
+    ) -> Value:
+        numel = prod(shape)
+        name = str(dtype).removeprefix("torch.")
+        value = Value(numel * dtype.itemsize, numel, shape, stride, name, str(device), False)
+        return self._measured.setdefault(value, value)
+
+
+def _by_data(size: torch.Size, itemsize: int) -> tuple[int, int, int]:
+    """:attr:`Facts.data_sizes` of a tensor."""
+    ranges = [size_range(length) for length in size]
+    counted = max(hint(length) for length in size if has_data_symbol(length))
+    highest = [most for _, most in ranges if most is not None]
+    most = itemsize * prod(highest) if len(highest) == len(ranges) else NO_LIMIT
+    return counted, itemsize * prod(least for least, _ in ranges), most
+
+
+def _of_all(parts: Sequence[Value]) -> tuple[int, ...]:
+    if not any(part.by_data for part in parts):
+        return ()
+    found = [part.by_data or (0, part.bytes, part.bytes) for part in parts]
+    most = NO_LIMIT if any(each[2] == NO_LIMIT for each in found) else sum(each[2] for each in found)
+    return max(each[0] for each in found), sum(each[1] for each in found), most
+
+
+_KEPT = WAITS | MOVERS.keys()
+_NOTHING: tuple[Any, ...] = ()
+
+
+def argument_column(
+    nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], row_of: Mapping[fx.Node, int]
+) -> list[tuple[Any, ...]]:
+    """``Facts.arguments``."""
+    column = [_NOTHING] * len(nodes)
+    for row, node in enumerate(nodes):
+        if node.op == "call_function" and _is_kept(operators[row]) and (schema := parameters(node.target)) is not None:
+            column[row] = _plain_tuple(_in_order(node, schema), row_of)
+    return column
+
+
+def _is_kept(operator: OperatorInfo) -> bool:
+    return operator.name in _KEPT or bool(operator.flags & Flag.COLLECTIVE)
+
+
+def _in_order(node: fx.Node, schema: Sequence[tuple[str, Any]]) -> Sequence[Any]:
+    args, kwargs = node.args, node.kwargs
+    if len(args) == len(schema):
+        return tuple(args)
+    return [*args, *[kwargs.get(name, default) for name, default in schema[len(args) :]]]
+
+
+def _plain_tuple(values: Sequence[Any], row_of: Mapping[fx.Node, int]) -> tuple[Any, ...]:
+    return tuple([value if type(value) is int else _plain(value, row_of) for value in values])
+
+
+def _plain(value: Any, row_of: Mapping[fx.Node, int]) -> Any:
+    """A value that needs no torch to read; what has no plain form becomes its text."""
+    if isinstance(value, fx.Node):
+        return Ref(row_of[value])
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return _plain_tuple(value, row_of)
+    return name_of_group(value) or str(value).removeprefix("torch.")
+
+
+def group_columns(
+    nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], known: Mapping[str, Group]
+) -> tuple[list[str], dict[str, Group]]:
+    """``Facts.group_names`` and ``Facts.groups``; a group that is not known is asked of torch.distributed."""
+    names = [""] * len(nodes)
+    groups: dict[str, Group] = {}
+    for row, operator in enumerate(operators):
+        if operator.flags & Flag.COLLECTIVE:
+            name = group_name(operator, nodes[row])
+            if not name:
+                continue
+            if name not in groups:
+                groups[name] = known.get(name) or _ask(name)
+            names[row] = groups[name].name
+    return names, groups
+
+
+def _ask(name: str) -> Group:
+    ranks = group_ranks(name)
+    return Group(name, ranks, len(ranks))
+
+
+def meshes_of(groups: Mapping[str, Group], given: Any = None) -> tuple[Mesh, ...]:
+    """The mesh that was given, or else those along one dimension of which the graph has a group, in a fixed order.
+
+    A rank's graph names its own groups; which ranks the others' have follows from the mesh, which no graph holds.
+    """
+    if not groups:
+        return ()
+    if given is not None:
+        described = _described(given)
+        return () if described is None else (described,)
+    along = {frozenset(group.ranks) for group in groups.values()}
+    around = {mesh for mesh in map(_described, distributed.known_meshes()) if mesh is not None}
+    fitting = [mesh for mesh in around if not along.isdisjoint(map(frozenset, _rows(mesh)))]
+    return tuple(sorted(fitting, key=lambda mesh: (-len(mesh.shape), mesh.shape, mesh.ranks, mesh.dims)))
+
+
+def _described(mesh: Any) -> Mesh | None:
+    layout = distributed.mesh_layout(mesh)
+    return None if layout is None else Mesh(*layout)
+
+
+def _rows(mesh: Mesh) -> Iterator[tuple[int, ...]]:
+    """The ranks along each dimension, for every place in the others."""
+    strides = [prod(mesh.shape[dim + 1 :]) for dim in range(len(mesh.shape))]
+    for dim, size in enumerate(mesh.shape):
+        others = [range(1) if each == dim else range(length) for each, length in enumerate(mesh.shape)]
+        for at in product(*others):
+            first = sum(place * stride for place, stride in zip(at, strides, strict=True))
+            yield tuple(mesh.ranks[first + place * strides[dim]] for place in range(size))
+
 
 _NO_OPERATOR = OperatorInfo("", 0)
-
-# Plain numbers: arithmetic on an enum's members costs more than all else that is done to a node.
-_RANDOM = int(Flag.RANDOM)
-_MULTI_OUTPUT = int(Flag.MULTI_OUTPUT)
-_RECORDED_SAVED = int(Flag.RECORDED_SAVED)
-_BACKWARD_HOOK = int(Flag.BACKWARD_HOOK)
-_FEEDS_BACKWARD = int(Flag.FEEDS_BACKWARD)
-_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
-_GRADIENT = int(Flag.GRADIENT)
-_WRITES = int(Flag.WRITES)
-_READS_MUTATED = int(Flag.READS_MUTATED)
-_SYMBOLIC = int(Flag.SYMBOLIC)
-_COLLECTIVE = int(Flag.COLLECTIVE)
 
 
 def collect(
@@ -57,10 +258,10 @@ def collect(
     mesh: Any = None,
     state: Collection[fx.Node] = (),
 ) -> Facts:
-    """What is known of a graph. The graph is not changed, and no guard is added to symbolic sizes.
+    """Reads the facts of a graph. The graph is not changed, and no guard is added to symbolic sizes.
 
     Args:
-        gm: a joint graph before partitioning, the flat graph of a whole step, or a half of a partition.
+        gm: a joint graph before partitioning, the flat graph of a whole step, or one graph of a partition.
         kind: which of these, where the caller knows; worked out from the graph otherwise.
         static_inputs: positions of the inputs whose memory is the same in every step, as AOTAutograd hands them to
             partitioners (``static_lifetime_input_indices``).
@@ -121,13 +322,13 @@ class _Collector:
         names = [node.name for node in nodes]
         lost = self._flag_saved(flags, MarkerColumns(names, targets, phases, inputs, users, owners))
         for row in read_by_backward(phases, inputs, owners):
-            flags[row] |= _FEEDS_BACKWARD
+            flags[row] |= Flag.FEEDS_BACKWARD
         self._flag_outputs(flags, phases, output_rows, output_descs)
         if kind is GraphKind.FLAT:
             self._flag_memory(flags, phases, owners)
         else:
             for row in mutated_reads(nodes, self.operators, roots, row_of, output_descs):
-                flags[row] |= _READS_MUTATED
+                flags[row] |= Flag.READS_MUTATED
         tags = [user_tag(node.meta) for node in nodes]
         modules = [self.paths.add(raw_path(node.meta)) if node.op != "placeholder" else "" for node in nodes]
         kinds, input_names = input_columns(self.module, nodes, self.sources, self.static, output_descs, self.paths)
@@ -194,7 +395,7 @@ class _Collector:
         )
 
     def _owners(self, inputs: Sequence[tuple[int, ...]]) -> tuple[array[int], array[int]]:
-        """Whose decision each row shares, and in whose memory its value lies."""
+        """The producer of each row, and the row whose memory its value uses."""
         owners = array("i", range(len(inputs)))
         roots = array("i", range(len(inputs)))
         nodes, operators, row_of = self.nodes, self.operators, self.row_of
@@ -209,7 +410,7 @@ class _Collector:
                     owners[row] = owners[source]
             elif operator.name in WAITS:
                 roots[row] = roots[reads[0]]
-                if operators[owners[reads[0]]].flags & _COLLECTIVE:
+                if operators[owners[reads[0]]].flags & Flag.COLLECTIVE:
                     owners[row] = owners[reads[0]]
             elif operator.aliased:
                 aliased = nodes_in(argument(nodes[row], operator.aliased))
@@ -223,7 +424,7 @@ class _Collector:
         for row, node in enumerate(self.nodes):
             value = values.measure(value_of(node.meta))
             if value.symbolic:
-                flags[row] |= _SYMBOLIC
+                flags[row] |= Flag.SYMBOLIC
             measured.append(value)
         return measured
 
@@ -231,31 +432,33 @@ class _Collector:
         for row, node in enumerate(self.nodes):
             operator = self.operators[row]
             of_operator = operator.flags
-            if of_operator & _RANDOM and not draws_random(operator, node):
-                of_operator &= ~_RANDOM
+            if of_operator & Flag.RANDOM and not draws_random(operator, node):
+                of_operator &= ~Flag.RANDOM
             flags[row] |= of_operator | writes_inside(node)
             if operator.name == GETITEM and owners[row] != row:
-                flags[owners[row]] |= _MULTI_OUTPUT
+                flags[owners[row]] |= Flag.MULTI_OUTPUT
             if node.meta.get("has_backward_hook"):
-                flags[row] |= _BACKWARD_HOOK
+                flags[row] |= Flag.BACKWARD_HOOK
 
     def _flag_saved(self, flags: array[int], columns: MarkerColumns) -> tuple[LostMarker, ...]:
-        """What an earlier partition saved: marked on the very node, or found by its marker."""
+        """Flags what an earlier partition saved: marked on the very node, or found by its marker."""
         markers: dict[int, SavedMarker] = {}
         for row, node in enumerate(self.nodes):
             if recorded_saved(node.meta):
-                flags[row] |= _RECORDED_SAVED
+                flags[row] |= Flag.RECORDED_SAVED
             elif (marker := from_annotation(custom(node.meta).get(SAVED))) is not None:
                 markers[row] = marker
         found = find(markers, columns)
         for row in found.saved:
-            flags[row] |= _RECORDED_SAVED
+            flags[row] |= Flag.RECORDED_SAVED
         return tuple(found.lost)
 
     def _flag_data_dependent(self, flags: array[int]) -> None:
-        """Of a collective: whether one of its sizes is a symbol that stands for data, not for the size of an input."""
+        """Flags collectives one of whose sizes is a symbol for data, not for the size of an input."""
         for row, node in enumerate(self.nodes):
-            if flags[row] & _COLLECTIVE and any(has_data_symbol(read.meta.get("val")) for read in node.all_input_nodes):
+            if flags[row] & Flag.COLLECTIVE and any(
+                has_data_symbol(read.meta.get("val")) for read in node.all_input_nodes
+            ):
                 flags[row] |= Flag.DATA_DEPENDENT
 
     def _flag_outputs(
@@ -265,12 +468,12 @@ class _Collector:
             if row is None or phases[row] not in (Phase.FORWARD, Phase.INPUT):
                 continue
             if desc is not None and is_backward_output(desc):
-                flags[row] |= _GRADIENT
+                flags[row] |= Flag.GRADIENT
             elif phases[row] == Phase.FORWARD and (desc is None or not is_saved_output(desc)):
-                flags[row] |= _FORWARD_OUTPUT
+                flags[row] |= Flag.FORWARD_OUTPUT
 
     def _flag_memory(self, flags: array[int], phases: bytearray, owners: array[int]) -> None:
-        """A flat graph writes in place, in the middle of things: who runs again with whom, and who must not."""
+        """Flags what a flat graph recomputes together, and what it must not recompute: it writes in place, anywhere."""
         memory = memory_of(self.nodes, phases, self.state)
         if not memory.writes:
             return
@@ -279,15 +482,15 @@ class _Collector:
                 flags[row] |= Flag.REPEATABLE
                 owners[row] = memory.units[row]
             if row in memory.statistics:
-                flags[row] |= _WRITES if row in memory.written else _WRITES | Flag.REPEATABLE
+                flags[row] |= Flag.WRITES if row in memory.written else Flag.WRITES | Flag.REPEATABLE
             if row in memory.unstable:
-                flags[row] |= _READS_MUTATED
+                flags[row] |= Flag.READS_MUTATED
         for row in range(len(self.nodes)):  # an owner comes before what it owns
             owners[row] = owners[owners[row]]
 
 
 def _leaves(value: Any) -> list[Any]:
-    """What nested tuples and lists hold, in order; None counts. They may be nested as deep as a file likes."""
+    """The leaves of nested tuples and lists, in order, None included. A file may nest them to any depth."""
     leaves: list[Any] = []
     pending = [value]
     while pending:

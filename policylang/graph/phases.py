@@ -1,18 +1,129 @@
-"""Tells whether a graph is joint, flat or a half of a partition, and which nodes are forward and backward."""
+"""Tells whether a graph is joint, flat, forward or backward, and which of its nodes are forward and backward."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from attrs import frozen
 from torch import fx
 
 from policylang.errors import PolicyGraphError
+from policylang.graph import marks
 from policylang.graph.facts import GraphKind, Phase
-from policylang.graph.reading.flat_phases import flat_phases
 from policylang.language.codes import diagnose
 from policylang.torch_compat.graphs import is_backward_output, is_saved_output
+
+_SAID = {marks.FORWARD: Phase.FORWARD, marks.BACKWARD: Phase.BACKWARD, marks.EPILOGUE: Phase.OUTPUT}
+
+
+def said_phase(meta: dict[str, Any]) -> int:
+    """The phase that a node's tracer, or the user, states; 0 where none does.
+
+    ``phase`` is what PyTorch's own pass for flat graphs looks for, under ``remat_pass_tag`` in 2.11.
+    """
+    found = marks.custom(meta)
+    if not found:
+        return 0
+    if marks.RECOMPUTED in found:
+        return Phase.BACKWARD  # whatever it has from the forward node that it repeats
+    said = _SAID.get(found.get(marks.PHASE, ""))
+    if said is not None:
+        return said
+    return Phase.BACKWARD if found.get("phase") == "backward" or found.get("remat_pass_tag") == "is_backward" else 0
+
+
+def is_seed(node: fx.Node) -> bool:
+    """A node is the gradient of a scalar with respect to itself, as ``torch.autograd`` makes it: a backward begins
+    there.
+
+    It asks for a memory format by name, which a user's ``ones_like(loss)`` does not.
+    """
+    if node.target is not torch.ops.aten.ones_like.default:
+        return False
+    if node.kwargs.get("memory_format") is not torch.preserve_format:
+        return False
+    shape = getattr(node.meta.get("val"), "shape", ())
+    return all(isinstance(size, int) for size in shape) and math.prod(shape) == 1
+
+
+def flat_phases(
+    ops: Sequence[str],
+    inputs: Sequence[tuple[int, ...]],
+    said: Sequence[int],
+    hooked: Sequence[int],
+    seeds: Sequence[int],
+) -> bytearray:
+    """The phase of every row: what the tracer said, else by the data flow. O(nodes + edges).
+
+    ``policylang.trace_step`` says of every node where it is. An annotation around ``torch.autograd.grad`` says it of
+    all of the backward but the sums of gradients afterwards. Torch's own mark (``autograd_backward``) is set by hooks
+    and also stays on derivatives that are part of a forward: a Jacobian, a gradient penalty. Plain ``make_fx`` says
+    nothing. But every backward begins with the ones that autograd makes for the gradient of a scalar with respect to
+    itself. Whatever such a scalar is computed from is forward, a Jacobian included. Whatever is computed from the ones,
+    and is not needed for another such scalar, is backward.
+
+    Args:
+        said: :func:`said_phase` of each row, which is final.
+        hooked: whether torch's hooks marked a row as backward.
+        seeds: the rows where a backward begins, ascending.
+    """
+    needed = _needed_for_losses(inputs, seeds)
+    late = bytearray(len(ops))  # backward, or depends on it
+    for row in seeds:
+        late[row] = not needed[row]
+    phases = bytearray(len(ops))
+    for row, op in enumerate(ops):
+        if op == "placeholder" or op == "get_attr":
+            phases[row] = Phase.INPUT
+        elif op == "output":
+            phases[row] = Phase.OUTPUT
+        elif said[row]:
+            phases[row] = said[row]
+            late[row] = said[row] == Phase.BACKWARD
+        elif needed[row]:
+            phases[row] = Phase.FORWARD
+        else:
+            late[row] = late[row] or hooked[row] or any(late[read] for read in inputs[row])
+            phases[row] = Phase.BACKWARD if late[row] else Phase.FORWARD
+    if not any(said) and not any(hooked):
+        _claim_for_backward(phases, inputs, needed, seeds)
+    return phases
+
+
+def _needed_for_losses(inputs: Sequence[tuple[int, ...]], seeds: Sequence[int]) -> bytearray:
+    """The rows that the differentiated scalars are computed from, themselves included."""
+    needed = bytearray(len(inputs))
+    if not seeds:
+        return needed
+    for row in seeds:
+        for read in inputs[row]:
+            needed[read] = 1
+    for row in range(seeds[-1], -1, -1):
+        if needed[row]:
+            for read in inputs[row]:
+                needed[read] = 1
+    return needed
+
+
+def _claim_for_backward(
+    phases: bytearray, inputs: Sequence[tuple[int, ...]], needed: bytearray, seeds: Sequence[int]
+) -> None:
+    """Make backward what comes after the first seed and only the backward reads: a transposed weight, a derivative's
+    factor. They depend on the forward alone, so the flow from the seed does not reach them."""
+    first = next((row for row in seeds if phases[row] == Phase.BACKWARD), len(phases))
+    by_forward = bytearray(len(phases))
+    by_backward = bytearray(len(phases))
+    for row in range(len(phases) - 1, -1, -1):
+        only_backward = by_backward[row] and not by_forward[row] and not needed[row]
+        if phases[row] == Phase.FORWARD and row > first and only_backward:
+            phases[row] = Phase.BACKWARD
+        readers = by_backward if phases[row] == Phase.BACKWARD else by_forward
+        for read in inputs[row]:
+            readers[read] = 1
+
 
 NO_PHASES = "APL340"
 NOT_FLAT_ATEN = "APL341"
@@ -25,43 +136,43 @@ _BACKWARD_WORDS = ("_backward.", "_backward_", "_grad_")
 
 @frozen(eq=False)
 class PhaseMarks:
-    """What a first look at the nodes finds; rows are those of the graph."""
+    """The marks on nodes that tell their phases, by row."""
 
     tags: Sequence[str | None]
     """``partitioner_tag``."""
     said: bytearray
-    """The phase that a flat graph's tracer, or the user, states; 0 where nobody does."""
+    """The phase that a flat graph's tracer, or the user, states; 0 where none does."""
     hooked: bytearray
-    """Whether autograd's hooks marked the node as backward: ``autograd_backward``, from torch 2.12 on."""
+    """Autograd's hooks marked the node as backward: ``autograd_backward``, from torch 2.12 on."""
     recorded: bytearray
-    """Whether an earlier partition saved the value: its forward made it, whatever autograd's hooks saw."""
+    """An earlier partition saved the value: its forward made it, whatever autograd's hooks saw."""
     seeds: Sequence[int]
     """Where the backwards of a flat graph begin."""
     tangents: Sequence[int]
     output_descs: Sequence[Any]
     some_undescribed: bool = False
-    """Whether some graph inputs have a descriptor and some do not, which are then saved values."""
+    """Some graph inputs have a descriptor and some do not, which are then saved values."""
 
     @property
     def marked(self) -> bool:
-        """Whether any node is said to be backward."""
+        """Some node is said to be backward."""
         return any(self.hooked) or Phase.BACKWARD in self.said
 
 
 def is_tangent(node: fx.Node) -> bool:
-    """Whether a node is a graph input that the backward begins with."""
+    """A node is a graph input that the backward begins with."""
     desc = node.meta.get("desc")
     named = desc is None and node.name.startswith("tangents")
     return node.op == "placeholder" and (named or type(desc).__name__ == "TangentAOTInput")
 
 
 def has_backward(graph: fx.Graph) -> bool:
-    """Whether anything says that a graph contains a backward: then it can be read as a joint graph."""
+    """Some mark says that a graph contains a backward: then it can be read as a joint graph."""
     return any(is_tangent(node) or node.meta.get("partitioner_tag") in _BACKWARD_TAGS for node in graph.nodes)
 
 
 def kind_of(marks: PhaseMarks, targets: Sequence[str]) -> GraphKind:
-    """What kind of graph the marks speak of.
+    """The kind of graph that the marks speak of.
 
     Raises:
         PolicyGraphError: APL340 where the graph calls backward operators and nothing says where its backward is.
@@ -95,11 +206,11 @@ def phases_of(
     inputs: Sequence[tuple[int, ...]],
     output_rows: Sequence[int | None],
 ) -> bytearray:
-    """The phase of every row. O(nodes + edges). Of flat graphs see :mod:`policylang.graph.reading.flat_phases`.
+    """The phase of every row. O(nodes + edges). Of flat graphs see :mod:`policylang.graph.phases`.
 
     What depends on a tangent is backward, whatever it is tagged. Of a joint graph's other nodes the tag decides, except
     that a value which the forward needs is forward: autograd interleaves, and tags by the thread that ran a node rather
-    than by who reads it. What has no tag and stands behind the last node tagged forward is backward, as PyTorch's
+    than by who reads it. What has no tag and comes after the last node tagged forward is backward, as PyTorch's
     default partitioner has it: Dynamo traces the backward of an ``autograd.Function`` without tags. What autograd's
     hooks saw in a backward and is tagged forward is a copy: an earlier partition's backward, traced again with the
     metadata of its nodes, computes it anew.
@@ -128,7 +239,7 @@ def phases_of(
 
 
 def _copies(marks: PhaseMarks) -> Sequence[int]:
-    """Which rows an earlier partition's backward recomputes, as far as the outputs tell what the forward needs of a
+    """The rows that an earlier partition's backward recomputes, as far as the outputs tell what the forward needs of a
     backward inside it; torch before 2.12 does not mark them."""
     if all(desc is None for desc in marks.output_descs):
         return bytes(len(marks.tags))
@@ -169,7 +280,7 @@ def _claim_for_forward(
 
 
 def check_kind(kind: GraphKind, marks: PhaseMarks) -> None:
-    """Whether a graph can be of the kind that the caller says it is.
+    """Checks that a graph can be of the kind that the caller says it is.
 
     Raises:
         PolicyGraphError: APL340 where a backward is expected and nothing says where it is.

@@ -1,20 +1,47 @@
-"""Rebuilds a recorded graph as an FX graph, with the metadata that facts are collected from."""
+"""Reads recorded graphs, JSON that ``docs/snapshots.md`` describes, as facts.
+
+The graph is rebuilt as an FX graph, so that its facts are collected as those of a live one are. An operator that this
+torch does not have counts as one that reads its arguments and returns new tensors. No text of a recording is run.
+"""
 
 from __future__ import annotations
 
 import ast
+import gzip
+import json
 import operator
+import os
+import zlib
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from policylang.graph.files.plain import MalformedError
-from policylang.operators.categories import StandIn
+from policylang.errors import PolicyGraphError
+from policylang.graph.collect import collect
+from policylang.graph.facts import Facts, Group, Mesh
+from policylang.graph.snapshot import (
+    MOST_BYTES,
+    MOST_NODES,
+    TOO_LARGE,
+    UNREADABLE,
+    DamagedError,
+    check_facts,
+    graph_error,
+)
+from policylang.language.files import reason_of
+from policylang.operators.calls import StandIn
 from policylang.torch_compat.graphs import OpOverload, descriptor_classes, load_distributed_operators
 from policylang.torch_compat.tracing import fixed_size_fake_mode, tree_leaves
+
+
+class MalformedError(Exception):
+    """The file is no recorded graph. The message is a phrase that says why."""
+
 
 _BUILTIN = "<built-in function "
 _COPIED = ("seq_nr", "ac_graph_id", "custom")
@@ -29,7 +56,7 @@ _SAID: Mapping[str, type] = {
     "custom": dict,
     "desc": str,
 }
-"""What ``meta`` may hold, and of which type; each may be null."""
+"""The keys of ``meta``, and their types; each may be null."""
 _NOT_A_NODE = (MalformedError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -131,7 +158,7 @@ class _Builder:
 
 
 def _check(record: Mapping[str, Any], meta: Any) -> None:
-    """Of one node, what would otherwise be taken for something else."""
+    """Refuses a node whose fields would be taken for something else."""
     if record["op"] not in _KINDS:
         raise MalformedError(f"there is no kind of node `{str(record['op'])[:80]}`")
     if not isinstance(record["target"], str):
@@ -146,7 +173,7 @@ def _check(record: Mapping[str, Any], meta: Any) -> None:
 
 
 def _describe_outputs(graph: fx.Graph, descriptors: Mapping[str, type], *, has_forward: bool) -> None:
-    """A joint graph returns its one output, then a gradient or None for each input; a backward half the latter."""
+    """A joint graph returns its one output, then a gradient or None for each input; a backward graph the latter."""
     output = next(iter(reversed(graph.nodes)), None)
     if output is None or output.op != "output":
         raise MalformedError("its last node is not the output")
@@ -157,7 +184,7 @@ def _describe_outputs(graph: fx.Graph, descriptors: Mapping[str, type], *, has_f
     flat = tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None)
     forward = [descriptors["PlainAOTOutput"](0)] if has_forward else []
     gradients = flat[len(forward) :]
-    if len(gradients) != len(plain):  # a backward half reads only some of the inputs that it returns gradients of
+    if len(gradients) != len(plain):  # a backward graph reads only some of the inputs that it returns gradients of
         plain = [descriptors["PlainAOTInput"](index) for index in range(len(gradients))]
     try:
         described = [
@@ -171,7 +198,7 @@ def _describe_outputs(graph: fx.Graph, descriptors: Mapping[str, type], *, has_f
 
 
 def _descriptor(text: str, classes: Mapping[str, type]) -> Any:
-    """What a descriptor prints is how it is made: names of its classes, called with constants and with each other."""
+    """Makes a descriptor from what it prints: names of classes, called with constants and with each other."""
     try:
         found = _made(ast.parse(text, mode="eval").body, classes)
     except (SyntaxError, TypeError, ValueError, AssertionError, RecursionError, MemoryError):
@@ -221,3 +248,130 @@ def _known(parts: Sequence[str]) -> OpOverload | None:
     namespace, name, overload = parts
     found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
     return found if isinstance(found, OpOverload) else None
+
+
+NOT_RECORDED = "APL357"
+_GZIP = b"\x1f\x8b"
+_UNPACKED, _ANY_BYTES = 128, 1 << 23
+"""Bytes for each byte of a file that is packed, and of any: recordings unpack to some twenty times their size."""
+_ANY_NODES = 1 << 14
+"""Beside one for each byte of the file."""
+_FIELDS = ("name", "op", "target", "args", "kwargs", "val", "meta")
+
+
+def recorded_facts(path: str | os.PathLike[str]) -> Facts:
+    """The facts of a recorded graph, ``.json`` or ``.json.gz``. Needs torch.
+
+    Raises ``PolicyGraphError`` for a file that cannot be read, is no recording, or is too large.
+    """
+    name = os.fsdecode(path)
+    try:
+        data, size = _content(path, name)
+        recording = _parsed(data)
+        del data
+        nodes = recording.get("nodes")
+        if isinstance(nodes, list) and len(nodes) > min(MOST_NODES, _ANY_NODES + size):
+            raise _too_large(name, f"its {size:,} bytes hold {len(nodes):,} nodes")
+        return facts_of_recording(recording)
+    except MalformedError as error:
+        raise graph_error(NOT_RECORDED, f"`{name}` is not a recorded graph: {error}") from None
+
+
+def facts_of_recording(recording: Mapping[str, Any]) -> Facts:
+    """The facts of a recording that was read. Raises :class:`MalformedError`."""
+    graph = rebuilt(_rows(recording))
+    mesh = _mesh(recording.get("mesh"))
+    groups = _groups(recording.get("groups") or {}, mesh)
+    facts = collect(graph, groups=groups)
+    groups = {name: groups.get(name, Group(name, (), 0)) for name in facts.groups}
+    facts = evolve(facts, groups=groups, meshes=() if mesh is None else (mesh,), rank=None)  # none of this process's
+    try:
+        check_facts(facts)
+    except DamagedError as error:
+        raise MalformedError(str(error)) from None
+    return facts
+
+
+def _rows(recording: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The fields of each node, by name."""
+    fields, nodes = recording.get("fields"), recording.get("nodes")
+    if not isinstance(fields, list) or not isinstance(nodes, list):
+        raise MalformedError("it has no `fields` and `nodes`")
+    missing = [name for name in _FIELDS if name not in fields]
+    if missing:
+        raise MalformedError(f"its nodes have no `{missing[0]}`")
+    found = []
+    for number, node in enumerate(nodes):
+        if not isinstance(node, list) or len(node) != len(fields):
+            raise MalformedError(f"node {number} is not a list of {len(fields)} fields")
+        found.append(dict(zip(fields, node, strict=True)))
+    return found
+
+
+def _mesh(recorded: Any) -> Mesh | None:
+    if recorded is None:
+        return None
+    dims, shape = (recorded.get("dims"), recorded.get("shape")) if isinstance(recorded, dict) else (None, None)
+    if not isinstance(dims, list) or not isinstance(shape, list) or len(dims) != len(shape):
+        raise MalformedError("its `mesh` is not `dims` and `shape`")
+    if not all(isinstance(dim, str) for dim in dims) or not all(type(size) is int and size > 0 for size in shape):
+        raise MalformedError("its `mesh` is not names and sizes of dimensions")
+    if prod(shape) > 1 << 20:
+        raise MalformedError("its `mesh` has more than a million ranks")
+    return Mesh(tuple(dims), tuple(shape), tuple(range(prod(shape))))
+
+
+def _groups(recorded: Any, mesh: Mesh | None) -> dict[str, Group]:
+    if not isinstance(recorded, dict):
+        raise MalformedError("its `groups` are not lists of ranks by name")
+    groups = {}
+    for name, ranks in recorded.items():
+        if not isinstance(ranks, list) or not all(type(rank) is int and rank >= 0 for rank in ranks):
+            raise MalformedError(f"its group `{name}` is not a list of ranks")
+        groups[name] = Group(name, tuple(ranks), len(ranks), _dim(ranks, mesh))
+    return groups
+
+
+def _dim(ranks: Sequence[int], mesh: Mesh | None) -> str | None:
+    """The dimension of the mesh that a group runs along."""
+    if mesh is None or not ranks:
+        return None
+    for position, (dim, size) in enumerate(zip(mesh.dims, mesh.shape, strict=True)):
+        step = prod(mesh.shape[position + 1 :])
+        start = ranks[0]
+        along = list(range(start, start + size * step, step))
+        if start // step % size == 0 and list(ranks) == along:
+            return dim
+    return None
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise MalformedError("it is not JSON") from None
+    if not isinstance(found, dict):
+        raise MalformedError("it is not a JSON object")
+    return found
+
+
+def _content(path: str | os.PathLike[str], name: str) -> tuple[bytes, int]:
+    """The JSON, unpacked if it is gzipped, and never more than the limit; and the size of the file."""
+    try:
+        with open(path, "rb") as file:
+            packed = file.read(2) == _GZIP
+            file.seek(0)
+            size = os.fstat(file.fileno()).st_size
+            most = min(MOST_BYTES, _ANY_BYTES + _UNPACKED * size) if packed else MOST_BYTES
+            data: bytes = gzip.GzipFile(fileobj=file).read(most + 1) if packed else file.read(most + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise MalformedError("it cannot be unpacked") from None
+    except (OSError, ValueError) as error:
+        raise graph_error(UNREADABLE, f"`{name}` cannot be read: {reason_of(error)}") from None
+    if len(data) > most:
+        raise _too_large(name, f"its {size:,} bytes hold more than {most:,} bytes of JSON")
+    return data, size
+
+
+def _too_large(name: str, reason: str) -> PolicyGraphError:
+    return graph_error(TOO_LARGE, f"`{name}` is larger than a recorded graph can be: {reason}")

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from policylang.errors import PolicyGraphError
+from policylang.graph import snapshot
 from policylang.graph.facts import Facts
-from policylang.graph.files import snapshot
-from policylang.graph.files.graph_text import read_graph
-from policylang.graph.files.snapshot import FOREIGN, graph_error
+from policylang.graph.snapshot import FOREIGN, graph_error
+from policylang.graph.textual import read_graph
 from policylang.language.source import Source
 
 _GZIP = b"\x1f\x8b"
@@ -31,7 +31,7 @@ def read_any(path: str | os.PathLike[str]) -> Facts:
     head = _head(path)
     if head.startswith(_GZIP) or _RECORDED.match(head):
         return _recorded(path)
-    source = None if head.startswith(snapshot.MAGIC[:4]) else _text(path)
+    source = None if head.startswith(snapshot.MAGIC) else _text(path)
     if source is None:
         return snapshot.load(path)
     facts, problems = read_graph(source)
@@ -67,6 +67,6 @@ def _recorded(path: str | os.PathLike[str]) -> Facts:
     except Exception as error:  # not there, or broken in whatever way
         message = f"`{os.fsdecode(path)}` is not a snapshot of a graph, and torch cannot be imported: {error}"
         raise graph_error(FOREIGN, message, _NO_TORCH) from None
-    from policylang.graph.files.json_import import recorded_facts
+    from policylang.graph.recorded import recorded_facts
 
     return recorded_facts(path)

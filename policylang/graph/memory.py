@@ -1,8 +1,8 @@
-"""Alias and mutation analysis of a flat graph: who shares memory, who writes it, what a second run would see.
+"""Alias and mutation analysis of a flat graph: who shares memory, who writes it, what a recomputation would see.
 
 A flat graph is traced as the step runs: dropout is ``empty_like → bernoulli_ → div_``, a counter is ``add_`` on a
-buffer, an optimizer writes parameters. Memory that is born and finished within the forward does not stand in the way
-of recomputing it: its first node and everything that writes to it form a *unit* that is recomputed as a whole or not at
+buffer, an optimizer writes parameters. Memory that is made and finished within the forward does not prevent
+recomputation: its first node and everything that writes to it form a *unit* that is recomputed as a whole or not at
 all. Memory that comes from outside, or that somebody reads while it is still being written, is left alone.
 
 One pass over the operators' schemas and two over the edges; fake tensors are not asked, since not every tracer leaves
@@ -12,13 +12,25 @@ them and not all of them share storage where the real ones do.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from typing import Any
 
-import torch.fx as fx
 from attrs import evolve, field, frozen
+from torch import fx
 
 from policylang.graph.facts import Phase
-from policylang.operators.effects import asks_for_sizes, effects, may_write, statistics_positions, written_statistics
+from policylang.operators.calls import (
+    OperatorInfo,
+    argument,
+    asks_for_sizes,
+    effects,
+    may_write,
+    nodes_in,
+    statistics_positions,
+    unread,
+    written_statistics,
+)
+from policylang.torch_compat.graphs import mutated_input, underlying_input
 
 _MOST_EARLY_READERS = 8
 """So many operators may read memory of the forward's own between two writes and become part of its unit. Beyond that a
@@ -38,13 +50,13 @@ class GraphMemory:
     members: dict[int, list[int]]
     """Root of a unit to its rows, ascending, itself first."""
     statistics: dict[int, tuple[int, ...]]
-    """Rows whose writes are running statistics that a second run leaves out: the positions of those arguments."""
+    """Rows whose writes are running statistics that a recomputation leaves out: the positions of those arguments."""
     unstable: frozenset[int]
-    """Forward rows that a second run would compute from other bytes than the first did."""
+    """Forward rows that a recomputation would compute from other bytes."""
     written: frozenset[int]
     """Forward rows that write to memory from outside the forward, or to memory that is read in between."""
     reads_no_bytes: Sequence[int] = field(repr=False)
-    """Whether a row only gives another name to memory that is there, or asks for its sizes."""
+    """1 for rows that only alias memory, or ask for its sizes."""
     loose: frozenset[int]
     """Roots of memory made within the graph that somebody reads while it is still being written."""
     needed_until: Sequence[int] = field(repr=False)
@@ -63,7 +75,7 @@ def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int], state: Collection
     """The memory of a flat graph whose phases are known. O(nodes + edges).
 
     ``state``: inputs to whose memory every run of the forward writes, of which there may be several before the first
-    backward. A second run reads other bytes there, wherever the write is.
+    backward. A recomputation reads other bytes there, wherever the write is.
     """
     if not any(map(may_write, nodes)):
         return _nothing_written(len(nodes))
@@ -103,7 +115,7 @@ def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int], state: Collection
 
 
 def _nothing_written(length: int) -> GraphMemory:
-    """Of a functional graph: nothing stands in the way of a second run, so who shares memory does not matter."""
+    """The memory of a functional graph: nothing prevents recomputation, so who shares memory does not matter."""
     nothing: frozenset[int] = frozenset()
     return GraphMemory(range(length), {}, [-1] * length, {}, {}, nothing, nothing, bytes(length), nothing, ())
 
@@ -130,7 +142,7 @@ def _units(
     writes: dict[int, list[int]],
     reads_no_bytes: bytearray,
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """Memory made and finished within the forward, with all that has to run again, in order, to make it again: its
+    """Memory made and finished within the forward, with all that has to be recomputed, in order, to make it again: its
     views and writers up to the last write, and who reads it in between."""
     last_write = {
         root: rows[-1]
@@ -194,7 +206,7 @@ def _hazards(
     memory: GraphMemory,
     state: frozenset[int],
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The rows that must not run again although nothing in their own schema says so, and the writers among them."""
+    """The rows that must not be recomputed although their own schema does not say so, and the writers among them."""
     roots, units, loose = memory.roots, memory.units, memory.loose
     writers = {row for rows in memory.writes.values() for row in rows}
     unstable: set[int] = set()
@@ -219,3 +231,66 @@ def _hazards(
                 unstable.add(row)
                 break
     return frozenset(unstable), frozenset(written)
+
+
+def mutated_reads(
+    nodes: Sequence[fx.Node],
+    operators: Sequence[OperatorInfo],
+    roots: Sequence[int],
+    row_of: Mapping[fx.Node, int],
+    output_descs: Sequence[Any],
+) -> list[int]:
+    """The rows that read memory which is written after them, and those that make it: a recomputation would differ.
+
+    A functional graph writes nothing itself. What the traced program did to a buffer comes out of the graph as a new
+    value, which is copied into the buffer when the forward is over, by a ``copy_`` at the end of the graph or by the
+    runtime. Every read of that buffer, through views or not, sees the old value in the forward and the new one in the
+    backward. In a graph that is not functional a read is safe to repeat only if nothing writes to its memory after it,
+    and what makes memory only if nothing writes there: the write is not repeated with it.
+
+    Args:
+        roots: row to the row whose memory its value lies in, itself where it makes its own.
+        output_descs: descriptor of each value that the graph returns.
+    """
+    last_write = _last_writes(nodes, operators, roots, row_of)
+    end = len(nodes)
+    for row in _written_by_runtime(nodes, output_descs):
+        last_write[roots[row]] = end
+    if not last_write:
+        return []
+    found = []
+    for row, node in enumerate(nodes):
+        if node.op != "call_function":
+            continue
+        if roots[row] == row and last_write.get(row, -1) > row:  # recomputed, it would be as before the write
+            found.append(row)
+            continue
+        for read in node.all_input_nodes:
+            if last_write.get(roots[row_of[read]], -1) > row and read not in unread(node, operators[row]):
+                found.append(row)
+                break
+    return found
+
+
+def _last_writes(
+    nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], roots: Sequence[int], row_of: Mapping[fx.Node, int]
+) -> dict[int, int]:
+    """The last row that writes each memory."""
+    last: dict[int, int] = {}
+    for row, operator in enumerate(operators):
+        if operator.written:
+            for target in nodes_in(argument(nodes[row], operator.written)):
+                last[roots[row_of[target]]] = row
+    return last
+
+
+def _written_by_runtime(nodes: Sequence[fx.Node], output_descs: Sequence[Any]) -> list[int]:
+    """The rows of the graph inputs that a returned value is copied into when the graph has run."""
+    targets = [target for desc in output_descs if desc is not None and (target := mutated_input(desc)) is not None]
+    if not targets:
+        return []
+    placeholders: dict[Any, list[int]] = {}
+    for row, node in enumerate(nodes):
+        if node.op == "placeholder" and (desc := node.meta.get("desc")) is not None:
+            placeholders.setdefault(underlying_input(desc), []).append(row)
+    return [row for target in targets for row in placeholders.get(underlying_input(target), ())]
