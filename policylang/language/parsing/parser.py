@@ -17,7 +17,7 @@ from policylang.language.diagnostics import Diagnostic, written
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.parsing.grammar_table import parser_of
 from policylang.language.parsing.lexer import Lexeme, Lexer
-from policylang.language.parsing.mending import find_mend
+from policylang.language.parsing.mistakes import find_mistake
 from policylang.language.parsing.statement_tree import report_loose
 from policylang.language.parsing.statements import MAX_DEPTH, split, too_deep
 from policylang.language.parsing.unexpected import explain_unexpected
@@ -194,7 +194,7 @@ def _mended(
         return [evolve(each, mends=()) for each in problems]
     if first is None or first.span is None or first.code not in _MENDED or len(problems) > 1:
         return [_proved(each, source, start, end) for each in problems]
-    mend = find_mend(source.text[start:end], first.span.start - start, _stops)
+    mend = find_mistake(source.text[start:end], first.span.start - start, _stops)
     if mend is None:
         return [_proved(first, source, start, end)]
     span = Span(source, start + mend.start, start + mend.end)

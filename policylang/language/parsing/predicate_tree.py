@@ -19,6 +19,7 @@ from policylang.language.units import UNITS, read
 MEASURES: tuple[str, ...] = get_args(get_type_hints(Compare)["quantity"])
 PROPERTIES: tuple[str, ...] = get_args(get_type_hints(Match)["property"])
 FLAGS: tuple[str, ...] = get_args(get_type_hints(Is)["name"])
+IS_KINDS = tuple(flag.removeprefix("is ") for flag in FLAGS if flag.startswith("is "))
 CUT = "crosses cut per 2 GiB"
 """The one predicate that takes a figure, as it is shown to who seems to be looking for it."""
 ANNOTATED = "annotated NAME"

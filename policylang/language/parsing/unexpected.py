@@ -10,7 +10,7 @@ from lark.exceptions import UnexpectedToken
 from policylang.language.diagnostics import Mend, TextChange, inserted, written
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.lexer import Lexeme
-from policylang.language.parsing.predicate_tree import ANNOTATED, CUT, FLAGS
+from policylang.language.parsing.predicate_tree import ANNOTATED, CUT, FLAGS, IS_KINDS
 from policylang.language.parsing.statement_tree import ACTIONS
 from policylang.language.source import Span
 
@@ -31,6 +31,7 @@ _AHEAD = "such as `prefetch all_gather 1 block ahead`"
 _LATER = "such as `delay reduce_scatter 1 block`"
 _IN_FLIGHT = "such as `overlap collective up to 2 GiB in flight`"
 _OF_PEAK = "such as `overlap collective within 1 GiB of peak`"
+_KINDS = f"such as {', '.join(f'`{kind}`' for kind in IS_KINDS[:-1])} or `{IS_KINDS[-1]}`"
 _FIGURES = "NAME INT NUMBER PERCENT"
 _MISSING: tuple[tuple[str, str, str, str, str | None], ...] = (
     *(
@@ -61,7 +62,7 @@ _MISSING: tuple[tuple[str, str, str, str, str | None], ...] = (
     ("REQUIRES", "", "", "`policylang`", "such as `requires policylang >= 0.2`"),
     ("", "CUT", "", "`per` and a size", "such as `crosses cut per 2 GiB`"),
     ("", "PER", "NUMBER", "a size or `auto`", "such as `crosses cut per 2 GiB`"),
-    ("", "IS", "", "a property", "such as `view`, `random`, `multi_output` or `mutated`"),
+    ("", "IS", "", "a property", _KINDS),
     ("", "FROM", "NAME", "`parameter`, `buffer` or `input`", None),
     ("", "", "EVERY EXACTLY", "an expectation", "such as `saved <= 4 GiB`, `exactly 7 mm` or `every mm saved`"),
     ("", "", "EVERYTHING", "a selector", "such as `mm`, `attention` or `everything`"),
