@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import shutil
@@ -31,7 +30,6 @@ from tests.support.highlighters import (
     ROOT,
     TREE_SITTER,
     is_read,
-    node,
     repository_policies,
     repository_statements,
     tree_sitter_language,
@@ -42,7 +40,6 @@ from tests.support.highlighters import (
 
 pytest.importorskip("tree_sitter")
 CORPUS = sorted((TREE_SITTER / "test" / "corpus").glob("*.txt"))
-DSL = ROOT / "tests" / "support" / "tree_sitter_dsl.cjs"
 
 
 def tree_of(text: str) -> Any:
@@ -200,25 +197,6 @@ def test_each_node_has_one_capture() -> None:
         captures = binding.QueryCursor(query).captures(tree_of(text))
         ranges = [each.byte_range for nodes in captures.values() for each in nodes]
         assert len(ranges) == len(set(ranges)), text
-
-
-def test_the_generated_grammar_is_that_of_grammar_js() -> None:
-    run = subprocess.run([node(), str(DSL), str(TREE_SITTER / "grammar.js")], capture_output=True, check=True)
-    assert json.loads(run.stdout) == json.loads((TREE_SITTER / "src" / "grammar.json").read_text(encoding="utf-8"))
-
-
-def test_the_generated_parser_is_that_of_the_grammar(tmp_path: Path) -> None:
-    """Where the generator is the one that wrote it: others write the same tables in other words."""
-    generator = shutil.which("tree-sitter") or pytest.skip("the generator of tree-sitter is not installed")
-    version = subprocess.run([generator, "--version"], capture_output=True, text=True, check=True).stdout
-    if "0.20.8" not in version:
-        pytest.skip(f"the parser was written by another generator than {version.strip()}")
-    shutil.copy(TREE_SITTER / "grammar.js", tmp_path)
-    subprocess.run([generator, "generate"], cwd=tmp_path, check=True, capture_output=True)
-    for name in ("parser.c", "grammar.json", "node-types.json", "tree_sitter/parser.h"):
-        made, kept = ((folder / "src" / name).read_text(encoding="utf-8") for folder in (tmp_path, TREE_SITTER))
-        made = made.replace("<tree_sitter/parser.h>", '"tree_sitter/parser.h"')  # as Debian's generator writes it
-        assert made == kept, f"{name}: tree-sitter generate"
 
 
 def test_editors_of_the_last_years_load_it() -> None:
