@@ -83,7 +83,7 @@ def unload_ipython_extension(shell: Any) -> None:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from policylang.language.version import installed_version
+        from policylang.language.resources import installed_version
 
         return installed_version()
     module = _PUBLIC.get(name)

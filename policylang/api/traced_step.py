@@ -18,7 +18,7 @@ from policylang.backends import graph_registry
 from policylang.backends.runtime import profiler_ranges
 from policylang.errors import PolicyWarning
 from policylang.graph import marks
-from policylang.language.figures import listed
+from policylang.language.wording import listed
 from policylang.torch_compat.subclasses import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture
 from policylang.tracing.preconditions import problem

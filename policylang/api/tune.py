@@ -13,13 +13,12 @@ from policylang.api.planned_graphs import PathName
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.files.any_form import read_any
-from policylang.language.codes import diagnose
 from policylang.language.devices.lookup import find_device
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import figure
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.resources import devices_folder
+from policylang.language.wording import figure
 from policylang.planning.capabilities import PLANNED, Capabilities, capabilities_for
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.report import tuning as _shown  # noqa: F401 - how a notebook shows what is found

@@ -19,8 +19,7 @@ from policylang.audit.communication import (
 )
 from policylang.audit.generated_code import read_code
 from policylang.audit.summary.report import CodeOrderReport
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 
 CANNOT_READ = "APL347"
 

@@ -14,9 +14,8 @@ from typing import Any
 from attrs import asdict, evolve, field, frozen
 from torch import fx
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import counted
+from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.language.wording import counted
 from policylang.operators.categories import describe, group_name
 from policylang.operators.communication import is_communication, is_product, is_wait, plain_name
 from policylang.operators.names import GETITEM, Category

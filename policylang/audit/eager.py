@@ -13,7 +13,7 @@ from torch import Tensor
 
 from policylang.audit.against_plan import NOT_SAVED, SAVED_UNPLANNED, Expected, Wording, runs_otherwise, summary
 from policylang.audit.outcome import Audit, Found
-from policylang.language.codes import diagnose
+from policylang.language.diagnostics import diagnose
 from policylang.planning.checkpoints import kept_rows
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan

@@ -25,7 +25,7 @@ from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import counted
+from policylang.language.wording import counted
 from policylang.operators.categories import describe
 from policylang.operators.names import WAITS, Category
 from policylang.planning.graph_edit import Edit

@@ -15,8 +15,7 @@ from policylang.backends.findings import findings_of
 from policylang.backends.graph_registry import CarriedOut
 from policylang.errors import PolicyGraphError
 from policylang.graph.files.snapshot import dump
-from policylang.language.figures import counted, figure
-from policylang.language.shown import as_page
+from policylang.language.wording import as_page, counted, figure
 from policylang.torch_compat.watching import is_tracing, trace_artifact
 
 log = logging.getLogger("policylang")

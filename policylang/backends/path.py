@@ -25,8 +25,7 @@ from policylang.backends.surgery import edits, planned_order
 from policylang.errors import PolicyAuditError, PolicyMatchError
 from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
-from policylang.language.codes import is_error
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.syntax import Policy
 from policylang.planning import capabilities
 from policylang.planning.block_graph import Place

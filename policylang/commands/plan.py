@@ -70,7 +70,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.language.codes import is_error
+    from policylang.language.diagnostics import is_error
     from policylang.planning.capabilities import capabilities_for
     from policylang.planning.inspection.breakdown import breakdown
     from policylang.planning.inspection.line_worth import worth_of_edits
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _refused(diagnostics: Sequence[Diagnostic], output_format: str, *, unreadable: bool) -> Exit:
-    from policylang.language.codes import diagnose
+    from policylang.language.diagnostics import diagnose
     from policylang.report.diagnostics import RENDERERS
 
     found = diagnostics or (diagnose("APL104", "a plan is made of one policy", help="name one .apl file"),)

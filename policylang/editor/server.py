@@ -23,7 +23,7 @@ from policylang.editor.navigation import register_navigation
 from policylang.editor.positions import changed_text
 from policylang.editor.state import State
 from policylang.editor.workspace import SETTINGS, path_of
-from policylang.language.interruption.wanted import Cancelled
+from policylang.language.cancellation import Cancelled
 
 _CHANGED = "the text changed while this was worked out"
 _REFUSED = types.LSPErrorCodes.RequestFailed.value

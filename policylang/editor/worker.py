@@ -13,7 +13,7 @@ from threading import Event
 from typing import Any, TypeVar
 
 from policylang.editor.garbage import collect_much
-from policylang.language.interruption.wanted import Cancelled, cancellable, stop_unless_wanted
+from policylang.language.cancellation import Cancelled, cancellable, stop_unless_wanted
 
 _IDLE = 0.1
 """Seconds after which what gave way is tried again."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from policylang.language.shown import one_line
+from policylang.language.wording import one_line
 
 PROVENANCE = "policylang"
 """``custom`` key: the line that decided, ``llama3_sac.apl:9``. A tag beside it is ours, any other is the user's."""

@@ -22,13 +22,10 @@ from policylang.api.planned_graphs import GraphLike, PathName
 from policylang.api.project.settings import ProjectSettings, as_typed, project_settings
 from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import Facts
-from policylang.language.codes import diagnose, is_error
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import counted, joined
-from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.diagnostics import Diagnostic, Source, diagnose, is_error
 from policylang.language.resolution.loader import load_policy, load_source
-from policylang.language.source import Source
 from policylang.language.syntax import Policy
+from policylang.language.wording import counted, did_you_mean, joined, nearest
 from policylang.planning.capabilities import PLANNED
 from policylang.planning.plan import Plan
 from policylang.report.checked_cell import cell_html, cell_text

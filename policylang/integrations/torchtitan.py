@@ -21,7 +21,7 @@ from policylang.backends.dispatch import apply_policy
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import GraphKind
 from policylang.graph.reading.collect import collect
-from policylang.language.codes import diagnose
+from policylang.language.diagnostics import diagnose
 from policylang.language.syntax import Policy
 
 __all__ = ["register"]

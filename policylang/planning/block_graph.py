@@ -8,8 +8,7 @@ from attrs import field, frozen
 
 from policylang.graph.blocks import OUTSIDE, BlockTable
 from policylang.graph.facts import Facts
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import (
     ExpectCount,
     ExpectTotal,

@@ -11,8 +11,8 @@ from attrs import field, frozen
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.shown import as_html, as_text
 from policylang.language.syntax import Policy, Rule
+from policylang.language.wording import as_html, as_text
 from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.graph_edit import Edits
 from policylang.planning.schedule.builder import build_checkpointed_schedule, build_schedule

@@ -5,9 +5,9 @@ from __future__ import annotations
 from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag
+from policylang.language.cancellation import stop_unless_wanted
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.syntax import Action, ExpectFate, Policy
 from policylang.planning import refusals
 from policylang.planning.batch.thresholds import flipping_thresholds

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from attrs import evolve
 
 from policylang.graph.facts import Facts, InputKind, LostMarker
-from policylang.language.codes import diagnose
 from policylang.language.diagnostics import (
     GATHERS_NOTHING,
     Diagnostic,
     Mend,
     Related,
     Severity,
+    Span,
+    diagnose,
     left_out,
     moved,
     prefixed,
@@ -23,9 +24,7 @@ from policylang.language.diagnostics import (
     removed,
     written,
 )
-from policylang.language.figures import counted, figure, first_lines
 from policylang.language.parsing.parser import words_of
-from policylang.language.source import Span
 from policylang.language.syntax import (
     NOWHERE,
     Blocks,
@@ -40,6 +39,7 @@ from policylang.language.syntax import (
     Selector,
     Undecided,
 )
+from policylang.language.wording import counted, figure, first_lines
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.empty_matches import (

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from policylang.language.codes import diagnose
 from policylang.language.devices.lookup import bundled_devices
-from policylang.language.diagnostics import Diagnostic, put_before
-from policylang.language.figures import counted, first_lines
+from policylang.language.diagnostics import Diagnostic, Span, diagnose, put_before
 from policylang.language.formatting.unparse_predicates import format_predicate
-from policylang.language.source import Span
 from policylang.language.syntax import TIMES, Compare, Expectation, ExpectTotal, Overlap, Policy, Rule, Statement
 from policylang.language.walk import tests_of
+from policylang.language.wording import counted, first_lines
 
 if TYPE_CHECKING:
     from policylang.simulation.node_times import NodeTimes

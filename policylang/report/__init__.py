@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from policylang.audit.summary.report import Report, RewriteReport
 from policylang.errors import PolicyError
-from policylang.language.shown import as_html, as_page, as_text
+from policylang.language.wording import as_html, as_page, as_text
 from policylang.planning.plan import Plan
 from policylang.report.diagnostics import render_text
 from policylang.report.notebook import plan_html, plan_line, report_html

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from policylang.audit.summary.report import ExpectationReport, Report, ValuesReport
-from policylang.language.figures import counted, figure, folded_names
+from policylang.language.wording import counted, figure, folded_names
 
 _IN_BLOCK = re.compile(r" in block \d+$")
 _WORST_FIRST = ("failed", "deferred", "held")

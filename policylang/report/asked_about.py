@@ -8,10 +8,9 @@ from functools import cache
 from typing import Any, Protocol
 
 from policylang.graph.facts import Facts, Phase
-from policylang.language.figures import listed
+from policylang.language.diagnostics import Span
 from policylang.language.globs import NameGlob, PathGlob, is_magic, path_glob_problem
-from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.source import Span
+from policylang.language.wording import did_you_mean, listed, nearest
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.collective_places import collective_asked, placed
 from policylang.planning.inspection.communication import bucket_statements, communication

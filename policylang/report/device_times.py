@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from policylang.language.figures import figure, priced_by_bytes_text
+from policylang.language.wording import figure, priced_by_bytes_text
 
 if TYPE_CHECKING:
     from policylang.planning.plan import Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policylang.language.figures import file_name
+from policylang.language.wording import file_name
 from policylang.planning.plan import ExpectationOutcome
 from policylang.report.width import table
 

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import asdict, frozen
 
 from policylang.audit.summary.assemble import word
-from policylang.language.figures import counted, figure, listed
+from policylang.language.wording import counted, figure, listed
 from policylang.planning.expectations.fates import Fates
 from policylang.planning.inspection.explain import RuleOnNode, rules_on
 from policylang.planning.liveness import saved_and_recomputed

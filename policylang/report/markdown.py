@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from policylang.language.shown import one_line, printable
+from policylang.language.wording import one_line, printable
 
 _MEANS_SOMETHING = re.compile(r"[^\w\s.,:;()/×→…%+\-=']|//|www\.")
 

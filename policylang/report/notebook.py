@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from policylang.audit.summary.report import Report
-from policylang.language.figures import counted, figure, file_name
+from policylang.language.wording import counted, figure, file_name
 from policylang.planning.plan import Plan
 from policylang.report.device_times import seconds_text
 from policylang.report.report_text import bytes_text, report_text, timed

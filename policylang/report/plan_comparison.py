@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from attrs import asdict
 
-from policylang.language.figures import Measured, counted, figure, joined, listed, shortened, uncounted_text
+from policylang.language.wording import Measured, counted, figure, joined, listed, shortened, uncounted_text
 from policylang.planning.inspection.compare import Change, Decider, Figures, PlanComparison, folded
 from policylang.planning.inspection.order_changes import OrderChanges
 from policylang.planning.inspection.time_prices import same_time

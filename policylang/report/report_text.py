@@ -12,7 +12,7 @@ from policylang.audit.summary.report import (
     RuleReport,
     ValuesReport,
 )
-from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
+from policylang.language.wording import counted, figure, file_name, shortened, uncounted_text
 from policylang.report.alike import expectation_lines, graph_rows
 from policylang.report.device_times import seconds_text
 from policylang.report.order.report_lines import order_lines

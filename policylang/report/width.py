@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from textwrap import TextWrapper
 
-from policylang.language.figures import joined, shortened
+from policylang.language.wording import joined, shortened
 
 _COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)
 """0 where somebody asked for as many as it takes; None where nobody said anything."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from textwrap import fill, indent
 from typing import Any
 
-from policylang.language.meanings.dictionary import Meaning
 from policylang.language.parsing.statements import comment_above
 from policylang.language.resolution.prelude import group
+from policylang.language.words import Meaning
 from policylang.report.width import columns
 
 _WIDEST = 100

@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import stop_unless_wanted
 from policylang.simulation.lifetimes import ALLOCATES, Lifetimes, lifetimes
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import counted
-from policylang.language.source import Span
+from policylang.language.diagnostics import Diagnostic, Span, diagnose
+from policylang.language.wording import counted
 from policylang.simulation.node_times import HOST_COPY, NO_DTYPE, NodeTimes
 
 

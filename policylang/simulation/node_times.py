@@ -17,7 +17,7 @@ from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.manifest.tags import tagged
+from policylang.language.resources import tagged
 from policylang.operators.matrix_work import HARMLESS
 from policylang.simulation.bytes_moved import bytes_moved, packet, runs_kernel
 from policylang.simulation.collective_times import CollectivePrices, described

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.graph.storage import returns_memory_of_input, storage_roots
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import stop_unless_wanted
 from policylang.operators.names import GETITEM, WAITS
 from policylang.simulation.collective_times import written_by
 from policylang.simulation.node_times import NodeTimes

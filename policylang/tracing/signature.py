@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from policylang.language.figures import counted, listed
+from policylang.language.wording import counted, listed
 from policylang.torch_compat.tracing import tree_flatten, tree_paths
 from policylang.tracing.preconditions import BATCH_CHANGED, MODEL_CHANGED, problem
 from policylang.tracing.step_state import ModelState, OptimizerState

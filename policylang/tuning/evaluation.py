@@ -10,10 +10,10 @@ from attrs import evolve
 
 from policylang.graph.facts import Facts
 from policylang.graph.rowsets import mask_of
+from policylang.language.diagnostics import Source
 from policylang.language.formatting.canonical import format_source
 from policylang.language.resolution.loader import parse_policy
 from policylang.language.resolution.operator_names import OperatorTable
-from policylang.language.source import Source
 from policylang.language.syntax import Action
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from policylang.graph.files.snapshot import write
-from policylang.language.codes import CODES
+from policylang.language.diagnostics import CODES
 from policylang.language.resolution.prelude import group_names
 from tests.support.textgraph import facts_of
 

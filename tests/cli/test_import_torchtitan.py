@@ -8,7 +8,7 @@ import pytest
 
 from policylang.graph.files import snapshot
 from policylang.graph.files.graph_text import read_graph
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
 
 GRAPH = """
 %x = input

@@ -19,8 +19,8 @@ from policylang.editor.features.references import highlights, references
 from policylang.editor.features.renaming import RenameRefused, renameable, renamed
 from policylang.editor.names.policy_files import PolicyFolder
 from policylang.editor.state import Document, State, read_text
+from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
-from policylang.language.source import Source
 
 POLICY = (Path(__file__).resolve().parents[2] / "policies" / "llama3_sac.apl").read_text(encoding="utf-8")
 PIECES = st.sampled_from(

@@ -21,6 +21,7 @@ from policylang.editor.features.offers.items import MOST, WordOffer
 from policylang.editor.features.offers.keyword_offers import MARKS, keyword_offers
 from policylang.editor.state import Document, State, read_text
 from policylang.graph.facts import Facts
+from policylang.language.diagnostics import Source
 from policylang.language.files import bundled_names, read_source
 from policylang.language.parsing import parser
 from policylang.language.parsing.cursor import Cursor, cursors_at
@@ -28,7 +29,6 @@ from policylang.language.parsing.grammar_table import parser_of
 from policylang.language.parsing.parser import parse_file, reading, terminal_texts, words_of, words_until
 from policylang.language.parsing.statements import split
 from policylang.language.resources import grammar_file
-from policylang.language.source import Source
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAPHS = ROOT / "docs" / "graphs"

@@ -13,8 +13,8 @@ from policylang.editor.features.references import highlights, references
 from policylang.editor.names import policy_files
 from policylang.editor.names.policy_files import PolicyFolder
 from policylang.editor.state import Document, State, read_text
+from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
-from policylang.language.source import Source
 from tests.editor.policies import PoliciesAtHand
 
 LIB = "# 𝛼 names\r\nlet big = mm where bytes > 64 MiB\r\nlet 𝛼𝛽 = big or bmm\r\n"

@@ -17,7 +17,7 @@ import policylang
 from policylang.editor import open_documents
 from policylang.editor.open_documents import LONG, OpenDocuments
 from policylang.editor.state import State, before_the_order, read_graph
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import stop_unless_wanted
 from tests.editor.conftest import GRAPHS
 from tests.editor.weighed import weighed
 

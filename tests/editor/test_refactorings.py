@@ -15,10 +15,10 @@ pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
 from policylang.editor.refactorings.inlined_let import inlined_let
 from policylang.editor.refactorings.named_selector import named_selector
 from policylang.editor.state import Document, State, read_text
+from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
 from policylang.language.resolution import prelude
 from policylang.language.resources import policies_folder
-from policylang.language.source import Source
 from policylang.language.syntax import Let, Policy, Reference, Selector, Word
 from policylang.language.walk import rebuild, selector_of, walk
 

@@ -101,7 +101,9 @@ def test_html_underlines_the_span_and_escapes_the_text() -> None:
     from policylang.report.diagnostics.as_html import render_html
 
     text = 'save attenton in "<script>x</script>"\nsave (mm,\n  bmn)\n'
-    found = Spans(html := render_html(policylang.check(policylang.language.source.Source("<In[1]>", text)).diagnostics))
+    found = Spans(
+        html := render_html(policylang.check(policylang.language.diagnostics.Source("<In[1]>", text)).diagnostics)
+    )
     assert found.underlined[0] == "attenton"
     assert "script" not in found.tags
     assert "&lt;script&gt;" in html

@@ -6,9 +6,9 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
+from policylang.language.diagnostics import Span
 from policylang.language.parsing.predicate_tree import FLAGS
 from policylang.language.parsing.tree import union_of
-from policylang.language.source import Span
 from policylang.language.syntax import (
     NOWHERE,
     And,

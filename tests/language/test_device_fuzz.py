@@ -13,9 +13,8 @@ from policylang.language.devices.collective_table import table_rows
 from policylang.language.devices.positions import positions
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import parse_device, read_device
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.dtypes import DTYPES
-from policylang.language.source import Source
+from policylang.language.diagnostics import Diagnostic, Source
+from policylang.language.units import DTYPES
 from policylang.report.diagnostics import render_json, render_text
 from tests.support.drawn import examples
 

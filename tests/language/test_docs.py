@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from policylang.language.codes import CODES, is_error
+from policylang.language.diagnostics import CODES, is_error
 from policylang.language.resolution.loader import parse_policy
 from policylang.report.diagnostics import render_text
 from policylang.testing.suites import run_files

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from policylang.language.diagnostics import Source
 from policylang.language.parsing.grammar_table import TABLE, key, parser_of, table_of
 from policylang.language.parsing.parser import parse_file
 from policylang.language.resources import grammar_file
-from policylang.language.source import Source
 
 ROOT = Path(__file__).parents[2]
 GRAMMAR = grammar_file().read_text(encoding="utf-8")

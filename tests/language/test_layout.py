@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policylang.language.diagnostics import Source
 from policylang.language.formatting import canonical
 from policylang.language.formatting.canonical import format_source
 from policylang.language.formatting.unparse import (
@@ -19,7 +20,6 @@ from policylang.language.formatting.unparse import (
 from policylang.language.parsing.parser import parse_file, words_of
 from policylang.language.parsing.statements import comments, split
 from policylang.language.resources import policies_folder
-from policylang.language.source import Source
 from policylang.language.syntax import Bucket
 from tests.language import strategies
 from tests.support.drawn import examples

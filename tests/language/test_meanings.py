@@ -9,13 +9,13 @@ from typing import get_args, get_type_hints
 import pytest
 
 from policylang.language import syntax
-from policylang.language.meanings.dictionary import Meaning, meaning, meanings, senses
+from policylang.language.diagnostics import Source
 from policylang.language.parsing.lexer import OPENERS, PAIRS
 from policylang.language.parsing.parser import keywords, parse_file, words_of
 from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
 from policylang.language.parsing.statement_tree import ACTIONS
-from policylang.language.source import Source
 from policylang.language.units import UNITS
+from policylang.language.words import Meaning, meaning, meanings, senses
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
 FIGURES = get_args(get_type_hints(syntax.ExpectTotal)["figure"])

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.language.codes import CODES, is_error, is_syntax
-from policylang.language.diagnostics import Diagnostic, Mend, Severity
+from policylang.language.diagnostics import CODES, Diagnostic, Mend, Severity, Source, Span, is_error, is_syntax
 from policylang.language.parsing.parser import parse_file
 from policylang.language.parsing.statements import split
 from policylang.language.resolution.loader import load_policy, parse_policy
-from policylang.language.source import Source, Span
 from tests.language.test_fuzz import TEXTS, WORDS
 from tests.language.test_mistakes import TEXTS as MISTAKES
 
@@ -92,8 +90,7 @@ def test_a_name_that_is_written_twice_is_mended_in_both_places() -> None:
 
 
 def test_nothing_is_written_into_a_policy_that_comes_along() -> None:
-    from policylang.language.codes import diagnose
-    from policylang.language.diagnostics import prefixed
+    from policylang.language.diagnostics import diagnose, prefixed
 
     def of(name: str, text: str = "save mm") -> tuple[Mend, ...]:
         span = Span(Source(name, text), 0, 0)

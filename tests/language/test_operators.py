@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,17 +10,16 @@ import torch.nn.attention.flex_attention
 import torch.nn.attention.varlen
 
 from policylang.api.load import operators_at_hand
-from policylang.language import manifest as manifest_folder
-from policylang.language.manifest.names import manifest
 from policylang.language.resolution import prelude
 from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.resources import data_file, manifest
 from policylang.language.syntax import Difference, Operator, Selector, Union
 from policylang.language.walk import parts
 from policylang.torch_compat.operator_registry import operator_facts, operator_names
 from tests.language.told import policy
 
 TABLE = OperatorTable.bundled()
-FACTS = Path(manifest_folder.__file__).with_name("operator_facts.json")
+FACTS = data_file("operator_facts.json")
 same_torch = pytest.mark.skipif(
     torch.__version__.partition("+")[0] != manifest().torch_version, reason="the manifest was made from another torch"
 )

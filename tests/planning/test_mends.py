@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from policylang.api.planned_graphs import PathName, on_graph
 from policylang.graph.facts import Facts
-from policylang.language.codes import is_error
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, Source, is_error
 from policylang.language.resolution.loader import parse_policy
-from policylang.language.source import Source
 from tests.planning.order.sharded_steps import sharded_step
 from tests.support.textgraph import facts_of
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from policylang.errors import PolicyMatchError
-from policylang.language.codes import is_error
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.resolution.loader import parse_policy
 from policylang.planning.capabilities import JOINT
 from policylang.planning.decisions.weights_aside import WeightAside, WeightsAside

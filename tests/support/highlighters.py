@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from policylang.language.diagnostics import Source
 from policylang.language.parsing.parser import parse_file
 from policylang.language.parsing.statements import split
-from policylang.language.source import Source
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE_SITTER = ROOT / "editors" / "tree-sitter-policylang"

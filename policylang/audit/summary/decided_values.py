@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from policylang.language.figures import listed
-from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.wording import did_you_mean, listed, nearest
 
 if TYPE_CHECKING:
     from policylang.audit.summary.report import DecisionReport

@@ -13,8 +13,7 @@ from attrs import asdict, field, frozen, has
 from policylang.audit.summary.fsdp_lines import FsdpOrderReport
 from policylang.audit.summary.order_account import OrderAccount
 from policylang.audit.summary.order_figures import order_figures
-from policylang.language.figures import counted, figure
-from policylang.language.shown import as_html, as_text
+from policylang.language.wording import as_html, as_text, counted, figure
 
 NO_GRADIENTS = "inference"
 

@@ -19,7 +19,7 @@ from torch import fx
 from policylang.backends.caching import sources
 from policylang.backends.runtime import groups
 from policylang.graph import marks
-from policylang.language.codes import CODES
+from policylang.language.diagnostics import CODES
 from policylang.language.syntax import Policy
 from policylang.operators.flops import registered_formulas
 from policylang.planning.digest import digest_of, policy_text

@@ -31,8 +31,7 @@ from policylang.backends.graph_registry import CarriedOut
 from policylang.backends.path import raise_differences
 from policylang.errors import PolicyGraphError
 from policylang.graph.blocks import BlockTable, blocks_of
-from policylang.language.codes import is_error
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Policy
 from policylang.planning.block_graph import Place

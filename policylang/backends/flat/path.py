@@ -14,7 +14,7 @@ from policylang.backends.runtime.stages import timed
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
 from policylang.graph.facts import Facts
-from policylang.language.codes import diagnose
+from policylang.language.diagnostics import diagnose
 from policylang.language.syntax import Policy
 from policylang.planning.plan import Plan
 

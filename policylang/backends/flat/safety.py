@@ -15,7 +15,7 @@ from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph.facts import Facts
 from policylang.graph.reading.memory import GraphMemory
 from policylang.graph.schedule import StepKind
-from policylang.language.codes import diagnose
+from policylang.language.diagnostics import diagnose
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import UNSAFE
 

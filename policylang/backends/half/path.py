@@ -21,8 +21,7 @@ from policylang.errors import PolicyGraphError
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, GraphKind, InputKind
 from policylang.graph.reading.collect import collect
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import Expectation, ExpectTotal, Policy
 from policylang.planning.block_graph import Place
 from policylang.planning.capabilities import HALF

@@ -20,8 +20,7 @@ from policylang.backends.hooks.path import HookPath
 from policylang.errors import PolicyError, PolicyGraphError
 from policylang.graph.facts import GraphKind
 from policylang.graph.reading.collect import collect
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import Policy
 from policylang.torch_compat import dynamo, inductor
 from policylang.torch_compat.process_groups import mesh_ranks

@@ -14,8 +14,7 @@ from policylang.backends import refusals
 from policylang.backends.path import BackendPath
 from policylang.backends.runtime.stages import timed
 from policylang.backends.surgery import tags
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import Action
 from policylang.planning.plan import Plan
 

@@ -19,7 +19,7 @@ from policylang.backends.runtime.groups import RankOrder
 from policylang.errors import PolicyAuditError
 from policylang.graph import marks
 from policylang.graph.facts import Facts
-from policylang.language.codes import diagnose
+from policylang.language.diagnostics import diagnose
 from policylang.language.syntax import Policy
 from policylang.operators.categories import describe, group_name
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node

@@ -31,10 +31,9 @@ from policylang.backends.torch_compile.options import Inner
 from policylang.backends.torch_compile.pending_matches import watched
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyWarning
 from policylang.graph import marks
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import listed
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Diagnostic, Source, Span
 from policylang.language.syntax import Blocks, Policy
+from policylang.language.wording import listed
 from policylang.planning import model_wide_errors
 from policylang.planning.decisions.block_uniformity import telling_apart
 from policylang.planning.digest import digest_of

@@ -20,8 +20,7 @@ from policylang.backends.findings import Findings, findings_of
 from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.backends.torch_compile import dynamo_graph
 from policylang.errors import PolicyError, PolicyMatchError
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import Policy
 from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat import dynamo, inductor

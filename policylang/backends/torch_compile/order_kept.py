@@ -24,8 +24,7 @@ from torch import fx
 from policylang.audit.code_audit import CodeAudit
 from policylang.backends.caching.keyed import KeyedForCaches
 from policylang.errors import PolicyAuditError, PolicyMeaningError, PolicyWarning
-from policylang.language.codes import diagnose, is_error
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose, is_error
 from policylang.language.syntax import Policy
 from policylang.operators.categories import describe
 from policylang.operators.communication import is_communication, is_product

@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Exit:
     from policylang.api.load import operators_at_hand, operators_in
     from policylang.integrations.torchtitan_save_ops import import_save_ops
-    from policylang.language.codes import is_error
+    from policylang.language.diagnostics import is_error
 
     facts = None if options.graph is None else read_graph(options.graph)
     operators = operators_at_hand(met=() if facts is None else operators_in(facts))

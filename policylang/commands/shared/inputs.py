@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from policylang.api.check import CheckResult
     from policylang.graph.facts import Facts
     from policylang.language.devices.profile import DeviceProfile
-    from policylang.language.diagnostics import Diagnostic
-    from policylang.language.source import Source
+    from policylang.language.diagnostics import Diagnostic, Source
     from policylang.language.syntax import Policy
     from policylang.planning.plan import Plan
 

@@ -11,13 +11,13 @@ from policylang.editor.explaining.on_snapshot import backward_counts, part_lines
 from policylang.editor.explaining.statements import picked
 from policylang.editor.state import State
 from policylang.graph.facts import Facts, Flag
-from policylang.language.figures import counted, figure, joined, listed
-from policylang.language.manifest.tags import tagged
 from policylang.language.parsing.statements import comment_above
 from policylang.language.resolution import prelude
 from policylang.language.resolution.operator_names import OperatorTable, split_operator
 from policylang.language.resolution.public_names import TRACED_AS
+from policylang.language.resources import tagged
 from policylang.language.syntax import Difference, Intersection, Let, Operator, Reference, Selector, Union, Word
+from policylang.language.wording import counted, figure, joined, listed
 from policylang.planning.selection.empty_matches import part_counts
 from policylang.planning.selection.predicates import split_target
 from policylang.planning.selection.selectors import Selections, operator_matcher

@@ -12,8 +12,7 @@ from policylang.editor.locations import positions_of, uri_of
 from policylang.editor.refactorings.inlined_let import inlined_let
 from policylang.editor.refactorings.named_selector import named_selector
 from policylang.editor.state import State
-from policylang.language.diagnostics import Diagnostic, Mend, TextChange
-from policylang.language.source import Source
+from policylang.language.diagnostics import Diagnostic, Mend, Source, TextChange
 
 FIX_ALL = "source.fixAll.policylang"
 KINDS = (

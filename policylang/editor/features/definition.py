@@ -15,9 +15,9 @@ from policylang.editor.names.policy_files import PolicyFiles
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language.devices.lookup import bundled_devices, find_device
+from policylang.language.diagnostics import Span
 from policylang.language.files import bundled_file
 from policylang.language.resolution import prelude
-from policylang.language.source import Span
 from policylang.language.syntax import Device, Include, Let
 
 _START = types.Range(types.Position(0, 0), types.Position(0, 0))

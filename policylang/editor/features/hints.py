@@ -11,8 +11,8 @@ from policylang.editor.explaining.on_snapshot import selections_of
 from policylang.editor.explaining.pointed import own_statements
 from policylang.editor.state import GraphState, State
 from policylang.language import syntax
-from policylang.language.figures import counted
 from policylang.language.syntax import Statement
+from policylang.language.wording import counted
 
 
 def hints(state: State, start: int, end: int, *, markdown: bool = True) -> list[types.InlayHint]:

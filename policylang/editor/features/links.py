@@ -15,8 +15,8 @@ from policylang.editor.names.occurrences import occurrences, target_of
 from policylang.editor.names.policy_files import PolicyFiles, PolicyText
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
+from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
-from policylang.language.source import Source
 from policylang.language.syntax import Device, Include
 
 

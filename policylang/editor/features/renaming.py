@@ -18,10 +18,10 @@ from policylang.editor.names.occurrences import Occurrence
 from policylang.editor.names.policy_files import PolicyFiles, PolicyText
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
+from policylang.language.diagnostics import Source
 from policylang.language.parsing.parser import keywords, parse_file
 from policylang.language.parsing.statement_tree import ACTIONS
 from policylang.language.resolution import prelude
-from policylang.language.source import Source
 from policylang.language.syntax import Let, Selector, Statement, Word
 from policylang.language.walk import rebuild, selector_of
 

@@ -15,10 +15,10 @@ from attrs import define, field, frozen
 from policylang.editor.locations import uri_of_path
 from policylang.editor.names.occurrences import Occurrence, Occurrences, occurrences
 from policylang.editor.state import Document
+from policylang.language.diagnostics import Source
 from policylang.language.files import SUFFIX, bundled_file, read_source
 from policylang.language.resolution.includes import PRELUDE
 from policylang.language.resources import policies_folder
-from policylang.language.source import Source
 from policylang.language.syntax import Include
 
 MOST_FILES = 2000

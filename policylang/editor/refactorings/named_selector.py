@@ -9,9 +9,8 @@ from attrs import evolve
 
 from policylang.editor.names.occurrences import occurrences
 from policylang.editor.state import State
-from policylang.language.diagnostics import Mend, TextChange, put_before
+from policylang.language.diagnostics import Mend, Source, Span, TextChange, put_before
 from policylang.language.parsing.parser import keywords, parse_file
-from policylang.language.source import Source, Span
 from policylang.language.syntax import Let, Selector, Statement, Word
 from policylang.language.walk import rebuild, selector_of, walk
 

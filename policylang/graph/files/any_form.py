@@ -11,7 +11,7 @@ from policylang.graph.facts import Facts
 from policylang.graph.files import snapshot
 from policylang.graph.files.graph_text import read_graph
 from policylang.graph.files.snapshot import FOREIGN, graph_error
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
 
 _GZIP = b"\x1f\x8b"
 _RECORDED = re.compile(rb"\s*\{")

@@ -15,13 +15,10 @@ from attrs import define, field, frozen
 
 from policylang.graph.builder import INPUTS, GraphBuilder
 from policylang.graph.facts import FLAGS, Facts, GraphKind
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.dtypes import ALIASES, DTYPES
-from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.resolution.operator_names import OperatorTable
-from policylang.language.source import Source, Span
-from policylang.language.units import UNITS
+from policylang.language.units import ALIASES, DTYPES, UNITS
+from policylang.language.wording import did_you_mean, nearest
 
 CANNOT_BE_READ, NO_SUCH_NODE, NO_SUCH_WORD = "APL501", "APL502", "APL503"
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from policylang.graph.facts import Group, LostMarker, Mesh, Ref
-from policylang.language.shown import one_line
+from policylang.language.wording import one_line
 
 _NONE, _FALSE, _TRUE, _INT, _NEGATIVE, _FLOAT, _TEXT, _TUPLE, _LIST, _DICT, _RECORD, _REF = range(12)
 _RECORDS: tuple[type, ...] = (Group, LostMarker, Mesh)

@@ -22,7 +22,7 @@ from policylang.graph.files import columns
 from policylang.graph.files.columns import EDGES, SLACK, read_plain, write_plain
 from policylang.graph.files.plain import DamagedError, Reader, write_number, write_text, write_value
 from policylang.graph.files.validation import COLUMNS, check_document, check_facts
-from policylang.language.codes import diagnose
+from policylang.language.diagnostics import diagnose
 from policylang.language.files import reason_of, write_whole
 
 SUFFIX = ".graph"

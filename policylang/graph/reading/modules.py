@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from policylang.language.shown import one_line
+from policylang.language.wording import one_line
 
 _UNWRITTEN = frozenset(
     {

@@ -11,7 +11,7 @@ from torch import fx
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import GraphKind, Phase
 from policylang.graph.reading.flat_phases import flat_phases
-from policylang.language.codes import diagnose
+from policylang.language.diagnostics import diagnose
 from policylang.torch_compat.graphs import is_backward_output, is_saved_output
 
 NO_PHASES = "APL340"

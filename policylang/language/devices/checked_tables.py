@@ -9,14 +9,11 @@ from typing import Any
 
 from attrs import define, field
 
-from policylang.language.codes import diagnose
 from policylang.language.devices.positions import Path, place_of, positions
 from policylang.language.devices.profile import Rate
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import shortened
-from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.units import UNITS
+from policylang.language.wording import did_you_mean, nearest, shortened
 
 LEAST_RATE, MOST_RATE = 1.0, 1e30
 _MOST_SIZE = 1e30

@@ -16,12 +16,10 @@ from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 
-from policylang.language.codes import diagnose
 from policylang.language.devices.collectives import collective_kind
 from policylang.language.devices.profile import CollectiveTimes
 from policylang.language.devices.text_file import read_text
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 
 _COLUMN = re.compile(r"(?P<size>\d{1,12}(?:\.\d{1,9})?)\s*(?P<unit>[KMGT]?)i?B\s*\((?P<time>ns|us|µs|ms|s)\)")
 _WORD = re.compile(r"\S+")

@@ -10,11 +10,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import shortened
-from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.resources import devices_folder
+from policylang.language.wording import did_you_mean, nearest, shortened
 
 SUFFIX = ".toml"
 _LONGEST = 200

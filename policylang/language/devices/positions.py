@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from attrs import define, field, frozen
 
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Source, Span
 
 Path = tuple[str | int, ...]
 """``("network", 1, "latency")``: the names and numbers that lead to a figure."""

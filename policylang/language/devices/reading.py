@@ -10,20 +10,16 @@ from typing import Any
 
 from attrs import evolve
 
-from policylang.language.codes import diagnose
 from policylang.language.devices.checked_tables import LEAST_RATE, MOST_RATE, CheckedTables
 from policylang.language.devices.collective_table import read_table
 from policylang.language.devices.lookup import SUFFIX, find_device
 from policylang.language.devices.positions import misread
 from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate
 from policylang.language.devices.text_file import read_text
-from policylang.language.diagnostics import Diagnostic, Related
-from policylang.language.dtypes import ALIASES, DTYPES
-from policylang.language.figures import shortened
-from policylang.language.manifest.names import manifest
-from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.source import Source, Span
-from policylang.language.units import UNITS
+from policylang.language.diagnostics import Diagnostic, Related, Source, Span, diagnose
+from policylang.language.resources import manifest
+from policylang.language.units import ALIASES, DTYPES, UNITS
+from policylang.language.wording import did_you_mean, nearest, shortened
 
 _TABLES = ("name", "compute", "memory", "operators", "host", "network")
 _NETWORK = ("ranks", "bandwidth", "latency", "times", "group")

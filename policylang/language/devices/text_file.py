@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import shortened
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
+from policylang.language.wording import shortened
 
 _MOST = 1 << 20
 _LONGEST = 200

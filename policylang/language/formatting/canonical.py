@@ -17,12 +17,10 @@ from itertools import groupby
 
 from attrs import define, field, frozen
 
-from policylang.language.codes import bounded, diagnose, is_error
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, Source, Span, bounded, diagnose, is_error
 from policylang.language.parsing.lexer import PAIRS, Lexeme
 from policylang.language.parsing.parser import parse_file, words_of
 from policylang.language.parsing.statements import comments, split
-from policylang.language.source import Source, Span
 
 CHANGED = "APL520"
 

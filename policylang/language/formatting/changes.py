@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
+from policylang.language.diagnostics import Source
 from policylang.language.formatting.canonical import LayoutPiece, format_source, pieces_of
 from policylang.language.parsing.parser import parse_file
 from policylang.language.parsing.statements import comments, split
-from policylang.language.source import Source
 
 _PARTS = re.compile(r"\r\n|\r|\n|[^\r\n]+")
 _LINE_END = re.compile(r"\r\n|\r|\n")

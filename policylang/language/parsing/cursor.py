@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
+from policylang.language.diagnostics import Source
 from policylang.language.parsing.lexer import OPENERS, Lexeme
 from policylang.language.parsing.parser import halves, reading, terminal_texts, words_until
 from policylang.language.parsing.statements import MAX_STATEMENT, is_blank, starts_before
-from policylang.language.source import Source
 
 # As the lexer has them: a word holds braces and brackets with commas in them. Here the last one may lack its end.
 _BRACKETED = r"\[[^\[\]\n;#]*\]|\{[^{}\n;#]*\}"

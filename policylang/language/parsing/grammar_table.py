@@ -19,8 +19,9 @@ from lark.grammar import Rule
 from lark.lexer import TerminalDef
 
 from policylang.language.parsing.statement_tree import StatementRules
+from policylang.language.resources import data_file
 
-TABLE = Path(__file__).with_name("grammar_table.json")
+TABLE = data_file("grammar_table.json")
 _PAIRS = "#"
 _OPTIONS: dict[str, Any] = {
     "parser": "lalr",

@@ -14,10 +14,8 @@ from attrs import define, field
 from lark import Token
 from lark.lexer import PatternStr, TerminalDef
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Mend, TextChange
+from policylang.language.diagnostics import Diagnostic, Mend, Source, Span, TextChange, diagnose
 from policylang.language.parsing.statements import FOREIGN_COMMENT
-from policylang.language.source import Source, Span
 from policylang.language.syntax import Scope
 
 # A run of characters that make one word; a brace or bracket belongs to it with all it holds, commas too.

@@ -9,11 +9,10 @@ from attrs import evolve
 from lark import v_args
 
 from policylang.language import syntax
-from policylang.language.diagnostics import inserted
+from policylang.language.diagnostics import Span, inserted
 from policylang.language.parsing.lexer import Lexeme
 from policylang.language.parsing.predicate_tree import integer
 from policylang.language.parsing.tree import SelectorRules, SpannedSelector
-from policylang.language.source import Span
 from policylang.language.syntax import Quantity, Scope
 from policylang.language.walk import walk
 

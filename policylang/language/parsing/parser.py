@@ -12,9 +12,8 @@ from lark import Lark, Token
 from lark.exceptions import UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
-from policylang.language.codes import MOST, diagnose
-from policylang.language.diagnostics import Diagnostic, written
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import stop_unless_wanted
+from policylang.language.diagnostics import MOST, Diagnostic, Source, Span, diagnose, written
 from policylang.language.parsing.grammar_table import parser_of
 from policylang.language.parsing.lexer import Lexeme, Lexer
 from policylang.language.parsing.mistakes import find_mistake
@@ -22,7 +21,6 @@ from policylang.language.parsing.statement_tree import report_loose
 from policylang.language.parsing.statements import MAX_DEPTH, split, too_deep
 from policylang.language.parsing.unexpected import explain_unexpected
 from policylang.language.resources import grammar_file
-from policylang.language.source import Source, Span
 from policylang.language.syntax import File, Statement
 from policylang.language.walk import depth, selector_of
 

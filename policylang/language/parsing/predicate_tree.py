@@ -9,12 +9,11 @@ from typing import Any, get_args, get_type_hints
 from attrs import evolve
 from lark import Transformer, v_args
 
-from policylang.language.diagnostics import written
-from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.diagnostics import Span, written
 from policylang.language.parsing.lexer import Lexeme
-from policylang.language.source import Span
 from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
 from policylang.language.units import UNITS, read
+from policylang.language.wording import did_you_mean, nearest
 
 MEASURES: tuple[str, ...] = get_args(get_type_hints(Compare)["quantity"])
 PROPERTIES: tuple[str, ...] = get_args(get_type_hints(Match)["property"])

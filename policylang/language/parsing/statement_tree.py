@@ -9,14 +9,13 @@ from attrs import evolve, frozen
 from lark import v_args
 
 from policylang.language import syntax
-from policylang.language.diagnostics import Mend, TextChange, left_out, prefixed, written
-from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.diagnostics import Mend, Span, TextChange, left_out, prefixed, written
 from policylang.language.parsing.lexer import Lexeme
 from policylang.language.parsing.order_tree import OrderRules, opened
 from policylang.language.parsing.predicate_tree import integer, quoted
 from policylang.language.parsing.tree import SpannedSelector
-from policylang.language.source import Span
 from policylang.language.syntax import Action, Quantity, Rule, Scope
+from policylang.language.wording import did_you_mean, nearest
 
 _SYNONYMS = {"must_save": "save", "prefer_recompute": "recompute"}
 _ACTION_WORDS = (

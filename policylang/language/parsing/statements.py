@@ -12,9 +12,7 @@ from itertools import chain
 
 from attrs import frozen
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 
 MAX_FILE = 4 * 1024 * 1024
 MAX_STATEMENT = 64 * 1024

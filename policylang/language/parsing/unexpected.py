@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from lark.exceptions import UnexpectedToken
 
-from policylang.language.diagnostics import Mend, TextChange, inserted, written
-from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.diagnostics import Mend, Span, TextChange, inserted, written
 from policylang.language.parsing.lexer import Lexeme
 from policylang.language.parsing.predicate_tree import ANNOTATED, CUT, FLAGS, IS_KINDS
 from policylang.language.parsing.statement_tree import ACTIONS
-from policylang.language.source import Span
+from policylang.language.wording import did_you_mean, nearest
 
 _OPENERS = (
     "policy", "requires", "include", "device", "let", "blocks", "undecided", "fuse", "collapse", "expect",

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.globs import is_magic
 from policylang.language.resolution.public_names import NEVER_TRACED, in_place_of, shown_forms, usual_forms
 from policylang.language.syntax import Bucket, Intersection, Operator, Rule, Scheduling, Selector

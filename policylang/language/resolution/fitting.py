@@ -10,14 +10,11 @@ from typing import assert_never
 from attrs import evolve
 
 from policylang.language import syntax
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.dtypes import ALIASES, DTYPES
+from policylang.language.diagnostics import Diagnostic, Span, diagnose
 from policylang.language.globs import NameGlob, name_glob_problem, path_glob_problem
-from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.source import Span
 from policylang.language.syntax import COMPARISONS, Predicate, Quantity
-from policylang.language.units import NAMES, Dimension
+from policylang.language.units import ALIASES, DTYPES, NAMES, Dimension
+from policylang.language.wording import did_you_mean, nearest
 
 LANGUAGE_VERSION = (0, 2)
 """The version of the language that this package reads: what ``requires policylang`` is held against."""

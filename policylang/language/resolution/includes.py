@@ -8,15 +8,13 @@ from pathlib import Path
 
 from attrs import define, evolve, field, frozen
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Mend, Related, written
+from policylang.language.diagnostics import Diagnostic, Mend, Related, Source, Span, diagnose, written
 from policylang.language.files import ENDS, SUFFIX, bundled_file, bundled_names, meant_files, read_source
-from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.parser import parse_file
 from policylang.language.parsing.statements import MAX_STATEMENTS
 from policylang.language.resources import policies_folder
-from policylang.language.source import Source, Span
 from policylang.language.syntax import File, Include, Statement
+from policylang.language.wording import did_you_mean, nearest
 
 MAX_CHAIN = 32
 PRELUDE = "prelude"

@@ -7,14 +7,12 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from policylang.language.codes import bounded, diagnose, is_error
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, Source, bounded, diagnose, is_error
 from policylang.language.files import find_policy, read_source
 from policylang.language.formatting.unparse import format_policy
 from policylang.language.resolution.includes import Expansion, Reader, expand
 from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.resolution.resolver import resolve
-from policylang.language.source import Source
 from policylang.language.syntax import Policy
 
 _BYTE_ORDER_MARK = "\ufeff"

@@ -6,19 +6,17 @@ from collections.abc import Sequence
 
 from attrs import define, evolve, field
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Mend, Related, removed
+from policylang.language.diagnostics import Diagnostic, Mend, Related, Span, diagnose, removed
 from policylang.language.globs import name_glob_problem
-from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.tree import union_of
 from policylang.language.resolution import prelude
 from policylang.language.resolution.fitting import check_path_glob, fit_predicate
 from policylang.language.resolution.includes import PlacedStatement
 from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS, OperatorTable, split_operator
 from policylang.language.resolution.public_names import MODULES, as_one, python_name, shown_forms, usual_forms
-from policylang.language.source import Span
 from policylang.language.syntax import InModule, Let, Operator, Reference, Selector, Union, Where, Word
 from policylang.language.walk import rebuild
+from policylang.language.wording import did_you_mean, nearest
 
 _THE_REST = frozenset(("default", "otherwise", "rest", "fallback", "others", "remaining", "undecided"))
 _COLLECTIVES = frozenset(("communication", "communications", "comm", "comms", "collectives", "nccl", "network"))

@@ -1,6 +1,6 @@
 """Lookup of operator names: in a manifest that travels with the package, and in further sources of names.
 
-The manifest (:mod:`policylang.language.manifest.names`) lists the operators of one torch version, so that a policy is
+The manifest (:mod:`policylang.language.resources`) lists the operators of one torch version, so that a policy is
 checked without importing torch. A source of further names,
 such as the registry of a torch that is loaded, is asked only for what the manifest lacks.
 """
@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from attrs import define, field
 
 from policylang.language.globs import NameGlob, is_magic, split_outside_braces
-from policylang.language.manifest.names import Overloads, manifest
-from policylang.language.nearest import nearest
+from policylang.language.resources import Overloads, manifest
 from policylang.language.syntax import Operator
+from policylang.language.wording import nearest
 
 PLAIN_FUNCTIONS = "builtin"
 """The namespace of Python's own functions. A bare name does not reach it where a tensor operator has the name, or

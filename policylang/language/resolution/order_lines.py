@@ -8,8 +8,7 @@ from typing import assert_never
 
 from attrs import define, field
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Related, removed
+from policylang.language.diagnostics import Diagnostic, Related, diagnose, removed
 from policylang.language.resolution.doubtful import doubtful_selectors
 from policylang.language.syntax import (
     Bucket,

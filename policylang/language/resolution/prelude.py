@@ -11,11 +11,11 @@ from functools import cache
 
 from attrs import evolve
 
+from policylang.language.diagnostics import Source
 from policylang.language.parsing.parser import parse_file
 from policylang.language.parsing.tree import union_of
 from policylang.language.resolution.operator_names import split_operator
 from policylang.language.resources import policies_folder
-from policylang.language.source import Source
 from policylang.language.syntax import Let, Selector, Union, Word
 from policylang.language.walk import rebuild
 

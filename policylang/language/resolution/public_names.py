@@ -13,8 +13,8 @@ from functools import cache
 
 from attrs import frozen
 
+from policylang.language.diagnostics import Span
 from policylang.language.resolution import prelude
-from policylang.language.source import Span
 from policylang.language.syntax import Selector
 
 _SIGMOID_PRODUCT = "div fed by (add fed by (exp fed by neg))"

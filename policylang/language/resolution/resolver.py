@@ -12,19 +12,28 @@ from typing import Any, TypeVar, assert_never
 from attrs import define, evolve, field
 
 from policylang.language import syntax
-from policylang.language.codes import diagnose, is_error
+from policylang.language.cancellation import stop_unless_wanted
 from policylang.language.devices.lookup import meant_devices
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
-from policylang.language.diagnostics import Diagnostic, Mend, Related, moved, removed, written
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.diagnostics import (
+    Diagnostic,
+    Mend,
+    Related,
+    Source,
+    Span,
+    diagnose,
+    is_error,
+    moved,
+    removed,
+    written,
+)
 from policylang.language.resolution.doubtful import doubtful_selectors
 from policylang.language.resolution.fitting import check_path_glob, check_version, fit_total
 from policylang.language.resolution.includes import PlacedStatement
 from policylang.language.resolution.names import Definitions
 from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.resolution.order_lines import OrderLines
-from policylang.language.source import Source, Span
 from policylang.language.syntax import Policy, Rule, Statement
 
 _Ordering = TypeVar("_Ordering", bound=syntax.Bucket | syntax.Scheduling)

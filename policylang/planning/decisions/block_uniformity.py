@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import InBlock, InModule, Match, Policy, Selector, Statement, Where
 from policylang.language.walk import predicates, selectors_of, with_lets

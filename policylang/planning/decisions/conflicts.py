@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Related
+from policylang.language.diagnostics import Diagnostic, Related, diagnose
 from policylang.language.syntax import Rule
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import moved_below

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from policylang.graph.facts import Facts
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, prefixed
-from policylang.language.figures import counted, figure, first_lines
+from policylang.language.diagnostics import Diagnostic, diagnose, prefixed
 from policylang.language.syntax import Bucket
+from policylang.language.wording import counted, figure, first_lines
 from policylang.planning import refusals
 from policylang.planning.edits.bucketing.buckets import ALONE, LIMITED, OUTSIDE
 from policylang.planning.edits.statement_edits import all_refused

@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve
 
 from policylang.graph.facts import LATER_COLUMNS, Facts, Flag, Group, InputKind, Ref, read_by_backward, users_of
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import stop_unless_wanted
 from policylang.operators.names import FOLLOWERS
 from policylang.operators.table import MOVERS
 from policylang.planning.graph_edit import Edit, FusedGroup, NewNode, Node

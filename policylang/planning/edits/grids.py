@@ -13,7 +13,7 @@ from itertools import product
 from attrs import frozen
 
 from policylang.graph.facts import Facts, Group, Mesh
-from policylang.language.figures import joined
+from policylang.language.wording import joined
 
 
 @frozen

@@ -8,11 +8,10 @@ from typing import Any
 from attrs import evolve
 
 from policylang.graph.facts import Facts
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, prefixed
-from policylang.language.figures import counted
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import stop_unless_wanted
+from policylang.language.diagnostics import Diagnostic, diagnose, prefixed
 from policylang.language.syntax import Bucket, Policy, Rewriting
+from policylang.language.wording import counted
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.edit_planner import NodeNames, Pick, Setting

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from policylang.graph.facts import Facts
 from policylang.graph.storage import storage_roots
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import counted, figure, first_lines
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import Expectation, ExpectTotal
+from policylang.language.wording import counted, figure, first_lines
 from policylang.planning.liveness import Needs
 
 BY_DATA = "APL350"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from policylang.graph.facts import Facts
 from policylang.graph.rowsets import mask_of
-from policylang.language.figures import counted, first_lines
 from policylang.language.syntax import ExpectFate
+from policylang.language.wording import counted, first_lines
 from policylang.planning.expectations.totals import LEFT_OPEN, Finding
 from policylang.planning.liveness import Needs
 from policylang.planning.value_decision import Decision, Why

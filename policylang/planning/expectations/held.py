@@ -8,8 +8,8 @@ from typing import Literal, assert_never
 from attrs import evolve
 
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import first_lines
 from policylang.language.syntax import COMPARISONS, Expectation, ExpectCount, ExpectFate, ExpectTotal, Scope
+from policylang.language.wording import first_lines
 from policylang.planning.block_graph import is_about_whole
 from policylang.planning.checkpoints import Checkpoints
 from policylang.planning.expectations.data_sizes import figure_by_data

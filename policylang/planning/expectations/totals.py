@@ -8,8 +8,8 @@ from typing import Literal
 from attrs import frozen
 
 from policylang.graph.blocks import BlockTable
-from policylang.language.figures import beside
 from policylang.language.syntax import COMPARISONS, ExpectTotal
+from policylang.language.wording import beside
 from policylang.planning.expectations.simulated import Amounts, Simulated
 from policylang.planning.liveness import CostedNeeds
 

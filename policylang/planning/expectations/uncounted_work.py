@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from policylang.graph.facts import Facts, uncounted_operators
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import counted, first_lines, joined
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import Expectation, ExpectTotal
+from policylang.language.wording import counted, first_lines, joined
 from policylang.simulation.node_times import NodeTimes
 
 UNCOUNTED, UNTIMED = "APL332", "APL333"

@@ -16,9 +16,9 @@ from attrs import evolve, field, frozen
 from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.schedule import Schedule
 from policylang.graph.storage import storage_roots
-from policylang.language.figures import folded_names
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import stop_unless_wanted
 from policylang.language.syntax import Action
+from policylang.language.wording import folded_names
 from policylang.operators.names import GETITEM
 from policylang.planning.expectations.data_sizes import counted_by_data
 from policylang.planning.inspection.communication import Communication, communication

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, removed
-from policylang.language.figures import figure, first_lines, joined
+from policylang.language.diagnostics import Diagnostic, diagnose, removed
 from policylang.language.syntax import Bucket, Policy
+from policylang.language.wording import figure, first_lines, joined
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.graph_edit import Edit
 from policylang.planning.inspection.communication import Communication, bucket_statements

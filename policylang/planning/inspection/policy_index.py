@@ -8,7 +8,7 @@ from functools import cached_property
 
 from attrs import frozen
 
-from policylang.language.source import Span
+from policylang.language.diagnostics import Span
 from policylang.language.syntax import Policy
 from policylang.language.walk import names_in
 

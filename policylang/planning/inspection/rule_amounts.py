@@ -8,7 +8,7 @@ from math import fsum
 
 from attrs import frozen
 
-from policylang.language.figures import folded_names
+from policylang.language.wording import folded_names
 from policylang.planning.inspection.breakdown import Amounts, BlockGroup, Breakdown, ValueEntry
 
 

@@ -17,11 +17,10 @@ from attrs import field, frozen
 from policylang.graph.blocks import BlockTable
 from policylang.graph.builder import GraphBuilder
 from policylang.graph.facts import GraphKind
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, prefixed, removed
-from policylang.language.figures import counted, first_lines, listed
+from policylang.language.diagnostics import Diagnostic, diagnose, prefixed, removed
 from policylang.language.syntax import TIMES, Bucket, Compare, Policy, Prefetch, Scheduling, Selector
 from policylang.language.walk import tests_of
+from policylang.language.wording import counted, first_lines, listed
 from policylang.operators.names import GATHER, WAIT
 from policylang.planning.block_graph import WHOLE_GRAPH
 from policylang.planning.capabilities import EAGER

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from policylang.graph.facts import Facts, Phase
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import stop_unless_wanted
 from policylang.planning.order.dependencies import Dependencies
 from policylang.planning.order.hiding.latest_starts import LatestStarts
 from policylang.planning.order.hiding.list_scheduler import Leeway, ListScheduler

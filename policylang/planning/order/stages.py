@@ -9,7 +9,7 @@ from functools import cached_property
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts, GraphKind, Phase
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import stop_unless_wanted
 from policylang.planning.order.reading.block_labels import UNSAID, BackwardLabels
 from policylang.planning.order.reading.roles import Role, roles_of
 from policylang.planning.order.reading.turns import turns

@@ -9,10 +9,10 @@ from typing import assert_never
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
+from policylang.language.cancellation import stop_unless_wanted
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
-from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities

@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 from attrs import evolve
 
 from policylang.graph.facts import Facts, InputKind
-from policylang.language.figures import counted, figure, first_lines, joined, listed
 from policylang.language.formatting.unparse import nth, own_words
 from policylang.language.resolution import prelude
 from policylang.language.resolution.public_names import forms_of
@@ -33,6 +32,7 @@ from policylang.language.syntax import (
     Where,
 )
 from policylang.language.walk import predicates
+from policylang.language.wording import counted, figure, first_lines, joined, listed
 from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.predicates import GATHERED, ORIGINS, compile_predicate
 from policylang.planning.selection.selectors import Selections, parts_first

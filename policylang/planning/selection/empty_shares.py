@@ -6,13 +6,11 @@ import re
 from collections.abc import Iterator
 from math import floor
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Mend, prefixed, written
-from policylang.language.figures import counted
+from policylang.language.diagnostics import Diagnostic, Mend, Span, diagnose, prefixed, written
 from policylang.language.formatting.unparse import own_words
-from policylang.language.source import Span
 from policylang.language.syntax import Expectation, InBlock, Policy, Statement
 from policylang.language.walk import selectors_of, with_lets
+from policylang.language.wording import counted
 from policylang.planning.selection.selectors import Selections
 
 SHARE_OF_NONE = "APL369"

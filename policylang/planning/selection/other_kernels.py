@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 
 from policylang.graph.facts import Facts
 from policylang.graph.traced_device import OTHER_KERNELS
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Mend, written
+from policylang.language.diagnostics import Diagnostic, Mend, diagnose, written
 from policylang.language.syntax import Operator, Policy, Rule
 from policylang.language.walk import walk, with_lets
 from policylang.operators.names import STAND_INS

@@ -17,8 +17,8 @@ from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.graph.rowsets import difference, intersection, mask_of, members, union
+from policylang.language.cancellation import stop_unless_wanted
 from policylang.language.globs import NameGlob, PathGlob
-from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS
 from policylang.language.syntax import (
     Chain,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policylang.graph.facts import LATER_COLUMNS, Facts
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.formatting.unparse_predicates import format_predicate
 from policylang.language.syntax import Policy
 from policylang.language.walk import tests_of

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from attrs import evolve
 
 from policylang.graph.facts import Facts
-from policylang.language.diagnostics import Mend, written
+from policylang.language.diagnostics import Mend, Span, written
 from policylang.language.globs import is_magic
 from policylang.language.resolution.public_names import as_one, forms_of
-from policylang.language.source import Span
 from policylang.language.syntax import (
     NOWHERE,
     And,

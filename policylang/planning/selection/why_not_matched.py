@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from policylang.language.figures import figure, joined
 from policylang.language.formatting.unparse import nth
 from policylang.language.resolution import prelude
 from policylang.language.syntax import (
@@ -23,6 +22,7 @@ from policylang.language.syntax import (
     Where,
 )
 from policylang.language.walk import predicates
+from policylang.language.wording import figure, joined
 from policylang.planning.selection.empty_matches import part_label
 from policylang.planning.selection.ordinals import effective_scope, group_keys
 from policylang.planning.selection.selectors import Selections

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from policylang.language.codes import CODES
-from policylang.language.diagnostics import Diagnostic, Severity
-from policylang.language.source import Span
+from policylang.language.diagnostics import CODES, Diagnostic, Severity, Span
 from policylang.report.diagnostics.text import plain
 from policylang.report.markup import Markup, element, joined
 

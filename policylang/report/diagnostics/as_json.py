@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.source import Span
+from policylang.language.diagnostics import Diagnostic, Span
 
 _VERSION = 1
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.source import Span
+from policylang.language.diagnostics import Diagnostic, Span
 from policylang.report.diagnostics.text import plain
 
 

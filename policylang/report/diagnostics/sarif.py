@@ -10,10 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from policylang.language.codes import CODES
-from policylang.language.diagnostics import Diagnostic, Mend, Severity
-from policylang.language.source import Span
-from policylang.language.version import installed_version
+from policylang.language.diagnostics import CODES, Diagnostic, Mend, Severity, Span
+from policylang.language.resources import installed_version
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterable
 
-from policylang.language.diagnostics import Diagnostic, Severity
-from policylang.language.source import Span
+from policylang.language.diagnostics import Diagnostic, Severity, Span
 from policylang.report.width import columns
 
 _WINDOW = 100

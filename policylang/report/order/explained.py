@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from policylang.language.figures import figure, listed
+from policylang.language.wording import figure, listed
 from policylang.planning.inspection.collective_places import CollectivePlace, PlacedCollective
 from policylang.planning.inspection.communication import Communication, LineInOrder
 from policylang.report.order.as_text import BOUNDED_BY, proof_texts, said_of

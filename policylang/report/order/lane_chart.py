@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
-from policylang.language.figures import counted, figure
+from policylang.language.wording import counted, figure
 from policylang.report.markup import Markup, element, joined
 from policylang.report.order.lane_data import DrawnStep, StreamLane
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import field, frozen
 
-from policylang.language.figures import counted, figure
+from policylang.language.wording import counted, figure
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, StepInOrder, group_of
 from policylang.report.order.as_text import BOUNDED_BY, is_exposed, lines_named
 from policylang.simulation.collective_runs import CollectiveRun, ComputeRun, Lanes

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from policylang.audit.summary.order_account import OrderAccount, ScheduledLine
 from policylang.audit.summary.report import Report
-from policylang.language.figures import Measured, counted, figure, file_name, listed
+from policylang.language.wording import Measured, counted, figure, file_name, listed
 
 _MOST_NAMES = 2
 _MOST_REASONS = 3

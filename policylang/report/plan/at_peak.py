@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policylang.language.figures import figure, file_name, shortened
+from policylang.language.wording import figure, file_name, shortened
 from policylang.planning.inspection.peak_values import AliveShare, AliveValue, Moment, PeakValues
 from policylang.report.report_text import bytes_text
 from policylang.report.width import table

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from attrs import frozen
 
-from policylang.language.figures import figure
+from policylang.language.wording import figure
 from policylang.report.markup import Markup, element, joined
 
 _WIDTH, _HEIGHT = 1000, 1000

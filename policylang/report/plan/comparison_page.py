@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from policylang.language.figures import Measured, counted, figure, file_name, folded_names, listed, uncounted_text
+from policylang.language.wording import Measured, counted, figure, file_name, folded_names, listed, uncounted_text
 from policylang.planning.inspection.breakdown import Breakdown, operator_of, within_block
 from policylang.planning.inspection.compare import OUTSIDE, Change, Decider, PlanComparison, compare
 from policylang.planning.inspection.peak_values import values_at_peak

@@ -13,8 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from policylang.language.figures import counted
-from policylang.language.shown import printable
+from policylang.language.wording import counted, printable
 from policylang.planning.inspection.breakdown import Breakdown
 from policylang.planning.inspection.communication import Communication, as_decided
 from policylang.planning.inspection.marginal_cost import Worth

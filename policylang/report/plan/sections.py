@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from policylang.language.figures import counted, figure, uncounted_text
+from policylang.language.wording import counted, figure, uncounted_text
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, ValueEntry
 from policylang.planning.inspection.peak_values import PeakValues
 from policylang.report.device_times import exposed_text, plan_times_text, price_text, seconds_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from policylang.language.figures import figure
+from policylang.language.wording import figure
 from policylang.report.width import table
 from policylang.tuning.outcome.tuned_policy import TunedPolicy
 from policylang.tuning.outcome.written import besides_words, bound_words, budget_words, memory_of, step_words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from policylang.language.figures import counted, figure
+from policylang.language.wording import counted, figure
 from policylang.report.markup import Markup, element, joined
 from policylang.report.plan.html import filled
 from policylang.report.plan.sections import tile

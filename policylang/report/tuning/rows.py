@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policylang.language.figures import figure, shortened
+from policylang.language.wording import figure, shortened
 from policylang.report.tuning.account import share_text
 from policylang.report.width import table
 from policylang.tuning.outcome.tuned_policy import TunedPolicy

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from policylang.language.figures import figure
+from policylang.language.wording import figure
 from policylang.report.markup import Markup, element, joined
 from policylang.report.tuning.account import share_text
 from policylang.report.tuning.rows import statements

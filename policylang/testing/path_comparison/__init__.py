@@ -7,7 +7,7 @@ kept, value by value, ``agree`` puts it together and ``table`` renders it. What 
 
 from __future__ import annotations
 
-from policylang.language.shown import as_text
+from policylang.language.wording import as_text
 from policylang.testing.path_comparison.results import Agreement
 from policylang.testing.path_comparison.table import agreement_text
 

@@ -10,7 +10,7 @@ from attrs import asdict, field, frozen
 from policylang.audit.summary.report import Report
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.shown import as_text
+from policylang.language.wording import as_text
 
 VERSION = 1
 """Of the plain data."""

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 import policylang
 from policylang.backends.path import path_named
 from policylang.errors import PolicyError
-from policylang.language.codes import is_error
+from policylang.language.diagnostics import is_error
 from policylang.language.syntax import Policy
 from policylang.testing.path_comparison.results import Numbers, PathRefusal, PathRun
 

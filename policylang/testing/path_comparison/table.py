@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from policylang.language.figures import counted, figure, joined, listed, uncounted_text
+from policylang.language.wording import counted, figure, joined, listed, uncounted_text
 from policylang.report.width import table
 from policylang.testing.path_comparison.results import (
     Agreement,

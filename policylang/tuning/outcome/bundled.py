@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from policylang.graph.facts import Facts
-from policylang.language.codes import is_error
 from policylang.language.devices.profile import DeviceProfile
+from policylang.language.diagnostics import is_error
 from policylang.language.files import bundled_names
 from policylang.language.resolution.loader import load_policy
 from policylang.language.resolution.operator_names import OperatorTable

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import write_whole
-from policylang.language.shown import as_html
+from policylang.language.wording import as_html
 
 if TYPE_CHECKING:  # whatever imports policylang imports this module
     from policylang.tuning.outcome.written import TuningSubject

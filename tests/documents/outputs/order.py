@@ -7,7 +7,7 @@ from pathlib import Path
 
 import policylang
 from policylang.graph.facts import Facts
-from policylang.language.figures import figure
+from policylang.language.wording import figure
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.communication import communication
 from policylang.planning.planner import plan

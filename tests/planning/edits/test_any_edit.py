@@ -29,7 +29,7 @@ from policylang.backends.runtime import groups
 from policylang.backends.surgery.edits import carry_out
 from policylang.graph.facts import Facts, GraphKind, Group, Phase
 from policylang.graph.reading.collect import collect
-from policylang.language.source import Span
+from policylang.language.diagnostics import Span
 from policylang.language.syntax import Collapse, Policy
 from policylang.operators.strides import contiguous
 from policylang.planning.capabilities import HALF

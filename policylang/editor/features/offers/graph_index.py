@@ -13,8 +13,8 @@ from policylang.editor.features.offers.module_tree import ModuleTree
 from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
-from policylang.language.manifest.names import manifest
 from policylang.language.resolution import prelude
+from policylang.language.resources import manifest
 from policylang.language.syntax import Compare, Quantity
 from policylang.planning.liveness import own_bytes
 from policylang.planning.selection.predicates import amount_of, split_target

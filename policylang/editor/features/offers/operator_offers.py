@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from policylang.editor.features.offers.graph_index import Count, GraphIndex
 from policylang.editor.features.offers.items import Kind, WordOffer
 from policylang.editor.state import TextState
-from policylang.language.figures import shortened
 from policylang.language.globs import NameGlob, is_magic, name_glob_problem, split_outside_braces
-from policylang.language.manifest.names import manifest
 from policylang.language.parsing.cursor import Cursor
 from policylang.language.parsing.parser import word_kind
 from policylang.language.resolution import prelude
 from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS
+from policylang.language.resources import manifest
 from policylang.language.syntax import Let
+from policylang.language.wording import shortened
 
 _LONGEST = 80
 _ELSEWHERE = "not in the snapshot"

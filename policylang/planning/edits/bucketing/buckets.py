@@ -16,7 +16,7 @@ from functools import partial
 from attrs import evolve, field, frozen, mutable
 
 from policylang.graph.facts import Facts
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import stop_unless_wanted
 from policylang.language.syntax import Bucket
 from policylang.operators.names import GATHER
 from policylang.planning.edits.bucketing.bucket_members import Alike, Member, depths, group_sizes, grouped, member_of

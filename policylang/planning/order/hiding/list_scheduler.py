@@ -14,7 +14,7 @@ from itertools import islice
 
 from attrs import frozen
 
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import stop_unless_wanted
 from policylang.planning.order.hiding.latest_starts import LatestStarts
 from policylang.planning.order.hiding.memory_ahead import Touches
 from policylang.planning.order.hiding.step_so_far import StepSoFar

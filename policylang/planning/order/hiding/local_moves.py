@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import nlargest
 
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import stop_unless_wanted
 from policylang.planning.order.hiding.units import Units
 
 _EXPOSED = 6

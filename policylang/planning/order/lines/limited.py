@@ -9,8 +9,8 @@ from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule
-from policylang.language.figures import figure
 from policylang.language.syntax import Overlap, Quantity
+from policylang.language.wording import figure
 from policylang.planning.order.dependencies import Dependencies
 from policylang.planning.order.lines.named import Picked
 from policylang.planning.order.overlap import OverlapLimits, overlapped

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from attrs import define, field, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import stop_unless_wanted
 from policylang.planning.order.dependencies import Dependencies
 from policylang.planning.order.reading.roles import Role, roles_of
 from policylang.planning.order.reading.shared_memory import awaited

@@ -9,11 +9,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Mend, Related, prefixed, put_before, removed, written
-from policylang.language.figures import counted, figure, first_lines, listed
-from policylang.language.source import Span
+from policylang.language.diagnostics import (
+    Diagnostic,
+    Mend,
+    Related,
+    Span,
+    diagnose,
+    prefixed,
+    put_before,
+    removed,
+    written,
+)
 from policylang.language.syntax import Bucket, Delay, KeepOrder, Policy, Prefetch, Scheduling
+from policylang.language.wording import counted, figure, first_lines, listed
 from policylang.operators.unknown_effects import is_unknown
 from policylang.planning.edits.bucket_errors import nothing_joined
 from policylang.planning.graph_edit import Edits

@@ -5,18 +5,17 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
 from attrs import frozen
+
+from policylang.language.resources import data_file
 
 Sense = Literal[
     "action", "modifier", "statement", "selector", "position", "scope", "place", "flow", "joining", "predicate",
     "measure", "property", "figure", "bound", "fate", "limit", "name", "sign", "unit", "group",
 ]  # fmt: skip
 """What a word is in a place: ``users`` is a flow in ``users of mm`` and a measure in ``where users > 1``."""
-
-_FILE = Path(__file__).with_name("words.toml")
 
 
 @frozen
@@ -41,7 +40,7 @@ class Meaning:
 @cache
 def meanings() -> tuple[Meaning, ...]:
     """All of them, in the order of the file."""
-    content = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    content = tomllib.loads(data_file("words.toml").read_text(encoding="utf-8"))
     return tuple(Meaning(words=tuple(each.pop("words")), **each) for each in content["meaning"])
 
 
