@@ -227,7 +227,7 @@ def _entry(code: str) -> Code:
     from difflib import get_close_matches
 
     from policylang.language.diagnostics import CODES
-    from policylang.language.resolution.prelude import group_names
+    from policylang.language.operators import group_names
     from policylang.language.wording import did_you_mean, nearest
     from policylang.language.words import meanings
 

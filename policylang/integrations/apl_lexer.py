@@ -14,12 +14,12 @@ from pygments.lexer import Lexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text
 
 from policylang.language.diagnostics import Source
+from policylang.language.operators import group_names
 from policylang.language.parsing.lexer import PAIRS, Lexeme
 from policylang.language.parsing.parser import words_of
 from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
 from policylang.language.parsing.statement_tree import ACTIONS, FATES, FIGURES
 from policylang.language.parsing.statements import FOREIGN_COMMENT, comments, split
-from policylang.language.resolution.prelude import group_names
 from policylang.language.units import UNITS
 
 __all__ = ["PolicyLexer"]

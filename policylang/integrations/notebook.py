@@ -23,7 +23,7 @@ from policylang.api.project.settings import ProjectSettings, as_typed, project_s
 from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic, Source, diagnose, is_error
-from policylang.language.resolution.loader import load_policy, load_source
+from policylang.language.loader import load_policy, load_source
 from policylang.language.syntax import Policy
 from policylang.language.wording import counted, did_you_mean, joined, nearest
 from policylang.planning.capabilities import PLANNED

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from textwrap import fill, indent
 from typing import Any
 
+from policylang.language.operators import prelude_group
 from policylang.language.parsing.statements import comment_above
-from policylang.language.resolution.prelude import group
 from policylang.language.words import Meaning
 from policylang.report.width import columns
 
@@ -29,7 +29,7 @@ def meanings_data(word: str, found: Sequence[Meaning]) -> dict[str, Any]:
 
 def of_group(word: str) -> tuple[Meaning, ...]:
     """What a group that every policy knows stands for; empty where the word is none."""
-    let = group(word)
+    let = prelude_group(word)
     if let is None:
         return ()
     text = f"A group of operators that every policy knows. {comment_above(let.span)}".strip()

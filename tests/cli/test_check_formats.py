@@ -16,7 +16,7 @@ import pytest
 
 from policylang.commands.cli import main
 from policylang.graph.files.snapshot import write
-from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.operators import OperatorTable
 from tests.support.textgraph import facts_of
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -6,7 +6,7 @@ import pytest
 
 from policylang.graph.files.snapshot import write
 from policylang.language.diagnostics import CODES
-from policylang.language.resolution.prelude import group_names
+from policylang.language.operators import group_names
 from tests.support.textgraph import facts_of
 
 

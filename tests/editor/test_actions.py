@@ -20,7 +20,7 @@ from policylang.editor.features import on_request as asked
 from policylang.editor.features.actions import FIX_ALL, actions
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
-from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.operators import OperatorTable
 from tests.editor.conftest import GRAPHS, SERVER
 
 GRAPH = "llama3_8b.graph"

@@ -17,7 +17,7 @@ from policylang.editor.refactorings.named_selector import named_selector
 from policylang.editor.state import Document, State, read_text
 from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
-from policylang.language.resolution import prelude
+from policylang.language.operators import PRELUDE_NAME
 from policylang.language.resources import policies_folder
 from policylang.language.syntax import Let, Policy, Reference, Selector, Word
 from policylang.language.walk import rebuild, selector_of, walk
@@ -55,7 +55,7 @@ def meaning(text: str, state: State) -> list[Any]:
     assert policy is not None, text
 
     def out(part: Selector) -> Selector:
-        named = isinstance(part, Reference) and policy.lets[part.name].span.source.name != prelude.NAME
+        named = isinstance(part, Reference) and policy.lets[part.name].span.source.name != PRELUDE_NAME
         return expanded(policy.lets[part.name].selector) if named else part  # type: ignore[union-attr]
 
     def expanded(selector: Selector) -> Selector:

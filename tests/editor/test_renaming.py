@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policylang.editor.features.renaming import RenameRefused, renameable, renamed
 from policylang.editor.names.occurrences import occurrences
 from policylang.language.diagnostics import Source
-from policylang.language.resolution.loader import load_policy
+from policylang.language.loader import load_policy
 from policylang.language.syntax import Policy, Reference, Selector
 from policylang.language.walk import rebuild
 from tests.editor.policies import PoliciesAtHand

@@ -18,7 +18,7 @@ from policylang.graph.facts import Facts, GraphKind, Group, LostMarker, Mesh, Re
 from policylang.graph.files import snapshot
 from policylang.graph.files.validation import COLUMNS, DOCUMENT
 from policylang.graph.reading.collect import collect
-from policylang.language.resolution.loader import load_policy, parse_policy
+from policylang.language.loader import load_policy, parse_policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
 from tests.support.flat_graphs import flat_graph

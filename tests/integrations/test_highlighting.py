@@ -12,11 +12,11 @@ import pytest
 from _pytest.outcomes import Skipped
 
 from policylang.language.diagnostics import Source
+from policylang.language.operators import group_names
 from policylang.language.parsing.lexer import PAIRS, Lexeme
 from policylang.language.parsing.parser import keywords, words_of
 from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
 from policylang.language.parsing.statement_tree import ACTIONS, FATES, FIGURES
-from policylang.language.resolution.prelude import group_names
 from policylang.language.units import UNITS
 from tests.support.drawn import examples
 from tests.support.highlighters import (

@@ -12,7 +12,7 @@ import pytest
 
 from policylang.language import diagnostics
 from policylang.language.diagnostics import CODES
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "codes"

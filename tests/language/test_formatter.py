@@ -16,7 +16,7 @@ from policylang.language.formatting.unparse import (
     format_selector,
     nth,
 )
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 from policylang.language.syntax import Bucket, Everything, Expectation, Quantity, Scheduling, Selector
 from policylang.language.units import UNITS, read, write
 from tests.language import strategies

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policylang.language import layout
 from policylang.language.diagnostics import Source
-from policylang.language.formatting import canonical
-from policylang.language.formatting.canonical import format_source
 from policylang.language.formatting.unparse import (
     format_expectation,
     format_rewrite,
     format_scheduling,
     format_selector,
 )
+from policylang.language.layout import format_source
 from policylang.language.parsing.parser import parse_file, words_of
 from policylang.language.parsing.statements import comments, split
 from policylang.language.resources import policies_folder
@@ -109,13 +109,13 @@ def test_names_are_not_looked_up() -> None:
 
 @pytest.mark.parametrize("broken", ["a lost comment", "another tree", "a second change"])
 def test_a_text_that_is_not_proved_is_not_handed_out(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    real = canonical._lay_out
+    real = layout._lay_out
     texts = {
         "a lost comment": lambda source: real(source).replace("  # why", ""),
         "another tree": lambda source: real(source).replace("bmm", "mm"),
         "a second change": lambda source: real(source) + "\n" * source.text.count("\n"),
     }
-    monkeypatch.setattr(canonical, "_lay_out", texts[broken])
+    monkeypatch.setattr(layout, "_lay_out", texts[broken])
     result = format_source(Source("test.apl", "save mm  # why\nsave bmm"))
     assert result.text is None
     assert [each.code for each in result.diagnostics] == ["APL520"]

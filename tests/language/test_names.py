@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policylang.language.resolution import prelude
-from policylang.language.resolution.loader import parse_policy
-from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.loader import parse_policy
+from policylang.language.operators import OperatorTable, prelude_group
 from policylang.language.syntax import Operator, Reference
 from tests.language.told import Told, policy, selector, told
 
@@ -20,7 +19,7 @@ def test_a_let_stands_for_its_selector() -> None:
 
 def test_a_group_is_in_the_names_of_the_policy_that_uses_it() -> None:
     found = policy("save matmul in block")
-    assert found.lets == {"matmul": prelude.group("matmul")}
+    assert found.lets == {"matmul": prelude_group("matmul")}
 
 
 def test_an_unknown_word_gets_the_nearest_operators_groups_and_names() -> None:
@@ -142,7 +141,7 @@ def test_related_places_are_shown() -> None:
 def test_a_let_that_hides_a_group_does_not_change_the_other_groups() -> None:
     loaded = parse_policy("let all_gather = mm\nsave collective, all_gather")
     assert loaded.policy is not None
-    assert loaded.policy.lets["collective"] == prelude.group("collective")
+    assert loaded.policy.lets["collective"] == prelude_group("collective")
 
 
 def test_mutual_recursion_is_a_use_before_definition() -> None:

@@ -7,8 +7,8 @@ import pytest
 from policylang.graph.files.graph_text import read_graph
 from policylang.integrations.torchtitan_save_ops import import_save_ops
 from policylang.language.diagnostics import Source
-from policylang.language.formatting.canonical import format_source
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.layout import format_source
+from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import FLAT
 from policylang.planning.planner import plan
 

@@ -8,7 +8,7 @@ import pytest
 
 from policylang.errors import PolicyMatchError
 from policylang.language.diagnostics import Diagnostic, is_error
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import JOINT
 from policylang.planning.decisions.weights_aside import WeightAside, WeightsAside
 from policylang.planning.plan import Plan

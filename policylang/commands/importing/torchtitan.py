@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> Exit:
     found = list(made.diagnostics)
     if facts is not None:
         from policylang.api.planned_graphs import on_graph
-        from policylang.language.resolution.loader import parse_policy
+        from policylang.language.loader import parse_policy
 
         policy = parse_policy(made.text, name=options.output or f"<{options.name}>", operators=operators).policy
         if policy is not None:

@@ -99,7 +99,7 @@ def read_policy(name: str, facts: Facts | None = None) -> Policy:
     from policylang.api.load import operators_at_hand, operators_in
     from policylang.errors import PolicyMeaningError
     from policylang.language.diagnostics import Diagnostic
-    from policylang.language.resolution.loader import load_policy, load_source
+    from policylang.language.loader import load_policy, load_source
 
     operators = operators_at_hand(met=() if facts is None else operators_in(facts))
     if name == STDIN:

@@ -12,7 +12,7 @@ from policylang.editor.explaining.article import Article, code, with_code
 from policylang.editor.state import GraphState, State
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.resolution.includes import PlacedStatement
+from policylang.language.loader import PlacedStatement
 from policylang.language.resources import installed_version
 from policylang.language.syntax import Statement
 from policylang.language.wording import counted, figure, first_lines, joined, listed, uncounted_text

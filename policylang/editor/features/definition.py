@@ -17,7 +17,7 @@ from policylang.editor.state import State
 from policylang.language.devices.lookup import bundled_devices, find_device
 from policylang.language.diagnostics import Span
 from policylang.language.files import bundled_file
-from policylang.language.resolution import prelude
+from policylang.language.operators import prelude_group
 from policylang.language.syntax import Device, Include, Let
 
 _START = types.Range(types.Position(0, 0), types.Position(0, 0))
@@ -92,8 +92,8 @@ def _defined_by(let: Let) -> Occurrence:
 
 
 def _group(name: str) -> Occurrence | None:
-    group = prelude.group(name)
-    return None if group is None else _defined_by(group)
+    let = prelude_group(name)
+    return None if let is None else _defined_by(let)
 
 
 def _in_other_policies(state: State, used: Occurrence, around: PolicyFiles) -> list[tuple[types.Location, types.Range]]:

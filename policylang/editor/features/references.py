@@ -10,7 +10,7 @@ from policylang.editor.names.occurrences import Occurrence, occurrences
 from policylang.editor.names.policy_files import PolicyFiles, PolicyText
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
-from policylang.language.resolution import prelude
+from policylang.language.operators import prelude_group
 
 
 @frozen
@@ -58,7 +58,7 @@ def uses_of(state: State, around: PolicyFiles, name: str) -> list[Uses]:
     """Of a name as the document means it, the document's own first."""
     roots = lets_around(state, around, name)
     texts = around.texts_of(roots or [root for root in around.roots if not around.defines(root, name)])
-    if not roots and prelude.group(name) is not None and around.prelude is not None:
+    if not roots and prelude_group(name) is not None and around.prelude is not None:
         texts = (*(each for each in texts if each.key != around.prelude.key), around.prelude)
     here = around.of(state.document).key
     return [Uses(text, text.said.of(name)) for text in sorted(texts, key=lambda it: it.key != here) if text.has(name)]
@@ -69,7 +69,7 @@ def lets_around(state: State, around: PolicyFiles, name: str) -> tuple[str, ...]
 
     These are the ones that define it and include the document, and all others that include such a definition.
     """
-    if own_definition(state, name) is None and prelude.group(name) is not None:
+    if own_definition(state, name) is None and prelude_group(name) is not None:
         return ()
     mine = [root for root in around.policies_with([around.of(state.document).key]) if around.defines(root, name)]
     return around.policies_with(text.key for text in around.texts_of(mine) if text.defines(name))

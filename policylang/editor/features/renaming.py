@@ -19,9 +19,9 @@ from policylang.editor.names.policy_files import PolicyFiles, PolicyText
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language.diagnostics import Source
+from policylang.language.operators import prelude_group
 from policylang.language.parsing.parser import keywords, parse_file
 from policylang.language.parsing.statement_tree import ACTIONS
-from policylang.language.resolution import prelude
 from policylang.language.syntax import Let, Selector, Statement, Word
 from policylang.language.walk import rebuild, selector_of
 
@@ -87,7 +87,7 @@ def _texts_to_change(
     defining = lets_around(state, around, word)
     if not defining:
         what = "a group of the prelude, which every policy knows by this name"
-        raise RenameRefused(f"`{word}` is {what if prelude.group(word) else 'not a name that a `let` defines'}")
+        raise RenameRefused(f"`{word}` is {what if prelude_group(word) else 'not a name that a `let` defines'}")
     while True:
         texts = tuple(text for text in around.texts_of(defining) if text.has(word))
         holding = around.policies_with(text.key for text in texts)
@@ -133,7 +133,7 @@ def _refuse_what_is_taken(renaming: _Renaming) -> None:
         return
     if first.defines:
         raise RenameRefused(f"`{new}` is defined already, in {first.span.location}")
-    what = "a group" if prelude.group(new) else "a word"
+    what = "a group" if prelude_group(new) else "a word"
     raise RenameRefused(f"`{new}` is {what} that {first.span.location} uses, and would mean something else there")
 
 
@@ -144,8 +144,8 @@ def _refuse_what_is_also_an_operator(state: State, renaming: _Renaming) -> None:
         return
     known = operators_at_hand(met=() if state.facts is None else operators_in(state.facts))
     for word in (renaming.old, renaming.new):
-        what = "group" if prelude.group(word) else "operator"
-        if prelude.group(word) is not None or known.matches(None, word, None):
+        what = "group" if prelude_group(word) else "operator"
+        if prelude_group(word) is not None or known.matches(None, word, None):
             name = renaming.around.texts[bare[0]].source.name
             raise RenameRefused(f"`{word}` is a known {what} where {name} is loaded by itself, without this `let`")
 

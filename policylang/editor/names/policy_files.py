@@ -17,7 +17,7 @@ from policylang.editor.names.occurrences import Occurrence, Occurrences, occurre
 from policylang.editor.state import Document
 from policylang.language.diagnostics import Source
 from policylang.language.files import SUFFIX, bundled_file, read_source
-from policylang.language.resolution.includes import PRELUDE
+from policylang.language.loader import PRELUDE
 from policylang.language.resources import policies_folder
 from policylang.language.syntax import Include
 

@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 from policylang.graph.builder import INPUTS, GraphBuilder
 from policylang.graph.facts import FLAGS, Facts, GraphKind
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
-from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.operators import OperatorTable
 from policylang.language.units import ALIASES, DTYPES, UNITS
 from policylang.language.wording import did_you_mean, nearest
 

@@ -12,8 +12,8 @@ from attrs import evolve
 
 from policylang.graph.facts import Facts, InputKind
 from policylang.language.formatting.unparse import nth, own_words
-from policylang.language.resolution import prelude
-from policylang.language.resolution.public_names import forms_of
+from policylang.language.operators import PRELUDE_NAME
+from policylang.language.public_names import forms_of
 from policylang.language.syntax import (
     TIMES,
     Annotated,
@@ -104,7 +104,7 @@ def _is_one_part(part: Selector, selections: Selections) -> bool:
     every policy knows excepted."""
     if not isinstance(part, Reference):
         return False
-    return selections.lets[part.name].span.source.name == prelude.NAME or bool(selections.rows(part))
+    return selections.lets[part.name].span.source.name == PRELUDE_NAME or bool(selections.rows(part))
 
 
 def part_label(part: Selector) -> str:
@@ -137,7 +137,7 @@ def _hint(part: Selector, selections: Selections) -> str:
 def _traced_hint(part: Operator | Reference, selections: Selections) -> str:
     """What an operation of this name, or one of a group, is traced as in this graph."""
     if isinstance(part, Reference):
-        is_known = selections.lets[part.name].span.source.name == prelude.NAME  # else it is a name of the policy's own
+        is_known = selections.lets[part.name].span.source.name == PRELUDE_NAME  # else it is a name of the policy's own
     else:
         is_known = part.overload is None and part.namespace in (None, "aten")
     if not is_known:

@@ -19,7 +19,7 @@ from policylang.graph.facts import Facts
 from policylang.graph.rowsets import difference, intersection, mask_of, members, union
 from policylang.language.cancellation import stop_unless_wanted
 from policylang.language.globs import NameGlob, PathGlob
-from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS
+from policylang.language.operators import PLAIN_FUNCTIONS
 from policylang.language.syntax import (
     Chain,
     ChainOf,

@@ -10,7 +10,7 @@ from attrs import evolve
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Mend, Span, written
 from policylang.language.globs import is_magic
-from policylang.language.resolution.public_names import as_one, forms_of
+from policylang.language.public_names import as_one, forms_of
 from policylang.language.syntax import (
     NOWHERE,
     And,

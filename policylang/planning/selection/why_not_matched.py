@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policylang.language.formatting.unparse import nth
-from policylang.language.resolution import prelude
+from policylang.language.operators import PRELUDE_NAME
 from policylang.language.syntax import (
     TIMES,
     Compare,
@@ -44,7 +44,7 @@ def _left_out_before(node: Selector, row: int, selections: Selections) -> Select
     """The part that leaves the node out already, where there is just one such part; else the reason is this one's."""
     if isinstance(node, Reference):
         let = selections.lets[node.name]
-        return None if let.span.source.name == prelude.NAME else let.selector
+        return None if let.span.source.name == PRELUDE_NAME else let.selector
     if isinstance(node, InModule | InBlock | Where | Ordinal):
         return None if _has(node.selector, row, selections) else node.selector
     if isinstance(node, Intersection):

@@ -8,8 +8,8 @@ from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import is_error
 from policylang.language.files import bundled_names
-from policylang.language.resolution.loader import load_policy
-from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.loader import load_policy
+from policylang.language.operators import OperatorTable
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Source
-from policylang.language.formatting.canonical import format_source
+from policylang.language.layout import format_source
 from policylang.language.units import UNITS, write
 from policylang.language.wording import counted, figure, logged, one_line
 from policylang.planning.digest import digest_of

@@ -10,7 +10,7 @@ import policylang
 from policylang.api.planned_graphs import on_graph
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import is_error
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 from policylang.language.syntax import Policy
 from policylang.language.wording import counted, figure
 from policylang.planning.inspection.breakdown import Breakdown, breakdown

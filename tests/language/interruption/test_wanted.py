@@ -7,7 +7,7 @@ import pytest
 from policylang.api.planned_graphs import facts_of
 from policylang.graph.facts import Facts
 from policylang.language.cancellation import Cancelled, cancellable, stop_unless_wanted
-from policylang.language.resolution.loader import load_policy
+from policylang.language.loader import load_policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.marginal_cost import worth_of_rules

@@ -1,21 +1,17 @@
-"""What people call operations, and what these are in a graph: ``linear`` is an ``mm`` or an ``addmm``.
-
-Functions of ``torch.nn.functional`` and modules of ``torch.nn`` are made of other operators before a graph is written,
-and a compiler's decompositions take some of those apart again. A row says, as selectors of the language, what a name
-comes to: first the operators that compute it as a whole, then the results of the forms it is taken apart into. The
-rows are held against traces of the functions themselves, with and without Inductor's decompositions.
-"""
+"""What people call operations, what these are in a graph, and selectors that hardly denote what was meant."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 from attrs import frozen
 
-from policylang.language.diagnostics import Span
-from policylang.language.resolution import prelude
-from policylang.language.syntax import Selector
+from policylang.language.diagnostics import Diagnostic, Span, diagnose
+from policylang.language.globs import is_magic
+from policylang.language.operators import group_names, selector_of_groups
+from policylang.language.syntax import Bucket, Intersection, Operator, Rule, Scheduling, Selector
+from policylang.language.walk import parts, walk
 
 _SIGMOID_PRODUCT = "div fed by (add fed by (exp fed by neg))"
 _SILU = ("silu", _SIGMOID_PRODUCT, "mul fed by sigmoid")
@@ -182,13 +178,13 @@ def traced_texts(name: str) -> tuple[str, ...]:
 def forms_of(name: str) -> tuple[Form, ...]:
     """The same, resolved, without the operator of that very name."""
     texts = (text for text in traced_texts(name) if text != name)
-    return tuple(Form(text, prelude.resolved(text), _is_whole(text)) for text in texts)
+    return tuple(Form(text, selector_of_groups(text), _is_whole(text)) for text in texts)
 
 
 def usual_forms(name: str) -> tuple[str, ...]:
     """The forms that are said where there is no graph to look at: a group, or the first two operators."""
     texts = tuple(text for text in traced_texts(name) if text != name)
-    whole = texts[:1] if texts[:1] and texts[0] in prelude.group_names() else tuple(filter(_is_whole, texts))[:2]
+    whole = texts[:1] if texts[:1] and texts[0] in group_names() else tuple(filter(_is_whole, texts))[:2]
     return whole or texts[:1]
 
 
@@ -221,3 +217,48 @@ def _is_whole(text: str) -> bool:
 
 def _key(name: str) -> str:
     return name.replace("_", "").lower()
+
+
+SELDOM_IN_GRAPHS = "APL150"
+OF_BOTH = "APL151"
+
+
+def doubtful_selectors(rule: Rule | Bucket | Scheduling) -> Iterator[Diagnostic]:
+    """A note where a line is about names alone that graphs do not hold, a warning for each ``and`` of two operators. A
+    line that is ``optional`` may match nothing."""
+    if rule.optional:
+        return
+    inside = list(walk(rule.selector))
+    leaves = [part for part in inside if not parts(part)]
+    names = [leaf for leaf in leaves if isinstance(leaf, Operator)]
+    if len(names) == len(leaves) and all(_is_seldom(name) for name in names):
+        for name in names:
+            texts = usual_forms(name.name)
+            message = f"graphs of a step seldom hold `{name.name}`: it is traced as {shown_forms(texts)}"
+            if texts == ("everything",):
+                message = f"`{name.name}` is the operator of that name, and every node is `everything`"
+            write = [in_place_of(name.span, texts)]
+            yield diagnose(SELDOM_IN_GRAPHS, message, name.span, help=f"write `{', '.join(texts)}`", write=write)
+    for part in inside:
+        if isinstance(part, Intersection) and (both := _two_operators(part.left, part.right)):
+            left, right = both
+            yield diagnose(
+                OF_BOTH,
+                f"`{left} and {right}` keeps what is both, and no node is both `{left}` and `{right}`",
+                part.span,
+                help=f"write `{left}, {right}` for the nodes of either",
+                write=[in_place_of(part.span, both)],
+            )
+
+
+def _is_seldom(name: Operator) -> bool:
+    return name.namespace is None and name.overload is None and name.name in NEVER_TRACED
+
+
+def _two_operators(left: Selector, right: Selector) -> tuple[str, str] | None:
+    """The names of two selectors that are an operator each, and not the same one."""
+    if isinstance(left, Operator) and isinstance(right, Operator):
+        if is_magic(left.text + right.text) or left.name == right.name:
+            return None
+        return left.text, right.text
+    return None

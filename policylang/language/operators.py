@@ -1,19 +1,19 @@
-"""Lookup of operator names: in a manifest that travels with the package, and in further sources of names.
-
-The manifest (:mod:`policylang.language.resources`) lists the operators of one torch version, so that a policy is
-checked without importing torch. A source of further names,
-such as the registry of a torch that is loaded, is asked only for what the manifest lacks.
-"""
+"""Operator names and the groups that every policy knows (``policies/prelude.apl``), looked up without torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
 
-from attrs import define, field
+from attrs import define, evolve, field
 
+from policylang.language.diagnostics import Source
 from policylang.language.globs import NameGlob, is_magic, split_outside_braces
-from policylang.language.resources import Overloads, manifest
-from policylang.language.syntax import Operator
+from policylang.language.parsing.parser import parse_file
+from policylang.language.parsing.tree import union_of
+from policylang.language.resources import Overloads, manifest, policies_folder
+from policylang.language.syntax import Let, Operator, Selector, Union, Word
+from policylang.language.walk import rebuild
 from policylang.language.wording import nearest
 
 PLAIN_FUNCTIONS = "builtin"
@@ -139,3 +139,60 @@ def _extend(base: Mapping[str, Overloads], more: Iterable[str]) -> dict[str, dic
         if overload and overload not in overloads:
             names[name] = (*overloads, overload)
     return extended
+
+
+PRELUDE_NAME = "<prelude>"
+
+
+def prelude_group(name: str) -> Let | None:
+    """The resolved definition of a group; None where the prelude has none of that name.
+
+    It is self-contained: where a group builds on another one, that one is put in its place. So a policy may give a
+    group's name a meaning of its own without changing the others. Operators are not looked up in any torch: the prelude
+    covers several.
+    """
+    return _resolved(name) if name in _lets() else None
+
+
+def group_names() -> tuple[str, ...]:
+    """The groups in the order of the prelude."""
+    return tuple(_lets())
+
+
+def selector_of_groups(text: str) -> Selector:
+    """The selector that a text of groups and operators writes."""
+    file, diagnostics = parse_file(Source(PRELUDE_NAME, f"let it = {text}"))
+    (let,) = file.statements
+    if diagnostics or not isinstance(let, Let):
+        raise ValueError(f"`{text}` is no selector")
+    return rebuild(let.selector, _look_up)
+
+
+@cache
+def _resolved(name: str) -> Let:
+    let = _lets()[name]
+    return evolve(let, selector=rebuild(let.selector, _look_up))
+
+
+@cache
+def _lets() -> dict[str, Let]:
+    source = Source(PRELUDE_NAME, (policies_folder() / "prelude.apl").read_text(encoding="utf-8"))
+    file, diagnostics = parse_file(source)
+    if diagnostics:
+        first = diagnostics[0]
+        raise RuntimeError(f"the prelude cannot be read: {first.span and first.span.location}: {first.message}")
+    return {statement.name: statement for statement in file.statements if isinstance(statement, Let)}
+
+
+def _look_up(selector: Selector) -> Selector:
+    if isinstance(selector, Union):
+        return union_of(selector.parts, selector.span)
+    if not isinstance(selector, Word):
+        return selector
+    other = prelude_group(selector.text)
+    if other is not None:
+        return other.selector
+    operator = split_operator(selector.text, lambda _: True)
+    if operator is None:
+        raise RuntimeError(f"the prelude names `{selector.text}`, which is no operator")
+    return evolve(operator, span=selector.span)
