@@ -14,12 +14,11 @@ from pygments.lexer import Lexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text
 
 from policylang.language.diagnostics import Source
+from policylang.language.grammar import word_pairs, words_of
+from policylang.language.lexer import FOREIGN_COMMENT, Lexeme, comments, split
 from policylang.language.operators import group_names
-from policylang.language.parsing.lexer import PAIRS, Lexeme
-from policylang.language.parsing.parser import words_of
 from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
 from policylang.language.parsing.statement_tree import ACTIONS, FATES, FIGURES
-from policylang.language.parsing.statements import FOREIGN_COMMENT, comments, split
 from policylang.language.units import UNITS
 
 __all__ = ["PolicyLexer"]
@@ -111,7 +110,7 @@ def _pieces(text: str) -> Iterator[tuple[int, int, object]]:
         words = list(_words(source, start, end))
         for word, kind in zip(words, _kinds(words), strict=True):
             begin = word.start_pos or 0
-            if word.type not in PAIRS:
+            if word.type not in word_pairs():
                 yield begin, begin + len(word), kind
                 continue
             # Between the two words of a pair may stand whatever may stand between words.

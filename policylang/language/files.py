@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
-from policylang.language.parsing.statements import MAX_FILE
+from policylang.language.lexer import MAX_FILE
 from policylang.language.resources import policies_folder
 from policylang.language.wording import did_you_mean, nearest
 

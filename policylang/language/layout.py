@@ -14,9 +14,9 @@ from itertools import groupby
 from attrs import define, field, frozen
 
 from policylang.language.diagnostics import Diagnostic, Source, Span, bounded, diagnose, is_error
-from policylang.language.parsing.lexer import PAIRS, Lexeme
-from policylang.language.parsing.parser import parse_file, words_of
-from policylang.language.parsing.statements import comments, split
+from policylang.language.grammar import word_pairs, words_of
+from policylang.language.lexer import Lexeme, comments, split
+from policylang.language.parsing.parser import parse_file
 
 CHANGED = "APL520"
 
@@ -170,7 +170,7 @@ def pieces_of(source: Source) -> Iterable[LayoutPiece]:
 def _words(word: Lexeme, statement: int) -> Iterable[LayoutPiece]:
     start, end = word.start_pos or 0, word.end_pos or 0
     text = str(word)
-    if word.type in PAIRS:  # two words, and there may be a comment between them
+    if word.type in word_pairs():  # two words, and there may be a comment between them
         first, last = text.split()[0], text.split()[-1]
         yield LayoutPiece(first, start, start + len(first), statement)
         yield LayoutPiece(last, end - len(last), end, statement)

@@ -24,7 +24,7 @@ from policylang.language.diagnostics import (
     removed,
     written,
 )
-from policylang.language.parsing.parser import words_of
+from policylang.language.grammar import words_of
 from policylang.language.syntax import (
     NOWHERE,
     Blocks,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from textwrap import fill, indent
 from typing import Any
 
+from policylang.language.lexer import comment_above
 from policylang.language.operators import prelude_group
-from policylang.language.parsing.statements import comment_above
 from policylang.language.words import Meaning
 from policylang.report.width import columns
 

@@ -11,7 +11,7 @@ import re
 from attrs import frozen
 
 from policylang.language.diagnostics import CODES, Diagnostic, Source, Span, diagnose, written
-from policylang.language.parsing.statements import comments, split
+from policylang.language.lexer import comments, split
 from policylang.language.wording import did_you_mean, nearest
 
 CANNOT_BE_READ = "APL512"

@@ -12,9 +12,9 @@ import pytest
 from _pytest.outcomes import Skipped
 
 from policylang.language.diagnostics import Source
+from policylang.language.grammar import keywords, word_pairs, words_of
+from policylang.language.lexer import Lexeme
 from policylang.language.operators import group_names
-from policylang.language.parsing.lexer import PAIRS, Lexeme
-from policylang.language.parsing.parser import keywords, words_of
 from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
 from policylang.language.parsing.statement_tree import ACTIONS, FATES, FIGURES
 from policylang.language.units import UNITS
@@ -107,7 +107,7 @@ def _wanted(text: str) -> Iterator[tuple[tuple[int, int], set[str | None]]]:
             wanted = _plain(kind, words, index)
         elif kind == "STEP_TIME" or (compared and word in MEASURES + PROPERTIES):
             wanted = {"property"}
-        elif kind in PAIRS:
+        elif kind in word_pairs():
             wanted = {"keyword", "number"} if kind == "EVERY_NTH" else {"keyword"}
             if "#" in word:
                 wanted |= {"comment"}

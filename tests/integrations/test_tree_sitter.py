@@ -19,7 +19,7 @@ from policylang.language.formatting.unparse import (
     format_scheduling,
     format_selector,
 )
-from policylang.language.parsing.parser import keywords
+from policylang.language.grammar import keywords
 from policylang.language.parsing.statement_tree import ACTIONS
 from policylang.language.syntax import Bucket
 from tests.language import strategies

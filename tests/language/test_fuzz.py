@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policylang.language.grammar import keywords
+from policylang.language.lexer import MAX_DEPTH
 from policylang.language.loader import Loaded, load_policy, parse_policy
-from policylang.language.parsing.parser import keywords
-from policylang.language.parsing.statements import MAX_DEPTH
 from policylang.language.resources import policies_folder
 from policylang.report.diagnostics import render_concise, render_github, render_json, render_text
 from tests.language.test_forms import BINDING, LLAMA3, ORDERING, SELECTORS

@@ -16,9 +16,10 @@ from policylang.language.formatting.unparse import (
     format_scheduling,
     format_selector,
 )
+from policylang.language.grammar import words_of
 from policylang.language.layout import format_source
-from policylang.language.parsing.parser import parse_file, words_of
-from policylang.language.parsing.statements import comments, split
+from policylang.language.lexer import comments, split
+from policylang.language.parsing.parser import parse_file
 from policylang.language.resources import policies_folder
 from policylang.language.syntax import Bucket
 from tests.language import strategies

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from policylang.language.diagnostics import Source
+from policylang.language.lexer import split
 from policylang.language.parsing.parser import parse_file
-from policylang.language.parsing.statements import split
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE_SITTER = ROOT / "editors" / "tree-sitter-policylang"

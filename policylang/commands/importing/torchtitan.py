@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _name(text: str) -> str:
-    from policylang.language.parsing.parser import is_policy_name
+    from policylang.language.grammar import is_policy_name
 
     if not is_policy_name(text):
         raise argparse.ArgumentTypeError(f"`{text}` cannot be the name of a policy")

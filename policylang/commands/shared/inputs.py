@@ -118,7 +118,7 @@ def read_stdin() -> Source | Diagnostic:
     """The policy that stands in the standard input, or why it cannot be read. What it includes is looked for from the
     current folder."""
     from policylang.language.files import source_of
-    from policylang.language.parsing.statements import MAX_FILE
+    from policylang.language.lexer import MAX_FILE
 
     return source_of(sys.stdin.buffer.read(MAX_FILE + 1), STDIN_NAME)
 

@@ -11,8 +11,8 @@ from policylang.editor.explaining.on_snapshot import backward_counts, part_lines
 from policylang.editor.explaining.statements import picked
 from policylang.editor.state import State
 from policylang.graph.facts import Facts, Flag
+from policylang.language.lexer import comment_above
 from policylang.language.operators import PRELUDE_NAME, OperatorTable, group_names, prelude_group, split_operator
-from policylang.language.parsing.statements import comment_above
 from policylang.language.public_names import TRACED_AS
 from policylang.language.resources import tagged
 from policylang.language.syntax import Difference, Intersection, Let, Operator, Reference, Selector, Union, Word

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from policylang.language.parsing.lexer import Lexeme
+from policylang.language.lexer import Lexeme
 from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
 from policylang.language.units import UNITS
 from policylang.language.words import Meaning, Sense, meaning

@@ -12,7 +12,7 @@ from lsprotocol import types
 from policylang.editor.features.outline import Comment, StatementExtent, shape_of
 from policylang.editor.state import State
 from policylang.language.diagnostics import Source, Span
-from policylang.language.parsing.parser import words_of
+from policylang.language.grammar import words_of
 from policylang.language.syntax import Include, Predicate, Where
 from policylang.language.walk import selector_of, walk
 

@@ -19,8 +19,9 @@ from policylang.editor.names.policy_files import PolicyFiles, PolicyText
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language.diagnostics import Source
+from policylang.language.grammar import keywords
 from policylang.language.operators import prelude_group
-from policylang.language.parsing.parser import keywords, parse_file
+from policylang.language.parsing.parser import parse_file
 from policylang.language.parsing.statement_tree import ACTIONS
 from policylang.language.syntax import Let, Selector, Statement, Word
 from policylang.language.walk import rebuild, selector_of

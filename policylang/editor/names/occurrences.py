@@ -13,9 +13,9 @@ from functools import cached_property, lru_cache
 from attrs import frozen
 
 from policylang.language.diagnostics import Source, Span
-from policylang.language.parsing.lexer import Lexeme
-from policylang.language.parsing.parser import parse_file, words_of
-from policylang.language.parsing.statements import FOREIGN_COMMENT, comments
+from policylang.language.grammar import words_of
+from policylang.language.lexer import FOREIGN_COMMENT, Lexeme, comments
+from policylang.language.parsing.parser import parse_file
 from policylang.language.syntax import Device, Include, Let, Statement, Word
 from policylang.language.walk import selector_of, walk
 

@@ -6,7 +6,8 @@ from policylang.editor.names.occurrences import Occurrence, occurrences
 from policylang.editor.refactorings.named_selector import with_names_read
 from policylang.editor.state import State
 from policylang.language.diagnostics import Mend, Source, TextChange, removed
-from policylang.language.parsing.parser import parse_file, words_of
+from policylang.language.grammar import words_of
+from policylang.language.parsing.parser import parse_file
 from policylang.language.syntax import Let, Rule
 
 

@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.formatting.unparse_predicates import format_glob, format_predicate, format_quantity
-from policylang.language.parsing.parser import is_policy_name
+from policylang.language.grammar import is_policy_name
 from policylang.language.syntax import (
     BlockSet,
     Expectation,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from policylang.language.parsing.parser import word_kind
+from policylang.language.grammar import word_kind
 from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
 from policylang.language.units import write
 

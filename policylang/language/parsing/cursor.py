@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from copy import copy
+from functools import lru_cache
 
 from attrs import evolve, frozen
+from lark import Token
+from lark.exceptions import UnexpectedToken
+from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from policylang.language.diagnostics import Source
-from policylang.language.parsing.lexer import OPENERS, Lexeme
-from policylang.language.parsing.parser import halves, reading, terminal_texts, words_until
-from policylang.language.parsing.statements import MAX_STATEMENT, is_blank, starts_before
+from policylang.language.grammar import lexer, terminal_texts, word_pairs, words_until
+from policylang.language.lexer import MAX_STATEMENT, Lexeme, is_blank, starts_before
+from policylang.language.parsing.parser import statement_parser
 
 # As the lexer has them: a word holds braces and brackets with commas in them. Here the last one may lack its end.
 _BRACKETED = r"\[[^\[\]\n;#]*\]|\{[^{}\n;#]*\}"
@@ -35,6 +40,54 @@ _MOST_BEFORE_SELECTOR = 2
 """Words before which a statement's opener may still turn out to be a name."""
 _MOST_SKIPPED = 16
 """Characters of one statement that no word has and that are passed over."""
+
+
+@frozen
+class Reading:
+    """How far the grammar reads the words of a statement, and what it takes next."""
+
+    accepted: frozenset[str]
+    """The terminals that may follow; ``$END`` where the statement may end."""
+    refused: tuple[int, ...]
+    """The words that could not stand where they stand; the others are read as if these were not there."""
+
+
+@lru_cache(maxsize=2048)
+def reading(terminals: tuple[str, ...]) -> Reading:
+    """What may follow the beginning of a statement, given as the terminals of its words."""
+    if not terminals:
+        return Reading(_accepted(_fed(())[0]), ())
+    before, refused = _fed(terminals[:-1])
+    parser: InteractiveParser = before.copy(deepcopy_values=False)  # type: ignore[no-untyped-call]
+    if not _feed(parser, terminals[-1]):
+        refused = (*refused, len(terminals) - 1)
+    return Reading(_accepted(parser), refused)
+
+
+@lru_cache(maxsize=64)
+def _fed(terminals: tuple[str, ...]) -> tuple[InteractiveParser, tuple[int, ...]]:
+    """A parser behind some words, not to be fed itself, and the words that it refused."""
+    parser = statement_parser().parse_interactive("")
+    parser.parser_state.parse_conf = copy(parser.parser_state.parse_conf)
+    parser.parser_state.parse_conf.callbacks = {}  # nothing is built, so nothing is reported
+    return parser, tuple(index for index, terminal in enumerate(terminals) if not _feed(parser, terminal))
+
+
+def _feed(parser: InteractiveParser, terminal: str) -> bool:
+    """Whether a parser takes a terminal; where it does not, it stays as it is."""
+    state = parser.parser_state
+    states, values = [*state.state_stack], [*state.value_stack]
+    try:
+        parser.feed_token(Token(terminal, ""))
+    except UnexpectedToken:  # what was reduced until then is undone
+        state.state_stack, state.value_stack = states, values
+        return False
+    return True
+
+
+def _accepted(parser: InteractiveParser) -> frozenset[str]:
+    accepted: set[str] = parser.accepts()  # type: ignore[no-untyped-call]
+    return frozenset(accepted)
 
 
 @frozen(slots=False)
@@ -114,7 +167,7 @@ def _kept(accepted: frozenset[str], words: Sequence[Lexeme], kind: str) -> froze
     def keeps(text: str) -> bool:
         whole = f"{before} {text}"
         found = words_until(Source("", whole), 0, len(whole))[0]
-        return len(found) < len(words) or found[len(words) - 1].type in (kind, *halves())
+        return len(found) < len(words) or found[len(words) - 1].type in (kind, *word_pairs())
 
     return frozenset(each for each in accepted if each not in texts or all(keeps(text) for text in texts[each]))
 
@@ -132,7 +185,7 @@ def _as_a_name(cursor: Cursor) -> Cursor | None:
 
 def _is_opener(words: Sequence[Lexeme]) -> bool:
     """Whether the last of some words opens a statement here and is a name elsewhere."""
-    return len(words) <= _MOST_BEFORE_SELECTOR and str(words[-1]) in OPENERS and words[-1].type != "NAME"
+    return len(words) <= _MOST_BEFORE_SELECTOR and str(words[-1]) in lexer().openers and words[-1].type != "NAME"
 
 
 def _seconds(words: Sequence[Lexeme], kinds: tuple[str, ...]) -> tuple[str, ...]:
@@ -140,7 +193,7 @@ def _seconds(words: Sequence[Lexeme], kinds: tuple[str, ...]) -> tuple[str, ...]
     if not words:
         return ()
     before = reading(kinds[:-1]).accepted
-    return tuple(second for name, (first, second) in halves().items() if first == words[-1] and name in before)
+    return tuple(second for name, (first, second) in word_pairs().items() if first == words[-1] and name in before)
 
 
 def _words(source: Source, start: int, end: int) -> tuple[list[Lexeme], int]:

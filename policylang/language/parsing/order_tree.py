@@ -10,7 +10,7 @@ from lark import v_args
 
 from policylang.language import syntax
 from policylang.language.diagnostics import Span, inserted
-from policylang.language.parsing.lexer import Lexeme
+from policylang.language.lexer import Lexeme
 from policylang.language.parsing.predicate_tree import integer
 from policylang.language.parsing.tree import SelectorRules, SpannedSelector
 from policylang.language.syntax import Quantity, Scope

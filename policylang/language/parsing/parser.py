@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from copy import copy
-from functools import cache, lru_cache
+from collections.abc import Sequence
+from functools import cache
 
-from attrs import evolve, frozen
-from lark import Lark, Token
+from attrs import evolve
+from lark import Lark
 from lark.exceptions import UnexpectedToken
-from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from policylang.language.cancellation import stop_unless_wanted
 from policylang.language.diagnostics import MOST, Diagnostic, Source, Span, diagnose, written
-from policylang.language.parsing.grammar_table import parser_of
-from policylang.language.parsing.lexer import Lexeme, Lexer
+from policylang.language.grammar import lexer, parser_of
+from policylang.language.lexer import MAX_DEPTH, Lexeme, split, too_deep
 from policylang.language.parsing.mistakes import find_mistake
-from policylang.language.parsing.statement_tree import report_loose
-from policylang.language.parsing.statements import MAX_DEPTH, split, too_deep
+from policylang.language.parsing.statement_tree import StatementRules, report_loose
 from policylang.language.parsing.unexpected import explain_unexpected
-from policylang.language.resources import grammar_file
 from policylang.language.syntax import File, Statement
 from policylang.language.walk import depth, selector_of
 
-_A_TEXT = re.compile(r"[a-z_]+(?: [a-z_]+)*|[^\w\s()\[\]]+")
-"""A word or two of the language, or a sign."""
 _LONGEST = 600
 """Characters of a statement whose mends are tried, each by reading it again."""
 _MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013"))
@@ -33,116 +26,9 @@ _MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013"))
 
 
 @cache
-def _lark() -> Lark:
-    return parser_of(grammar_file().read_text(encoding="utf-8"))
-
-
-@cache
-def _lexer() -> Lexer:
-    return Lexer(list(_lark().terminals))
-
-
-def keywords() -> frozenset[str]:
-    """The words that cannot be names of selectors, operators or modules."""
-    return frozenset(_lexer().keywords)
-
-
-def word_kind(text: str) -> str | None:
-    """The terminal that a text is as one word; None where it is several or none."""
-    words, origin = _lexer().lex(Source("", text), 0, len(text))
-    return words[0].type if len(words) == 1 and len(words[0]) == len(text) and not origin.problems else None
-
-
-def is_policy_name(text: str) -> bool:
-    """Whether `policy` can be followed by a text as one plain name, a keyword or not."""
-    words, origin = _lexer().lex(Source("", f"policy {text}"), 0, len(text) + len("policy "))
-    return [word.type for word in words] == ["POLICY", "NAME"] and words[1] == text and not origin.problems
-
-
-def words_of(source: Source, start: int, end: int) -> list[Lexeme]:
-    """The words of one statement, in the order of the text."""
-    return _lexer().lex(source, start, end)[0]
-
-
-@frozen
-class Reading:
-    """How far the grammar reads the words of a statement, and what it takes next."""
-
-    accepted: frozenset[str]
-    """The terminals that may follow; ``$END`` where the statement may end."""
-    refused: tuple[int, ...]
-    """The words that could not stand where they stand; the others are read as if these were not there."""
-
-
-@lru_cache(maxsize=2048)
-def reading(terminals: tuple[str, ...]) -> Reading:
-    """What may follow the beginning of a statement, given as the terminals of its words."""
-    if not terminals:
-        return Reading(_accepted(_fed(())[0]), ())
-    before, refused = _fed(terminals[:-1])
-    parser: InteractiveParser = before.copy(deepcopy_values=False)  # type: ignore[no-untyped-call]
-    if not _feed(parser, terminals[-1]):
-        refused = (*refused, len(terminals) - 1)
-    return Reading(_accepted(parser), refused)
-
-
-@lru_cache(maxsize=64)
-def _fed(terminals: tuple[str, ...]) -> tuple[InteractiveParser, tuple[int, ...]]:
-    """A parser behind some words, not to be fed itself, and the words that it refused."""
-    parser = _lark().parse_interactive("")
-    parser.parser_state.parse_conf = copy(parser.parser_state.parse_conf)
-    parser.parser_state.parse_conf.callbacks = {}  # nothing is built, so nothing is reported
-    return parser, tuple(index for index, terminal in enumerate(terminals) if not _feed(parser, terminal))
-
-
-def _feed(parser: InteractiveParser, terminal: str) -> bool:
-    """Whether a parser takes a terminal; where it does not, it stays as it is."""
-    state = parser.parser_state
-    states, values = [*state.state_stack], [*state.value_stack]
-    try:
-        parser.feed_token(Token(terminal, ""))
-    except UnexpectedToken:  # what was reduced until then is undone
-        state.state_stack, state.value_stack = states, values
-        return False
-    return True
-
-
-def _accepted(parser: InteractiveParser) -> frozenset[str]:
-    accepted: set[str] = parser.accepts()  # type: ignore[no-untyped-call]
-    return frozenset(accepted)
-
-
-@cache
-def terminal_texts() -> Mapping[str, tuple[str, ...]]:
-    """The words and signs of each terminal that stands for a few of them: ``PER_RANK`` is ``per rank``. Terminals that
-    stand for names, numbers or texts of the user's are not there."""
-    found: dict[str, tuple[str, ...]] = {}
-    for terminal in _lark().terminals:
-        pattern = terminal.pattern.value.replace(r"\s+", " ").removeprefix("(?:").removesuffix(")")
-        texts = tuple(re.sub(r"\\(.)", r"\1", each) for each in pattern.split("|"))
-        if terminal.pattern.type == "str":
-            found[terminal.name] = (terminal.pattern.value,)
-        elif all(_A_TEXT.fullmatch(text) for text in texts):
-            found[terminal.name] = texts
-    return found
-
-
-@cache
-def halves() -> Mapping[str, tuple[str, str]]:
-    """The terminals of two words: the first of them, and the second or, where that is any of many, its terminal."""
-    pairs = {}
-    kinds = {terminal.pattern.value: terminal.name for terminal in _lark().terminals}
-    for terminal in _lark().terminals:
-        first, between, second = terminal.pattern.value.partition(r"\s+")
-        if between and first.isidentifier():
-            pairs[terminal.name] = first, kinds.get(second, second)
-    return pairs
-
-
-def words_until(source: Source, start: int, end: int) -> tuple[list[Lexeme], int | None]:
-    """The words of one statement as far as they can be told, and where a character stands that no word has."""
-    words, origin = _lexer().lex(source, start, end)
-    return words, next((problem.span.start for problem in origin.problems if problem.span is not None), None)
+def statement_parser() -> Lark:
+    """The parser of one statement."""
+    return parser_of(StatementRules())
 
 
 def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
@@ -163,14 +49,14 @@ def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
 
 
 def _parse_statement(source: Source, start: int, end: int, diagnostics: list[Diagnostic]) -> Statement | None:
-    words, origin = _lexer().lex(source, start, end)
+    words, origin = lexer().lex(source, start, end)
     if origin.problems:
         diagnostics.extend(_mended(origin.problems, source, start, end, diagnostics))
         return None
     try:
-        statement = _reduce(_lark(), words)
+        statement = _reduce(statement_parser(), words)
     except UnexpectedToken as error:
-        explain_unexpected(error, words, _lexer().keywords)
+        explain_unexpected(error, words, lexer().keywords)
         diagnostics.extend(_mended(origin.problems, source, start, end, diagnostics))
         return None
     report_loose(words)
@@ -229,13 +115,13 @@ def _stops(text: str) -> int | None:
 
 def _trial(text: str) -> tuple[int | None, int]:
     """Where a statement's text cannot be read any further, and how much is wrong with it."""
-    words, origin = _lexer().lex(Source("", text), 0, len(text))
+    words, origin = lexer().lex(Source("", text), 0, len(text))
     stop = len(text)
     if not origin.problems:
         if not words:  # a comment
             return None, 0
         try:
-            _reduce(_lark(), words)
+            _reduce(statement_parser(), words)
         except UnexpectedToken as error:
             stop = stop if error.token.type == "$END" else int(error.token.start_pos or 0)
             return stop, 1 + len(origin.problems)

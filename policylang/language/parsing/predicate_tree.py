@@ -10,7 +10,7 @@ from attrs import evolve
 from lark import Transformer, v_args
 
 from policylang.language.diagnostics import Span, written
-from policylang.language.parsing.lexer import Lexeme
+from policylang.language.lexer import Lexeme
 from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
 from policylang.language.units import UNITS, read
 from policylang.language.wording import did_you_mean, nearest

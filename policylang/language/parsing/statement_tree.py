@@ -10,7 +10,7 @@ from lark import v_args
 
 from policylang.language import syntax
 from policylang.language.diagnostics import Mend, Span, TextChange, left_out, prefixed, written
-from policylang.language.parsing.lexer import Lexeme
+from policylang.language.lexer import Lexeme
 from policylang.language.parsing.order_tree import OrderRules, opened
 from policylang.language.parsing.predicate_tree import integer, quoted
 from policylang.language.parsing.tree import SpannedSelector

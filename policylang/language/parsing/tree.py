@@ -15,7 +15,7 @@ from lark import v_args
 
 from policylang.language import syntax
 from policylang.language.diagnostics import Span
-from policylang.language.parsing.lexer import Lexeme
+from policylang.language.lexer import Lexeme
 from policylang.language.parsing.predicate_tree import PredicateRules, integer, position, quoted, share_of
 from policylang.language.syntax import BlockSet, InBlock, InModule, Ordinal, Predicate, Scope, Selector
 

@@ -13,9 +13,9 @@ from policylang.editor.state import State
 from policylang.language.devices.lookup import SUFFIX as DEVICE_SUFFIX
 from policylang.language.diagnostics import Source
 from policylang.language.files import SUFFIX
+from policylang.language.grammar import terminal_texts, words_of
+from policylang.language.lexer import Lexeme, StatementOrigin
 from policylang.language.parsing.cursor import Cursor
-from policylang.language.parsing.lexer import Lexeme, StatementOrigin
-from policylang.language.parsing.parser import terminal_texts, words_of
 from policylang.language.resources import devices_folder, policies_folder
 from policylang.language.syntax import Word
 from policylang.language.words import Meaning, Sense, meaning

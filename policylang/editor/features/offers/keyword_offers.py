@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policylang.editor.features.offers.items import Kind, WordOffer
-from policylang.language.parsing.cursor import Cursor
-from policylang.language.parsing.parser import Reading, reading, terminal_texts
+from policylang.language.grammar import terminal_texts
+from policylang.language.parsing.cursor import Cursor, Reading, reading
 from policylang.language.parsing.statement_tree import ACTIONS
 
 MARKS = frozenset(("LPAR", "RPAR", "COMMA", "EQUAL"))

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from policylang.editor.features.offers.graph_index import GraphIndex
 from policylang.editor.features.offers.items import Kind, WordOffer
 from policylang.editor.features.offers.module_offers import module_offers
+from policylang.language.grammar import word_kind
 from policylang.language.names import dimensions_of
 from policylang.language.parsing.cursor import Cursor
-from policylang.language.parsing.parser import word_kind
 from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
 from policylang.language.parsing.statement_tree import FIGURES
 from policylang.language.units import ALIASES, DTYPES, UNITS, Dimension, write
