@@ -14,10 +14,10 @@ import re
 from attrs import frozen
 
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose, is_error
-from policylang.language.formatting.unparse_predicates import format_predicate
 from policylang.language.globs import path_glob_problem
 from policylang.language.loader import parse_policy
 from policylang.language.operators import OperatorTable
+from policylang.language.predicates import format_predicate
 from policylang.language.syntax import Match
 from policylang.language.wording import did_you_mean
 

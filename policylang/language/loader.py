@@ -30,9 +30,11 @@ from policylang.language.diagnostics import (
 from policylang.language.files import ENDS, SUFFIX, bundled_file, bundled_names, find_policy, meant_files, read_source
 from policylang.language.formatting.unparse import format_policy
 from policylang.language.lexer import MAX_STATEMENTS
-from policylang.language.names import Definitions, check_path_glob, check_version, fit_total
+from policylang.language.names import Definitions
 from policylang.language.operators import OperatorTable
 from policylang.language.parsing.parser import parse_file
+from policylang.language.parsing.version_check import check_version, fit_total
+from policylang.language.predicates import check_path_glob
 from policylang.language.public_names import doubtful_selectors
 from policylang.language.resources import policies_folder
 from policylang.language.syntax import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from policylang.language.devices.lookup import bundled_devices
 from policylang.language.diagnostics import Diagnostic, Span, diagnose, put_before
-from policylang.language.formatting.unparse_predicates import format_predicate
+from policylang.language.predicates import format_predicate
 from policylang.language.syntax import TIMES, Compare, Expectation, ExpectTotal, Overlap, Policy, Rule, Statement
 from policylang.language.walk import tests_of
 from policylang.language.wording import counted, first_lines

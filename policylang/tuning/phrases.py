@@ -11,9 +11,9 @@ from attrs import evolve, field, frozen
 
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
-from policylang.language.formatting.unparse import nth
 from policylang.language.loader import parse_policy
 from policylang.language.operators import OperatorTable, prelude_group
+from policylang.language.selectors import nth
 from policylang.planning.selection.selectors import Selections
 from policylang.tuning.value_classes import ValueClass, ValueClasses
 

@@ -13,14 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.language.formatting.unparse import (
-    format_expectation,
-    format_rewrite,
-    format_scheduling,
-    format_selector,
-)
+from policylang.language.formatting.unparse import format_expectation, format_rewrite, format_scheduling
 from policylang.language.grammar import keywords
 from policylang.language.parsing.statement_tree import ACTIONS
+from policylang.language.selectors import format_selector
 from policylang.language.syntax import Bucket
 from tests.language import strategies
 from tests.language.test_forms import BINDING, EXPECTATIONS, LLAMA3, ORDERING, SELECTORS

@@ -7,8 +7,8 @@ from fractions import Fraction
 from hypothesis import strategies as st
 
 from policylang.language.diagnostics import Span
-from policylang.language.parsing.predicate_tree import FLAGS
-from policylang.language.parsing.tree import union_of
+from policylang.language.predicates import FLAGS
+from policylang.language.selectors import union_of
 from policylang.language.syntax import (
     NOWHERE,
     And,

@@ -9,14 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from policylang.language.formatting.unparse import (
-    format_expectation,
-    format_rewrite,
-    format_scheduling,
-    format_selector,
-    nth,
-)
+from policylang.language.formatting.unparse import format_expectation, format_rewrite, format_scheduling
 from policylang.language.loader import parse_policy
+from policylang.language.selectors import format_selector, nth
 from policylang.language.syntax import Bucket, Everything, Expectation, Quantity, Scheduling, Selector
 from policylang.language.units import UNITS, read, write
 from tests.language import strategies

@@ -10,17 +10,13 @@ from hypothesis import strategies as st
 
 from policylang.language import layout
 from policylang.language.diagnostics import Source
-from policylang.language.formatting.unparse import (
-    format_expectation,
-    format_rewrite,
-    format_scheduling,
-    format_selector,
-)
+from policylang.language.formatting.unparse import format_expectation, format_rewrite, format_scheduling
 from policylang.language.grammar import words_of
 from policylang.language.layout import format_source
 from policylang.language.lexer import comments, split
 from policylang.language.parsing.parser import parse_file
 from policylang.language.resources import policies_folder
+from policylang.language.selectors import format_selector
 from policylang.language.syntax import Bucket
 from tests.language import strategies
 from tests.support.drawn import examples

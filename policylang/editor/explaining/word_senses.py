@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from policylang.language.lexer import Lexeme
-from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
+from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
 from policylang.language.units import UNITS
 from policylang.language.words import Meaning, Sense, meaning
 

@@ -11,8 +11,8 @@ from lark import v_args
 from policylang.language import syntax
 from policylang.language.diagnostics import Span, inserted
 from policylang.language.lexer import Lexeme
-from policylang.language.parsing.predicate_tree import integer
-from policylang.language.parsing.tree import SelectorRules, SpannedSelector
+from policylang.language.predicates import integer
+from policylang.language.selectors import SelectorRules, SpannedSelector
 from policylang.language.syntax import Quantity, Scope
 from policylang.language.walk import walk
 

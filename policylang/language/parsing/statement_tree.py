@@ -12,8 +12,8 @@ from policylang.language import syntax
 from policylang.language.diagnostics import Mend, Span, TextChange, left_out, prefixed, written
 from policylang.language.lexer import Lexeme
 from policylang.language.parsing.order_tree import OrderRules, opened
-from policylang.language.parsing.predicate_tree import integer, quoted
-from policylang.language.parsing.tree import SpannedSelector
+from policylang.language.predicates import integer, quoted
+from policylang.language.selectors import SpannedSelector
 from policylang.language.syntax import Action, Quantity, Rule, Scope
 from policylang.language.wording import did_you_mean, nearest
 

@@ -9,8 +9,8 @@ from lark.exceptions import UnexpectedToken
 
 from policylang.language.diagnostics import Mend, Span, TextChange, inserted, written
 from policylang.language.lexer import Lexeme
-from policylang.language.parsing.predicate_tree import ANNOTATED, CUT, FLAGS, IS_KINDS
 from policylang.language.parsing.statement_tree import ACTIONS
+from policylang.language.predicates import ANNOTATED, CUT, FLAGS, IS_KINDS
 from policylang.language.wording import did_you_mean, nearest
 
 _OPENERS = (

@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 from attrs import evolve
 
 from policylang.graph.facts import Facts, InputKind
-from policylang.language.formatting.unparse import nth, own_words
 from policylang.language.operators import PRELUDE_NAME
 from policylang.language.public_names import forms_of
+from policylang.language.selectors import nth, own_words
 from policylang.language.syntax import (
     TIMES,
     Annotated,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import floor
 
 from policylang.language.diagnostics import Diagnostic, Mend, Span, diagnose, prefixed, written
-from policylang.language.formatting.unparse import own_words
+from policylang.language.selectors import own_words
 from policylang.language.syntax import Expectation, InBlock, Policy, Statement
 from policylang.language.walk import selectors_of, with_lets
 from policylang.language.wording import counted

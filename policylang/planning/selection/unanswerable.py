@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from policylang.graph.facts import LATER_COLUMNS, Facts
 from policylang.language.diagnostics import Diagnostic, diagnose
-from policylang.language.formatting.unparse_predicates import format_predicate
+from policylang.language.predicates import format_predicate
 from policylang.language.syntax import Policy
 from policylang.language.walk import tests_of
 from policylang.planning.selection.predicates import column_of

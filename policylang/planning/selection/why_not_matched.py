@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from policylang.language.formatting.unparse import nth
 from policylang.language.operators import PRELUDE_NAME
+from policylang.language.selectors import nth
 from policylang.language.syntax import (
     TIMES,
     Compare,

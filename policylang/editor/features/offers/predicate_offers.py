@@ -10,10 +10,9 @@ from policylang.editor.features.offers.graph_index import GraphIndex
 from policylang.editor.features.offers.items import Kind, WordOffer
 from policylang.editor.features.offers.module_offers import module_offers
 from policylang.language.grammar import word_kind
-from policylang.language.names import dimensions_of
 from policylang.language.parsing.cursor import Cursor
-from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
 from policylang.language.parsing.statement_tree import FIGURES
+from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES, dimensions_of
 from policylang.language.units import ALIASES, DTYPES, UNITS, Dimension, write
 from policylang.language.wording import counted
 

@@ -1,18 +1,22 @@
-"""Parser callbacks that build predicates and figures (see ``tree.py``)."""
+"""Predicates and figures: what the tree becomes, their canonical text, and the checks that need no names."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, get_args, get_type_hints
+from typing import Any, assert_never, get_args, get_type_hints
 
 from attrs import evolve
 from lark import Transformer, v_args
 
-from policylang.language.diagnostics import Span, written
+from policylang.language import syntax
+from policylang.language.diagnostics import Diagnostic, Span, diagnose, written
+from policylang.language.globs import NameGlob, name_glob_problem, path_glob_problem
+from policylang.language.grammar import word_kind
 from policylang.language.lexer import Lexeme
 from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
-from policylang.language.units import UNITS, read
+from policylang.language.units import ALIASES, DTYPES, NAMES, UNITS, Dimension, read, write
 from policylang.language.wording import did_you_mean, nearest
 
 MEASURES: tuple[str, ...] = get_args(get_type_hints(Compare)["quantity"])
@@ -112,7 +116,7 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
         return evolve(predicate, span=opened.span.to(closed.span))
 
     def quantity(self, number: Lexeme, unit: Lexeme | None = None) -> Quantity:
-        return _quantity(number, unit)
+        return _read_quantity(number, unit)
 
     def compare(self, subject: Lexeme, sign: Lexeme, value: Quantity) -> Predicate:
         span = subject.span.to(value.span)
@@ -212,7 +216,7 @@ def _unknown_property(subject: Lexeme) -> None:
     subject.report("APL114", f"nodes have no property `{subject}`", help=help)
 
 
-def _quantity(number: Lexeme, unit: Lexeme | None) -> Quantity:
+def _read_quantity(number: Lexeme, unit: Lexeme | None) -> Quantity:
     span = number.span.to((unit or number).span)
     match = _NUMBER.fullmatch(str(number))
     if match is None or len(match.group(1)) > 60:
@@ -238,3 +242,169 @@ def _quantity(number: Lexeme, unit: Lexeme | None) -> Quantity:
         )
         return Quantity(value, "number", span)
     return Quantity(*read(match.group(1), name), span)
+
+
+_GLOB_KINDS = frozenset({"NAME", "PATH", "INT", "NUMBER"})
+_VALUE_KINDS = frozenset({"NAME", "PATH"})
+
+
+def format_glob(glob: str) -> str:
+    """A module path as it can be read back: in quotes where it is a word of the language."""
+    return glob if word_kind(glob) in _GLOB_KINDS else f'"{glob}"'
+
+
+def format_quantity(quantity: Quantity) -> str:
+    return write(quantity.value, quantity.dimension)
+
+
+def format_predicate(predicate: Predicate) -> str:
+    """The canonical text of a predicate."""
+    match predicate:
+        case Or():
+            return " or ".join(_grouped(part, Or) for part in predicate.parts)
+        case And():
+            return " and ".join(_grouped(part, Or, And) for part in predicate.parts)
+        case Not():
+            return f"not {_grouped(predicate.predicate, Or, And)}"
+        case Is():
+            return predicate.name
+        case CrossesCut():
+            return f"crosses cut per {'auto' if predicate.size is None else format_quantity(predicate.size)}"
+        case Annotated():
+            return f"annotated {_name_text(predicate.name)}"
+        case Match():
+            return f"{predicate.property} {predicate.op} {_name_text(predicate.pattern)}"
+        case Compare():
+            index = "" if predicate.index is None else f"[{predicate.index}]"
+            return f"{predicate.quantity}{index} {predicate.op} {format_quantity(predicate.value)}"
+        case _:
+            assert_never(predicate)
+
+
+def _name_text(text: str) -> str:
+    return text if word_kind(text) in _VALUE_KINDS else f'"{text}"'
+
+
+def _grouped(predicate: Predicate, *looser: type) -> str:
+    text = format_predicate(predicate)
+    return f"({text})" if isinstance(predicate, looser) else text
+
+
+Report = Callable[[Diagnostic], None]
+
+_CUT = "a stage of `crosses cut`"
+_DIMENSIONS: dict[str, tuple[Dimension, ...]] = {
+    "bytes": ("bytes",),
+    _CUT: ("bytes",),
+    "flops": ("flops",),
+    "time": ("seconds",),
+    "time_per_gib": ("seconds",),
+    "saved": ("bytes", "fraction"),
+    "recomputed": ("bytes", "fraction"),
+    "peak": ("bytes",),
+    "recomputed flops": ("flops", "fraction"),
+    "recomputed operators": ("number", "fraction"),
+    "recomputed time": ("seconds", "fraction"),
+    "exposed": ("seconds", "fraction"),
+    "step time": ("seconds",),
+}
+_EXAMPLE_FIGURES: dict[Dimension, str] = {
+    "bytes": "`64 MiB`",
+    "flops": "`2 GFLOP`",
+    "seconds": "`400 us`",
+    "fraction": "`20%`",
+    "number": "`16`",
+}
+
+
+def dimensions_of(measured: str) -> tuple[Dimension, ...]:
+    """What a measure of nodes, or a figure to expect something of, is compared with, the usual one first."""
+    return _DIMENSIONS.get(measured, ("number",))
+
+
+def fit_predicate(predicate: Predicate, report: Report) -> Predicate:
+    """The predicate with plain figures given their dimension and types their full name; misfits are reported."""
+    match predicate:
+        case syntax.Compare():
+            return evolve(predicate, value=fit_quantity(predicate.quantity, predicate.value, report))
+        case syntax.Match():
+            return _fit_match(predicate, report)
+        case syntax.CrossesCut():
+            return predicate if predicate.size is None else evolve(predicate, size=_fit_stage(predicate.size, report))
+        case syntax.Not():
+            return evolve(predicate, predicate=fit_predicate(predicate.predicate, report))
+        case syntax.And() | syntax.Or():
+            return evolve(predicate, parts=tuple(fit_predicate(part, report) for part in predicate.parts))
+        case syntax.Is() | syntax.Annotated():
+            return predicate
+        case _:
+            assert_never(predicate)
+
+
+def _fit_stage(size: Quantity, report: Report) -> Quantity:
+    fitted = fit_quantity(_CUT, size, report)
+    if fitted.dimension == "bytes" and fitted.value < 1:
+        message = "a stage of less than a byte holds nothing"
+        report(diagnose("APL210", message, size.span, help="write a size such as `2 GiB`"))
+    return fitted
+
+
+def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
+    """The figure in the dimension of what it is compared with: a plain number of bytes is bytes. Nobody thinks of
+    operators in seconds, so a time has a unit, unless it is zero."""
+    dimensions = dimensions_of(measured)
+    if value.dimension in dimensions:
+        return value
+    if value.dimension == "number" and dimensions[0] == "seconds" and value.value:
+        report(_no_unit(measured, value))
+    if value.dimension == "number":
+        return evolve(value, dimension=dimensions[0])
+    shares = dimensions == ("bytes", "fraction")
+    examples = {**_EXAMPLE_FIGURES, "fraction": "`20% of forward`"} if shares else _EXAMPLE_FIGURES
+    wanted = " or ".join(NAMES[dimension] for dimension in dimensions)
+    subject, relation = (_CUT, "is counted in") if measured == _CUT else (f"`{measured}`", "is compared with")
+    message = f"{subject} {relation} {wanted}, not {relation.rpartition(' ')[2]} {NAMES[value.dimension]}"
+    help = f"write a figure such as {' or '.join(examples[dimension] for dimension in dimensions)}"
+    report(diagnose("APL201", message, value.span, help=help))
+    return value
+
+
+def _no_unit(measured: str, value: Quantity) -> Diagnostic:
+    written = value.span.one_line
+    help = f"write `{written} us`, `{written} ms` or `{written} s`"
+    message = f"`{measured}` is compared with a time, and `{written}` has no unit"
+    return diagnose("APL211", message, value.span, help=help, write=[f"{written} {unit}" for unit in ("us", "ms", "s")])
+
+
+def check_path_glob(glob: str, span: Span, report: Report) -> None:
+    """Report a malformed glob; ``span`` is the phrase that ends with it."""
+    problem = path_glob_problem(glob)
+    if problem:
+        report(diagnose("APL112", f"the module path `{glob}` {problem}", _last(glob, span)))
+
+
+def _fit_match(match: syntax.Match, report: Report) -> syntax.Match:
+    if match.property == "module":
+        check_path_glob(match.pattern, match.span, report)
+        return match
+    problem = name_glob_problem(match.pattern)
+    if problem:
+        report(diagnose("APL112", f"the name `{match.pattern}` {problem}", _last(match.pattern, match.span)))
+        return match
+    return _fit_dtype(match, report) if match.property == "dtype" else match
+
+
+def _fit_dtype(match: syntax.Match, report: Report) -> syntax.Match:
+    pattern = match.pattern.removeprefix("torch.")
+    pattern = ALIASES.get(pattern, pattern)
+    if not any(map(NameGlob(pattern).matches, DTYPES)):
+        message = f"there is no tensor type `{match.pattern}`"
+        near = nearest(pattern, (*DTYPES, *ALIASES))
+        report(diagnose("APL115", message, _last(match.pattern, match.span), help=did_you_mean(near), write=near))
+    return evolve(match, pattern=pattern)
+
+
+def _last(text: str, span: Span) -> Span:
+    """Where a text stands last in a span."""
+    at = span.text.rfind(text)
+    return span if at < 0 else Span(span.source, span.start + at, span.start + at + len(text))
