@@ -17,8 +17,8 @@ from policylang.language.diagnostics import Source
 from policylang.language.grammar import word_pairs, words_of
 from policylang.language.lexer import FOREIGN_COMMENT, Lexeme, comments, split
 from policylang.language.operators import group_names
-from policylang.language.parsing.statement_tree import ACTIONS, FATES, FIGURES
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.statements import ACTIONS, FATES, FIGURES
 from policylang.language.units import UNITS
 
 __all__ = ["PolicyLexer"]

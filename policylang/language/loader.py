@@ -28,15 +28,14 @@ from policylang.language.diagnostics import (
     written,
 )
 from policylang.language.files import ENDS, SUFFIX, bundled_file, bundled_names, find_policy, meant_files, read_source
-from policylang.language.formatting.unparse import format_policy
 from policylang.language.lexer import MAX_STATEMENTS
 from policylang.language.names import Definitions
 from policylang.language.operators import OperatorTable
 from policylang.language.parsing.parser import parse_file
-from policylang.language.parsing.version_check import check_version, fit_total
 from policylang.language.predicates import check_path_glob
 from policylang.language.public_names import doubtful_selectors
 from policylang.language.resources import policies_folder
+from policylang.language.statements import ExpectTotalKind, RequiresKind, format_policy, kind_of
 from policylang.language.syntax import (
     Bucket,
     ChainOf,
@@ -263,7 +262,6 @@ NO_COLLECTIVE = "APL215"
 _COMPUTES = frozenset(("aten", "prims", "rngprims", "inductor_prims", "quantized", "builtin"))
 """Namespaces whose operators send nothing; a higher-order operator may, in the graph that it runs."""
 _COLLECTIVES = ("collective", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-_WRITTEN = {Bucket: "bucket", Prefetch: "prefetch", Delay: "delay", Overlap: "overlap", KeepOrder: "keep order"}
 
 Matches = Callable[[str | None, str, str | None], tuple[str, ...]]
 """From the parts of an operator's name to the full names that fit, as an operator table knows them."""
@@ -279,7 +277,7 @@ class OrderLines:
     def check(self, statement: Bucket | Scheduling, lets: Mapping[str, Let]) -> Iterator[Diagnostic]:
         """What is wrong with a line whose names are looked up, beside those that came before it."""
         earlier = self._said.setdefault((type(statement), statement.selector), statement)
-        word = _WRITTEN[type(statement)]
+        word = kind_of(statement).opener
         if earlier is not statement:
             message = f"`{word}` is said twice of the same collectives"
             related = (Related("said here before", earlier.span),)
@@ -376,32 +374,35 @@ class _Resolver:
         statement = placed.statement
         if not placed.depth:
             self.first = self.first or statement.span
-        if isinstance(statement, syntax.PolicyName):
-            self._policy_name(statement, placed)
-        elif isinstance(statement, syntax.Requires):
-            check_version(statement, self.diagnostics.append)
-        elif isinstance(statement, syntax.Device):
-            self._device(statement, placed)
-        elif isinstance(statement, syntax.Let):
-            self.names.define(statement, placed.bundled)
-        elif isinstance(statement, syntax.Blocks | syntax.Undecided):
-            self._only_once(statement)
-        elif isinstance(statement, Rule):
-            rule = evolve(statement, selector=self.names.resolve(statement.selector))
-            self.rules.append(rule)
-            self.diagnostics.extend(doubtful_selectors(rule))
-        elif isinstance(statement, syntax.Bucket):
-            self.rewrites.append(self._ordering(statement))
-        elif isinstance(statement, syntax.Rewriting):
-            self.rewrites.append(statement)
-        elif isinstance(statement, syntax.Scheduling):
-            self.scheduling.append(self._ordering(statement))
-        elif isinstance(statement, syntax.ExpectTotal):
-            self.expectations.append(fit_total(statement, self.diagnostics.append))
-        elif isinstance(statement, syntax.ExpectCount | syntax.ExpectFate):
-            self.expectations.append(evolve(statement, selector=self.names.resolve(statement.selector)))
-        elif not isinstance(statement, syntax.Include):  # what it brings is in its place
-            assert_never(statement)
+        match statement:
+            case syntax.PolicyName():
+                self._policy_name(statement, placed)
+            case syntax.Requires():
+                RequiresKind.check(statement, self.diagnostics.append)
+            case syntax.Include():
+                pass  # what it brings is in its place
+            case syntax.Device():
+                self._device(statement, placed)
+            case Let():
+                self.names.define(statement, placed.bundled)
+            case syntax.Blocks() | syntax.Undecided():
+                self._only_once(statement)
+            case Rule():
+                rule = evolve(statement, selector=self.names.resolve(statement.selector))
+                self.rules.append(rule)
+                self.diagnostics.extend(doubtful_selectors(rule))
+            case syntax.Fuse() | syntax.Collapse():
+                self.rewrites.append(statement)
+            case Bucket():
+                self.rewrites.append(self._ordering(statement))
+            case Prefetch() | Delay() | Overlap() | KeepOrder():
+                self.scheduling.append(self._ordering(statement))
+            case syntax.ExpectTotal():
+                self.expectations.append(ExpectTotalKind.fit(statement, self.diagnostics.append))
+            case syntax.ExpectCount() | syntax.ExpectFate():
+                self.expectations.append(evolve(statement, selector=self.names.resolve(statement.selector)))
+            case _:
+                assert_never(statement)
 
     def _ordering(self, statement: _Ordering) -> _Ordering:
         statement = evolve(statement, selector=self.names.resolve(statement.selector))
@@ -460,7 +461,7 @@ class _Resolver:
     def _only_once(self, statement: syntax.Blocks | syntax.Undecided) -> None:
         earlier = self.once.get(type(statement))
         if earlier is not None:
-            word = "blocks" if isinstance(statement, syntax.Blocks) else "undecided"
+            word = kind_of(statement).opener
             related = Related("said here before", earlier.span)
             mends = [removed(statement.span)]
             self._report("APL203", f"a policy says `{word}` once", statement.span, related, mends=mends)

@@ -380,7 +380,7 @@ def check_path_glob(glob: str, span: Span, report: Report) -> None:
     """Report a malformed glob; ``span`` is the phrase that ends with it."""
     problem = path_glob_problem(glob)
     if problem:
-        report(diagnose("APL112", f"the module path `{glob}` {problem}", _last(glob, span)))
+        report(diagnose("APL112", f"the module path `{glob}` {problem}", last_text(glob, span)))
 
 
 def _fit_match(match: syntax.Match, report: Report) -> syntax.Match:
@@ -389,7 +389,7 @@ def _fit_match(match: syntax.Match, report: Report) -> syntax.Match:
         return match
     problem = name_glob_problem(match.pattern)
     if problem:
-        report(diagnose("APL112", f"the name `{match.pattern}` {problem}", _last(match.pattern, match.span)))
+        report(diagnose("APL112", f"the name `{match.pattern}` {problem}", last_text(match.pattern, match.span)))
         return match
     return _fit_dtype(match, report) if match.property == "dtype" else match
 
@@ -400,11 +400,11 @@ def _fit_dtype(match: syntax.Match, report: Report) -> syntax.Match:
     if not any(map(NameGlob(pattern).matches, DTYPES)):
         message = f"there is no tensor type `{match.pattern}`"
         near = nearest(pattern, (*DTYPES, *ALIASES))
-        report(diagnose("APL115", message, _last(match.pattern, match.span), help=did_you_mean(near), write=near))
+        report(diagnose("APL115", message, last_text(match.pattern, match.span), help=did_you_mean(near), write=near))
     return evolve(match, pattern=pattern)
 
 
-def _last(text: str, span: Span) -> Span:
+def last_text(text: str, span: Span) -> Span:
     """Where a text stands last in a span."""
     at = span.text.rfind(text)
     return span if at < 0 else Span(span.source, span.start + at, span.start + at + len(text))

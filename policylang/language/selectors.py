@@ -231,9 +231,18 @@ def format_selector(selector: Selector) -> str:
     return _format(selector).text
 
 
-def _picked(selector: Selector) -> str:
+def format_picked(selector: Selector) -> str:
     """In parentheses unless it is one word: what follows is the statement's own."""
     return _format(selector).at(_ATOM).text
+
+
+def format_counted(selector: Selector, scope: Scope | None) -> str:
+    """With the scope in which its nodes are counted."""
+    text = _format(selector)
+    if scope is None:
+        return text.text
+    counted = text.at(_ATOM) if text.level < _PHRASE or text.unscoped else text
+    return f"{counted.text} per {scope.value}"
 
 
 def _format(selector: Selector) -> _Wording:

@@ -15,8 +15,8 @@ from policylang.language.diagnostics import Source
 from policylang.language.grammar import keywords, word_pairs, words_of
 from policylang.language.lexer import Lexeme
 from policylang.language.operators import group_names
-from policylang.language.parsing.statement_tree import ACTIONS, FATES, FIGURES
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.statements import ACTIONS, FATES, FIGURES
 from policylang.language.units import UNITS
 from tests.support.drawn import examples
 from tests.support.highlighters import (

@@ -13,11 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.language.formatting.unparse import format_expectation, format_rewrite, format_scheduling
 from policylang.language.grammar import keywords
-from policylang.language.parsing.statement_tree import ACTIONS
 from policylang.language.selectors import format_selector
-from policylang.language.syntax import Bucket
+from policylang.language.statements import ACTIONS, format_statement
 from tests.language import strategies
 from tests.language.test_forms import BINDING, EXPECTATIONS, LLAMA3, ORDERING, SELECTORS
 from tests.language.test_fuzz import WORDS
@@ -62,8 +60,8 @@ _statements = st.one_of(
     strategies.selectors.map(lambda tree: f"save {format_selector(tree)}"),
     strategies.selectors.map(lambda tree: f"{format_selector(tree)} -> offload up to 8 GiB per rank"),
     strategies.selectors.map(lambda tree: f"let drawn = {format_selector(tree)}"),
-    strategies.expectations.map(format_expectation),
-    strategies.ordering.map(lambda tree: format_rewrite(tree) if isinstance(tree, Bucket) else format_scheduling(tree)),
+    strategies.expectations.map(format_statement),
+    strategies.ordering.map(format_statement),
 )
 
 

@@ -10,12 +10,11 @@ import pytest
 
 import policylang
 from policylang.language.diagnostics import Source
-from policylang.language.formatting.unparse import format_policy
 from policylang.language.grammar import keywords
 from policylang.language.layout import format_source
 from policylang.language.loader import load_policy, parse_policy
 from policylang.language.parsing.parser import parse_file
-from policylang.language.parsing.statement_tree import ACTIONS
+from policylang.language.statements import ACTIONS, format_policy
 from policylang.language.syntax import (
     Action,
     And,

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from policylang.language import layout
 from policylang.language.diagnostics import Source
-from policylang.language.formatting.unparse import format_expectation, format_rewrite, format_scheduling
 from policylang.language.grammar import words_of
 from policylang.language.layout import format_source
 from policylang.language.lexer import comments, split
 from policylang.language.parsing.parser import parse_file
 from policylang.language.resources import policies_folder
 from policylang.language.selectors import format_selector
-from policylang.language.syntax import Bucket
+from policylang.language.statements import format_statement
 from tests.language import strategies
 from tests.support.drawn import examples
 
@@ -122,10 +121,8 @@ STATEMENTS = st.one_of(
     st.builds(lambda s: f"save {format_selector(s)}", strategies.selectors),
     st.builds(lambda s: f"optional ({format_selector(s)})→must_recompute", strategies.selectors),
     st.builds(lambda s: f"let some = {format_selector(s)}", strategies.selectors),
-    st.builds(format_expectation, strategies.expectations),
-    st.builds(
-        lambda line: format_rewrite(line) if isinstance(line, Bucket) else format_scheduling(line), strategies.ordering
-    ),
+    st.builds(format_statement, strategies.expectations),
+    st.builds(format_statement, strategies.ordering),
     st.sampled_from(["policy demo", "blocks layers.*", "include <fsdp>", "undecided -> save", "collapse round_trips"]),
 )
 SPACE = st.sampled_from(["", " ", "   ", "\t", " \r"])

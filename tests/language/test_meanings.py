@@ -12,8 +12,8 @@ from policylang.language import syntax
 from policylang.language.diagnostics import Source
 from policylang.language.grammar import keywords, lexer, terminal_texts, word_pairs, words_of
 from policylang.language.parsing.parser import parse_file
-from policylang.language.parsing.statement_tree import ACTIONS
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.statements import ACTIONS
 from policylang.language.units import UNITS
 from policylang.language.words import Meaning, meaning, meanings, senses
 

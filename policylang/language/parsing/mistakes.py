@@ -14,8 +14,8 @@ from itertools import chain
 
 from attrs import frozen
 
-from policylang.language.parsing.statement_tree import ACTIONS, FIGURES
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.statements import ACTIONS, FIGURES
 
 Replacement = str | Callable[[re.Match[str]], str | Sequence[str]]
 Reads = Callable[[str], int | None]

@@ -9,14 +9,11 @@ from lark.exceptions import UnexpectedToken
 
 from policylang.language.diagnostics import Mend, Span, TextChange, inserted, written
 from policylang.language.lexer import Lexeme
-from policylang.language.parsing.statement_tree import ACTIONS
 from policylang.language.predicates import ANNOTATED, CUT, FLAGS, IS_KINDS
+from policylang.language.statements import ACTIONS, KINDS, OPENERS, MissingRow
 from policylang.language.wording import did_you_mean, nearest
 
-_OPENERS = (
-    "policy", "requires", "include", "device", "let", "blocks", "undecided", "fuse", "collapse", "expect",
-    "optional", "override", "bucket", "prefetch", "delay", "overlap", "keep order",
-)  # fmt: skip
+_OPENERS = (*OPENERS, "optional", "override")
 _JOINING = frozenset({"OR", "AND", "EXCEPT", "FEEDING", "FED", "COMMA", "IN", "OUTSIDE", "WHERE", "CHAIN", "PER"})
 _RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` or `mm -> save`"
 _LINES = "a statement ends with its line; to go on over several lines, put the selector in parentheses"
@@ -24,71 +21,39 @@ _LINES = "a statement ends with its line; to go on over several lines, put the s
 
 _WORDS = re.compile("`([^`]+)`")
 _ALL_WORDS = re.compile("`[^`]+`(?:(?:, | or )`[^`]+`)*")
-_ORDERS = ("BUCKET", "PREFETCH", "DELAY", "OVERLAP", "KEEP_ORDER")
-_COLLECTIVES = "such as `all_gather`, `reduce_scatter` or `collective`"
-_AHEAD = "such as `prefetch all_gather 1 block ahead`"
-_LATER = "such as `delay reduce_scatter 1 block`"
-_IN_FLIGHT = "such as `overlap collective up to 2 GiB in flight`"
-_OF_PEAK = "such as `overlap collective within 1 GiB of peak`"
 _KINDS = f"such as {', '.join(f'`{kind}`' for kind in IS_KINDS[:-1])} or `{IS_KINDS[-1]}`"
-_FIGURES = "NAME INT NUMBER PERCENT"
-_MISSING: tuple[tuple[str, str, str, str, str | None], ...] = (
-    *(
-        (each, "", "EVERYTHING", "a selector", "such as `all_gather`, `reduce_scatter` or `collective`")
-        for each in _ORDERS
-    ),
-    ("PREFETCH", "BLOCK BLOCKS", "NAME", "`ahead`", _AHEAD),
-    ("PREFETCH", "INT", "BLOCK BLOCKS -RPAR", "`block ahead`", _AHEAD),
-    ("PREFETCH", "", "INT -STRING -BLOCK -COMPARISON", "how many blocks ahead", _AHEAD),
-    ("DELAY", "", "INT -STRING -BLOCK -COMPARISON", "how many blocks later", _LATER),
-    ("BUCKET", "UP_TO", "INT", "a size", "such as `up to 256 MiB`"),
-    ("OVERLAP", "UP_TO", "INT", "a size", _IN_FLIGHT),
-    ("OVERLAP", "WITHIN", "INT", "a size or a share", _OF_PEAK),
-    ("OVERLAP", "", "IN_FLIGHT", "`in flight`", _IN_FLIGHT),
-    ("OVERLAP", _FIGURES, "OF", "`of peak`", _OF_PEAK),
-    ("OVERLAP", "OF", "NAME", "`peak`", _OF_PEAK),
-    ("KEEP_ORDER", "KEEP_ORDER", "OF", "`of`", "such as `keep order of all_to_all`"),
-    ("FUSE", "FUSE", "-OVER", "`all_gather chains` or `reduce_scatter chains`", None),
-    ("FUSE", "OVER COMMA", "-OVER", "a mesh dimension", "such as `dp`"),
-    ("FUSE", "", "-OVER", "`chains`", None),
-    ("COLLAPSE", "", "", "`round_trips`", None),
-    ("DEVICE", "DEVICE", "", "a device profile", 'such as `h100-sxm`, or a file, `"cluster.toml"`'),
-    ("UNDECIDED", "", "ACTION", "`auto`, `save` or `recompute`", None),
-    ("REQUIRES", "COMPARISON", "", "a version", "such as `0.2`"),
-    ("EXPECT", "COMPARISON", "", "a figure", "such as `64 MiB`, `2 GFLOP`, `40 ms` or `20%`"),
-    ("", "COMPARISON", "", "a value", None),
-    ("REQUIRES", "NAME", "", "a comparison", "such as `>= 0.2`"),
-    ("REQUIRES", "", "", "`policylang`", "such as `requires policylang >= 0.2`"),
-    ("", "CUT", "", "`per` and a size", "such as `crosses cut per 2 GiB`"),
-    ("", "PER", "NUMBER", "a size or `auto`", "such as `crosses cut per 2 GiB`"),
-    ("", "IS", "", "a property", _KINDS),
-    ("", "FROM", "NAME", "`parameter`, `buffer` or `input`", None),
-    ("", "", "EVERY EXACTLY", "an expectation", "such as `saved <= 4 GiB`, `exactly 7 mm` or `every mm saved`"),
-    ("", "", "EVERYTHING", "a selector", "such as `mm`, `attention` or `everything`"),
-    ("", "", "BLOCK STRING", "a module path or `block`", "a module path is written as `layers.*`"),
-    ("", "", "STRING BUNDLED", "a file", 'a file is written `"other.apl"`, or `<name>` if bundled'),
-    ("", "", "IS NOT", "a predicate", "such as `bytes > 64 MiB` or `crosses block`"),
-    ("", "", "SAVED OFFLOADED", "`saved`, `recomputed` or `offloaded`", None),
-    ("", "", "COMPARISON", "a comparison", "such as `<= 64 MiB`"),
-    ("", "", "ARROW", "`->`", None),
-    ("", "", "ACTION", "an action", "such as `save` or `recompute`"),
-    ("", "", "BLOCK MODULE CHAIN GRAPH", "`block`, `module`, `chain` or `graph`", None),
-    ("", "", "AFTER BEFORE THROUGH", "`after`, `before` or `through`", None),
-    ("", "", "EQUAL", "`=` and a selector", None),
-    ("", "", "STRING PATH", "a module path", "such as `layers.*`"),
-    ("", "", "INT", "a whole number", None),
-    ("", "", "ORDINAL", "a position", "such as `1st`"),
-    ("", "", "LEAST MOST", "`least` or `most`", None),
-    ("", "", "BLOCK", "`block`", None),
-    ("", "", "OF", "`of`", None),
-    ("", "", "BY", "`by`", None),
-    ("", "", "RPAR", "`)`", None),
-    ("", "", "PER_RANK", "`per rank`", "such as `up to 8 GiB per rank`"),
-    ("", "", "NAME", "a name", None),
-    ("", "", "", "something else", None),
+_BEHIND_OPTIONAL = frozenset(("FUSE", "COLLAPSE", *(kind.terminal() for kind in KINDS if kind.is_scheduling)))
+_MISSING: tuple[MissingRow, ...] = (
+    ("COMPARISON", "", "a value", None),
+    ("CUT", "", "`per` and a size", "such as `crosses cut per 2 GiB`"),
+    ("PER", "NUMBER", "a size or `auto`", "such as `crosses cut per 2 GiB`"),
+    ("IS", "", "a property", _KINDS),
+    ("FROM", "NAME", "`parameter`, `buffer` or `input`", None),
+    ("", "EVERY EXACTLY", "an expectation", "such as `saved <= 4 GiB`, `exactly 7 mm` or `every mm saved`"),
+    ("", "EVERYTHING", "a selector", "such as `mm`, `attention` or `everything`"),
+    ("", "BLOCK STRING", "a module path or `block`", "a module path is written as `layers.*`"),
+    ("", "STRING BUNDLED", "a file", 'a file is written `"other.apl"`, or `<name>` if bundled'),
+    ("", "IS NOT", "a predicate", "such as `bytes > 64 MiB` or `crosses block`"),
+    ("", "SAVED OFFLOADED", "`saved`, `recomputed` or `offloaded`", None),
+    ("", "COMPARISON", "a comparison", "such as `<= 64 MiB`"),
+    ("", "ARROW", "`->`", None),
+    ("", "ACTION", "an action", "such as `save` or `recompute`"),
+    ("", "BLOCK MODULE CHAIN GRAPH", "`block`, `module`, `chain` or `graph`", None),
+    ("", "AFTER BEFORE THROUGH", "`after`, `before` or `through`", None),
+    ("", "EQUAL", "`=` and a selector", None),
+    ("", "STRING PATH", "a module path", "such as `layers.*`"),
+    ("", "INT", "a whole number", None),
+    ("", "ORDINAL", "a position", "such as `1st`"),
+    ("", "LEAST MOST", "`least` or `most`", None),
+    ("", "BLOCK", "`block`", None),
+    ("", "OF", "`of`", None),
+    ("", "BY", "`by`", None),
+    ("", "RPAR", "`)`", None),
+    ("", "PER_RANK", "`per rank`", "such as `up to 8 GiB per rank`"),
+    ("", "NAME", "a name", None),
+    ("", "", "something else", None),
 )
-"""What has to follow, and how it looks: by the statement, by the last word, and by the terminals that the parser takes
-here (with a minus: does not take). The first row that fits is the most telling."""
+"""In every statement, behind the rows of its kind. The first row that fits is the most telling."""
 
 
 def explain_unexpected(error: UnexpectedToken, words: Sequence[Lexeme], keywords: Mapping[str, str]) -> None:
@@ -201,12 +166,12 @@ def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str
 
 def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> tuple[str, str | None]:
     """What has to follow the words, and how it looks."""
-    opener, last = _opener(before), before[-1].type
+    last, opener = before[-1].type, _opener(before)
+    rows = (row for kind in KINDS if kind.terminal() == opener for row in kind.missing)
     return next(
         (what, help)
-        for statement, words, terminals, what, help in _MISSING
-        if statement in ("", opener)
-        and (not words or last in words.split())
+        for words, terminals, what, help in (*rows, *_MISSING)
+        if (not words or last in words.split())
         and all((name.removeprefix("-") in expected) is not name.startswith("-") for name in terminals.split())
     )
 
@@ -218,7 +183,7 @@ def _in_predicate(words: Sequence[Lexeme], expected: frozenset[str]) -> bool:
 
 def _opener(before: Sequence[Lexeme]) -> str:
     """What says which statement it is; `optional` stands before several."""
-    verbs = [word.type for word in before[1:2] if word.type in ("FUSE", "COLLAPSE", *_ORDERS)]
+    verbs = [word.type for word in before[1:2] if word.type in _BEHIND_OPTIONAL]
     return verbs[0] if before[0].type == "OPTIONAL" and verbs else before[0].type
 
 

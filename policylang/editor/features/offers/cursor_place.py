@@ -24,9 +24,8 @@ from policylang.editor.features.offers.predicate_offers import (
 from policylang.editor.state import State
 from policylang.language.grammar import is_policy_name
 from policylang.language.parsing.cursor import Cursor
-from policylang.language.parsing.statement_tree import FATES, FIGURES
-from policylang.language.parsing.version_check import LANGUAGE_VERSION
 from policylang.language.predicates import MEASURES, PROPERTIES
+from policylang.language.statements import FATES, FIGURES, LANGUAGE_VERSION
 
 
 @frozen

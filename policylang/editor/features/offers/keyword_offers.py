@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from policylang.editor.features.offers.items import Kind, WordOffer
 from policylang.language.grammar import terminal_texts
 from policylang.language.parsing.cursor import Cursor, Reading, reading
-from policylang.language.parsing.statement_tree import ACTIONS
+from policylang.language.statements import ACTIONS
 
 MARKS = frozenset(("LPAR", "RPAR", "COMMA", "EQUAL"))
 """What everybody types faster than he chooses it."""

@@ -11,8 +11,8 @@ from policylang.editor.features.offers.items import Kind, WordOffer
 from policylang.editor.features.offers.module_offers import module_offers
 from policylang.language.grammar import word_kind
 from policylang.language.parsing.cursor import Cursor
-from policylang.language.parsing.statement_tree import FIGURES
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES, dimensions_of
+from policylang.language.statements import FIGURES
 from policylang.language.units import ALIASES, DTYPES, UNITS, Dimension, write
 from policylang.language.wording import counted
 
