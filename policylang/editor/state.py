@@ -20,7 +20,7 @@ from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.loader import Expansion, Loaded, Reader, load_expanded
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.public_names import SELDOM_IN_GRAPHS
 from policylang.language.syntax import Bucket, ExpectTotal, File
 from policylang.planning.capabilities import capabilities_for

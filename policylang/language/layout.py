@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 from policylang.language.diagnostics import Diagnostic, Source, Span, bounded, diagnose, is_error
 from policylang.language.grammar import word_pairs, words_of
 from policylang.language.lexer import Lexeme, comments, split
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 
 CHANGED = "APL520"
 

@@ -31,7 +31,7 @@ from policylang.language.files import ENDS, SUFFIX, bundled_file, bundled_names,
 from policylang.language.lexer import MAX_STATEMENTS
 from policylang.language.names import Definitions
 from policylang.language.operators import OperatorTable
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.predicates import check_path_glob
 from policylang.language.public_names import doubtful_selectors
 from policylang.language.resources import policies_folder

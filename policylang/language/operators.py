@@ -9,7 +9,7 @@ from attrs import define, evolve, field
 
 from policylang.language.diagnostics import Source
 from policylang.language.globs import NameGlob, is_magic, split_outside_braces
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.resources import Overloads, manifest, policies_folder
 from policylang.language.selectors import union_of
 from policylang.language.syntax import Let, Operator, Selector, Union, Word

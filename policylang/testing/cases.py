@@ -14,7 +14,7 @@ from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic, Severity, Source, diagnose, is_error
 from policylang.language.loader import load_source
 from policylang.language.operators import OperatorTable
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.syntax import Bucket, Include, Let, Policy, Rule, Scheduling, Statement
 from policylang.language.wording import counted
 from policylang.planning.capabilities import capabilities_for

@@ -9,7 +9,7 @@ from lsprotocol import types
 
 from policylang.language import syntax
 from policylang.language.diagnostics import Source
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.predicates import dimensions_of
 from policylang.language.syntax import Statement
 from policylang.language.wording import figure

@@ -22,12 +22,12 @@ from policylang.editor.features.offers.keyword_offers import MARKS, keyword_offe
 from policylang.editor.state import Document, State, read_text
 from policylang.graph.facts import Facts
 from policylang.language import grammar
+from policylang.language.cursor import Cursor, _fed, cursors_at, reading
 from policylang.language.diagnostics import Source
 from policylang.language.files import bundled_names, read_source
 from policylang.language.grammar import terminal_texts, word_pairs, words_of, words_until
 from policylang.language.lexer import split
-from policylang.language.parsing.cursor import Cursor, _fed, cursors_at, reading
-from policylang.language.parsing.parser import parse_file, statement_parser
+from policylang.language.parser import parse_file, statement_parser
 from policylang.language.resources import grammar_file
 
 ROOT = Path(__file__).resolve().parents[2]

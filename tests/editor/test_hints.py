@@ -14,7 +14,7 @@ from lsprotocol import types
 
 from policylang.editor.features.hints import hints
 from policylang.editor.state import State
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.wording import figure
 from policylang.planning.inspection.marginal_cost import MOST_RULES
 from tests.editor.test_hover import ORDERED, POLICIES, SAC, TEXTS, command, signed, state_of

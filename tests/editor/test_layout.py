@@ -18,7 +18,7 @@ from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
 from policylang.language.layout import applied, layout_changes, layout_changes_between
 from policylang.language.lexer import comments, split
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.resources import policies_folder
 from tests.language.test_layout import layouts
 

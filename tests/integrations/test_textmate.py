@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from policylang.language.diagnostics import Source
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from tests.support.highlighters import VSCODE, node, node_environment, repository_policies, textmate_tokens
 
 GRAMMAR = VSCODE / "syntaxes" / "policylang.tmLanguage.json"

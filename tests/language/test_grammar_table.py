@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from policylang.language import grammar
+from policylang.language import grammar, parser
 from policylang.language.diagnostics import Source
 from policylang.language.grammar import TABLE, key, table_of
-from policylang.language.parsing import parser
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.resources import grammar_file
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from policylang.language.diagnostics import Source
 from policylang.language.grammar import words_of
 from policylang.language.layout import format_source
 from policylang.language.lexer import comments, split
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.resources import policies_folder
 from policylang.language.selectors import format_selector
 from policylang.language.statements import format_statement

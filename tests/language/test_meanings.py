@@ -11,7 +11,7 @@ import pytest
 from policylang.language import syntax
 from policylang.language.diagnostics import Source
 from policylang.language.grammar import keywords, lexer, terminal_texts, word_pairs, words_of
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
 from policylang.language.statements import ACTIONS
 from policylang.language.units import UNITS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policylang.language.diagnostics import CODES, Diagnostic, Mend, Severity, Source, Span, is_error, is_syntax
 from policylang.language.lexer import split
 from policylang.language.loader import load_policy, parse_policy
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from tests.language.test_fuzz import TEXTS, WORDS
 from tests.language.test_mistakes import TEXTS as MISTAKES
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policylang.language.loader import load_policy, parse_policy
-from policylang.language.parsing.mistakes import mistakes
+from policylang.language.mistakes import mistakes
 from policylang.report.diagnostics import render_text
 
 LINES = Path(__file__).with_name("mistakes.txt").read_text("utf-8").splitlines()

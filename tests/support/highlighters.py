@@ -20,7 +20,7 @@ import pytest
 
 from policylang.language.diagnostics import Source
 from policylang.language.lexer import split
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE_SITTER = ROOT / "editors" / "tree-sitter-policylang"

@@ -21,7 +21,7 @@ from policylang.editor.state import State
 from policylang.language.diagnostics import Source
 from policylang.language.grammar import keywords
 from policylang.language.operators import prelude_group
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.statements import ACTIONS
 from policylang.language.syntax import Let, Selector, Statement, Word
 from policylang.language.walk import rebuild, selector_of

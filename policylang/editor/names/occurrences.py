@@ -15,7 +15,7 @@ from attrs import frozen
 from policylang.language.diagnostics import Source, Span
 from policylang.language.grammar import words_of
 from policylang.language.lexer import FOREIGN_COMMENT, Lexeme, comments
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.syntax import Device, Include, Let, Statement, Word
 from policylang.language.walk import selector_of, walk
 

@@ -7,7 +7,7 @@ from policylang.editor.refactorings.named_selector import with_names_read
 from policylang.editor.state import State
 from policylang.language.diagnostics import Mend, Source, TextChange, removed
 from policylang.language.grammar import words_of
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.syntax import Let, Rule
 
 

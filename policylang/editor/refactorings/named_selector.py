@@ -11,7 +11,7 @@ from policylang.editor.names.occurrences import occurrences
 from policylang.editor.state import State
 from policylang.language.diagnostics import Mend, Source, Span, TextChange, put_before
 from policylang.language.grammar import keywords
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.syntax import Let, Selector, Statement, Word
 from policylang.language.walk import rebuild, selector_of, walk
 

@@ -22,8 +22,8 @@ from policylang.editor.features.offers.predicate_offers import (
     value_offers,
 )
 from policylang.editor.state import State
+from policylang.language.cursor import Cursor
 from policylang.language.grammar import is_policy_name
-from policylang.language.parsing.cursor import Cursor
 from policylang.language.predicates import MEASURES, PROPERTIES
 from policylang.language.statements import FATES, FIGURES, LANGUAGE_VERSION
 

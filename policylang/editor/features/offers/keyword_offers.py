@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policylang.editor.features.offers.items import Kind, WordOffer
+from policylang.language.cursor import Cursor, Reading, reading
 from policylang.language.grammar import terminal_texts
-from policylang.language.parsing.cursor import Cursor, Reading, reading
 from policylang.language.statements import ACTIONS
 
 MARKS = frozenset(("LPAR", "RPAR", "COMMA", "EQUAL"))

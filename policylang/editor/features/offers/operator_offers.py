@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from policylang.editor.features.offers.graph_index import Count, GraphIndex
 from policylang.editor.features.offers.items import Kind, WordOffer
 from policylang.editor.state import TextState
+from policylang.language.cursor import Cursor
 from policylang.language.globs import NameGlob, is_magic, name_glob_problem, split_outside_braces
 from policylang.language.grammar import word_kind
 from policylang.language.operators import PLAIN_FUNCTIONS, group_names
-from policylang.language.parsing.cursor import Cursor
 from policylang.language.resources import manifest
 from policylang.language.syntax import Let
 from policylang.language.wording import shortened

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from policylang.editor.features.offers.graph_index import GraphIndex
 from policylang.editor.features.offers.items import Kind, WordOffer
 from policylang.editor.features.offers.module_offers import module_offers
+from policylang.language.cursor import Cursor
 from policylang.language.grammar import word_kind
-from policylang.language.parsing.cursor import Cursor
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES, dimensions_of
 from policylang.language.statements import FIGURES
 from policylang.language.units import ALIASES, DTYPES, UNITS, Dimension, write

@@ -19,7 +19,7 @@ from lark.parsers.lalr_interactive_parser import InteractiveParser
 from policylang.language.diagnostics import Source
 from policylang.language.grammar import lexer, terminal_texts, word_pairs, words_until
 from policylang.language.lexer import MAX_STATEMENT, Lexeme, is_blank, starts_before
-from policylang.language.parsing.parser import statement_parser
+from policylang.language.parser import statement_parser
 
 # As the lexer has them: a word holds braces and brackets with commas in them. Here the last one may lack its end.
 _BRACKETED = r"\[[^\[\]\n;#]*\]|\{[^{}\n;#]*\}"

@@ -13,10 +13,10 @@ from policylang.language.cancellation import stop_unless_wanted
 from policylang.language.diagnostics import MOST, Diagnostic, Source, Span, diagnose, written
 from policylang.language.grammar import lexer, parser_of
 from policylang.language.lexer import MAX_DEPTH, Lexeme, split, too_deep
-from policylang.language.parsing.mistakes import find_mistake
-from policylang.language.parsing.unexpected import explain_unexpected
+from policylang.language.mistakes import find_mistake
 from policylang.language.statements import StatementRules, report_loose
 from policylang.language.syntax import File, Statement
+from policylang.language.unexpected import explain_unexpected
 from policylang.language.walk import depth, selector_of
 
 _LONGEST = 600
