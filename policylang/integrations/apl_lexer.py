@@ -18,15 +18,14 @@ from policylang.language.grammar import word_pairs, words_of
 from policylang.language.lexer import FOREIGN_COMMENT, Lexeme, comments, split
 from policylang.language.operators import group_names
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
-from policylang.language.statements import ACTIONS, FATES, FIGURES
+from policylang.language.statements import ACTIONS, FATES, KINDS, OPENERS
 from policylang.language.units import UNITS
+from policylang.language.words import MODIFIERS, word_lists
 
 __all__ = ["PolicyLexer"]
 
-_ORDER = ("bucket", "prefetch", "delay", "overlap", "keep")
-_STATEMENTS = ("policy", "requires", "include", "device", "let", "blocks", "undecided", "fuse", "collapse", "expect")
-_OPENERS = frozenset((*_STATEMENTS, *_ORDER, *ACTIONS, "optional", "override"))
-_DECLARING = frozenset(word.upper() for word in (*_STATEMENTS, *_ORDER))
+_DECLARING = frozenset(kind.terminal() for kind in KINDS if kind.opener)
+_BEGINNING = frozenset((*(word.split()[0] for word in OPENERS), *ACTIONS, *MODIFIERS))
 
 _PLAIN = {
     "ACTION": Keyword,
@@ -52,15 +51,10 @@ _GIVEN = {
     ("REQUIRES", "REQUIRES"): Name.Namespace,
 }
 """What a name is behind the word that opens its statement."""
-_COMPLETING = frozenset(
-    (
-        *(("PREFETCH", "BLOCK", "ahead"), ("PREFETCH", "BLOCKS", "ahead"), ("OVERLAP", "OF", "peak")),
-        *(("FUSE", "NAME", "chains"), ("COLLAPSE", "COLLAPSE", "round_trips")),
-    )
-)
+_COMPLETING = frozenset((kind.terminal(), *each) for kind in KINDS for each in kind.closing)
 """Words that a statement has in one place and that are names everywhere else."""
 _MEASURED = frozenset((*MEASURES, *PROPERTIES))
-_FIGURES = frozenset((*(figure.split()[-1] for figure in FIGURES), "forward", "step"))
+_FIGURES = frozenset(word_lists()["figures"])
 _FLAGS = frozenset((*FLAGS, "crosses cut"))
 _GROUPS = frozenset(group_names())
 _BLANK = re.compile(rf"(?:\s+|#[^\n]*|{FOREIGN_COMMENT})*")
@@ -91,7 +85,7 @@ class PolicyLexer(Lexer):  # type: ignore[misc]  # Pygments is optional, so its 
     def analyse_text(text: str) -> float:
         """How much a text looks like a policy, from 0 to 1: by the first word of the lines that are not indented."""
         lines = [line for line in text.splitlines() if line[:1].isalpha()]
-        begun = sum(line.split()[0] in _OPENERS for line in lines)
+        begun = sum(line.split()[0] in _BEGINNING for line in lines)
         return begun / len(lines) if lines else 0.0
 
 

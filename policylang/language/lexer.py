@@ -189,9 +189,8 @@ _SCAN = re.compile(
     r"|(?P<mark>[(),=%])"
     rf"|(?P<run>{_RUN})"
 )
-_OF_A_SELECTOR = re.compile(
-    r"[^\S\n]*(?:->|→|⇒|,|\)|(?:in|outside|where|chain|per|from|or|and|except|feeding|fed)(?![\w.*?/:-]))"
-)
+BEHIND_SELECTOR = ("in", "outside", "where", "chain", "per", "from", "or", "and", "except", "feeding", "fed")
+_OF_A_SELECTOR = re.compile(rf"[^\S\n]*(?:->|→|⇒|,|\)|(?:{'|'.join(BEHIND_SELECTOR)})(?![\w.*?/:-]))")
 """What follows a word that begins a selector."""
 _DEVICE = re.compile(r"[^\s\"'`‘’“”‐‑‒–—−#;(),=<>]+")
 """The name of a device profile, which may have a ``-`` in it; or a file whose quotes are missing."""

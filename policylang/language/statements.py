@@ -75,6 +75,8 @@ class StatementKind:
     is_scheduling: ClassVar[bool] = False
     """Whether it is about collectives: which become one, and when they run."""
     missing: ClassVar[tuple[MissingRow, ...]] = ()
+    closing: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Words that it has behind one terminal, and that are names everywhere else."""
     build: ClassVar[Callable[..., Any]]
     """From what the rule holds to the statement; mistakes are reported to the words' origin."""
 
@@ -254,6 +256,7 @@ class RuleKind(StatementKind):
 
 class FuseKind(StatementKind):
     made, rule, opener = syntax.Fuse, "fuse", "fuse"
+    closing = (("NAME", "chains"),)
     missing = (
         ("FUSE", "-OVER", "`all_gather chains` or `reduce_scatter chains`", None),
         ("OVER COMMA", "-OVER", "a mesh dimension", "such as `dp`"),
@@ -287,6 +290,7 @@ class FuseKind(StatementKind):
 
 class CollapseKind(StatementKind):
     made, rule, opener = syntax.Collapse, "collapse", "collapse"
+    closing = (("COLLAPSE", "round_trips"),)
     missing = (("", "", "`round_trips`", None),)
 
     @staticmethod
@@ -349,6 +353,7 @@ class BucketKind(StatementKind):
 
 class PrefetchKind(StatementKind):
     made, rule, opener, is_scheduling = syntax.Prefetch, "prefetch", "prefetch", True
+    closing = (("BLOCK", "ahead"), ("BLOCKS", "ahead"))
     missing = (
         _OF_COLLECTIVES,
         ("BLOCK BLOCKS", "NAME", "`ahead`", _AHEAD),
@@ -388,6 +393,7 @@ class DelayKind(StatementKind):
 
 class OverlapKind(StatementKind):
     made, rule, opener, is_scheduling = syntax.Overlap, "overlap", "overlap", True
+    closing = (("OF", "peak"),)
     missing = (
         _OF_COLLECTIVES,
         ("UP_TO", "INT", "a size", _IN_FLIGHT),

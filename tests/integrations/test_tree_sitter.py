@@ -174,16 +174,6 @@ def test_a_query_is_one(name: str) -> None:
     assert tree_sitter_query(name).pattern_count
 
 
-def test_the_query_of_helix_differs_in_names_alone() -> None:
-    names = {"number": "constant.numeric", "property": "variable.other.member", "module": "namespace"}
-    names["keyword.modifier"] = "keyword.storage.modifier"
-    ours, helix = (
-        re.sub(r"^;.*\n?", "", (TREE_SITTER / "queries" / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
-        for name in ("highlights.scm", "helix/highlights.scm")
-    )
-    assert re.sub(r"@([\w.]+)", lambda name: f"@{names.get(name[1], name[1])}", ours) == helix
-
-
 def test_each_node_has_one_capture() -> None:
     """Editors differ in whether the first or the last of several counts."""
     binding, query = pytest.importorskip("tree_sitter"), tree_sitter_query("highlights")
