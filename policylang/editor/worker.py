@@ -13,7 +13,7 @@ from threading import Event
 from typing import Any, TypeVar
 
 from policylang.editor.garbage import collect_much
-from policylang.language.cancellation import Cancelled, cancellable, stop_unless_wanted
+from policylang.language.cancellation import Cancelled, cancellable, check_cancelled
 
 _IDLE = 0.1
 """Seconds after which what gave way is tried again."""
@@ -71,9 +71,9 @@ class Worker:
         def run() -> T:
             collect_much()
             with cancellable(goes_on):
-                stop_unless_wanted()
+                check_cancelled()
                 found = work()
-                stop_unless_wanted()
+                check_cancelled()
                 return found
 
         return self._thread.submit(run)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, assert_never
 from attrs import define, evolve, field, frozen
 
 from policylang.language import syntax
-from policylang.language.cancellation import stop_unless_wanted
+from policylang.language.cancellation import check_cancelled
 from policylang.language.devices.lookup import meant_devices
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
@@ -347,7 +347,7 @@ def resolve(
     to be used: what could not be looked up is missing from it."""
     resolver = _Resolver(source, Definitions.of((each.statement for each in statements), operators))
     for placed in statements:
-        stop_unless_wanted()
+        check_cancelled()
         resolver.take(placed)
     return resolver.finish(statements)
 

@@ -9,7 +9,7 @@ from attrs import evolve
 from lark import Lark
 from lark.exceptions import UnexpectedToken
 
-from policylang.language.cancellation import stop_unless_wanted
+from policylang.language.cancellation import check_cancelled
 from policylang.language.diagnostics import MOST, Diagnostic, Source, Span, diagnose, written
 from policylang.language.grammar import lexer, parser_of
 from policylang.language.lexer import MAX_DEPTH, Lexeme, split, too_deep
@@ -40,7 +40,7 @@ def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
     diagnostics = list(slices.diagnostics)
     statements: list[Statement] = []
     for start, end in slices.ranges:
-        stop_unless_wanted()
+        check_cancelled()
         statement = _parse_statement(source, start, end, diagnostics)
         if statement is not None:
             statements.append(statement)

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve
 
 from policylang.graph.facts import Facts
-from policylang.language.cancellation import stop_unless_wanted
+from policylang.language.cancellation import check_cancelled
 from policylang.language.diagnostics import Diagnostic, diagnose, prefixed
 from policylang.language.syntax import Bucket, Policy, Rewriting
 from policylang.language.wording import counted
@@ -91,7 +91,7 @@ def _attempt(
     for number, statement in enumerate(policy.rewrites):
         if (pick is not None) is not isinstance(statement, Bucket):
             continue
-        stop_unless_wanted()
+        check_cancelled()
         unread = unread_pieces(facts)
         own = without_pieces(facts, unread)
         setting = Setting(own, number, capabilities, NodeNames(facts.index), prover, known, ledger, pick, held)
