@@ -18,16 +18,7 @@ from lark import v_args
 
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import (
-    Mend,
-    Span,
-    TextChange,
-    diagnose,
-    inserted,
-    left_out,
-    prefixed,
-    written,
-)
+from policylang.language.diagnostics import Mend, Span, TextChange, diagnose, inserted, left_out, prefixed, written
 from policylang.language.grammar import is_policy_name
 from policylang.language.lexer import Lexeme
 from policylang.language.predicates import (
@@ -39,13 +30,7 @@ from policylang.language.predicates import (
     last_text,
     quoted,
 )
-from policylang.language.selectors import (
-    SelectorRules,
-    SpannedSelector,
-    format_counted,
-    format_picked,
-    format_selector,
-)
+from policylang.language.selectors import SelectorRules, SpannedSelector, format_counted, format_picked, format_selector
 from policylang.language.syntax import COMPARISONS, Action, Let, Policy, Quantity, Rule, Scope, Statement
 from policylang.language.walk import names_in, walk
 from policylang.language.wording import did_you_mean, nearest
@@ -308,12 +293,7 @@ class CollapseKind(StatementKind):
 
 # --- collectives: which become one, and when they run ------------------------------------------------------------
 
-_OF_COLLECTIVES: MissingRow = (
-    "",
-    "EVERYTHING",
-    "a selector",
-    "such as `all_gather`, `reduce_scatter` or `collective`",
-)
+_OF_COLLECTIVES: MissingRow = ("", "EVERYTHING", "a selector", "such as `all_gather`, `reduce_scatter` or `collective`")
 _AHEAD = "such as `prefetch all_gather 1 block ahead`"
 _IN_FLIGHT = "such as `overlap collective up to 2 GiB in flight`"
 _OF_PEAK = "such as `overlap collective within 1 GiB of peak`"

@@ -164,10 +164,7 @@ expectations = st.one_of(
     ),
     st.builds(ExpectCount, st.sampled_from(["exactly", "at least", "at most"]), st.integers(0, 99), selectors, scopes),
     st.builds(
-        ExpectFate,
-        st.sampled_from(["every", "no"]),
-        selectors,
-        st.sampled_from(["saved", "recomputed", "offloaded"]),
+        ExpectFate, st.sampled_from(["every", "no"]), selectors, st.sampled_from(["saved", "recomputed", "offloaded"])
     ),
 )
 

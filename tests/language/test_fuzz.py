@@ -135,8 +135,7 @@ def test_ten_megabytes_on_one_line(unit: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "unit",
-    quick(["a ", "save mm\n", "((", "()", '"', "{", "[a", "#\n", ";", "sav ;", "mn;"], "save mm\n", "[a"),
+    "unit", quick(["a ", "save mm\n", "((", "()", '"', "{", "[a", "#\n", ";", "sav ;", "mn;"], "save mm\n", "[a")
 )
 def test_as_much_as_a_file_may_hold(unit: str) -> None:
     size = 4 * 1024 * 1024 if len(unit.strip()) < 3 else 64 * 1024

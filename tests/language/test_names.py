@@ -89,24 +89,15 @@ def test_a_bare_name_reaches_python_functions_only_where_no_operator_has_it() ->
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "let big = mm\nlet big = bmm\nsave big",
-            Told("APL107", "big", "the name `big` is defined twice"),
-        ),
+        ("let big = mm\nlet big = bmm\nsave big", Told("APL107", "big", "the name `big` is defined twice")),
         (
             "let add = add where numel > 3\nsave add",
             Told(
                 "APL108", "add", "the name `add` is defined by itself", "an operator of that name is written `aten.add`"
             ),
         ),
-        (
-            "save big\nlet big = mm",
-            Told("APL109", "big", "the name `big` is used before it is defined"),
-        ),
-        (
-            "let big = mm\nsave mm",
-            Told("APL110", "big", "the name `big` is never used"),
-        ),
+        ("save big\nlet big = mm", Told("APL109", "big", "the name `big` is used before it is defined")),
+        ("let big = mm\nsave mm", Told("APL110", "big", "the name `big` is never used")),
         (
             "let matmul = aten.mm\nsave matmul",
             Told(
@@ -279,10 +270,7 @@ def test_a_malformed_glob(text: str, underlined: str, message: str) -> None:
                 "did you mean `crosses block` or `crosses cut per 2 GiB`?",
             ),
         ),
-        (
-            "expect saved <= 20%",
-            Told("APL201", "20%", "`20%` does not say of what", "write `20% of forward`"),
-        ),
+        ("expect saved <= 20%", Told("APL201", "20%", "`20%` does not say of what", "write `20% of forward`")),
         (
             "expect peak <= 20% of forward",
             Told(
@@ -337,18 +325,12 @@ def test_a_malformed_glob(text: str, underlined: str, message: str) -> None:
                 "write a figure such as `2 GFLOP` or `20%`",
             ),
         ),
-        (
-            "save mm\npolicy late",
-            Told("APL202", "policy late", "`policy` has to be the first statement"),
-        ),
+        ("save mm\npolicy late", Told("APL202", "policy late", "`policy` has to be the first statement")),
         (
             "blocks h.*\nblocks layers.*\nsave mm in block",
             Told("APL203", "blocks layers.*", "a policy says `blocks` once"),
         ),
-        (
-            "undecided -> save\nundecided -> auto",
-            Told("APL203", "undecided -> auto", "a policy says `undecided` once"),
-        ),
+        ("undecided -> save\nundecided -> auto", Told("APL203", "undecided -> auto", "a policy says `undecided` once")),
         (
             "requires policylang >= 99.1\nsave mm",
             Told(
@@ -371,10 +353,7 @@ def test_a_malformed_glob(text: str, underlined: str, message: str) -> None:
             "requires policylang >= 0.x\nsave mm",
             Told("APL016", "0.x", "`0.x` is not a version", "a version is written as `0.2`"),
         ),
-        (
-            "policy empty",
-            Told("APL207", "policy empty", "the policy decides nothing: it has no rule"),
-        ),
+        ("policy empty", Told("APL207", "policy empty", "the policy decides nothing: it has no rule")),
         ("", Told("APL207", "", "the policy decides nothing: it has no rule")),
     ],
 )
