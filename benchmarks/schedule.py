@@ -38,10 +38,9 @@ from policylang.api.devices import load_device
 from policylang.errors import PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import Facts, Flag, InputKind, Phase
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.language.codes import is_error
 from policylang.language.devices.profile import DeviceProfile, Network
 from policylang.language.devices.reading import read_table
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.operators.names import SCATTER
 from policylang.planning.capabilities import HALF
 from policylang.planning.order.dependencies import dependencies

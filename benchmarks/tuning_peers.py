@@ -23,7 +23,7 @@ import policylang
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule
-from policylang.language.codes import is_error
+from policylang.language.diagnostics import is_error
 from policylang.language.syntax import Action
 from policylang.planning.capabilities import JOINT
 from policylang.planning.liveness import SavedForBackward, backward_needs, saved_and_recomputed, with_cost

@@ -29,7 +29,7 @@ _PUBLIC = {
     "Diagnostic": "policylang.language.diagnostics",
     "Facts": "policylang.graph.facts",
     "Policy": "policylang.language.syntax",
-    "Report": "policylang.audit.report",
+    "Report": "policylang.language.predicates",
     "PolicyAuditError": "policylang.errors",
     "PolicyDivergenceError": "policylang.errors",
     "PolicyError": "policylang.errors",
@@ -71,7 +71,7 @@ def report(subject: Any) -> Report:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from policylang.language.version import installed_version
+        from policylang.language.resources import installed_version
 
         return installed_version()
     module = _PUBLIC.get(name)

@@ -7,7 +7,7 @@ The tests hold the index against the pages, so it cannot drift.
 
 from __future__ import annotations
 
-from policylang.language.codes import CODES
+from policylang.language.diagnostics import CODES
 from policylang.language.resources import codes_folder
 
 GROUPS = {

@@ -2,7 +2,7 @@
 
     python scripts/make_operator_manifest.py
 
-writes ``policylang/language/manifest/operators.json`` (the names) and beside it ``operator_facts.json`` (what
+writes ``policylang/language/data/operators.json`` (the names) and beside it ``operator_facts.json`` (what
 torch says of them, which the tests hold the groups of the prelude against) from the installed torch.
 """
 
@@ -21,7 +21,7 @@ import torch.nn.attention.varlen
 
 from policylang.torch_compat.graphs import operator_facts, operator_names
 
-FOLDER = Path(__file__).resolve().parent.parent / "policylang" / "language" / "manifest"
+FOLDER = Path(__file__).resolve().parent.parent / "policylang" / "language" / "data"
 FORMAT = 1
 
 # Left out: TorchScript's own, test and debugging operators, and the quantized backends; no training graph holds them.

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import policylang
 from policylang.audit.report import Report
 from policylang.backends.torch_compile.backend import PolicyBackend
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 from policylang.language.syntax import Policy
 from tests.graph.captured import facts_of_model
 from tests.support.compiled import Trained, assert_bitwise_equal, train

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from policylang.api.devices import DeviceLike, device_of
 from policylang.api.load import PolicyLike, operators_at_hand, operators_in
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.files import policy_files
-from policylang.language.resolution.doubtful import SELDOM_IN_GRAPHS
-from policylang.language.resolution.loader import Loaded, load_policy, load_source
-from policylang.language.resolution.operator_names import OperatorTable
-from policylang.language.source import Source
+from policylang.language.loader import Loaded, load_policy, load_source
+from policylang.language.operators import OperatorTable
+from policylang.language.public_names import SELDOM_IN_GRAPHS
 from policylang.language.syntax import Policy
 from policylang.report.diagnostics import CheckResult
 

@@ -7,11 +7,10 @@ import os
 from attrs import evolve
 
 from policylang.errors import PolicyMeaningError
-from policylang.language.codes import diagnose
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.formatting.unparse import format_policy
+from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.language.statements import format_policy
 from policylang.language.syntax import Policy
 
 DeviceLike = DeviceProfile | str | os.PathLike[str]

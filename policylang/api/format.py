@@ -8,12 +8,9 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, Source, diagnose
 from policylang.language.files import policy_files, read_source, write_whole
-from policylang.language.formatting.canonical import format_source
-from policylang.language.formatting.changes import line_end_of
-from policylang.language.source import Source
+from policylang.language.layout import format_source, line_end_of
 
 _CANNOT = "APL104"
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from policylang.api.devices import DeviceLike, on_device
 from policylang.errors import PolicyMeaningError, PolicySyntaxError, PolicyWarning
-from policylang.language.codes import is_syntax
-from policylang.language.resolution.loader import Loaded, load_policy, parse_policy
-from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.diagnostics import is_syntax
+from policylang.language.loader import Loaded, load_policy, parse_policy
+from policylang.language.operators import OperatorTable
 from policylang.language.syntax import Policy
 from policylang.report.diagnostics import render_text
 

@@ -13,9 +13,8 @@ from policylang.graph.any_form import read_any
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.textual import GraphBuilder
 from policylang.graph.traced_device import kernel_findings
-from policylang.language.codes import bounded, diagnose, is_error
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import Diagnostic, one_cause
+from policylang.language.diagnostics import Diagnostic, bounded, diagnose, is_error, one_cause
 from policylang.language.syntax import ExpectTotal, Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.capabilities import capabilities_for, path_entry

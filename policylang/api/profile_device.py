@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from policylang.errors import PolicyError
-from policylang.language.codes import diagnose
 from policylang.language.devices.profile import DeviceProfile
+from policylang.language.diagnostics import diagnose
 from policylang.language.files import write_whole
 from policylang.profiling.profiler import FIRST_COLUMNS, FIRST_LINE, Profiling, profiled
 

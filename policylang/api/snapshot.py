@@ -12,8 +12,7 @@ from policylang.errors import PolicyGraphError, PolicyWarning
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.snapshot import load, write
 from policylang.graph.traced_device import ATTENTION_IN_MATMULS, kernel_findings, traced_on
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 
 if TYPE_CHECKING:
     from policylang.tracing.target_device import Capability, Device, TargetDevice

@@ -17,7 +17,7 @@ from policylang.api.report import report_on
 from policylang.backends import records, runtime
 from policylang.errors import PolicyWarning
 from policylang.graph import marks
-from policylang.language.figures import listed
+from policylang.language.wording import listed
 from policylang.torch_compat.tracing import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture
 from policylang.tracing.step import (

@@ -13,12 +13,11 @@ from policylang.api.planned_graphs import PathName
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.any_form import read_any
 from policylang.graph.facts import Facts, uncounted_operators
-from policylang.language.codes import diagnose
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import find_device, read_device
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import figure
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.resources import devices_folder
+from policylang.language.wording import figure
 from policylang.planning.capabilities import PLANNED, Capabilities, capabilities_for
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import NodeTimes, lacking, node_times

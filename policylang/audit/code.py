@@ -12,9 +12,8 @@ from attrs import asdict, define, evolve, field, frozen
 from torch import fx
 
 from policylang.audit.report import CodeOrderReport
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import counted
+from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.language.wording import counted
 from policylang.operators.calls import describe, group_name
 from policylang.operators.names import GETITEM, Category
 from policylang.operators.work import is_communication, is_product, is_wait, plain_name

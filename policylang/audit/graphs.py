@@ -27,8 +27,7 @@ from policylang.audit.outcome import (
 )
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase, storage_roots
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.operators.calls import argument, describe, function, nodes_in, piece_of_draw
 from policylang.operators.names import (
     HOST_COPIES,

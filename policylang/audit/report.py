@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from attrs import asdict, field, frozen, has
 
-from policylang.language.figures import counted, figure
-from policylang.language.shown import as_text
+from policylang.language.wording import as_text, counted, figure
 
 if TYPE_CHECKING:
     from policylang.planning.inspection.communication import CollectiveEntry, LineInOrder, StepInOrder

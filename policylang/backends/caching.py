@@ -28,7 +28,7 @@ from torch import fx
 
 from policylang.backends import runtime
 from policylang.graph import marks
-from policylang.language.codes import CODES
+from policylang.language.diagnostics import CODES
 from policylang.language.syntax import Policy
 from policylang.operators.work import registered_formulas
 from policylang.planning.digest import digest_of, policy_text

@@ -31,7 +31,7 @@ from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.memory import GraphMemory, memory_of
 from policylang.graph.schedule import StepKind
-from policylang.language.codes import diagnose
+from policylang.language.diagnostics import diagnose
 from policylang.language.syntax import Policy
 from policylang.planning.order.rematerialised import RunNames
 from policylang.planning.plan import Plan

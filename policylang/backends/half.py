@@ -18,8 +18,7 @@ from policylang.errors import PolicyGraphError
 from policylang.graph.chains import Chains
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, InputKind
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import Expectation, ExpectTotal, Policy
 from policylang.planning.capabilities import HALF
 from policylang.planning.checkpoints import BlockContext

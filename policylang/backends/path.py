@@ -21,8 +21,7 @@ from policylang.backends.runtime import timed
 from policylang.errors import PolicyAuditError, PolicyMatchError
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.language.codes import is_error
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.syntax import Policy
 from policylang.planning import capabilities
 from policylang.planning.capabilities import Capabilities, PathEntry, path_entry

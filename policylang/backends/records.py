@@ -27,9 +27,8 @@ from policylang.audit.summary import partition_report, plan_report
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
 from policylang.graph.snapshot import dump
-from policylang.language.figures import counted, figure
-from policylang.language.shown import as_page
 from policylang.language.syntax import Bucket, Policy
+from policylang.language.wording import as_page, counted, figure
 from policylang.planning import model_wide_errors
 from policylang.planning.graph_edit import Edits
 from policylang.planning.model_wide_errors import Complaint

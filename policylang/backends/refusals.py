@@ -8,8 +8,7 @@ from os.path import basename
 from torch import nn
 
 from policylang.graph.facts import Flag, GraphKind, Phase
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals as planning_refusals
 from policylang.planning.capabilities import Capabilities

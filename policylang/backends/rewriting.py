@@ -22,7 +22,7 @@ from policylang.errors import PolicyAuditError
 from policylang.graph import marks
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.language.codes import diagnose
+from policylang.language.diagnostics import diagnose
 from policylang.language.syntax import Policy
 from policylang.operators.calls import describe, group_name
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node

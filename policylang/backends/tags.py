@@ -18,8 +18,7 @@ from policylang.backends.path import BackendPath
 from policylang.backends.runtime import timed
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import Action
 from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import Decision, Why, is_open

@@ -35,7 +35,7 @@ from policylang.commands.shared.inputs import (
     read_profile,
 )
 from policylang.commands.shared.project import add_project, take_settings, tell_settings
-from policylang.language.figures import counted, joined
+from policylang.language.wording import counted, joined
 
 NAME = "check"
 SUMMARY = "check policy files"

@@ -161,7 +161,7 @@ class _Version(argparse.Action):
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from policylang.language.version import installed_version
+        from policylang.language.resources import installed_version
 
         print(f"policylang {installed_version()}")
         parser.exit()

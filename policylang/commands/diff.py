@@ -38,7 +38,7 @@ from policylang.commands.shared.inputs import (
 )
 from policylang.commands.shared.output import say, tell
 from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
-from policylang.language.figures import counted
+from policylang.language.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +64,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.language.codes import is_error
+    from policylang.language.diagnostics import is_error
     from policylang.planning.inspection.compare import compare
     from policylang.report.plan_comparison import comparison_json, comparison_markdown, comparison_text
 

@@ -47,9 +47,8 @@ from policylang.commands.shared.output import say
 from policylang.commands.shared.project import add_project, take_settings, tell_settings
 
 if TYPE_CHECKING:
-    from policylang.language.codes import Code
-    from policylang.language.meanings.dictionary import Meaning
-    from policylang.language.source import Span
+    from policylang.language.diagnostics import Code, Span
+    from policylang.language.words import Meaning
     from policylang.planning.plan import Plan
     from policylang.report.explain import Explained
 
@@ -172,13 +171,13 @@ def _no_rule(policy: str, text: str, spans: Sequence[Span]) -> UsageError:
 
 
 def _codes() -> str:
-    from policylang.language.codes import CODES
+    from policylang.language.diagnostics import CODES
 
     return "\n".join(f"{code}  {entry.title}" for code, entry in sorted(CODES.items()))
 
 
 def _codes_data() -> dict[str, Any]:
-    from policylang.language.codes import CODES
+    from policylang.language.diagnostics import CODES
 
     codes = [{"code": code, "title": e.title, "severity": e.severity.value} for code, e in sorted(CODES.items())]
     return {"version": _VERSION, "codes": codes}
@@ -199,7 +198,7 @@ def _subject(subject: str) -> str:
 
 
 def _meanings(subject: str) -> tuple[str, Sequence[Meaning]]:
-    from policylang.language.meanings.dictionary import senses
+    from policylang.language.words import senses
     from policylang.report.explain import of_group
 
     word = " ".join(subject.split())
@@ -227,10 +226,10 @@ def _code(code: str) -> str:
 def _entry(code: str) -> Code:
     from difflib import get_close_matches
 
-    from policylang.language.codes import CODES
-    from policylang.language.meanings.dictionary import meanings
-    from policylang.language.nearest import did_you_mean, nearest
-    from policylang.language.resolution.prelude import group_names
+    from policylang.language.diagnostics import CODES
+    from policylang.language.operators import group_names
+    from policylang.language.wording import did_you_mean, nearest
+    from policylang.language.words import meanings
 
     entry = CODES.get(code.upper())
     if entry is not None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.output import say, tell
-from policylang.language.figures import counted
+from policylang.language.wording import counted
 
 if TYPE_CHECKING:
     from policylang.api.format import Formatting

@@ -77,7 +77,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.language.codes import is_error
+    from policylang.language.diagnostics import is_error
     from policylang.planning.capabilities import capabilities_for
     from policylang.planning.inspection.breakdown import breakdown
     from policylang.planning.inspection.worth import worth_of_edits
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _refused(result: CheckResult, form: str) -> Exit:
-    from policylang.language.codes import diagnose
+    from policylang.language.diagnostics import diagnose
 
     if not result.diagnostics:
         problem = diagnose("APL104", "a plan is made of one policy", help="name one .apl file")

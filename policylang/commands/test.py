@@ -17,7 +17,7 @@ import argparse
 
 from policylang.commands.shared.exit import Exit
 from policylang.commands.shared.inputs import add_form_of_findings, print_findings
-from policylang.language.figures import counted
+from policylang.language.wording import counted
 
 NAME = "test"
 SUMMARY = "run policy tests"

@@ -20,7 +20,7 @@ from policylang.editor.features.published import Shown, published
 from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.state import State
 from policylang.editor.workspace import SECTION, path_of, section_of
-from policylang.language.version import installed_version
+from policylang.language.resources import installed_version
 
 _WATCHED = ("**/*.apl", "**/pyproject.toml", "**/*.toml", "**/*.graph", "**/*.json", "**/*.json.gz")
 _POLL = 2.0

@@ -12,9 +12,9 @@ from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language import syntax
 from policylang.language.devices.reading import bundled_devices, find_device
+from policylang.language.diagnostics import Source, Span
 from policylang.language.files import bundled_file
 from policylang.language.resources import devices_folder
-from policylang.language.source import Source, Span
 
 
 def location(state: State, span: Span) -> types.Location | None:

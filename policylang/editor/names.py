@@ -16,13 +16,13 @@ from attrs import define, field, frozen
 
 from policylang.editor.locations import uri_of_path
 from policylang.editor.state import Document
+from policylang.language.diagnostics import Source, Span
 from policylang.language.files import SUFFIX, bundled_file, read_source
-from policylang.language.parsing.lexer import Lexeme
-from policylang.language.parsing.parser import parse_file, words_of
-from policylang.language.parsing.statements import FOREIGN_COMMENT
-from policylang.language.resolution.includes import PRELUDE
+from policylang.language.grammar import words_of
+from policylang.language.lexer import FOREIGN_COMMENT, Lexeme
+from policylang.language.loader import PRELUDE
+from policylang.language.parser import parse_file
 from policylang.language.resources import policies_folder
-from policylang.language.source import Source, Span
 from policylang.language.syntax import Device, Include, Let, Statement, Word
 from policylang.language.walk import selector_of, walk
 

@@ -15,11 +15,12 @@ from policylang.editor.names import Occurrence, PolicyFiles, PolicyText, is_bund
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language.devices.reading import find_device
+from policylang.language.diagnostics import Source, Span
 from policylang.language.files import bundled_file
-from policylang.language.parsing.parser import keywords, parse_file
-from policylang.language.parsing.statement_tree import ACTIONS
-from policylang.language.resolution import prelude
-from policylang.language.source import Source, Span
+from policylang.language.grammar import keywords
+from policylang.language.operators import prelude_group
+from policylang.language.parser import parse_file
+from policylang.language.statements import ACTIONS
 from policylang.language.syntax import Device, Include, Let, Selector, Statement, Word
 from policylang.language.walk import rebuild, selector_of
 
@@ -76,8 +77,8 @@ def _defined_by(let: Let) -> Occurrence:
 
 
 def _group(name: str) -> Occurrence | None:
-    group = prelude.group(name)
-    return None if group is None else _defined_by(group)
+    let = prelude_group(name)
+    return None if let is None else _defined_by(let)
 
 
 def _file_of(state: State, statement: Include | Device) -> Path | None:
@@ -158,7 +159,7 @@ def _uses_of(state: State, around: PolicyFiles, name: str) -> list[Uses]:
     """The uses of a name as the document means it, the document's own first."""
     roots = _policies_that_define(state, around, name)
     texts = around.texts_of(roots or [root for root in around.roots if not around.defines(root, name)])
-    if not roots and prelude.group(name) is not None and around.prelude is not None:
+    if not roots and prelude_group(name) is not None and around.prelude is not None:
         texts = (*(each for each in texts if each.key != around.prelude.key), around.prelude)
     here = around.text_of(state.document).key
     return [Uses(text, found) for text in sorted(texts, key=lambda it: it.key != here) if (found := text.of(name))]
@@ -169,7 +170,7 @@ def _policies_that_define(state: State, around: PolicyFiles, name: str) -> tuple
 
     These are the ones that define it and include the document, and all others that include such a definition.
     """
-    if own_definition(state, name) is None and prelude.group(name) is not None:
+    if own_definition(state, name) is None and prelude_group(name) is not None:
         return ()
     mine = [root for root in around.policies_with([around.text_of(state.document).key]) if around.defines(root, name)]
     return around.policies_with(text.key for text in around.texts_of(mine) if text.definition(name))
@@ -218,7 +219,7 @@ def renamed(state: State, around: PolicyFiles, offset: int, new: str) -> list[ty
 def _refuse_unless_in_one_file(state: State, around: PolicyFiles, name: str) -> None:
     if not _policies_that_define(state, around, name):
         what = "a group of the prelude, which every policy knows by this name"
-        raise RenameRefused(f"`{name}` is {what if prelude.group(name) else 'not a name that a `let` defines'}")
+        raise RenameRefused(f"`{name}` is {what if prelude_group(name) else 'not a name that a `let` defines'}")
     here = around.text_of(state.document).key
     for uses in _uses_of(state, around, name):
         if uses.text.path is not None and is_bundled(uses.text.path):
@@ -258,7 +259,7 @@ def _refuse_what_is_taken(texts: tuple[PolicyText, ...], new: str) -> None:
     first = next((each for each in found if each.defines), found[0])
     if first.defines:
         raise RenameRefused(f"`{new}` is defined already, in {first.span.location}")
-    what = "a group" if prelude.group(new) else "a word"
+    what = "a group" if prelude_group(new) else "a word"
     raise RenameRefused(f"`{new}` is {what} that {first.span.location} uses, and would mean something else there")
 
 

@@ -1,7 +1,7 @@
 """The open documents and what is known of each: read at once as text, and on the snapshot in a thread.
 
 A change makes what is under way for its document unwanted, and planning ends soon after
-(:mod:`policylang.language.interruption.wanted`). What takes long happens in one thread beside (``worker.py``): reading
+(:mod:`policylang.language.cancellation`). What takes long happens in one thread beside (``worker.py``): reading
 a graph, planning, figures. All the rest happens on the event loop's thread.
 """
 
@@ -31,12 +31,10 @@ from policylang.editor.state import (
 from policylang.editor.worker import Worker
 from policylang.editor.workspace import EditorSettings, Workspace, path_of, stamp_of
 from policylang.graph.facts import Facts
-from policylang.language.codes import diagnose
+from policylang.language.cancellation import Cancelled
 from policylang.language.devices.reading import find_device
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, Source, diagnose
 from policylang.language.files import read_source
-from policylang.language.interruption.wanted import Cancelled
-from policylang.language.source import Source
 from policylang.language.syntax import Device
 
 FAILED = "APL641"

@@ -14,7 +14,7 @@ from functools import cached_property
 from attrs import field, frozen
 from lsprotocol import types
 
-from policylang.language.source import Span
+from policylang.language.diagnostics import Span
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _UNITS = {

@@ -28,7 +28,7 @@ from policylang.editor.names import PolicyFiles, PolicyFolder
 from policylang.editor.positions import changed_text
 from policylang.editor.state import State
 from policylang.editor.workspace import SETTINGS, path_of
-from policylang.language.interruption.wanted import Cancelled
+from policylang.language.cancellation import Cancelled
 
 _CHANGED = "the text changed while this was worked out"
 _SWITCH = 0.0005

@@ -12,8 +12,7 @@ from policylang.editor.explaining.on_snapshot import forget_snapshots
 from policylang.editor.features.offers.graph_index import index_of
 from policylang.editor.workspace import Stamp, stamp_of
 from policylang.graph.facts import Facts
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 
 UNREADABLE = "APL355"
 _MOST = 4

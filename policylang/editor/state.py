@@ -18,12 +18,10 @@ from policylang.api.planned_graphs import PathName, on_graph
 from policylang.editor.positions import Positions
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.parsing.parser import parse_file
-from policylang.language.resolution.doubtful import SELDOM_IN_GRAPHS
-from policylang.language.resolution.includes import Expansion, Reader
-from policylang.language.resolution.loader import Loaded, load_expanded
-from policylang.language.source import Source
+from policylang.language.diagnostics import Diagnostic, Source
+from policylang.language.loader import Expansion, Loaded, Reader, load_expanded
+from policylang.language.parser import parse_file
+from policylang.language.public_names import SELDOM_IN_GRAPHS
 from policylang.language.syntax import Bucket, ExpectTotal, File
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.breakdown import Breakdown, RuleAmounts, amounts_of_rules, breakdown

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from threading import Event
 from typing import Any, TypeVar
 
-from policylang.language.interruption.wanted import Cancelled, cancellable, stop_unless_wanted
+from policylang.language.cancellation import Cancelled, cancellable, check_cancelled
 
 _IDLE = 0.1
 """Seconds after which what gave way is tried again."""
@@ -66,9 +66,9 @@ class Worker:
 
         def run() -> T:
             with cancellable(goes_on):
-                stop_unless_wanted()
+                check_cancelled()
                 found = work()
-                stop_unless_wanted()
+                check_cancelled()
                 return found
 
         return self._thread.submit(run)

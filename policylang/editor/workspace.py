@@ -18,10 +18,9 @@ from policylang.api.devices import load_device
 from policylang.api.planned_graphs import PathName
 from policylang.api.project.settings import ProjectSettings, project_settings
 from policylang.errors import PolicyError
-from policylang.language.codes import diagnose, is_error
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.diagnostics import Diagnostic, diagnose, is_error
+from policylang.language.wording import did_you_mean, nearest
 from policylang.planning.capabilities import PLANNED
 
 SECTION = "policylang"

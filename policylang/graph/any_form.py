@@ -11,7 +11,7 @@ from policylang.graph import snapshot
 from policylang.graph.facts import Facts
 from policylang.graph.snapshot import FOREIGN, graph_error
 from policylang.graph.textual import read_graph
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
 
 _GZIP = b"\x1f\x8b"
 _RECORDED = re.compile(rb"\s*\{")

@@ -13,7 +13,7 @@ from torch import fx
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
 from policylang.graph.facts import GraphKind, Phase
-from policylang.language.codes import diagnose
+from policylang.language.diagnostics import diagnose
 from policylang.torch_compat.graphs import is_backward_output, is_saved_output
 
 _SAID = {marks.FORWARD: Phase.FORWARD, marks.BACKWARD: Phase.BACKWARD, marks.EPILOGUE: Phase.OUTPUT}

@@ -31,9 +31,9 @@ from policylang.graph.facts import (
     Stored,
     users_of,
 )
-from policylang.language.codes import diagnose
+from policylang.language.diagnostics import diagnose
 from policylang.language.files import reason_of, write_whole
-from policylang.language.shown import one_line
+from policylang.language.wording import one_line
 
 SUFFIX = ".graph"
 FORMAT = 2

@@ -25,13 +25,10 @@ from policylang.graph.facts import (
     read_by_backward,
     users_of,
 )
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.dtypes import ALIASES, DTYPES
-from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.resolution.operator_names import OperatorTable
-from policylang.language.source import Source, Span
-from policylang.language.units import UNITS
+from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
+from policylang.language.operators import OperatorTable
+from policylang.language.units import ALIASES, DTYPES, UNITS
+from policylang.language.wording import did_you_mean, nearest
 from policylang.operators.names import FOLLOWERS
 
 INPUTS = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from policylang.graph.facts import Facts, InputKind, Phase
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import counted
+from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.language.wording import counted
 
 OTHER_KERNELS = "APL319"
 ATTENTION_IN_MATMULS = "APL320"

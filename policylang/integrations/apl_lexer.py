@@ -13,21 +13,19 @@ from collections.abc import Iterator, Sequence
 from pygments.lexer import Lexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text
 
-from policylang.language.parsing.lexer import PAIRS, Lexeme
-from policylang.language.parsing.parser import words_of
-from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
-from policylang.language.parsing.statement_tree import ACTIONS, FATES, FIGURES
-from policylang.language.parsing.statements import FOREIGN_COMMENT, comments, split
-from policylang.language.resolution.prelude import group_names
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
+from policylang.language.grammar import word_pairs, words_of
+from policylang.language.lexer import FOREIGN_COMMENT, Lexeme, comments, split
+from policylang.language.operators import group_names
+from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.statements import ACTIONS, FATES, KINDS, OPENERS
 from policylang.language.units import UNITS
+from policylang.language.words import MODIFIERS, word_lists
 
 __all__ = ["PolicyLexer"]
 
-_ORDER = ("bucket", "prefetch", "delay", "overlap", "keep")
-_STATEMENTS = ("policy", "requires", "include", "device", "let", "blocks", "undecided", "fuse", "collapse", "expect")
-_OPENERS = frozenset((*_STATEMENTS, *_ORDER, *ACTIONS, "optional", "override"))
-_DECLARING = frozenset(word.upper() for word in (*_STATEMENTS, *_ORDER))
+_DECLARING = frozenset(kind.terminal() for kind in KINDS if kind.opener)
+_BEGINNING = frozenset((*(word.split()[0] for word in OPENERS), *ACTIONS, *MODIFIERS))
 
 _PLAIN = {
     "ACTION": Keyword,
@@ -53,15 +51,10 @@ _GIVEN = {
     ("REQUIRES", "REQUIRES"): Name.Namespace,
 }
 """What a name is behind the word that opens its statement."""
-_COMPLETING = frozenset(
-    (
-        *(("PREFETCH", "BLOCK", "ahead"), ("PREFETCH", "BLOCKS", "ahead"), ("OVERLAP", "OF", "peak")),
-        *(("FUSE", "NAME", "chains"), ("COLLAPSE", "COLLAPSE", "round_trips")),
-    )
-)
+_COMPLETING = frozenset((kind.terminal(), *each) for kind in KINDS for each in kind.closing)
 """Words that a statement has in one place and that are names everywhere else."""
 _MEASURED = frozenset((*MEASURES, *PROPERTIES))
-_FIGURES = frozenset((*(figure.split()[-1] for figure in FIGURES), "forward", "step"))
+_FIGURES = frozenset(word_lists()["figures"])
 _FLAGS = frozenset((*FLAGS, "crosses cut"))
 _GROUPS = frozenset(group_names())
 _BLANK = re.compile(rf"(?:\s+|#[^\n]*|{FOREIGN_COMMENT})*")
@@ -92,7 +85,7 @@ class PolicyLexer(Lexer):  # type: ignore[misc]  # Pygments is optional, so its 
     def analyse_text(text: str) -> float:
         """How much a text looks like a policy, from 0 to 1: by the first word of the lines that are not indented."""
         lines = [line for line in text.splitlines() if line[:1].isalpha()]
-        begun = sum(line.split()[0] in _OPENERS for line in lines)
+        begun = sum(line.split()[0] in _BEGINNING for line in lines)
         return begun / len(lines) if lines else 0.0
 
 
@@ -111,7 +104,7 @@ def _pieces(text: str) -> Iterator[tuple[int, int, object]]:
         words = list(_words(source, start, end))
         for word, kind in zip(words, _kinds(words), strict=True):
             begin = word.start_pos or 0
-            if word.type not in PAIRS:
+            if word.type not in word_pairs():
                 yield begin, begin + len(word), kind
                 continue
             # Between the two words of a pair may stand whatever may stand between words.

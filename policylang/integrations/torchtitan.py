@@ -21,7 +21,7 @@ from policylang.backends.dispatch import apply_policy
 from policylang.errors import PolicyGraphError
 from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
-from policylang.language.codes import diagnose
+from policylang.language.diagnostics import diagnose
 from policylang.language.syntax import Policy
 
 __all__ = ["register"]

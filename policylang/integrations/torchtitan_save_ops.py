@@ -13,15 +13,13 @@ import re
 
 from attrs import frozen
 
-from policylang.language.codes import diagnose, is_error
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.formatting.unparse_predicates import format_predicate
+from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose, is_error
 from policylang.language.globs import path_glob_problem
-from policylang.language.nearest import did_you_mean
-from policylang.language.resolution.loader import parse_policy
-from policylang.language.resolution.operator_names import OperatorTable
-from policylang.language.source import Source, Span
+from policylang.language.loader import parse_policy
+from policylang.language.operators import OperatorTable
+from policylang.language.predicates import format_predicate
 from policylang.language.syntax import Match
+from policylang.language.wording import did_you_mean
 
 CANNOT_BE_READ, MEANS_OTHERWISE = "APL530", "APL531"
 NAME = "full_recompute_save_ops"

@@ -1,13 +1,97 @@
-"""Diagnostics: one type for the errors, warnings and notes of every stage."""
+"""Source texts and their spans; diagnostics, one type for the errors, warnings and notes of all stages; their codes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import cache, cached_property
 
 from attrs import evolve, field, frozen
 
-from policylang.language.source import Source, Span
+from policylang.language.resources import codes_folder, policies_folder
+from policylang.language.wording import counted, one_line, printable
+
+
+@frozen(slots=False)
+class Source:
+    """The text of one policy file.
+
+    ``name`` is what reports print: the path as the user gave it, ``<fsdp>`` for a file of the bundled library,
+    ``<policy>`` for text that came from no file. Two sources are the same when name and text are.
+    """
+
+    name: str
+    text: str = field(repr=False)
+
+    @cached_property
+    def _line_starts(self) -> list[int]:
+        starts = [0]
+        position = self.text.find("\n")
+        while position >= 0:
+            starts.append(position + 1)
+            position = self.text.find("\n", position + 1)
+        return starts
+
+    def line_column(self, offset: int) -> tuple[int, int]:
+        """The 1-based line and column (in characters) of a character offset."""
+        line = bisect_right(self._line_starts, offset)
+        return line, offset - self._line_starts[line - 1] + 1
+
+    def line_text(self, line: int) -> str:
+        """The text of a 1-based line, without its line end."""
+        start = self._line_starts[line - 1]
+        end = self._line_starts[line] - 1 if line < len(self._line_starts) else len(self.text)
+        return self.text[start:end].rstrip("\r")
+
+
+@frozen
+class Span:
+    """A half-open range of characters in a source. Lines and columns are counted from 1, columns in characters."""
+
+    source: Source
+    start: int
+    end: int
+
+    @property
+    def text(self) -> str:
+        """The characters themselves."""
+        return self.source.text[self.start : self.end]
+
+    @property
+    def one_line(self) -> str:
+        """The text with each run of spaces and line breaks as one space."""
+        return " ".join(self.text.split())
+
+    @property
+    def line(self) -> int:
+        """Of the first character."""
+        return self.source.line_column(self.start)[0]
+
+    @property
+    def column(self) -> int:
+        """Of the first character."""
+        return self.source.line_column(self.start)[1]
+
+    @property
+    def end_line(self) -> int:
+        """Of the character behind the last."""
+        return self.source.line_column(self.end)[0]
+
+    @property
+    def end_column(self) -> int:
+        """Of the character behind the last."""
+        return self.source.line_column(self.end)[1]
+
+    @property
+    def location(self) -> str:
+        """``file:line``, the form in which rules are named in reports and on nodes."""
+        return f"{self.source.name}:{self.line}"
+
+    def to(self, other: Span) -> Span:
+        """The span from the start of this one to the end of ``other``."""
+        return Span(self.source, self.start, other.end)
 
 
 class Severity(Enum):
@@ -68,9 +152,8 @@ class Diagnostic:
     """One thing wrong.
 
     ``message`` is one sentence in the user's terms: lowercase, no full stop, the user's text in backticks.
-    ``help`` is the mend, where one exists. ``code`` has a page in ``docs/codes`` with its severity and its long form;
-    :mod:`policylang.language.codes` reads it. ``span`` is None only where there is no text to point at (a file that is
-    not there).
+    ``help`` is the mend, where one exists. ``code`` has a page in ``docs/codes`` with its severity and its long form.
+    ``span`` is None only where there is no text to point at (a file that is not there).
     """
 
     code: str
@@ -262,3 +345,115 @@ def _of_each(group: Sequence[Diagnostic]) -> tuple[Mend, ...]:
         return ()
     changes = {change: None for mend in first if mend is not None for change in mend.changes}
     return (Mend(titles.pop().replace(" it", f" {len(group)} lines"), tuple(changes), True),)
+
+
+_CODE = re.compile(r"APL[0-9]{3}")
+_PAGE = re.compile(
+    r"# (?P<code>APL[0-9]{3}): (?P<title>.+)\n"
+    r"\n\*(?P<severity>error|warning|note)\*\n"
+    r"\n(?P<text>(?:.+\n)+)"
+    r"(?:\nWrong:\n\n```apl ignore\n(?P<wrong>(?:.*\n)*?)```\n)?"
+    r"(?:\nRight:\n\n```apl(?: ignore)?\n(?P<mended>(?:.*\n)*?)```\n)?"
+)
+
+
+@frozen
+class Code:
+    """One kind of diagnostic. ``wrong`` and ``mended`` are policy text; either is empty where no text shows it."""
+
+    code: str
+    title: str
+    severity: Severity
+    text: str
+    """The long form, one paragraph: what it means, why it matters, what to do."""
+    wrong: str
+    mended: str
+
+
+class _Codes(Mapping[str, Code]):
+    """Every code that has a page."""
+
+    def __getitem__(self, code: str) -> Code:
+        return _read(code)
+
+    def __iter__(self) -> Iterator[str]:
+        return (page.stem for page in codes_folder().glob("*.md") if _CODE.fullmatch(page.stem))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@cache
+def _read(code: str) -> Code:
+    """The page of a code.
+
+    Raises:
+        KeyError: there is no such page.
+        ValueError: it is not in the form of a page.
+    """
+    if not _CODE.fullmatch(code):
+        raise KeyError(code)
+    page = codes_folder() / f"{code}.md"
+    try:
+        found = _PAGE.fullmatch(page.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise KeyError(code) from None
+    if found is None or found["code"] != code:
+        raise ValueError(f"{page} is not in the form of a page of {code}")
+    examples = ((found[name] or "").removesuffix("\n") for name in ("wrong", "mended"))
+    return Code(code, found["title"], Severity(found["severity"]), " ".join(found["text"].splitlines()), *examples)
+
+
+CODES: Mapping[str, Code] = _Codes()
+
+
+MOST = 1000
+"""Diagnostics of one policy, or of one on a graph."""
+
+
+def diagnose(
+    code: str,
+    message: str,
+    span: Span | None = None,
+    *,
+    help: str | None = None,
+    related: tuple[Related, ...] = (),
+    details: tuple[str, ...] = (),
+    write: Sequence[str] = (),
+    mends: Iterable[Mend] = (),
+) -> Diagnostic:
+    """A diagnostic of a code, with the severity that its page gives.
+
+    ``write``: texts that can stand in place of the span, each a mend; ``mends``: those that change something else. A
+    mend of a policy that comes along is left out, as is one of a rule that no text says: nobody writes there.
+    """
+    if write and span is not None:
+        mends = (*written(span, write, near=(help or "").startswith("did you mean")), *mends)
+    mends = tuple(mend for mend in mends if all(map(_is_written, mend.sources)))
+    help = None if help is None else printable(help)
+    details = tuple(map(printable, details))
+    return Diagnostic(code, one_line(message), span, help, related, CODES[code].severity, details, mends=mends)
+
+
+def bounded(found: Sequence[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """As many as somebody reads, and how many more there are."""
+    if len(found) <= MOST:
+        return tuple(found)
+    more = f"{counted(len(found) - MOST, 'further diagnostic is', 'further diagnostics are')} not shown"
+    span = next((each.span for each in found[MOST:] if each.span is not None), None)
+    return (*found[:MOST], diagnose("APL117", more, span, help="mend those that are shown first"))
+
+
+def _is_written(source: Source) -> bool:
+    name = source.name
+    comes_along = name.startswith("<") and (policies_folder() / f"{name.strip('<>')}.apl").is_file()
+    return bool(source.text) and not comes_along
+
+
+def is_error(diagnostic: Diagnostic) -> bool:
+    return diagnostic.severity is Severity.ERROR
+
+
+def is_syntax(diagnostic: Diagnostic) -> bool:
+    """Whether a diagnostic says that a text cannot be read, rather than what it means."""
+    return diagnostic.code.startswith("APL0")

@@ -6,12 +6,10 @@ import os
 import secrets
 from pathlib import Path
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.parsing.statements import MAX_FILE
+from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
+from policylang.language.lexer import MAX_FILE
 from policylang.language.resources import policies_folder
-from policylang.language.source import Source, Span
+from policylang.language.wording import did_you_mean, nearest
 
 SUFFIX = ".apl"
 ENDS = f"the name of a policy file ends in `{SUFFIX}`"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Source, Span
 
 
 class Action(Enum):

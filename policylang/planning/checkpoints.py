@@ -17,8 +17,7 @@ from attrs import field, frozen
 
 from policylang.graph.blocks import OUTSIDE, BlockTable
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, forward_users, storage_roots
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, Ordinal, Policy, Rule, Scope
 from policylang.language.walk import with_lets
 from policylang.operators.names import DETACHES, GETITEM

@@ -12,8 +12,7 @@ from typing import Any
 
 from attrs import asdict, evolve, frozen
 
-from policylang.language.diagnostics import Diagnostic, Severity, one_cause
-from policylang.language.source import Span
+from policylang.language.diagnostics import Diagnostic, Severity, Span, one_cause
 from policylang.language.syntax import Policy
 from policylang.planning import refusals
 from policylang.planning.capabilities import TrainingSetup

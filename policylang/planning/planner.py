@@ -5,9 +5,9 @@ from __future__ import annotations
 from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag
+from policylang.language.cancellation import check_cancelled
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.syntax import Action, ExpectFate, Policy
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
@@ -74,12 +74,12 @@ def plan(
     tagged = {} if apart else user_decisions(facts)  # the policy's checkpoints take the place of the user's own
     default = _default(policy, capabilities)
     verdict = judge(policy, facts, selections, tagged, around)
-    stop_unless_wanted()
+    check_cancelled()
     decisions = first_decisions(policy, facts, verdict, tagged, default, capabilities, around)
     routing = keep_routing(policy, facts, decisions)
     safety = Safety(policy, facts, capabilities, decisions)
     needs = safety.enforce()
-    stop_unless_wanted()
+    check_cancelled()
     stays: tuple[int, ...] = ()
     if capabilities.offloads and (policy.offloads or any(map(offloads, decisions))):
         stays = resolve_offloads(policy, facts, decisions, needs)
@@ -91,12 +91,12 @@ def plan(
         checkpoints = checkpoints_around(facts, blocks)
     needs = with_checkpoints(needs, facts, decisions, checkpoints)
     rules = rule_outcomes(policy, verdict, tagged)
-    stop_unless_wanted()
+    check_cancelled()
     order = None
     if policy.orders and capabilities.orders:
         schedule = schedule_of(facts, decisions)
         order = plan_order(policy, facts, schedule, capabilities, ranks=ranks, device=used, blocks=blocks)
-    stop_unless_wanted()
+    check_cancelled()
     made = Plan(
         policy=policy,
         before=before,
@@ -116,7 +116,7 @@ def plan(
     )
     cost = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     expectations, failures = check_expectations(made, policy.expectations, selections, cost)
-    stop_unless_wanted()
+    check_cancelled()
     unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
     unmatched = [index for index, each in enumerate(rules) if not each.matched]
     by_fsdp = answered(policy, aside, unmatched, _about_nothing(policy, selections) if aside is not None else ())

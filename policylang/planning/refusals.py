@@ -9,13 +9,14 @@ from typing import assert_never
 from attrs import evolve
 
 from policylang.graph.facts import Facts, InputKind, LostMarker
-from policylang.language.codes import diagnose
 from policylang.language.diagnostics import (
     GATHERS_NOTHING,
     Diagnostic,
     Mend,
     Related,
     Severity,
+    Span,
+    diagnose,
     left_out,
     moved,
     prefixed,
@@ -24,9 +25,7 @@ from policylang.language.diagnostics import (
     removed,
     written,
 )
-from policylang.language.figures import counted, figure, first_lines
-from policylang.language.parsing.parser import words_of
-from policylang.language.source import Span
+from policylang.language.grammar import words_of
 from policylang.language.syntax import (
     Blocks,
     Bucket,
@@ -42,6 +41,7 @@ from policylang.language.syntax import (
     Selector,
     Undecided,
 )
+from policylang.language.wording import counted, figure, first_lines
 from policylang.planning.capabilities import WHAT_FSDP_MEANS, Capabilities
 from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.no_match import (

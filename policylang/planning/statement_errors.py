@@ -13,14 +13,11 @@ from attrs import evolve
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import LATER_COLUMNS, Facts, InputKind
 from policylang.graph.traced_device import OTHER_KERNELS
-from policylang.language.codes import diagnose
 from policylang.language.devices.reading import bundled_devices
-from policylang.language.diagnostics import Diagnostic, Mend, prefixed, put_before, written
-from policylang.language.figures import counted, first_lines
-from policylang.language.formatting.unparse import own_words
-from policylang.language.formatting.unparse_predicates import format_predicate
+from policylang.language.diagnostics import Diagnostic, Mend, Span, diagnose, prefixed, put_before, written
 from policylang.language.globs import PathGlob
-from policylang.language.source import Span
+from policylang.language.predicates import format_predicate
+from policylang.language.selectors import own_words
 from policylang.language.syntax import (
     Expectation,
     ExpectCount,
@@ -37,6 +34,7 @@ from policylang.language.syntax import (
     Where,
 )
 from policylang.language.walk import predicates, selector_of, selectors_of, tests_of, walk, with_lets
+from policylang.language.wording import counted, first_lines
 from policylang.operators.names import STAND_INS, is_all_gather
 from policylang.planning import refusals
 from policylang.planning.checkpoints import AroundBlocks

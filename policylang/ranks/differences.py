@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.ranks.messages import Absence, MeetingKey, RankMessage, RankStatus, in_order, named, ranges
 from policylang.ranks.rank_account import COLLECTIVES, PLAN, CollectiveCall, ComparedNode, StageContent
 

@@ -13,11 +13,9 @@ from urllib.parse import quote
 
 from attrs import asdict, field, frozen
 
-from policylang.language.codes import CODES, is_error
-from policylang.language.diagnostics import Diagnostic, Mend, Severity
-from policylang.language.figures import counted, file_name
-from policylang.language.source import Span
-from policylang.language.version import installed_version
+from policylang.language.diagnostics import CODES, Diagnostic, Mend, Severity, Span, is_error
+from policylang.language.resources import installed_version
+from policylang.language.wording import counted, file_name
 from policylang.report.layout import columns, table
 from policylang.report.markup import element
 

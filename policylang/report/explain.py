@@ -12,13 +12,12 @@ from attrs import asdict, frozen
 
 from policylang.audit.summary import word
 from policylang.graph.facts import Facts, Phase
-from policylang.language.figures import counted, figure, listed
+from policylang.language.diagnostics import Span
 from policylang.language.globs import NameGlob, PathGlob, is_magic, path_glob_problem
-from policylang.language.meanings.dictionary import Meaning
-from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.parsing.statements import comment_above
-from policylang.language.resolution.prelude import group
-from policylang.language.source import Span
+from policylang.language.lexer import comment_above
+from policylang.language.operators import prelude_group
+from policylang.language.wording import counted, did_you_mean, figure, listed, nearest
+from policylang.language.words import Meaning
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.expectations import NodeOutcomes
 from policylang.planning.inspection.communication import (
@@ -452,7 +451,7 @@ def meanings_data(word: str, found: Sequence[Meaning]) -> dict[str, Any]:
 
 def of_group(word: str) -> tuple[Meaning, ...]:
     """What a group that every policy knows stands for; empty where the word is none."""
-    let = group(word)
+    let = prelude_group(word)
     if let is None:
         return ()
     text = f"A group of operators that every policy knows. {comment_above(let.span)}".strip()

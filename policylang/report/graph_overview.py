@@ -10,7 +10,7 @@ from attrs import asdict, evolve
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts
-from policylang.language.figures import UNCOUNTED_UNKNOWN, counted, figure, folded_names, shortened, uncounted_text
+from policylang.language.wording import UNCOUNTED_UNKNOWN, counted, figure, folded_names, shortened, uncounted_text
 from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
 from policylang.planning.inspection.overview import PHASES, GraphOverview, Totals, entries
 from policylang.report.layout import exposed_text, seconds_text, table, times_text

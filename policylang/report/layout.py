@@ -9,8 +9,7 @@ from contextvars import ContextVar
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING
 
-from policylang.language.figures import figure, joined, priced_by_bytes_text, shortened
-from policylang.language.shown import one_line, printable
+from policylang.language.wording import figure, joined, one_line, priced_by_bytes_text, printable, shortened
 
 if TYPE_CHECKING:
     from policylang.planning.plan import Plan

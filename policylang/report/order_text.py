@@ -10,7 +10,7 @@ from math import fsum
 
 from attrs import frozen
 
-from policylang.language.figures import counted, figure, file_name, folded_names, listed, shortened
+from policylang.language.wording import counted, figure, file_name, folded_names, listed, shortened
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder, StepInOrder
 from policylang.planning.inspection.worth import same_time
 from policylang.report.layout import seconds_text, table

@@ -8,7 +8,7 @@ from typing import Any
 
 from policylang.audit.summary import word
 from policylang.graph.facts import Facts, GraphKind
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Source, Span
 from policylang.language.syntax import Policy
 from policylang.planning.inspection.breakdown import Breakdown, Scenario, operator_of
 from policylang.planning.inspection.communication import bucket_statements

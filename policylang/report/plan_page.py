@@ -11,8 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
-from policylang.language.figures import counted, figure, uncounted_text
-from policylang.language.shown import printable
+from policylang.language.wording import counted, figure, printable, uncounted_text
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, ValueEntry
 from policylang.planning.inspection.communication import Communication, as_decided
 from policylang.planning.inspection.peak_values import PeakValues, values_at_peak

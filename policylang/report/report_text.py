@@ -17,7 +17,7 @@ from policylang.audit.report import (
     ScheduledLine,
     ValuesReport,
 )
-from policylang.language.figures import (
+from policylang.language.wording import (
     Measured,
     counted,
     figure,

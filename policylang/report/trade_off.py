@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import asdict
 
-from policylang.language.figures import figure, shortened
+from policylang.language.wording import figure, shortened
 from policylang.report.diagnostics import render_json
 from policylang.report.layout import table
 from policylang.tuning.outcome.tuned_policy import TunedPolicy

@@ -20,7 +20,7 @@ from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, storage_roots
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import check_cancelled
 from policylang.operators.names import GETITEM
 
 _FIRST_RUN, _SECOND_RUN = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
@@ -240,7 +240,7 @@ class Timeline:
 
 def simulate(facts: Facts, schedule: Schedule) -> Timeline:
     """The memory of a step that runs in this order."""
-    stop_unless_wanted()
+    check_cancelled()
     found = lifetimes(facts, schedule)
     length = len(schedule)
     changes = array("q", bytes(8 * (length + 2)))  # the first of what is there before the first step

@@ -16,12 +16,10 @@ from weakref import WeakKeyDictionary
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag, returns_memory_of_input
-from policylang.language.codes import diagnose
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import counted
-from policylang.language.manifest.tags import tagged
-from policylang.language.source import Span
+from policylang.language.diagnostics import Diagnostic, Span, diagnose
+from policylang.language.resources import tagged
+from policylang.language.wording import counted
 from policylang.operators.names import GETITEM, HARMLESS, WAITS
 from policylang.simulation.collective_times import CollectivePrices, described
 

@@ -11,14 +11,12 @@ from attrs import define, frozen
 from policylang.api.load import operators_in
 from policylang.api.planned_graphs import findings
 from policylang.graph.facts import Facts
-from policylang.language.codes import diagnose, is_error
-from policylang.language.diagnostics import Diagnostic, Severity
-from policylang.language.figures import counted
-from policylang.language.parsing.parser import parse_file
-from policylang.language.resolution.loader import load_source
-from policylang.language.resolution.operator_names import OperatorTable
-from policylang.language.source import Source
+from policylang.language.diagnostics import Diagnostic, Severity, Source, diagnose, is_error
+from policylang.language.loader import load_source
+from policylang.language.operators import OperatorTable
+from policylang.language.parser import parse_file
 from policylang.language.syntax import Bucket, Include, Let, Policy, Rule, Scheduling, Statement
+from policylang.language.wording import counted
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.graph_edit import Edit, Refusal
 from policylang.planning.liveness import saved_and_recomputed

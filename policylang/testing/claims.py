@@ -10,11 +10,9 @@ import re
 
 from attrs import frozen
 
-from policylang.language.codes import CODES, diagnose
-from policylang.language.diagnostics import Diagnostic, written
-from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.parsing.statements import comments, split
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import CODES, Diagnostic, Source, Span, diagnose, written
+from policylang.language.lexer import comments, split
+from policylang.language.wording import did_you_mean, nearest
 
 CANNOT_BE_READ = "APL512"
 

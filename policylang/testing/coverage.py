@@ -8,10 +8,9 @@ from pathlib import Path
 
 from attrs import define, field
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.files import find_policy, policy_files, read_source
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
 from policylang.language.syntax import Bucket, Rewriting, Rule, Scheduling
 from policylang.planning.plan import Plan
 

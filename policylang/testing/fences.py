@@ -6,8 +6,7 @@ import re
 
 from attrs import evolve, frozen
 
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Diagnostic, Source, Span
 
 _FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<marks>`{3,}|~{3,})(?P<info>.*)")
 _HEADING = re.compile(r"#{1,6}[ \t]")

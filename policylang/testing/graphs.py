@@ -10,10 +10,8 @@ from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.snapshot import SUFFIX, load
 from policylang.graph.textual import read_graph
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.source import Span
+from policylang.language.diagnostics import Diagnostic, Span, diagnose
+from policylang.language.wording import did_you_mean, nearest
 from policylang.testing.fences import Fence, lifted, lowered_diagnostic
 
 INFO = "APL504"

@@ -15,7 +15,7 @@ import policylang
 from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.path import path_named
 from policylang.errors import PolicyError
-from policylang.language.codes import is_error
+from policylang.language.diagnostics import is_error
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import COMPARED
 from policylang.testing.agreement import (

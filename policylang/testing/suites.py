@@ -9,12 +9,10 @@ from pathlib import Path
 from attrs import define, evolve, field, frozen
 
 from policylang.graph.facts import Facts
-from policylang.language.codes import CODES, diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import CODES, Diagnostic, Source, diagnose
 from policylang.language.files import SUFFIX as POLICIES
 from policylang.language.files import policy_files, read_source
-from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.source import Source
+from policylang.language.wording import did_you_mean, nearest
 from policylang.report.diagnostics import CheckResult
 from policylang.testing.cases import run_case
 from policylang.testing.coverage import Coverage

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from attrs import evolve
 
 from policylang.graph.facts import Facts, mask_of
-from policylang.language.formatting.canonical import format_source
-from policylang.language.resolution.loader import parse_policy
-from policylang.language.resolution.operator_names import OperatorTable
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
+from policylang.language.layout import format_source
+from policylang.language.loader import parse_policy
+from policylang.language.operators import OperatorTable
 from policylang.language.syntax import Action
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities

@@ -11,10 +11,9 @@ from attrs import evolve, field, frozen
 
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
-from policylang.language.formatting.unparse import nth
-from policylang.language.resolution.loader import parse_policy
-from policylang.language.resolution.operator_names import OperatorTable
-from policylang.language.resolution.prelude import group
+from policylang.language.loader import parse_policy
+from policylang.language.operators import OperatorTable, prelude_group
+from policylang.language.selectors import nth
 from policylang.planning.selection.selectors import Selections
 from policylang.tuning.value_classes import ValueClass, ValueClasses
 
@@ -203,7 +202,7 @@ class Vocabulary:
 
     def of_group(self, name: str) -> list[int]:
         """The classes of a group that takes all of a class or none."""
-        let, classes = group(name), self._classes
+        let, classes = prelude_group(name), self._classes
         if let is None:
             return []
         selections = Selections(self._facts, {}, classes.blocks, Chains(self._facts))
@@ -219,7 +218,7 @@ class Vocabulary:
 
     def _is_clean(self, subject: str) -> bool:
         """Whether the language takes a name for an operator's, and has nothing to say about it."""
-        if group(subject) is not None:
+        if prelude_group(subject) is not None:
             return False
         loaded = parse_policy(f"save {subject}\n", operators=self._operators)
         return loaded.policy is not None and not loaded.diagnostics

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from policylang.language.formatting.unparse import nth
+from policylang.language.selectors import nth
 from policylang.tuning.composition import Composition, Ints, Mixtures, Pieces
 from policylang.tuning.decision_list import Zone, scripts
 from policylang.tuning.patterns import Fates

@@ -16,8 +16,8 @@ import numpy as np
 from attrs import frozen
 
 from policylang.graph.facts import Facts
-from policylang.language.codes import is_error
-from policylang.language.resolution.loader import load_policy
+from policylang.language.diagnostics import is_error
+from policylang.language.loader import load_policy
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan

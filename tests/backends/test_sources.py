@@ -20,8 +20,7 @@ from attrs import evolve
 import policylang
 from policylang.backends import caching
 from policylang.backends.caching import acting_sources
-from policylang.language.codes import CODES
-from policylang.language.diagnostics import Severity
+from policylang.language.diagnostics import CODES, Severity
 from policylang.planning.capabilities import PATHS, PathEntry
 from tests.support.joint import capture_joint
 from tests.support.models import llama, mlp

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
 
 from benchmarks import lsp
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 
 GRAPH = Path(__file__).resolve().parents[2] / "docs" / "graphs" / "tutorial.graph"
 

@@ -18,7 +18,7 @@ import pytest
 import policylang
 from policylang.commands.cli import main
 from policylang.graph.snapshot import write
-from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.operators import OperatorTable
 from tests.support.textgraph import facts_of
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from policylang.graph.snapshot import write
-from policylang.language.codes import CODES
-from policylang.language.resolution.prelude import group_names
+from policylang.language.diagnostics import CODES
+from policylang.language.operators import group_names
 from tests.support.textgraph import facts_of
 
 

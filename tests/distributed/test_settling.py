@@ -76,7 +76,9 @@ def errors(rank: int) -> dict[str, str]:
         ),
         "well again": said(lambda: policylang.apply(flat(mesh, own), strict, mesh)),
     }
-    broken = PolicyAuditError([policylang.language.codes.diagnose("APL405", "it came out otherwise", help="none")])
+    broken = PolicyAuditError(
+        [policylang.language.diagnostics.diagnose("APL405", "it came out otherwise", help="none")]
+    )
     rewrite_graph = mock.Mock(side_effect=broken) if rank == 1 else half.rewrite_graph
     with mock.patch("policylang.backends.joint.rewrite_graph", rewrite_graph):
         compiled = torch.compile(

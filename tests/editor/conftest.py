@@ -12,8 +12,8 @@ pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
 
 from policylang.api.planned_graphs import facts_of
 from policylang.editor.state import Document, State, read_graph, read_text
+from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
-from policylang.language.source import Source
 
 SERVER = [sys.executable, "-m", "policylang.commands.cli", "lsp"]
 GRAPHS = Path(__file__).resolve().parents[2] / "docs" / "graphs"

@@ -8,11 +8,11 @@ from typing import Any
 from lsprotocol import types
 
 from policylang.language import syntax
-from policylang.language.figures import figure
-from policylang.language.parsing.parser import parse_file
-from policylang.language.resolution.fitting import dimensions_of
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
+from policylang.language.parser import parse_file
+from policylang.language.predicates import dimensions_of
 from policylang.language.syntax import Statement
+from policylang.language.wording import figure
 
 OPEN = "still being worked out"
 """What is said of a worth that is not there yet."""

@@ -19,7 +19,7 @@ from pytest_lsp import ClientServerConfig, make_test_lsp_client
 from policylang.editor.features import on_request as asked
 from policylang.editor.features.actions import FIX_ALL, actions
 from policylang.editor.state import State
-from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.operators import OperatorTable
 from tests.editor.conftest import GRAPHS, SERVER
 from tests.editor.policies import with_edits
 

@@ -14,8 +14,8 @@ from policylang.editor.features.outline import symbols
 from policylang.editor.names import PolicyFolder
 from policylang.editor.navigation import RenameRefused, definition, highlights, references, renameable, renamed
 from policylang.editor.state import Document, State, read_text
+from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
-from policylang.language.source import Source
 
 POLICY = (Path(__file__).resolve().parents[2] / "policies" / "llama3_sac.apl").read_text(encoding="utf-8")
 PIECES = st.sampled_from(

@@ -21,14 +21,14 @@ from policylang.editor.features.offers.items import MOST, WordOffer
 from policylang.editor.features.offers.keyword_offers import MARKS, keyword_offers
 from policylang.editor.state import Document, State, read_text
 from policylang.graph.facts import Facts
+from policylang.language import grammar
+from policylang.language.cursor import Cursor, _fed, cursors_at, reading
+from policylang.language.diagnostics import Source
 from policylang.language.files import bundled_names, read_source
-from policylang.language.parsing import parser
-from policylang.language.parsing.cursor import Cursor, cursors_at
-from policylang.language.parsing.grammar_table import parser_of
-from policylang.language.parsing.parser import parse_file, reading, terminal_texts, words_of, words_until
-from policylang.language.parsing.statements import split
+from policylang.language.grammar import terminal_texts, word_pairs, words_of, words_until
+from policylang.language.lexer import split
+from policylang.language.parser import parse_file, statement_parser
 from policylang.language.resources import grammar_file
-from policylang.language.source import Source
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAPHS = ROOT / "docs" / "graphs"
@@ -523,14 +523,16 @@ def test_annotations_of_the_graph_are_offered_in_quotes_where_they_need_them() -
 
 
 @pytest.mark.slow
-def test_a_new_word_of_the_grammar_is_offered_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_word_of_the_grammar_is_offered_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
         grammar_file().read_text().replace('("saved" | "recomputed" |', '("saved" | "pinned" "down" | "recomputed" |')
     )
-    cached = (parser._lexer, parser.reading, parser._fed, parser.terminal_texts, parser.halves)
+    file = tmp_path / "apl.lark"
+    file.write_text(text)
+    cached = (grammar.tables, grammar._terminals, grammar.lexer, terminal_texts, word_pairs)
+    cached = (*cached, statement_parser, reading, _fed)
     with monkeypatch.context() as patched:
-        lark = parser_of(text)
-        patched.setattr(parser, "_lark", lambda: lark)
+        patched.setattr(grammar, "grammar_file", lambda: file)
         for each in cached:
             each.cache_clear()
         found = [item.label for item in completion(state("expect every mm "), len("expect every mm ")).items]

@@ -11,8 +11,8 @@ from policylang.editor import names
 from policylang.editor.names import PolicyFolder
 from policylang.editor.navigation import definition, highlights, references
 from policylang.editor.state import Document, State, read_text
+from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
-from policylang.language.source import Source
 from tests.editor.policies import PoliciesAtHand
 
 LIB = "# 𝛼 names\r\nlet big = mm where bytes > 64 MiB\r\nlet 𝛼𝛽 = big or bmm\r\n"

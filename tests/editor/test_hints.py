@@ -14,8 +14,8 @@ from lsprotocol import types
 
 from policylang.editor.features.hints import hints
 from policylang.editor.state import State
-from policylang.language.figures import figure
-from policylang.language.parsing.parser import parse_file
+from policylang.language.parser import parse_file
+from policylang.language.wording import figure
 from policylang.planning.inspection.worth import MOST_RULES
 from tests.editor.test_hover import ORDERED, POLICIES, SAC, TEXTS, command, signed, state_of
 from tests.support.drawn import examples

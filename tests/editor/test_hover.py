@@ -25,10 +25,10 @@ from policylang.commands.cli import main
 from policylang.editor.features.hover import hover
 from policylang.editor.state import Document, State, read_graph, read_text
 from policylang.graph.facts import Facts, Phase
-from policylang.language.figures import figure
+from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
 from policylang.language.globs import PathGlob
-from policylang.language.source import Source
+from policylang.language.wording import figure
 from tests.support.drawn import examples
 from tests.support.hostile import hostile_graph, raw_in
 

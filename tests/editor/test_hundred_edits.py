@@ -23,8 +23,8 @@ from lsprotocol import types
 
 from policylang.api import check, planned_graphs
 from policylang.commands.cli import main
-from policylang.language.resolution.loader import parse_policy
-from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.loader import parse_policy
+from policylang.language.operators import OperatorTable
 from tests.editor.conftest import GRAPHS
 from tests.editor.figures_of_plan import OPEN, check_figures
 from tests.editor.real_client import Editor

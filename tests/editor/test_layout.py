@@ -14,12 +14,12 @@ from policylang.api.format import format_text
 from policylang.editor.features.layout import formatted, formatted_between
 from policylang.editor.positions import Positions
 from policylang.editor.state import Document, State, read_text
+from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
-from policylang.language.formatting.changes import applied, layout_changes, layout_changes_between
-from policylang.language.parsing.parser import parse_file
-from policylang.language.parsing.statements import comments, split
+from policylang.language.layout import applied, layout_changes, layout_changes_between
+from policylang.language.lexer import comments, split
+from policylang.language.parser import parse_file
 from policylang.language.resources import policies_folder
-from policylang.language.source import Source
 from tests.language.test_layout import layouts
 
 ROOT = Path(__file__).resolve().parents[2]

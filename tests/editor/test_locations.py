@@ -9,9 +9,9 @@ from lsprotocol import types
 
 from policylang.editor.locations import location, uri_of, uri_of_path
 from policylang.editor.state import Document, State, read_text
+from policylang.language.diagnostics import Source, Span
 from policylang.language.files import read_source
 from policylang.language.resources import devices_folder, policies_folder
-from policylang.language.source import Source, Span
 
 
 def test_an_included_file_is_where_it_lies_however_it_is_written(tmp_path: Path, state_of) -> None:

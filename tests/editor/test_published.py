@@ -13,7 +13,7 @@ from attrs import evolve
 from lsprotocol import types
 
 from policylang.editor.features.published import Shown, published
-from policylang.language.codes import diagnose
+from policylang.language.diagnostics import diagnose
 
 
 def place(found: types.Diagnostic) -> tuple[int, int, int, int]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from policylang.editor.names import occurrences
 from policylang.editor.navigation import RenameRefused, renameable, renamed
-from policylang.language.resolution.loader import load_policy
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
+from policylang.language.loader import load_policy
 from policylang.language.syntax import Policy, Reference, Selector
 from policylang.language.walk import rebuild
 from tests.editor.policies import PoliciesAtHand, with_edits

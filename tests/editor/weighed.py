@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.state import State
-from policylang.language.interruption.wanted import Cancelled
+from policylang.language.cancellation import Cancelled
 
 
 async def weighed(documents: OpenDocuments, uri: str) -> State | None:

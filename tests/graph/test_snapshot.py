@@ -18,7 +18,7 @@ from policylang.errors import PolicyGraphError
 from policylang.graph import snapshot
 from policylang.graph.collect import collect
 from policylang.graph.facts import COLUMNS, OF_GRAPH, Facts, GraphKind, Group, LostMarker, Mesh, Ref
-from policylang.language.resolution.loader import load_policy, parse_policy
+from policylang.language.loader import load_policy, parse_policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
 from tests.support.flat_graphs import flat_graph

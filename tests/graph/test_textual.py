@@ -6,7 +6,7 @@ import pytest
 
 from policylang.graph.facts import Flag, GraphKind, InputKind, Phase
 from policylang.graph.textual import read_graph
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
 
 GRAPH = """
 # the backward stands below the line

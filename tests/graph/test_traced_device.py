@@ -8,7 +8,7 @@ import policylang
 from policylang.graph.facts import Facts
 from policylang.graph.textual import read_graph
 from policylang.graph.traced_device import attention_kernels, kernel_findings, traced_on
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
 
 ATTENTION = """
 %scores = aten.bmm.default(%x, %w) layers.0 device={device}

@@ -11,13 +11,14 @@ from functools import cache
 import pytest
 from _pytest.outcomes import Skipped
 
-from policylang.language.parsing.lexer import PAIRS, Lexeme
-from policylang.language.parsing.parser import keywords, words_of
-from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
-from policylang.language.parsing.statement_tree import ACTIONS, FATES, FIGURES
-from policylang.language.resolution.prelude import group_names
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
+from policylang.language.grammar import keywords, word_pairs, words_of
+from policylang.language.lexer import Lexeme
+from policylang.language.operators import group_names
+from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.statements import ACTIONS, FATES, FIGURES
 from policylang.language.units import UNITS
+from policylang.language.words import word_lists
 from tests.support.drawn import examples
 from tests.support.highlighters import (
     HIGHLIGHTERS,
@@ -107,7 +108,7 @@ def _wanted(text: str) -> Iterator[tuple[tuple[int, int], set[str | None]]]:
             wanted = _plain(kind, words, index)
         elif kind == "STEP_TIME" or (compared and word in MEASURES + PROPERTIES):
             wanted = {"property"}
-        elif kind in PAIRS:
+        elif kind in word_pairs():
             wanted = {"keyword", "number"} if kind == "EVERY_NTH" else {"keyword"}
             if "#" in word:
                 wanted |= {"comment"}
@@ -161,6 +162,17 @@ def test_what_the_language_defines_is_known_everywhere() -> None:
             at = sentence.rindex(word)
             told = set(classes[at : at + len(word)])
             assert told == {wanted}, f"{name} takes `{word}` in `{sentence}` for {told}"
+
+
+def test_the_lists_of_the_editors_are_those_of_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scripts import make_word_lists
+
+    made = make_word_lists.made()
+    old = [file.name for file, text in made.items() if file.read_text(encoding="utf-8") != text]
+    assert old == [], "run scripts/make_word_lists.py"
+    lists = {name: (*words, "pinned") for name, words in word_lists().items()}
+    monkeypatch.setattr(make_word_lists, "word_lists", lambda: lists)
+    assert all(text.count("pinned") > made[file].count("pinned") for file, text in make_word_lists.made().items())
 
 
 def _listed() -> set[str]:

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from policylang.language.parsing.parser import parse_file
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
+from policylang.language.parser import parse_file
 from tests.support.highlighters import VSCODE, node, node_environment, repository_policies, textmate_tokens
 
 GRAMMAR = VSCODE / "syntaxes" / "policylang.tmLanguage.json"

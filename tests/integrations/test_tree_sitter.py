@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import shutil
@@ -14,15 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.language.formatting.unparse import (
-    format_expectation,
-    format_rewrite,
-    format_scheduling,
-    format_selector,
-)
-from policylang.language.parsing.parser import keywords
-from policylang.language.parsing.statement_tree import ACTIONS
-from policylang.language.syntax import Bucket
+from policylang.language.grammar import keywords
+from policylang.language.selectors import format_selector
+from policylang.language.statements import ACTIONS, format_statement
 from tests.language import strategies
 from tests.language.test_forms import BINDING, EXPECTATIONS, LLAMA3, ORDERING, SELECTORS
 from tests.language.test_fuzz import WORDS
@@ -31,7 +24,6 @@ from tests.support.highlighters import (
     ROOT,
     TREE_SITTER,
     is_read,
-    node,
     repository_policies,
     repository_statements,
     tree_sitter_language,
@@ -42,7 +34,6 @@ from tests.support.highlighters import (
 
 pytest.importorskip("tree_sitter")
 CORPUS = sorted((TREE_SITTER / "test" / "corpus").glob("*.txt"))
-DSL = ROOT / "tests" / "support" / "tree_sitter_dsl.cjs"
 
 
 def tree_of(text: str) -> Any:
@@ -69,8 +60,8 @@ _statements = st.one_of(
     strategies.selectors.map(lambda tree: f"save {format_selector(tree)}"),
     strategies.selectors.map(lambda tree: f"{format_selector(tree)} -> offload up to 8 GiB per rank"),
     strategies.selectors.map(lambda tree: f"let drawn = {format_selector(tree)}"),
-    strategies.expectations.map(format_expectation),
-    strategies.ordering.map(lambda tree: format_rewrite(tree) if isinstance(tree, Bucket) else format_scheduling(tree)),
+    strategies.expectations.map(format_statement),
+    strategies.ordering.map(format_statement),
 )
 
 
@@ -183,16 +174,6 @@ def test_a_query_is_one(name: str) -> None:
     assert tree_sitter_query(name).pattern_count
 
 
-def test_the_query_of_helix_differs_in_names_alone() -> None:
-    names = {"number": "constant.numeric", "property": "variable.other.member", "module": "namespace"}
-    names["keyword.modifier"] = "keyword.storage.modifier"
-    ours, helix = (
-        re.sub(r"^;.*\n?", "", (TREE_SITTER / "queries" / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
-        for name in ("highlights.scm", "helix/highlights.scm")
-    )
-    assert re.sub(r"@([\w.]+)", lambda name: f"@{names.get(name[1], name[1])}", ours) == helix
-
-
 def test_each_node_has_one_capture() -> None:
     """Editors differ in whether the first or the last of several counts."""
     binding, query = pytest.importorskip("tree_sitter"), tree_sitter_query("highlights")
@@ -200,25 +181,6 @@ def test_each_node_has_one_capture() -> None:
         captures = binding.QueryCursor(query).captures(tree_of(text))
         ranges = [each.byte_range for nodes in captures.values() for each in nodes]
         assert len(ranges) == len(set(ranges)), text
-
-
-def test_the_generated_grammar_is_that_of_grammar_js() -> None:
-    run = subprocess.run([node(), str(DSL), str(TREE_SITTER / "grammar.js")], capture_output=True, check=True)
-    assert json.loads(run.stdout) == json.loads((TREE_SITTER / "src" / "grammar.json").read_text(encoding="utf-8"))
-
-
-def test_the_generated_parser_is_that_of_the_grammar(tmp_path: Path) -> None:
-    """Where the generator is the one that wrote it: others write the same tables in other words."""
-    generator = shutil.which("tree-sitter") or pytest.skip("the generator of tree-sitter is not installed")
-    version = subprocess.run([generator, "--version"], capture_output=True, text=True, check=True).stdout
-    if "0.20.8" not in version:
-        pytest.skip(f"the parser was written by another generator than {version.strip()}")
-    shutil.copy(TREE_SITTER / "grammar.js", tmp_path)
-    subprocess.run([generator, "generate"], cwd=tmp_path, check=True, capture_output=True)
-    for name in ("parser.c", "grammar.json", "node-types.json", "tree_sitter/parser.h"):
-        made, kept = ((folder / "src" / name).read_text(encoding="utf-8") for folder in (tmp_path, TREE_SITTER))
-        made = made.replace("<tree_sitter/parser.h>", '"tree_sitter/parser.h"')  # as Debian's generator writes it
-        assert made == kept, f"{name}: tree-sitter generate"
 
 
 def test_editors_of_the_last_years_load_it() -> None:

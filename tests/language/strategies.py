@@ -6,9 +6,9 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from policylang.language.parsing.predicate_tree import FLAGS
-from policylang.language.parsing.tree import union_of
-from policylang.language.source import Span
+from policylang.language.diagnostics import Span
+from policylang.language.predicates import FLAGS
+from policylang.language.selectors import union_of
 from policylang.language.syntax import (
     NOWHERE,
     And,
@@ -164,10 +164,7 @@ expectations = st.one_of(
     ),
     st.builds(ExpectCount, st.sampled_from(["exactly", "at least", "at most"]), st.integers(0, 99), selectors, scopes),
     st.builds(
-        ExpectFate,
-        st.sampled_from(["every", "no"]),
-        selectors,
-        st.sampled_from(["saved", "recomputed", "offloaded"]),
+        ExpectFate, st.sampled_from(["every", "no"]), selectors, st.sampled_from(["saved", "recomputed", "offloaded"])
     ),
 )
 

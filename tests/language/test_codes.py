@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from policylang.language import codes
-from policylang.language.codes import CODES
-from policylang.language.resolution.loader import parse_policy
+from policylang.language import diagnostics
+from policylang.language.diagnostics import CODES
+from policylang.language.loader import parse_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "codes"
@@ -56,7 +56,7 @@ def test_the_folder_holds_the_pages_and_an_index_of_them_all() -> None:
     ids=lambda value: value if value[0] != "#" else "",
 )
 def test_a_page_in_another_form_is_named(page: str, wrong: str, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(codes, "codes_folder", lambda: tmp_path)
+    monkeypatch.setattr(diagnostics, "codes_folder", lambda: tmp_path)
     (tmp_path / "APL999.md").write_text(page, encoding="utf-8")
     with pytest.raises(ValueError, match=r"APL999\.md is not in the form"):
         CODES["APL999"]
@@ -69,7 +69,7 @@ read = []
 sys.addaudithook(lambda event, found: event == "open" and read.append(str(found[0])))
 import policylang
 from policylang.commands.cli import main
-from policylang.language.codes import CODES, diagnose
+from policylang.language.diagnostics import CODES, diagnose
 assert main(["check", "llama3_sac"]) == 0
 pages = lambda: [name for name in read if name.startswith({f"{PAGES}{os.sep}"!r})]
 assert not pages()

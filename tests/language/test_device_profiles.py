@@ -64,10 +64,7 @@ def wrong(text: str, folder: Path) -> Diagnostic:
 def test_every_figure_is_read(tmp_path: Path) -> None:
     found = good(GOOD, tmp_path)
     assert found.name == "our-cluster"
-    assert found.compute == {
-        "float32": Rate.constant(60e12),
-        "bfloat16": Rate(((1e9, 200e12), (1e12, 600e12))),
-    }
+    assert found.compute == {"float32": Rate.constant(60e12), "bfloat16": Rate(((1e9, 200e12), (1e12, 600e12)))}
     assert (found.bandwidth, found.pointwise, found.attention) == (Rate.constant(2.6e12), 0.35, 0.7)
     assert (found.overhead, found.capacity, found.host_bandwidth) == (5e-6, 80 << 30, 50e9)
     assert found.networks == (Network(8, 400e9, 20e-6), Network(None, 45e9, 30e-6))

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import policylang
-from policylang.language.figures import beside, figure
-from policylang.language.formatting.canonical import format_source
-from policylang.language.formatting.unparse import format_policy
-from policylang.language.resolution.loader import load_policy, parse_policy
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
+from policylang.language.layout import format_source
+from policylang.language.loader import load_policy, parse_policy
+from policylang.language.statements import format_policy
 from policylang.language.syntax import Action, Compare, Operator, Quantity, Rule, Where
+from policylang.language.wording import beside, figure
 from tests.language.told import policy, told
 
 PROFILE = """\

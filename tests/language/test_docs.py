@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from policylang.language.codes import CODES, is_error
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.diagnostics import CODES, is_error
+from policylang.language.loader import parse_policy
 from policylang.report.diagnostics import render_text
 from policylang.testing.suites import run_files
 
@@ -59,10 +59,10 @@ def test_the_page_on_policy_tests_prints_what_is_printed() -> None:
 
 
 def test_the_reference_shows_the_words_of_the_language() -> None:
-    from policylang.language.parsing.parser import keywords
-    from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
-    from policylang.language.parsing.statement_tree import ACTIONS
-    from policylang.language.resolution.prelude import group_names
+    from policylang.language.grammar import keywords
+    from policylang.language.operators import group_names
+    from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+    from policylang.language.statements import ACTIONS
     from policylang.language.units import UNITS
 
     words = {word for word in keywords() if word.isidentifier()}

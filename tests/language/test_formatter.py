@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 
-from policylang.language.formatting.unparse import (
-    format_expectation,
-    format_rewrite,
-    format_scheduling,
-    format_selector,
-    nth,
-)
-from policylang.language.resolution.loader import parse_policy
-from policylang.language.syntax import Bucket, Everything, Expectation, Quantity, Scheduling, Selector
+from policylang.language.loader import parse_policy
+from policylang.language.selectors import format_selector, nth
+from policylang.language.statements import KINDS, format_statement
+from policylang.language.syntax import Bucket, Everything, Expectation, Quantity, Scheduling, Selector, Statement
 from policylang.language.units import UNITS, read, write
 from tests.language import strategies
 from tests.language.test_forms import BINDING, EXPECTATIONS, LLAMA3, SELECTORS
@@ -39,23 +33,22 @@ def test_a_selector_reads_back(tree: Selector) -> None:
 @given(strategies.expectations)
 @settings(max_examples=200, deadline=None)
 def test_an_expectation_reads_back(tree: Expectation) -> None:
-    text = format_expectation(tree)
+    text = format_statement(tree)
     assert policy(text).expectations == (tree,)
 
 
 @given(strategies.ordering)
 @settings(max_examples=100, deadline=None)
 def test_a_scheduling_line_reads_back(tree: Bucket | Scheduling) -> None:
-    text = format_rewrite(tree) if isinstance(tree, Bucket) else format_scheduling(tree)
+    text = format_statement(tree)
     found = policy(text)
     assert (*found.rewrites, *found.scheduling) == (tree,)
 
 
-@pytest.mark.parametrize("written", [format_scheduling, format_rewrite, format_expectation])
-def test_a_statement_that_the_formatter_does_not_know_is_not_written_as_another(written: Callable[[Any], str]) -> None:
-    unknown = SimpleNamespace(selector=Everything(), blocks=2, optional=False, scope=None, size=None, dims=())
-    with pytest.raises(AssertionError):
-        written(unknown)
+def test_every_statement_is_a_registered_kind_and_another_is_not_written_as_one() -> None:
+    assert {kind.made for kind in KINDS} == set(get_args(Statement))
+    with pytest.raises(KeyError):
+        format_statement(SimpleNamespace(selector=Everything(), blocks=2, optional=False))  # type: ignore[arg-type]
 
 
 @given(strategies.quantities)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import policylang
-from policylang.language.formatting.canonical import format_source
-from policylang.language.formatting.unparse import format_policy
-from policylang.language.parsing.parser import keywords, parse_file
-from policylang.language.parsing.statement_tree import ACTIONS
-from policylang.language.resolution.loader import load_policy, parse_policy
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
+from policylang.language.grammar import keywords
+from policylang.language.layout import format_source
+from policylang.language.loader import load_policy, parse_policy
+from policylang.language.parser import parse_file
+from policylang.language.statements import ACTIONS, format_policy
 from policylang.language.syntax import (
     Action,
     And,

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from policylang.language.parsing.grammar_table import TABLE, key, parser_of, table_of
-from policylang.language.parsing.parser import parse_file
+from policylang.language import grammar, parser
+from policylang.language.diagnostics import Source
+from policylang.language.grammar import TABLE, key, table_of
+from policylang.language.parser import parse_file
 from policylang.language.resources import grammar_file
-from policylang.language.source import Source
 
 ROOT = Path(__file__).parents[2]
 GRAMMAR = grammar_file().read_text(encoding="utf-8")
@@ -21,7 +22,7 @@ GRAMMAR = grammar_file().read_text(encoding="utf-8")
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_the_table_is_that_of_the_grammar_whatever_the_hash_seed(seed: str) -> None:
     program = (
-        "from policylang.language.parsing.grammar_table import table_of\n"
+        "from policylang.language.grammar import table_of\n"
         "from policylang.language.resources import grammar_file\n"
         "print(table_of(grammar_file().read_text(encoding='utf-8')), end='')\n"
     )
@@ -30,25 +31,22 @@ def test_the_table_is_that_of_the_grammar_whatever_the_hash_seed(seed: str) -> N
     assert made.stdout == TABLE.read_text(encoding="utf-8"), "run scripts/make_grammar_table.py"
 
 
+TEXT = "policy p\nsave mm in layers.*; recompute every 2nd mm per blok\nexpect saved <= 1 GiB\nsave (mm or"
+CACHES = (grammar.tables, grammar._terminals, grammar.lexer, parser.statement_parser)
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", None])
-def test_a_table_that_does_not_fit_is_not_used(tmp_path: Path, content: str | None) -> None:
+def test_a_table_that_does_not_fit_is_not_used_and_the_grammar_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    with_table = parse_file(Source("p.apl", TEXT))
     table = tmp_path / "table.json"
     table.write_text(table_of(GRAMMAR).replace(key(GRAMMAR), key("another grammar")) if content is None else content)
-    made = parser_of(GRAMMAR, table)
-    assert sorted(each.name for each in made.terminals) == sorted(each.name for each in parser_of(GRAMMAR).terminals)
-
-
-def test_with_and_without_a_table_the_parser_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from policylang.language.parsing import parser
-
-    text = "policy p\nsave mm in layers.*; recompute every 2nd mm per blok\nexpect saved <= 1 GiB\nsave (mm or"
-    with_table = parse_file(Source("p.apl", text))
-    monkeypatch.setattr(parser, "parser_of", lambda grammar: parser_of(grammar, Path("nowhere")))
-    caches = (parser._lark, parser._lexer)
-    for cache in caches:
-        cache.cache_clear()
+    monkeypatch.setattr(grammar, "TABLE", table)
     try:
-        assert parse_file(Source("p.apl", text)) == with_table
+        for cache in CACHES:
+            cache.cache_clear()
+        assert parse_file(Source("p.apl", TEXT)) == with_table
     finally:
-        for cache in caches:
+        for cache in CACHES:
             cache.cache_clear()

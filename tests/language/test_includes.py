@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.resolution.loader import load_policy, parse_policy
+from policylang.language.loader import load_policy, parse_policy
 from policylang.language.syntax import Action
 from policylang.report.diagnostics import render_text
 

@@ -8,19 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.language.formatting import canonical
-from policylang.language.formatting.canonical import format_source
-from policylang.language.formatting.unparse import (
-    format_expectation,
-    format_rewrite,
-    format_scheduling,
-    format_selector,
-)
-from policylang.language.parsing.parser import parse_file, words_of
-from policylang.language.parsing.statements import comments, split
+from policylang.language import layout
+from policylang.language.diagnostics import Source
+from policylang.language.grammar import words_of
+from policylang.language.layout import format_source
+from policylang.language.lexer import comments, split
+from policylang.language.parser import parse_file
 from policylang.language.resources import policies_folder
-from policylang.language.source import Source
-from policylang.language.syntax import Bucket
+from policylang.language.selectors import format_selector
+from policylang.language.statements import format_statement
 from tests.language import strategies
 from tests.support.drawn import examples
 
@@ -109,13 +105,13 @@ def test_names_are_not_looked_up() -> None:
 
 @pytest.mark.parametrize("broken", ["a lost comment", "another tree", "a second change"])
 def test_a_text_that_is_not_proved_is_not_handed_out(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    real = canonical._lay_out
+    real = layout._lay_out
     texts = {
         "a lost comment": lambda source: real(source).replace("  # why", ""),
         "another tree": lambda source: real(source).replace("bmm", "mm"),
         "a second change": lambda source: real(source) + "\n" * source.text.count("\n"),
     }
-    monkeypatch.setattr(canonical, "_lay_out", texts[broken])
+    monkeypatch.setattr(layout, "_lay_out", texts[broken])
     result = format_source(Source("test.apl", "save mm  # why\nsave bmm"))
     assert result.text is None
     assert [each.code for each in result.diagnostics] == ["APL520"]
@@ -125,10 +121,8 @@ STATEMENTS = st.one_of(
     st.builds(lambda s: f"save {format_selector(s)}", strategies.selectors),
     st.builds(lambda s: f"optional ({format_selector(s)})→must_recompute", strategies.selectors),
     st.builds(lambda s: f"let some = {format_selector(s)}", strategies.selectors),
-    st.builds(format_expectation, strategies.expectations),
-    st.builds(
-        lambda line: format_rewrite(line) if isinstance(line, Bucket) else format_scheduling(line), strategies.ordering
-    ),
+    st.builds(format_statement, strategies.expectations),
+    st.builds(format_statement, strategies.ordering),
     st.sampled_from(["policy demo", "blocks layers.*", "include <fsdp>", "undecided -> save", "collapse round_trips"]),
 )
 SPACE = st.sampled_from(["", " ", "   ", "\t", " \r"])

@@ -9,25 +9,16 @@ from typing import get_args, get_type_hints
 import pytest
 
 from policylang.language import syntax
-from policylang.language.meanings.dictionary import Meaning, meaning, meanings, senses
-from policylang.language.parsing.lexer import OPENERS, PAIRS
-from policylang.language.parsing.parser import keywords, parse_file, words_of
-from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
-from policylang.language.parsing.statement_tree import ACTIONS
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
+from policylang.language.grammar import keywords, lexer, terminal_texts, word_pairs, words_of
+from policylang.language.parser import parse_file
+from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.statements import ACTIONS
 from policylang.language.units import UNITS
+from policylang.language.words import Meaning, meaning, meanings, senses
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
 FIGURES = get_args(get_type_hints(syntax.ExpectTotal)["figure"])
-PAIRS_AS_WRITTEN = {
-    "EVERY_NTH": "every 2nd",
-    "HALF_OF": "half of",
-    "UP_TO": "up to",
-    "PER_RANK": "per rank",
-    "STEP_TIME": "step time",
-    "KEEP_ORDER": "keep order",
-    "IN_FLIGHT": "in flight",
-}
 OF_PREDICATES = {"crosses cut", "annotated"}
 NAMES_IN_ONE_PLACE = {"policylang", "chains", "round_trips", "ahead", "auto", "peak", "forward", "step"}
 SIGNS = {"->", "→", *get_args(syntax.Comparison)}
@@ -35,9 +26,9 @@ WHERE = [pytest.param(each, id=f"{each.words[0]}-{each.sense}") for each in mean
 
 
 def known_words() -> set[str]:
-    pairs = {PAIRS_AS_WRITTEN[each] for each in PAIRS}
+    pairs = {terminal_texts().get(each, ("every 2nd",))[0] for each in word_pairs()}
     predicates = {*FLAGS, *MEASURES, *PROPERTIES, *OF_PREDICATES}
-    named = {*ACTIONS, *OPENERS, *FIGURES, *UNITS, *NAMES_IN_ONE_PLACE, "within", "3rd", "at least", "at most"}
+    named = {*ACTIONS, *lexer().openers, *FIGURES, *UNITS, *NAMES_IN_ONE_PLACE, "within", "3rd", "at least", "at most"}
     return {*keywords(), *pairs, *predicates, *named, *SIGNS}
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policylang.language.resolution import prelude
-from policylang.language.resolution.loader import parse_policy
-from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.loader import parse_policy
+from policylang.language.operators import OperatorTable, prelude_group
 from policylang.language.syntax import Operator, Reference
 from tests.language.told import Told, policy, selector, told
 
@@ -20,7 +19,7 @@ def test_a_let_stands_for_its_selector() -> None:
 
 def test_a_group_is_in_the_names_of_the_policy_that_uses_it() -> None:
     found = policy("save matmul in block")
-    assert found.lets == {"matmul": prelude.group("matmul")}
+    assert found.lets == {"matmul": prelude_group("matmul")}
 
 
 def test_an_unknown_word_gets_the_nearest_operators_groups_and_names() -> None:
@@ -90,24 +89,15 @@ def test_a_bare_name_reaches_python_functions_only_where_no_operator_has_it() ->
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "let big = mm\nlet big = bmm\nsave big",
-            Told("APL107", "big", "the name `big` is defined twice"),
-        ),
+        ("let big = mm\nlet big = bmm\nsave big", Told("APL107", "big", "the name `big` is defined twice")),
         (
             "let add = add where numel > 3\nsave add",
             Told(
                 "APL108", "add", "the name `add` is defined by itself", "an operator of that name is written `aten.add`"
             ),
         ),
-        (
-            "save big\nlet big = mm",
-            Told("APL109", "big", "the name `big` is used before it is defined"),
-        ),
-        (
-            "let big = mm\nsave mm",
-            Told("APL110", "big", "the name `big` is never used"),
-        ),
+        ("save big\nlet big = mm", Told("APL109", "big", "the name `big` is used before it is defined")),
+        ("let big = mm\nsave mm", Told("APL110", "big", "the name `big` is never used")),
         (
             "let matmul = aten.mm\nsave matmul",
             Told(
@@ -142,7 +132,7 @@ def test_related_places_are_shown() -> None:
 def test_a_let_that_hides_a_group_does_not_change_the_other_groups() -> None:
     loaded = parse_policy("let all_gather = mm\nsave collective, all_gather")
     assert loaded.policy is not None
-    assert loaded.policy.lets["collective"] == prelude.group("collective")
+    assert loaded.policy.lets["collective"] == prelude_group("collective")
 
 
 def test_mutual_recursion_is_a_use_before_definition() -> None:
@@ -280,10 +270,7 @@ def test_a_malformed_glob(text: str, underlined: str, message: str) -> None:
                 "did you mean `crosses block` or `crosses cut per 2 GiB`?",
             ),
         ),
-        (
-            "expect saved <= 20%",
-            Told("APL201", "20%", "`20%` does not say of what", "write `20% of forward`"),
-        ),
+        ("expect saved <= 20%", Told("APL201", "20%", "`20%` does not say of what", "write `20% of forward`")),
         (
             "expect peak <= 20% of forward",
             Told(
@@ -338,18 +325,12 @@ def test_a_malformed_glob(text: str, underlined: str, message: str) -> None:
                 "write a figure such as `2 GFLOP` or `20%`",
             ),
         ),
-        (
-            "save mm\npolicy late",
-            Told("APL202", "policy late", "`policy` has to be the first statement"),
-        ),
+        ("save mm\npolicy late", Told("APL202", "policy late", "`policy` has to be the first statement")),
         (
             "blocks h.*\nblocks layers.*\nsave mm in block",
             Told("APL203", "blocks layers.*", "a policy says `blocks` once"),
         ),
-        (
-            "undecided -> save\nundecided -> auto",
-            Told("APL203", "undecided -> auto", "a policy says `undecided` once"),
-        ),
+        ("undecided -> save\nundecided -> auto", Told("APL203", "undecided -> auto", "a policy says `undecided` once")),
         (
             "requires policylang >= 99.1\nsave mm",
             Told(
@@ -372,10 +353,7 @@ def test_a_malformed_glob(text: str, underlined: str, message: str) -> None:
             "requires policylang >= 0.x\nsave mm",
             Told("APL016", "0.x", "`0.x` is not a version", "a version is written as `0.2`"),
         ),
-        (
-            "policy empty",
-            Told("APL207", "policy empty", "the policy decides nothing: it has no rule"),
-        ),
+        ("policy empty", Told("APL207", "policy empty", "the policy decides nothing: it has no rule")),
         ("", Told("APL207", "", "the policy decides nothing: it has no rule")),
     ],
 )

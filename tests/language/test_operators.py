@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,17 +10,15 @@ import torch.nn.attention.flex_attention
 import torch.nn.attention.varlen
 
 from policylang.api.load import operators_at_hand
-from policylang.language import manifest as manifest_folder
-from policylang.language.manifest.names import manifest
-from policylang.language.resolution import prelude
-from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.operators import OperatorTable, group_names, prelude_group
+from policylang.language.resources import data_file, manifest
 from policylang.language.syntax import Difference, Operator, Selector, Union
 from policylang.language.walk import parts
 from policylang.torch_compat.graphs import operator_facts, operator_names
 from tests.language.told import policy
 
 TABLE = OperatorTable.bundled()
-FACTS = Path(manifest_folder.__file__).with_name("operator_facts.json")
+FACTS = data_file("operator_facts.json")
 same_torch = pytest.mark.skipif(
     torch.__version__.partition("+")[0] != manifest().torch_version, reason="the manifest was made from another torch"
 )
@@ -39,7 +36,7 @@ def names(selector: Selector) -> set[str]:
 
 
 def group(name: str) -> set[str]:
-    found = prelude.group(name)
+    found = prelude_group(name)
     assert found is not None
     return names(found.selector)
 
@@ -60,15 +57,15 @@ def test_the_facts_are_those_of_its_torch() -> None:
 
 
 def test_the_library_has_the_groups_of_the_language() -> None:
-    assert list(prelude.group_names()) == [
+    assert list(group_names()) == [
         *("matmul", "attention", "compute", "all_gather", "allgather", "reduce_scatter", "all_reduce", "all_to_all"),
         *("collective", "wait", "cast", "view", "random", "pointwise", "activation", "reduction", "norm"),
     ]
 
 
-@pytest.mark.parametrize("name", prelude.group_names())
+@pytest.mark.parametrize("name", group_names())
 def test_every_word_of_a_group_means_something_here(name: str) -> None:
-    found = prelude.group(name)
+    found = prelude_group(name)
     assert found is not None
     pending: list[Selector] = [found.selector]
     while pending:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from policylang.language.diagnostics import Mend, TextChange
-from policylang.language.formatting.canonical import format_source
-from policylang.language.resolution.loader import load_policy, parse_policy
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Mend, Source, Span, TextChange
+from policylang.language.layout import format_source
+from policylang.language.loader import load_policy, parse_policy
 from policylang.report.diagnostics import render_text
 
 SECRET = "token = hunter2 of root\n"

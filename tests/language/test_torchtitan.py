@@ -6,9 +6,9 @@ import pytest
 
 from policylang.graph.textual import read_graph
 from policylang.integrations.torchtitan_save_ops import import_save_ops
-from policylang.language.formatting.canonical import format_source
-from policylang.language.resolution.loader import parse_policy
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
+from policylang.language.layout import format_source
+from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import FLAT
 from policylang.planning.planner import plan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 from policylang.language.syntax import Policy, Rule, Selector
 
 

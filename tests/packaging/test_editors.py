@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from policylang.api.project.settings import KEYS
-from policylang.language.codes import is_error
+from policylang.language.diagnostics import is_error
 from policylang.language.files import bundled_names
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import PLANNED
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import EAGER, HOOK, PLANNED, path_entry
 from policylang.planning.order.statements import cannot_order
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = """
 import sys
 
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 from policylang.planning.planner import plan
 from tests.planning.sentences import JOINT
 from tests.support.textgraph import facts_of

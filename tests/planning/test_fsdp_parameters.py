@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from policylang.errors import PolicyMatchError
-from policylang.language.codes import is_error
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.diagnostics import Diagnostic, is_error
+from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import JOINT
 from policylang.planning.decisions.fsdp_parameters import FsdpParameter, FsdpParameters
 from policylang.planning.plan import Plan

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from policylang.api.planned_graphs import PathName, on_graph
 from policylang.graph.facts import Facts
-from policylang.language.codes import is_error
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.resolution.loader import parse_policy
-from policylang.language.source import Source
+from policylang.language.diagnostics import Diagnostic, Source, is_error
+from policylang.language.loader import parse_policy
 from tests.planning.order.sharded_steps import sharded_step
 from tests.support.textgraph import facts_of
 
@@ -102,7 +100,7 @@ def test_each_mend_of_a_model_without_numbered_layers(code: str, text: str, told
 
 
 def test_an_included_rule_is_there_to_be_amended(tmp_path) -> None:
-    from policylang.language.resolution.loader import load_policy
+    from policylang.language.loader import load_policy
 
     (tmp_path / "shared.apl").write_text("recompute mm\nsave cos\nrecompute cos\n")
     (tmp_path / "mine.apl").write_text('include "shared.apl"\nsave mm\nsave sin\nrecompute sin\n')
@@ -128,7 +126,7 @@ def test_another_action_where_a_path_cannot_offload() -> None:
 
 
 def test_lines_of_an_included_file_are_mended_together(tmp_path) -> None:
-    from policylang.language.resolution.loader import load_policy
+    from policylang.language.loader import load_policy
 
     (tmp_path / "shared.apl").write_text("save bmm\nrecompute bmm\n")
     (tmp_path / "mine.apl").write_text('include "shared.apl"\nsave mm\n')

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from policylang.language import syntax as s
 from policylang.language.diagnostics import Severity, one_cause
-from policylang.language.formatting.unparse import nth
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
+from policylang.language.selectors import nth
 from policylang.language.syntax import BlockSet, Scope
 from policylang.planning.capabilities import HALF
 from policylang.planning.planner import plan

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from policylang.errors import PolicyMatchError
-from policylang.language.codes import is_error
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.resolution.loader import load_policy, parse_policy
+from policylang.language.diagnostics import Diagnostic, is_error
+from policylang.language.loader import load_policy, parse_policy
 from policylang.language.syntax import Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.capabilities import JOINT

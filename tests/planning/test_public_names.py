@@ -19,8 +19,8 @@ from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.language.resolution import prelude
-from policylang.language.resolution.public_names import NEVER_TRACED, TRACED_AS, traced_texts
+from policylang.language.operators import selector_of_groups
+from policylang.language.public_names import NEVER_TRACED, TRACED_AS, traced_texts
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.planner import plan
 from policylang.planning.selection.selectors import Selections
@@ -133,7 +133,7 @@ def traced(function: Function, taken_apart: bool, dtype: torch.dtype = torch.flo
 
 
 def count(facts: Facts, text: str) -> int:
-    return len(Selections(facts, {}, blocks_of(facts, None), Chains(facts)).rows(prelude.resolved(text)))
+    return len(Selections(facts, {}, blocks_of(facts, None), Chains(facts)).rows(selector_of_groups(text)))
 
 
 @pytest.mark.parametrize("taken_apart", [WHOLE, TAKEN_APART])
@@ -155,7 +155,7 @@ def test_every_row_of_the_register_can_be_read() -> None:
     for texts in TRACED_AS.values():
         assert texts
         for text in texts:
-            prelude.resolved(text)
+            selector_of_groups(text)
             assert policylang.parse(f"save {text}").rules
 
 
@@ -173,7 +173,7 @@ def test_an_activation_is_one_node_on_every_path(taken_apart: bool) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             facts = traced(function, taken_apart, dtype)
             assert count(facts, "activation") == 1, (name, dtype)
-            (row,) = Selections(facts, {}, blocks_of(facts, None), Chains(facts)).rows(prelude.resolved("activation"))
+            (row,) = Selections(facts, {}, blocks_of(facts, None), Chains(facts)).rows(selector_of_groups("activation"))
             assert facts.dtypes[row] == str(dtype).removeprefix("torch."), name
 
 

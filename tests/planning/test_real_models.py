@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policylang.language.resolution.loader import load_policy, parse_policy
+from policylang.language.loader import load_policy, parse_policy
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from tests.graph.captured import facts_of_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policylang.graph.facts import GraphKind
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import EAGER, FLAT, HOOK, JOINT, Capabilities
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan

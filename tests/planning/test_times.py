@@ -14,7 +14,7 @@ from policylang.graph.schedule import StepKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.formatting.unparse import format_policy
+from policylang.language.statements import format_policy
 from policylang.planning.capabilities import EAGER, FLAT, JOINT
 from policylang.planning.digest import policy_text
 from policylang.planning.inspection.explain import rules_on

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from policylang.graph.textual import read_graph
+from policylang.language.diagnostics import Source
 from policylang.language.resources import policies_folder
-from policylang.language.source import Source
 from policylang.report.diagnostics import render_text
 from policylang.testing.coverage import Coverage
 from policylang.testing.fences import fences, lifted

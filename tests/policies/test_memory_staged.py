@@ -9,7 +9,7 @@ from attrs import evolve
 
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, GraphKind
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 from policylang.language.resources import policies_folder
 from policylang.language.syntax import Policy
 from policylang.planning.liveness import BackwardCost, saved_and_recomputed

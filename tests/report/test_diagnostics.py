@@ -6,10 +6,8 @@ import json
 
 import pytest
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Related, Severity
-from policylang.language.resolution.loader import parse_policy
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Diagnostic, Related, Severity, Source, Span, diagnose
+from policylang.language.loader import parse_policy
 from policylang.report.diagnostics import render_concise, render_github, render_json, render_text
 
 TEXT = "let big = mm\nlet big = bmm\nsave atention in block\nsave big"

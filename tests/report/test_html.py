@@ -9,7 +9,7 @@ import pytest
 
 from policylang.graph.facts import GraphKind
 from policylang.language.devices.profile import DeviceProfile, Rate
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import breakdown

@@ -14,7 +14,7 @@ import torch
 import policylang
 from policylang.audit.report import DecisionReport
 from policylang.graph.collect import collect
-from policylang.language.figures import figure
+from policylang.language.wording import figure
 from policylang.simulation.node_times import node_times
 from tests.support.joint import capture_joint
 from tests.support.models import aliased_output, llama

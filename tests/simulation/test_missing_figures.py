@@ -10,7 +10,7 @@ import policylang
 from policylang.errors import PolicyError
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile, Rate
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan

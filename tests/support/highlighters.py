@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from policylang.language.parsing.parser import parse_file
-from policylang.language.parsing.statements import split
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
+from policylang.language.lexer import split
+from policylang.language.parser import parse_file
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE_SITTER = ROOT / "editors" / "tree-sitter-policylang"
@@ -179,15 +179,19 @@ def node_environment() -> dict[str, str]:
 
 @cache
 def tree_sitter_library() -> Path:
-    """The parser as editors load it, compiled once for what it is made of; skips without a C compiler."""
+    """The parser as editors load it, generated and compiled once for what it is made of; skips without the tools."""
+    generator = shutil.which("tree-sitter") or pytest.skip("the command line of tree-sitter is not installed")
     compiler = shutil.which("cc") or pytest.skip("no C compiler is installed")
-    sources = [TREE_SITTER / "src" / name for name in ("parser.c", "scanner.c")]
-    made_of = sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    grammar, scanner = TREE_SITTER / "grammar.js", TREE_SITTER / "src" / "scanner.c"
+    made_of = sha256(grammar.read_bytes() + scanner.read_bytes()).hexdigest()[:16]
     library = Path(tempfile.gettempdir()) / f"policylang-{os.getuid()}-{made_of}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory() as folder:
-            made = Path(folder) / library.name
-            flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-Wno-unused", "-I", str(TREE_SITTER / "src")]
+            shutil.copy(grammar, folder)
+            subprocess.run([generator, "generate", "--abi", "14"], cwd=folder, check=True, capture_output=True)
+            shutil.copy(scanner, Path(folder) / "src")
+            made, sources = Path(folder) / library.name, sorted(Path(folder).glob("src/*.c"))
+            flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-Wno-unused", "-I", str(Path(folder) / "src")]
             subprocess.run([compiler, *flags, "-o", str(made), *map(str, sources)], check=True)
             shutil.copy(made, library.with_suffix(".partial"))
             library.with_suffix(".partial").replace(library)

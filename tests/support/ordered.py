@@ -10,7 +10,7 @@ from attrs import evolve
 from policylang.graph.facts import Facts, Ref
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import JOINT
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node, Proof, Refusal
 from policylang.planning.plan import OrderPlan, Plan, SchedulingOutcome

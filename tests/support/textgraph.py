@@ -8,7 +8,7 @@ from typing import Any
 from policylang.graph import textual
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.textual import read_graph
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
 from policylang.report.diagnostics import render_text
 
 __all__ = ["CHAIN", "GraphBuilder", "facts_of"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Source, Span
 from policylang.testing.fences import fences, lifted, lowered
 
 PAGE = """# One

@@ -8,7 +8,7 @@ import pytest
 
 from policylang.graph import snapshot
 from policylang.graph.textual import read_graph
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
 from policylang.report.diagnostics import render_text
 from policylang.testing.suites import run_files
 

@@ -14,8 +14,8 @@ from policylang.graph.any_form import read_any
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
-from policylang.language.formatting.canonical import format_source
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
+from policylang.language.layout import format_source
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
 from policylang.planning.checkpoints import checkpoints_around, held_and_rerun
 from policylang.planning.liveness import saved_and_recomputed

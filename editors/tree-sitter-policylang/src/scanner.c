@@ -1,5 +1,5 @@
 // Where a statement ends: at a line end outside parentheses. A parenthesis that is never closed does not swallow the rest
-// of the file: line ends count in its statement, as in policylang/language/parsing/statements.py.
+// of the file: line ends count in its statement, as in policylang/language/lexer.py.
 
 #include "tree_sitter/parser.h"
 

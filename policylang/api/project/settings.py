@@ -13,14 +13,11 @@ from typing import Any
 
 from attrs import field, frozen
 
-from policylang.language.codes import diagnose
 from policylang.language.devices.reading import find_device
 from policylang.language.devices.toml_text import Place, place_of, tables_of
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import shortened
+from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.files import reason_of
-from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.source import Source, Span
+from policylang.language.wording import did_you_mean, nearest, shortened
 from policylang.planning.capabilities import PLANNED
 
 UNREADABLE, UNKNOWN_KEY, WRONG_VALUE = "APL645", "APL646", "APL647"

@@ -23,9 +23,9 @@ from policylang.backends.path import raise_errors
 from policylang.graph.facts import GraphKind
 from policylang.graph.textual import GraphBuilder
 from policylang.language.diagnostics import Diagnostic, prefixed, removed
-from policylang.language.figures import counted, listed
 from policylang.language.syntax import TIMES, Bucket, Compare, Policy, Prefetch, Scheduling
 from policylang.language.walk import tests_of
+from policylang.language.wording import counted, listed
 from policylang.planning.capabilities import EAGER
 from policylang.planning.decisions.fsdp_parameters import FsdpParameter, FsdpParameters, gathers_matching
 from policylang.planning.order.statements import cannot_order

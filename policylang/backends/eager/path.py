@@ -15,8 +15,7 @@ from policylang.backends.eager.followed_call import PlannedInstructions, instruc
 from policylang.backends.path import BackendPath, raise_errors
 from policylang.backends.runtime import timed
 from policylang.graph.schedule import StepKind
-from policylang.language.codes import is_error
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
 from policylang.ranks.comparison import agree_on_collectives

@@ -11,9 +11,7 @@ from attrs import frozen
 from torch import nn
 
 from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyWarning
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.source import Span
+from policylang.language.diagnostics import Diagnostic, Span, diagnose
 from policylang.language.syntax import Policy
 from policylang.planning.checkpoints import WHOLE_GRAPH
 from policylang.planning.digest import policy_text

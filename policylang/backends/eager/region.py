@@ -29,8 +29,7 @@ from policylang.backends.records import AppliedPlan, announce
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
 from policylang.graph.blocks import BlockTable, blocks_of
-from policylang.language.codes import is_error
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Policy
 from policylang.planning.checkpoints import BlockContext

@@ -32,10 +32,9 @@ from policylang.backends.torch_compile.inductor import Inner
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyWarning
 from policylang.graph import marks
 from policylang.graph.inputs import attribute, normalise, raw_path
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import listed
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Diagnostic, Source, Span
 from policylang.language.syntax import Blocks, Policy
+from policylang.language.wording import listed
 from policylang.planning import model_wide_errors
 from policylang.planning.decisions.rule_warnings import telling_apart
 from policylang.planning.digest import digest_of

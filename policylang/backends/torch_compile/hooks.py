@@ -34,8 +34,7 @@ from policylang.backends.torch_compile.inductor import KeyedPartitioner, KeyedPa
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
 from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import Policy
 from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat import compilers

@@ -44,8 +44,7 @@ from policylang.backends.records import (
     without_gradients,
 )
 from policylang.errors import PolicyAuditError, PolicyDivergenceError, PolicyMeaningError, PolicyWarning
-from policylang.language.codes import diagnose, is_error
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose, is_error
 from policylang.language.syntax import Policy
 from policylang.operators.calls import describe
 from policylang.operators.names import HOST_COPIES

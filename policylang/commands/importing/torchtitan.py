@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Exit:
     from policylang.api.load import operators_at_hand, operators_in
     from policylang.integrations.torchtitan_save_ops import import_save_ops
-    from policylang.language.codes import is_error
+    from policylang.language.diagnostics import is_error
 
     facts = None if options.graph is None else read_graph(options.graph)
     operators = operators_at_hand(met=() if facts is None else operators_in(facts))
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> Exit:
     found = list(made.diagnostics)
     if facts is not None:
         from policylang.api.planned_graphs import on_graph
-        from policylang.language.resolution.loader import parse_policy
+        from policylang.language.loader import parse_policy
 
         policy = parse_policy(made.text, name=options.output or f"<{options.name}>", operators=operators).policy
         if policy is not None:
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _name(text: str) -> str:
-    from policylang.language.parsing.parser import is_policy_name
+    from policylang.language.grammar import is_policy_name
 
     if not is_policy_name(text):
         raise argparse.ArgumentTypeError(f"`{text}` cannot be the name of a policy")

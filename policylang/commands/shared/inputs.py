@@ -17,8 +17,7 @@ from policylang.report.diagnostics import RENDERERS, CheckResult, render_text
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
     from policylang.language.devices.profile import DeviceProfile
-    from policylang.language.diagnostics import Diagnostic
-    from policylang.language.source import Source
+    from policylang.language.diagnostics import Diagnostic, Source
     from policylang.language.syntax import Policy
     from policylang.planning.plan import Plan
 
@@ -111,7 +110,7 @@ def read_policy(name: str, facts: Facts | None = None) -> Policy:
     from policylang.api.load import operators_at_hand, operators_in
     from policylang.errors import PolicyMeaningError
     from policylang.language.diagnostics import Diagnostic
-    from policylang.language.resolution.loader import load_policy, load_source
+    from policylang.language.loader import load_policy, load_source
 
     operators = operators_at_hand(met=() if facts is None else operators_in(facts))
     if name == STDIN:
@@ -130,7 +129,7 @@ def read_stdin() -> Source | Diagnostic:
     """The policy that stands in the standard input, or why it cannot be read. What it includes is looked for from the
     current folder."""
     from policylang.language.files import source_of
-    from policylang.language.parsing.statements import MAX_FILE
+    from policylang.language.lexer import MAX_FILE
 
     return source_of(sys.stdin.buffer.read(MAX_FILE + 1), STDIN_NAME)
 

@@ -22,7 +22,7 @@ def say(text: object, form: str = "text", end: str = "\n") -> None:
     ``form``: as ``--output-format`` names it. Text for people is as wide as it may be. JSON escapes what it holds, but
     for the marks of commands to a runner, which are escaped here; those of ``github`` are meant.
     """
-    from policylang.language.shown import logged
+    from policylang.language.wording import logged
     from policylang.report.layout import fit
 
     said = str(text)
@@ -36,7 +36,7 @@ def say(text: object, form: str = "text", end: str = "\n") -> None:
 
 def tell(text: object) -> None:
     """Print text that people read on the standard error."""
-    from policylang.language.shown import logged
+    from policylang.language.wording import logged
     from policylang.report.layout import fit
 
     print(logged(fit(str(text))), file=sys.stderr)

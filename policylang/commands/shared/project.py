@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from attrs import evolve, field, frozen
 
 from policylang.commands.shared.exit import UsageError
-from policylang.language.figures import joined
+from policylang.language.wording import joined
 
 if TYPE_CHECKING:
-    from policylang.language.diagnostics import Diagnostic
-    from policylang.language.source import Span
+    from policylang.language.diagnostics import Diagnostic, Span
 
 _IN_PROJECT = 'or in pyproject.toml below `[tool.policylang]`: `graph = "model.graph"`'
 

@@ -13,8 +13,7 @@ from contextlib import redirect_stdout
 from importlib import import_module
 
 from policylang.commands.shared.exit import Exit
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 
 CANNOT_IMPORT = "APL372"
 _MOST = 200

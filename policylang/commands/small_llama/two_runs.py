@@ -8,7 +8,7 @@ from attrs import frozen
 
 from policylang.audit.report import Report
 from policylang.commands.small_llama.training import Settings, TrainingRun, differences
-from policylang.language.figures import figure
+from policylang.language.wording import figure
 from policylang.report.layout import table
 
 _MOST_DIFFERENCES = 10

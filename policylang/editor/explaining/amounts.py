@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from policylang.language.figures import Measured, counted, figure
+from policylang.language.wording import Measured, counted, figure
 from policylang.planning.inspection.breakdown import Amounts, Breakdown
 from policylang.planning.inspection.worth import Worth
 from policylang.report.layout import seconds_text

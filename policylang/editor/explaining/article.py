@@ -12,7 +12,7 @@ from typing import Literal
 from attrs import define, field
 from lsprotocol import types
 
-from policylang.language.shown import printable
+from policylang.language.wording import printable
 from policylang.report import layout
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"

@@ -10,9 +10,9 @@ from policylang.editor.explaining.on_snapshot import selections_of
 from policylang.editor.state import State
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts
-from policylang.language.figures import counted, folded_names
 from policylang.language.globs import PathGlob, path_glob_problem
 from policylang.language.syntax import BlockSet
+from policylang.language.wording import counted, folded_names
 from policylang.planning.selection.no_match import nearest_paths_hint
 from policylang.planning.selection.selectors import chosen_blocks
 

@@ -11,13 +11,12 @@ from policylang.editor.explaining.on_snapshot import backward_counts, part_lines
 from policylang.editor.explaining.statements import picked
 from policylang.editor.state import State
 from policylang.graph.facts import Facts, Flag
-from policylang.language.figures import counted, figure, joined, listed
-from policylang.language.manifest.tags import tagged
-from policylang.language.parsing.statements import comment_above
-from policylang.language.resolution import prelude
-from policylang.language.resolution.operator_names import OperatorTable, split_operator
-from policylang.language.resolution.public_names import TRACED_AS
+from policylang.language.lexer import comment_above
+from policylang.language.operators import PRELUDE_NAME, OperatorTable, group_names, prelude_group, split_operator
+from policylang.language.public_names import TRACED_AS
+from policylang.language.resources import tagged
 from policylang.language.syntax import Difference, Intersection, Let, Operator, Reference, Selector, Union, Word
+from policylang.language.wording import counted, figure, joined, listed
 from policylang.planning.selection.no_match import part_counts
 from policylang.planning.selection.selectors import Selections, operator_matcher, split_target
 
@@ -46,7 +45,7 @@ def name_article(state: State, part: Word | Operator | Reference) -> Article:
     let = policy.lets.get(part.name) if policy is not None else None
     if let is None:
         return Article()
-    if let.span.source.name == prelude.NAME:
+    if let.span.source.name == PRELUDE_NAME:
         return _group(state, let, part)
     return let_article(state, let, part)
 
@@ -75,7 +74,7 @@ def _of_word(state: State, word: Word) -> Article:
         let = placed.statement
         if isinstance(let, Let) and let.name == word.text:
             return let_article(state, let, word)
-    group = prelude.group(word.text)
+    group = prelude_group(word.text)
     if group is not None:
         return _group(state, group, group.selector)
     operator = split_operator(word.text, _table().has_namespace)
@@ -221,7 +220,7 @@ def _table() -> OperatorTable:
 @lru_cache(maxsize=4096)
 def _groups(target: str) -> tuple[str, ...]:
     """The groups into which the name alone puts an operator."""
-    lets = (prelude.group(name) for name in prelude.group_names())
+    lets = (prelude_group(name) for name in group_names())
     return tuple(let.name for let in lets if let is not None and _names(let.selector, target))
 
 

@@ -11,7 +11,7 @@ from policylang.editor.state import State
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Phase
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
 from policylang.language.syntax import Selector
 from policylang.planning.selection.selectors import Selections
 

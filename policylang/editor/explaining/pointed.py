@@ -10,10 +10,9 @@ from typing import Any
 from attrs import fields, frozen, has
 
 from policylang.editor.state import State
-from policylang.language.parsing.lexer import Lexeme
-from policylang.language.parsing.parser import words_of
-from policylang.language.parsing.statements import comments, split
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Source, Span
+from policylang.language.grammar import words_of
+from policylang.language.lexer import Lexeme, comments, split
 from policylang.language.syntax import Policy, Statement
 
 

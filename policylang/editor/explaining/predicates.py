@@ -5,9 +5,9 @@ from __future__ import annotations
 from policylang.editor.explaining.article import Article, code
 from policylang.editor.explaining.on_snapshot import part_lines, rows_of, selections_of
 from policylang.editor.state import State
-from policylang.language.figures import counted
 from policylang.language.syntax import TIMES, Compare, Selector, Test, Where
 from policylang.language.units import UNITS, Dimension, read
+from policylang.language.wording import counted
 from policylang.planning.selection.no_match import part_counts
 from policylang.planning.selection.selectors import compile_predicate
 

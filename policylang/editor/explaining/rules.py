@@ -8,9 +8,9 @@ from policylang.editor.explaining.amounts import amounts_text, in_short, signed,
 from policylang.editor.explaining.article import Article, code
 from policylang.editor.explaining.on_snapshot import part_lines
 from policylang.editor.state import GraphState
-from policylang.language.figures import Measured, counted, figure, file_name, listed
-from policylang.language.meanings.dictionary import meaning
 from policylang.language.syntax import Rule
+from policylang.language.wording import Measured, counted, figure, file_name, listed
+from policylang.language.words import meaning
 from policylang.planning.inspection.breakdown import RuleInBlocks
 from policylang.planning.inspection.explain import beginning_of
 from policylang.planning.inspection.worth import MOST_RULES, Worth

@@ -12,10 +12,10 @@ from policylang.editor.explaining.rules import rule_article, rule_hint, rule_ind
 from policylang.editor.state import GraphState, State
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.figures import counted, figure, first_lines, joined, listed, uncounted_text
-from policylang.language.resolution.includes import PlacedStatement
+from policylang.language.loader import PlacedStatement
+from policylang.language.resources import installed_version
 from policylang.language.syntax import Statement
-from policylang.language.version import installed_version
+from policylang.language.wording import counted, figure, first_lines, joined, listed, uncounted_text
 from policylang.planning.inspection.communication import Communication, LineInOrder, bucket_statements
 from policylang.planning.inspection.explain import beginning_of
 from policylang.planning.plan import ExpectationOutcome

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from policylang.language.meanings.dictionary import Meaning, Sense, meaning
-from policylang.language.parsing.lexer import Lexeme
-from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
+from policylang.language.lexer import Lexeme
+from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
 from policylang.language.units import UNITS
+from policylang.language.words import Meaning, Sense, meaning
 
 _OPENERS = {
     **{kind: kind.lower() for kind in ("POLICY", "REQUIRES", "INCLUDE", "DEVICE", "LET", "UNDECIDED", "FUSE")},

@@ -10,8 +10,7 @@ from policylang.editor.features.on_request import EXPLAIN_CODE, EXPLAIN_NODE, EX
 from policylang.editor.features.published import Shown, place_in_document, published
 from policylang.editor.locations import positions_of, uri_of
 from policylang.editor.state import Document, State
-from policylang.language.diagnostics import Diagnostic, Mend, TextChange
-from policylang.language.source import Source
+from policylang.language.diagnostics import Diagnostic, Mend, Source, TextChange
 
 FIX_ALL = "source.fixAll.policylang"
 KINDS = (types.CodeActionKind.QuickFix, FIX_ALL, types.CodeActionKind.Empty)

@@ -13,7 +13,7 @@ from policylang.editor.features.offers.documentation import documentation
 from policylang.editor.features.offers.graph_index import index_of
 from policylang.editor.features.offers.items import listed, protocol_items
 from policylang.editor.state import State
-from policylang.language.parsing.cursor import Cursor, cursors_at
+from policylang.language.cursor import Cursor, cursors_at
 
 TRIGGERS = [".", "<", '"', "/", "(", "{", " "]
 """Characters behind which an editor asks by itself, beside letters. They are answered where they begin something: a

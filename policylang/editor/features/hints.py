@@ -20,8 +20,8 @@ from policylang.editor.explaining.statements import (
 )
 from policylang.editor.state import GraphState, State
 from policylang.language import syntax
-from policylang.language.figures import counted
 from policylang.language.syntax import Statement
+from policylang.language.wording import counted
 
 
 def hints(state: State, start: int, end: int, *, markdown: bool = True) -> list[types.InlayHint]:

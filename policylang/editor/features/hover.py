@@ -15,8 +15,8 @@ from policylang.editor.explaining.statements import statement_article
 from policylang.editor.explaining.word_senses import meaning_at, unit_at
 from policylang.editor.state import State
 from policylang.language import syntax
-from policylang.language.meanings.dictionary import Meaning
-from policylang.language.source import Span
+from policylang.language.diagnostics import Span
+from policylang.language.words import Meaning
 
 _NUMBER = re.compile(r"[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?")
 _OF_THE_STATEMENT = frozenset({"action", "statement", "modifier", "figure", "fate", "bound", "limit", "name"})

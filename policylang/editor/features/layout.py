@@ -8,7 +8,7 @@ from __future__ import annotations
 from lsprotocol import types
 
 from policylang.editor.state import State
-from policylang.language.formatting.changes import LayoutChange, layout_changes, layout_changes_between
+from policylang.language.layout import LayoutChange, layout_changes, layout_changes_between
 
 
 def formatted(state: State) -> list[types.TextEdit] | None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from attrs import evolve
 
 from policylang.editor.state import State
-from policylang.language.codes import CODES
+from policylang.language.diagnostics import CODES
 from policylang.language.resources import codes_folder
-from policylang.language.shown import one_line
+from policylang.language.wording import one_line
 from policylang.planning.capabilities import capabilities_for
 from policylang.report.explain import (
     Explained,

@@ -13,11 +13,11 @@ from policylang.editor.names import PolicyFiles
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language import syntax
-from policylang.language.figures import shortened
-from policylang.language.parsing.parser import words_of
-from policylang.language.parsing.statements import comments, split
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Source, Span
+from policylang.language.grammar import words_of
+from policylang.language.lexer import comments, split
 from policylang.language.syntax import Let, Statement
+from policylang.language.wording import shortened
 
 _LONGEST = 80
 _LONGEST_HEADING = 60

@@ -12,9 +12,8 @@ from lsprotocol import types
 
 from policylang.editor.locations import location
 from policylang.editor.state import State
-from policylang.language.diagnostics import Diagnostic, Related, Severity
+from policylang.language.diagnostics import Diagnostic, Related, Severity, Span
 from policylang.language.resources import codes_folder
-from policylang.language.source import Span
 
 _SEVERITIES = {
     Severity.ERROR: types.DiagnosticSeverity.Error,

@@ -12,17 +12,12 @@ from typing import Any
 
 from attrs import evolve
 
-from policylang.language.codes import diagnose
 from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate, collective_kind
 from policylang.language.devices.toml_text import Place, place_of, read_text, tables_of
-from policylang.language.diagnostics import Diagnostic, Related
-from policylang.language.dtypes import ALIASES, DTYPES
-from policylang.language.figures import shortened
-from policylang.language.manifest.names import manifest
-from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.resources import devices_folder
-from policylang.language.source import Source, Span
-from policylang.language.units import UNITS
+from policylang.language.diagnostics import Diagnostic, Related, Source, Span, diagnose
+from policylang.language.resources import devices_folder, manifest
+from policylang.language.units import ALIASES, DTYPES, UNITS
+from policylang.language.wording import did_you_mean, nearest, shortened
 
 SUFFIX = ".toml"
 _LONGEST = 200

@@ -11,10 +11,8 @@ from typing import Any
 
 from attrs import frozen
 
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import shortened
-from policylang.language.source import Source, Span
+from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
+from policylang.language.wording import shortened
 
 _MOST = 1 << 20
 _LONGEST = 200

@@ -17,11 +17,9 @@ from attrs import evolve, field, frozen
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.textual import GraphBuilder
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import counted, first_lines, listed
-from policylang.language.source import Span
+from policylang.language.diagnostics import Diagnostic, Span, diagnose
 from policylang.language.syntax import ExpectFate, Policy, Selector
+from policylang.language.wording import counted, first_lines, listed
 from policylang.operators.names import GATHER, WAIT
 from policylang.planning.capabilities import WHAT_FSDP_MEANS
 from policylang.planning.decisions.decide import NO_RULE, judge

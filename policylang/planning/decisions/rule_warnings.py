@@ -8,8 +8,7 @@ from itertools import islice
 
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, forward_users, mask_of
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Related
+from policylang.language.diagnostics import Diagnostic, Related, diagnose
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import InBlock, InModule, Is, Match, Policy, Rule, Selector, Statement, Where
 from policylang.language.walk import predicates, selectors_of, tests_of, with_lets

@@ -26,7 +26,7 @@ from typing import Any
 from attrs import evolve, field, frozen, mutable
 
 from policylang.graph.facts import Facts, Flag
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import check_cancelled
 from policylang.language.syntax import Bucket
 from policylang.operators.layouts import contiguous, viewed
 from policylang.operators.names import ALL_REDUCE, CAT, CLONE, GATHER, SCATTER, SLICE, VIEW, WAIT
@@ -316,7 +316,7 @@ class Buckets(EditPlanner[Bucket]):
     def outcomes(self) -> list[Edit | Refusal]:
         done: list[_Done] = []
         for members, alone in self._candidates():
-            stop_unless_wanted()
+            check_cancelled()
             for pile in self._piled(members, alone):
                 if len(pile) > 1 and (found := self._bucket(pile)) is not None:
                     done.append(found)

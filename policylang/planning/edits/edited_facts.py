@@ -11,8 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
-from policylang.graph.facts import Derivation, Facts, Flag, Group, Ref, rewritten
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.graph.facts import (
+    Derivation,
+    Facts,
+    Flag,
+    Group,
+    Ref,
+    rewritten,
+)
+from policylang.language.cancellation import check_cancelled
 from policylang.operators.moves import MOVERS
 from policylang.operators.names import FOLLOWERS
 from policylang.planning.graph_edit import Edit, FusedGroup, NewNode, Node
@@ -55,7 +62,7 @@ class _EditedFacts:
         self.groups = dict(facts.groups)
 
     def facts(self) -> Facts:
-        stop_unless_wanted()
+        check_cancelled()
         old, column = self.old, self._column
         inputs = [self._inputs(each) for each in self.order]
         restrided = {old.index[name]: stride for edit in self.edits for name, stride in edit.restrided}
@@ -88,7 +95,7 @@ class _EditedFacts:
         )
 
     def _column(self, old: Sequence[Any], new: Callable[[NewNode], Any]) -> list[Any]:
-        stop_unless_wanted()
+        check_cancelled()
         return [old[each] if isinstance(each, int) else new(each) for each in self.order]
 
     def _item(self, node: NewNode) -> int:

@@ -8,11 +8,10 @@ from typing import Any
 from attrs import evolve
 
 from policylang.graph.facts import Facts
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, prefixed
-from policylang.language.figures import counted
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import check_cancelled
+from policylang.language.diagnostics import Diagnostic, diagnose, prefixed
 from policylang.language.syntax import Bucket, Policy, Rewriting
+from policylang.language.wording import counted
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.buckets import Buckets
@@ -89,7 +88,7 @@ def _attempt(policy: Policy, start: Setting) -> tuple[Edits, Facts]:
     for number, statement in enumerate(policy.rewrites):
         if (start.select is not None) is not isinstance(statement, Bucket):
             continue
-        stop_unless_wanted()
+        check_cancelled()
         unread = unread_pieces(facts)
         setting = evolve(start, facts=without_pieces(facts, unread), number=number, names=NodeNames(facts.index))
         found = []

@@ -14,8 +14,8 @@ from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.schedule import Schedule
-from policylang.language.figures import folded_names
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import check_cancelled
+from policylang.language.wording import folded_names
 from policylang.operators.names import GETITEM
 from policylang.planning.inspection.communication import Communication, communication
 from policylang.planning.inspection.worth import SAVED, a_gib, as_counted, time_difference, time_of_step
@@ -161,12 +161,12 @@ def breakdown(plan: Plan) -> Breakdown:
     """A few passes over the graph; needs no torch."""
     counted = as_counted(plan.decisions)
     needs = saved_and_recomputed(plan, counted)
-    stop_unless_wanted()
+    check_cancelled()
     outcomes = _outcomes(plan, needs)
     plain = evolve(plan, checkpoints=None)
     everything = [None if decision is None else SAVED for decision in plan.decisions]
     ordered = communication(plan)
-    stop_unless_wanted()
+    check_cancelled()
     under = _scenario(plan, plan.schedule, needs, outcomes)
     return Breakdown(
         plan=plan,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from policylang.language.source import Span
+from policylang.language.diagnostics import Span
 from policylang.language.syntax import Policy, Rule
 from policylang.language.walk import names_in
 from policylang.planning.plan import Plan

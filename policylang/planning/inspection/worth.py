@@ -18,10 +18,9 @@ from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, removed
-from policylang.language.figures import figure, first_lines, joined
+from policylang.language.diagnostics import Diagnostic, diagnose, removed
 from policylang.language.syntax import Action, Bucket, Policy
+from policylang.language.wording import figure, first_lines, joined
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.graph_edit import Edit
 from policylang.planning.inspection.communication import Communication, bucket_statements

@@ -16,7 +16,7 @@ from itertools import islice
 
 from attrs import frozen
 
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import check_cancelled
 from policylang.planning.order.memory_ahead import BufferUses, LiveMemory, MemoryAhead
 from policylang.planning.order.scheduler_nodes import LatestStarts, SchedulerNodes, announced
 
@@ -285,7 +285,7 @@ class ListScheduler(SchedulerState):
         """The nodes in their new order; ``~node`` where its collective is awaited before anybody reads it."""
         nodes, count = self.nodes, len(self.nodes)
         while True:
-            stop_unless_wanted()
+            check_cancelled()
             while self._head < count and self._planned[self._head]:
                 self._head += 1
             if self._head == count:

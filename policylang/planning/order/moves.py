@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from attrs import define, field, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import check_cancelled
 from policylang.planning.order.dependencies import Dependencies, Role, awaited, roles_of
 from policylang.planning.order.segments import Segments
 
@@ -102,7 +102,7 @@ class _Mover:
 
     def _move(self, requests: Sequence[MoveRequest], move: Callable[[MoveRequest], None], found: Moves) -> None:
         for request in sorted(requests, key=lambda request: request.row):
-            stop_unless_wanted()
+            check_cancelled()
             try:
                 if request.row in self.kept:
                     raise _StaysError("it is kept in order", keeper=request.row)

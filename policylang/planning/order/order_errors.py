@@ -10,11 +10,19 @@ from typing import assert_never
 from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Mend, Related, prefixed, put_before, removed, written
-from policylang.language.figures import counted, figure, first_lines, listed
-from policylang.language.source import Span
+from policylang.language.diagnostics import (
+    Diagnostic,
+    Mend,
+    Related,
+    Span,
+    diagnose,
+    prefixed,
+    put_before,
+    removed,
+    written,
+)
 from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
+from policylang.language.wording import counted, figure, first_lines, listed
 from policylang.operators.names import is_unknown
 from policylang.planning.edits.buckets import ALONE, LIMITED, OUTSIDE
 from policylang.planning.edits.statement_edits import all_refused

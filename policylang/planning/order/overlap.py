@@ -15,9 +15,9 @@ from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, Phase
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.language.figures import figure
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import check_cancelled
 from policylang.language.syntax import Overlap, Quantity
+from policylang.language.wording import figure
 from policylang.planning.order.dependencies import ComputeProgress, Dependencies
 from policylang.planning.order.list_scheduler import Leeway, ListScheduler
 from policylang.planning.order.memory_ahead import BufferUses
@@ -140,7 +140,7 @@ class LocalMoves:
 
     def _walk(self, order: Sequence[int]) -> tuple[float, list[float]]:
         """The seconds of the step, and those for which computation waits for each collective."""
-        stop_unless_wanted()
+        check_cancelled()
         self._left -= 1
         nodes = self._nodes
         now = 0.0
@@ -249,7 +249,7 @@ class _Search:
 
     def offer(self, order: list[int]) -> int:
         """Keep an order if it is the best so far. Returns the bytes by which a better one exceeds the peak's limit."""
-        stop_unless_wanted()
+        check_cancelled()
         found = _Candidate(self._facts, self._nodes.in_rows(order), self._times)
         if found.exposed >= self.best.exposed:
             return 0

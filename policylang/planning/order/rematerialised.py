@@ -14,7 +14,7 @@ from attrs import frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Ref, is_gradient
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import check_cancelled
 from policylang.operators.names import GETITEM
 from policylang.planning.order.reading.run_columns import RunColumns, RunRow, statistics_left_out
 
@@ -110,7 +110,7 @@ class _Runs:
 
     def _take(self, steps: Iterable[ScheduleStep]) -> None:
         for kind, row, region in steps:
-            stop_unless_wanted()
+            check_cancelled()
             if kind == _FIRST:
                 self._first_run(row, region)
             elif kind == _SECOND:

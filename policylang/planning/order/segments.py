@@ -14,7 +14,7 @@ from functools import cached_property
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts, GraphKind, Phase
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.cancellation import check_cancelled
 from policylang.planning.order.dependencies import Role, directions, roles_of
 
 NOWHERE = -1
@@ -171,9 +171,9 @@ class _SegmentFinder:
             if op == "call_function":
                 calls.setdefault(self.direction_of[row], []).append(row)
         for direction, rows in calls.items():
-            stop_unless_wanted()
+            check_cancelled()
             self._find(direction, rows)
-        stop_unless_wanted()
+        check_cancelled()
         of_position = self._by_position()
         uses, makes = self._uses(of_position), self._makes(of_position)
         segment_of = array("i", of_position)

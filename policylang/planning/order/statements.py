@@ -9,10 +9,10 @@ from typing import assert_never
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
+from policylang.language.cancellation import check_cancelled
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
-from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
@@ -89,17 +89,17 @@ class _OrderPlanner:
         self.block_names = blocks.names
         labelled = {name: blocks.block_of[old] for name, old in zip(traced.names, self.graph.origin, strict=True)}
         recomputed = [traced.names[row] for row in self.graph.recomputed]
-        stop_unless_wanted()
+        check_cancelled()
         self.traced_times = None if device is None else node_times(traced, device)
         self.selections = WholeStepSelections(policy, labelled, blocks.names, recomputed, self.traced_times)
         self.errors = OrderErrors(policy, traced, self.selections)
         self.kept: dict[int, KeepOrder] = {}
         """The collectives that a statement keeps in order, in the graph as traced."""
         self.names = [self._selected(statement) for statement in policy.scheduling]
-        stop_unless_wanted()
+        check_cancelled()
         held = frozenset(traced.names[row] for row in held_rows(traced, self.kept))
         self.edits, self.facts = plan_edits(policy, traced, capabilities, ranks, self.selections.rows, held)
-        stop_unless_wanted()
+        check_cancelled()
         self.times = None if device is None else node_times(self.facts, device)
 
     def _selected(self, statement: Scheduling) -> list[str]:
@@ -111,7 +111,7 @@ class _OrderPlanner:
 
     def plan(self) -> OrderPlan:
         policy, facts, errors = self.policy, self.facts, self.errors
-        stop_unless_wanted()
+        check_cancelled()
         for number, statement in enumerate(policy.rewrites):
             if isinstance(statement, Bucket):
                 errors.bucket(number, statement, self.edits, self.kept)
@@ -119,10 +119,10 @@ class _OrderPlanner:
         kept = {row for each in selected if isinstance(each.statement, KeepOrder) for row in each.rows}
         before = dependencies(facts, kept)
         segments = self.selections.segments(facts)
-        stop_unless_wanted()
+        check_cancelled()
         prefetches, delays = _requests(selected, Prefetch), _requests(selected, Delay)
         found = moved(facts, before, segments, prefetches, delays, kept, frozenset(unknown_operators(facts)))
-        stop_unless_wanted()
+        check_cancelled()
         order = found.order
         too_tight: list[TooTight] = []
         if self.times is not None:
@@ -132,7 +132,7 @@ class _OrderPlanner:
                 if isinstance(each.statement, Overlap):
                     too_large = {row: why for row, why in overlap.too_large.items() if row in each.taken}
                     found.left.setdefault(number, {}).update(too_large)
-        stop_unless_wanted()
+        check_cancelled()
         outcomes = self._outcomes(selected, found, order)
         for number, each in enumerate(selected):
             errors.statement(number, each, found, segments, facts)

@@ -12,13 +12,11 @@ from weakref import WeakKeyDictionary
 from attrs import evolve
 
 from policylang.graph.facts import Facts, InputKind
-from policylang.language.diagnostics import Mend, written
-from policylang.language.figures import counted, figure, first_lines, joined, listed
-from policylang.language.formatting.unparse import nth, own_words
+from policylang.language.diagnostics import Mend, Span, written
 from policylang.language.globs import is_magic
-from policylang.language.resolution import prelude
-from policylang.language.resolution.public_names import as_one, forms_of
-from policylang.language.source import Span
+from policylang.language.operators import PRELUDE_NAME
+from policylang.language.public_names import as_one, forms_of
+from policylang.language.selectors import nth, own_words
 from policylang.language.syntax import (
     NOWHERE,
     TIMES,
@@ -50,6 +48,7 @@ from policylang.language.syntax import (
     Word,
 )
 from policylang.language.walk import predicates, rebuild, walk
+from policylang.language.wording import counted, figure, first_lines, joined, listed
 from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.selectors import (
     GATHERED,
@@ -127,7 +126,7 @@ def _is_one_part(part: Selector, selections: Selections) -> bool:
     every policy knows excepted."""
     if not isinstance(part, Reference):
         return False
-    return selections.lets[part.name].span.source.name == prelude.NAME or bool(selections.rows(part))
+    return selections.lets[part.name].span.source.name == PRELUDE_NAME or bool(selections.rows(part))
 
 
 def part_label(part: Selector) -> str:
@@ -160,7 +159,7 @@ def _hint(part: Selector, selections: Selections) -> str:
 def _traced_hint(part: Operator | Reference, selections: Selections) -> str:
     """The form in which an operation of this name, or one of a group, is traced in this graph."""
     if isinstance(part, Reference):
-        is_known = selections.lets[part.name].span.source.name == prelude.NAME  # else it is a name of the policy's own
+        is_known = selections.lets[part.name].span.source.name == PRELUDE_NAME  # else it is a name of the policy's own
     else:
         is_known = part.overload is None and part.namespace in (None, "aten")
     if not is_known:
@@ -382,7 +381,7 @@ def _left_out_before(node: Selector, row: int, selections: Selections) -> Select
     match node:
         case Reference():
             let = selections.lets[node.name]
-            return None if let.span.source.name == prelude.NAME else let.selector
+            return None if let.span.source.name == PRELUDE_NAME else let.selector
         case InModule() | InBlock() | Where() | Ordinal():
             return None if _has(node.selector, row, selections) else node.selector
         case Intersection():

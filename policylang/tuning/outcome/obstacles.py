@@ -5,9 +5,8 @@ from __future__ import annotations
 from math import ceil
 
 from policylang.graph.facts import Facts
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import beside, counted, figure
+from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.language.wording import beside, counted, figure
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.breakdown import Breakdown, breakdown
 from policylang.planning.inspection.peak_values import AliveValue, PeakValues, values_at_peak

@@ -8,11 +8,10 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts
-from policylang.language.figures import counted, figure
-from policylang.language.formatting.canonical import format_source
-from policylang.language.shown import logged, one_line
-from policylang.language.source import Source
+from policylang.language.diagnostics import Source
+from policylang.language.layout import format_source
 from policylang.language.units import UNITS, write
+from policylang.language.wording import counted, figure, logged, one_line
 from policylang.planning.digest import digest_of
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.trade_off import Besides, Budget, Candidate, Tuned

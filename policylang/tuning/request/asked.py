@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from math import isfinite
 
 from policylang.graph.facts import Facts, InputKind, Phase, is_gradient
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.units import UNITS
+from policylang.language.wording import did_you_mean, nearest
 from policylang.tuning.trade_off import Budget
 
 NO_BUDGET = "APL624"

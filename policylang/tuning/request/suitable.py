@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
-from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.planning.capabilities import HALF, Capabilities
 
 UNSUITABLE = "APL630"

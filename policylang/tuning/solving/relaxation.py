@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from policylang.errors import PolicyError
-from policylang.language.codes import diagnose
+from policylang.language.diagnostics import diagnose
 from policylang.tuning.solving.choices import Choices
 from policylang.tuning.solving.second_runs import NONE
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import policylang
 from policylang.api.planned_graphs import on_graph
 from policylang.graph.facts import Facts
-from policylang.language.codes import is_error
-from policylang.language.figures import counted, figure
-from policylang.language.resolution.loader import parse_policy
+from policylang.language.diagnostics import is_error
+from policylang.language.loader import parse_policy
 from policylang.language.syntax import Policy
+from policylang.language.wording import counted, figure
 from policylang.planning.inspection.breakdown import Breakdown, breakdown
 from policylang.report.diagnostics import render_text
 from policylang.report.report_text import bytes_text

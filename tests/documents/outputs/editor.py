@@ -20,8 +20,8 @@ def _state(policy: str, graph: str, device: str) -> State:
     from policylang.api.devices import load_device
     from policylang.api.planned_graphs import facts_of
     from policylang.editor.state import Document, State, read_graph, read_text
+    from policylang.language.diagnostics import Source
     from policylang.language.files import read_source
-    from policylang.language.source import Source
 
     path = ROOT / "policies" / f"{policy}.apl"
     document = Document(path.as_uri(), 1, Source(path.name, path.read_text(encoding="utf-8")), path)

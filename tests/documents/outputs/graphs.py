@@ -6,7 +6,7 @@ import re
 
 import policylang
 from policylang.api.planned_graphs import on_graph
-from policylang.language.figures import figure
+from policylang.language.wording import figure
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.worth import worth_of_rules

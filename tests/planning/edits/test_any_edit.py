@@ -29,7 +29,7 @@ from policylang.backends.flat import FlatPath
 from policylang.backends.rewriting import apply_edits
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, Group, Phase
-from policylang.language.source import Span
+from policylang.language.diagnostics import Span
 from policylang.language.syntax import Collapse, Policy
 from policylang.operators.layouts import contiguous
 from policylang.planning.capabilities import HALF

@@ -22,11 +22,10 @@ from policylang.editor.features.offers.predicate_offers import (
     value_offers,
 )
 from policylang.editor.state import State
-from policylang.language.parsing.cursor import Cursor
-from policylang.language.parsing.parser import is_policy_name
-from policylang.language.parsing.predicate_tree import MEASURES, PROPERTIES
-from policylang.language.parsing.statement_tree import FATES, FIGURES
-from policylang.language.resolution.fitting import LANGUAGE_VERSION
+from policylang.language.cursor import Cursor
+from policylang.language.grammar import is_policy_name
+from policylang.language.predicates import MEASURES, PROPERTIES
+from policylang.language.statements import FATES, FIGURES, LANGUAGE_VERSION
 
 
 @frozen

@@ -10,15 +10,15 @@ from policylang.editor.explaining.names import name_article
 from policylang.editor.explaining.word_senses import meaning_at
 from policylang.editor.features.offers.file_offers import comment_of
 from policylang.editor.state import State
+from policylang.language.cursor import Cursor
 from policylang.language.devices.reading import SUFFIX as DEVICE_SUFFIX
+from policylang.language.diagnostics import Source
 from policylang.language.files import SUFFIX
-from policylang.language.meanings.dictionary import Meaning, Sense, meaning
-from policylang.language.parsing.cursor import Cursor
-from policylang.language.parsing.lexer import Lexeme, StatementOrigin
-from policylang.language.parsing.parser import terminal_texts, words_of
+from policylang.language.grammar import terminal_texts, words_of
+from policylang.language.lexer import Lexeme, StatementOrigin
 from policylang.language.resources import devices_folder, policies_folder
-from policylang.language.source import Source
 from policylang.language.syntax import Word
+from policylang.language.words import Meaning, Sense, meaning
 
 _NAMES = ("op", "group", "let")
 _SENSES: dict[str, Sense] = {

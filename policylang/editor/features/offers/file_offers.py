@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 
 from policylang.editor.features.offers.items import Kind, WordOffer
+from policylang.language.cursor import Cursor
 from policylang.language.devices.reading import SUFFIX as DEVICE_SUFFIX
 from policylang.language.devices.reading import bundled_devices
 from policylang.language.files import SUFFIX, bundled_names
-from policylang.language.parsing.cursor import Cursor
-from policylang.language.resolution.includes import PRELUDE
+from policylang.language.loader import PRELUDE
 from policylang.language.resources import devices_folder, policies_folder
 
 _MOST_ENTRIES = 2000

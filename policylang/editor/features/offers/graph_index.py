@@ -13,8 +13,8 @@ from policylang.editor.features.offers.module_tree import ModuleTree
 from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
-from policylang.language.manifest.names import manifest
-from policylang.language.resolution import prelude
+from policylang.language.operators import group_names, prelude_group
+from policylang.language.resources import manifest
 from policylang.language.syntax import Compare, Quantity
 from policylang.planning.selection.selectors import Selections, amount_of, split_target
 from policylang.planning.value_outcome import own_bytes
@@ -74,7 +74,7 @@ class GraphIndex:
         """Group to how many calls of the forward it denotes; those that denote none are left out."""
         facts = self.facts
         selections = Selections(facts, {}, blocks_of(facts), Chains(facts))
-        lets = {name: prelude.group(name) for name in prelude.group_names()}
+        lets = {name: prelude_group(name) for name in group_names()}
         sizes = {name: len(selections.rows(let.selector)) for name, let in lets.items() if let is not None}
         return {name: size for name, size in sizes.items() if size}
 

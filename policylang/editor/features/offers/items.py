@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 from lsprotocol import types
 
-from policylang.language.parsing.cursor import Cursor
+from policylang.language.cursor import Cursor
 
 MOST = 200
 """Items of one answer: nobody reads more, and who types on is asked again."""

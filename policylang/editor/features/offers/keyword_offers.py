@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policylang.editor.features.offers.items import Kind, WordOffer
-from policylang.language.parsing.cursor import Cursor
-from policylang.language.parsing.parser import Reading, reading, terminal_texts
-from policylang.language.parsing.statement_tree import ACTIONS
+from policylang.language.cursor import Cursor, Reading, reading
+from policylang.language.grammar import terminal_texts
+from policylang.language.statements import ACTIONS
 
 MARKS = frozenset(("LPAR", "RPAR", "COMMA", "EQUAL"))
 """What everybody types faster than he chooses it."""

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from policylang.editor.features.offers.graph_index import Count, GraphIndex
 from policylang.editor.features.offers.items import Kind, WordOffer
 from policylang.editor.features.offers.module_tree import ModuleBranch, counted_once
+from policylang.language.cursor import Cursor
 from policylang.language.globs import NameGlob, is_magic, name_glob_problem, split_outside_braces
-from policylang.language.parsing.cursor import Cursor
-from policylang.language.parsing.parser import word_kind
+from policylang.language.grammar import word_kind
 
 _OPEN_BRACE = re.compile(r"(?P<before>.*\{)(?P<chosen>(?:[^{},]*,\s*)*)(?P<begun>[^{},]*)$")
 

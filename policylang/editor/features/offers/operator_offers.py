@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from policylang.editor.features.offers.graph_index import Count, GraphIndex
 from policylang.editor.features.offers.items import Kind, WordOffer
 from policylang.editor.state import TextState
-from policylang.language.figures import shortened
+from policylang.language.cursor import Cursor
 from policylang.language.globs import NameGlob, is_magic, name_glob_problem, split_outside_braces
-from policylang.language.manifest.names import manifest
-from policylang.language.parsing.cursor import Cursor
-from policylang.language.parsing.parser import word_kind
-from policylang.language.resolution import prelude
-from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS
+from policylang.language.grammar import word_kind
+from policylang.language.operators import PLAIN_FUNCTIONS, group_names
+from policylang.language.resources import manifest
 from policylang.language.syntax import Let
+from policylang.language.wording import shortened
 
 _LONGEST = 80
 _ELSEWHERE = "not in the snapshot"
@@ -34,7 +33,7 @@ def lets_above(text: TextState, cursor: Cursor) -> dict[str, Let]:
 def group_offers(index: GraphIndex | None, names: Mapping[str, Let]) -> Iterator[WordOffer]:
     """The groups in the order of the prelude, those that denote something in the graph first."""
     sizes = {} if index is None else index.groups
-    for name in sorted(prelude.group_names(), key=lambda name: name not in sizes):
+    for name in sorted(group_names(), key=lambda name: name not in sizes):
         if name not in names:
             none = "group" if index is None else _ELSEWHERE
             detail = f"{sizes[name]:,} forward" if name in sizes else none
@@ -59,7 +58,7 @@ def operator_offers(index: GraphIndex | None, cursor: Cursor, names: Mapping[str
     if "." in typed:
         yield from _qualified(typed, called)
         return
-    taken = {*names, *prelude.group_names()}
+    taken = {*names, *group_names()}
     for text, count in sorted(_bare(called, taken).items(), key=lambda each: each[1].rank):
         yield WordOffer(text, Kind.Function, str(count), about=f"op:{text}")
     for namespace, of_namespace in called.items():

@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from policylang.editor.features.offers.graph_index import GraphIndex
 from policylang.editor.features.offers.items import Kind, WordOffer
 from policylang.editor.features.offers.module_offers import module_offers
-from policylang.language.dtypes import ALIASES, DTYPES
-from policylang.language.figures import counted
-from policylang.language.parsing.cursor import Cursor
-from policylang.language.parsing.parser import word_kind
-from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
-from policylang.language.parsing.statement_tree import FIGURES
-from policylang.language.resolution.fitting import dimensions_of
-from policylang.language.units import UNITS, Dimension, write
+from policylang.language.cursor import Cursor
+from policylang.language.grammar import word_kind
+from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES, dimensions_of
+from policylang.language.statements import FIGURES
+from policylang.language.units import ALIASES, DTYPES, UNITS, Dimension, write
+from policylang.language.wording import counted
 
 _MOST_VALUES = 12
 _INDEXED = re.compile(r"(\w+)\[(-?\d{1,4})\]")

@@ -1,1 +1,0 @@
-"""Work that may be given up before it is done."""

@@ -1,0 +1,388 @@
+"""Cuts a file into statements, and a statement into the terminals of ``grammar/apl.lark``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+
+from attrs import define, field, frozen
+from lark import Token
+from lark.lexer import PatternStr, TerminalDef
+
+from policylang.language.diagnostics import Diagnostic, Mend, Source, Span, TextChange, diagnose
+from policylang.language.syntax import Scope
+
+MAX_FILE = 4 * 1024 * 1024
+MAX_STATEMENT = 64 * 1024
+MAX_STATEMENTS = 100_000
+MAX_DEPTH = 100
+_MOST_OPEN = 8
+
+_UNREADABLE = re.compile("[\x00\ud800-\udfff]")
+# A comment of another language, `//` or `--` before text, is one to the scanner, and reported: what follows it is no
+# policy, whatever marks it holds.
+FOREIGN_COMMENT = r"(?<!\S)(?://|--)(?!>)[^\n]*"
+_STRUCTURE = re.compile(rf'"[^"\n]*"?|#[^\n]*|{FOREIGN_COMMENT}|[();\n]')
+_BLANK = re.compile(rf"(?:\s+|#[^\n]*|{FOREIGN_COMMENT})*")
+
+
+@frozen
+class Slices:
+    """The ranges of the statements of a source, and what was wrong with its form."""
+
+    ranges: tuple[tuple[int, int], ...]
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def split(source: Source) -> Slices:
+    """Cut a source into statements. Statements that break a bound are reported and left out."""
+    text = source.text
+    if len(text) > MAX_FILE:
+        size = f"{len(text) / 1024 / 1024:.1f} MiB"
+        message = f"the file holds {size} of text, more than the 4 MiB a policy may have"
+        return Slices((), (diagnose("APL002", message, Span(source, 0, 1)),))
+    unreadable = _UNREADABLE.search(text)
+    if unreadable:
+        return Slices((), (unreadable_text(source, unreadable.start()),))
+    unclosed = _unclosed(text)
+    ranges: list[tuple[int, int]] = []
+    diagnostics: list[Diagnostic] = []
+    start, depth, deepest = 0, 0, 0
+    broken: Diagnostic | None = None
+    for match in chain(_STRUCTURE.finditer(text), [None]):
+        mark, at = (match.group(), match.start()) if match else (";", len(text))
+        if mark.startswith(("//", "--")):
+            diagnostics.append(_foreign_comment(Span(source, at, at + len(mark.rstrip()))))
+        elif mark == "(" and at in unclosed:
+            broken = broken or diagnose("APL007", "this `(` is never closed", Span(source, at, at + 1))
+        elif mark == "(":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif mark == ")" and depth:
+            depth -= 1
+        elif mark == ")":
+            broken = broken or diagnose("APL007", "this `)` has no `(` before it", Span(source, at, at + 1))
+        elif match is None or (mark in (";", "\n") and not depth):
+            blank = _BLANK.match(text, start, at)
+            start = blank.end() if blank else start
+            wrong = broken or _broken_bound(Span(source, start, at), deepest)
+            if wrong is not None:
+                diagnostics.append(wrong)
+            elif start < at:
+                ranges.append((start, at))
+            start, deepest, broken = at + 1, 0, None
+    if len(ranges) > MAX_STATEMENTS:
+        message = f"the file holds {len(ranges)} statements, more than the {MAX_STATEMENTS} a policy may have"
+        return Slices((), (diagnose("APL002", message, Span(source, *ranges[MAX_STATEMENTS])),))
+    return Slices(tuple(ranges), tuple(diagnostics))
+
+
+def starts_before(source: Source, offset: int) -> tuple[int, ...] | None:
+    """Where the statement may begin that a place is in, in the order of the text; None in a comment.
+
+    The last is where it begins by the line ends. The others are those of statements before it that have a parenthesis
+    without its other half: who writes one has not closed it yet.
+    """
+    text, unclosed = source.text, _unclosed(source.text)
+    start, depth = 0, 0
+    opened: list[int] = []
+    for match in _STRUCTURE.finditer(text):
+        mark, at = match.group(), match.start()
+        if at >= offset:
+            break
+        if mark.startswith(("#", "//", "--")):
+            if offset <= match.end():
+                return None
+        elif mark == "(" and at in unclosed:
+            opened.append(start)
+        elif mark == "(":
+            depth += 1
+        elif mark == ")":
+            depth = max(0, depth - 1)
+        elif mark in (";", "\n") and not depth:
+            start = at + 1
+    starts = dict.fromkeys((*opened[-_MOST_OPEN:], start))
+    return tuple(found.end() if (found := _BLANK.match(text, each, offset)) else each for each in starts)
+
+
+def is_blank(text: str, start: int, end: int) -> bool:
+    """Whether a part of a text holds nothing but comments."""
+    found = _BLANK.match(text, start, end)  # never fails, so never tries again
+    return found is not None and found.end() == end
+
+
+def comments(source: Source) -> list[tuple[int, int]]:
+    """The ranges of the comments of a source, without their line ends."""
+    return [match.span() for match in _STRUCTURE.finditer(source.text) if match.group().startswith("#")]
+
+
+def unreadable_text(source: Source, offset: int) -> Diagnostic:
+    """The diagnostic for a character that no text holds."""
+    found = f"U+{ord(source.text[offset]):04X}"
+    message = f"the file is not text: it holds the character {found}"
+    return diagnose("APL001", message, Span(source, offset, offset + 1), help="a policy is a UTF-8 text file")
+
+
+def comment_above(span: Span) -> str:
+    """The comment on the lines above a statement, without its marks; else the one behind it on its line."""
+    source = span.source
+    found = {source.line_column(start)[0]: source.text[start:end] for start, end in comments(source)}
+    alone = {line for line in found if source.line_text(line).lstrip().startswith("#")}
+    line, lines = span.line - 1, list[str]()
+    while line in alone:
+        lines.insert(0, found[line])
+        line -= 1
+    if not lines and span.end_line in found:
+        lines = [found[span.end_line]]
+    return " ".join(" ".join(each.lstrip("#").split()) for each in lines)
+
+
+def _unclosed(text: str) -> frozenset[int]:
+    """The offsets of the opening parentheses that have no closing one."""
+    stack: list[int] = []
+    beyond = 0  # parentheses deeper than the bound are counted, not kept
+    for match in _STRUCTURE.finditer(text):
+        mark = match.group()
+        if mark == "(":
+            if len(stack) > MAX_DEPTH:
+                beyond += 1
+            else:
+                stack.append(match.start())
+        elif mark == ")":
+            if beyond:
+                beyond -= 1
+            elif stack:
+                stack.pop()
+    return frozenset(stack)
+
+
+def _foreign_comment(span: Span) -> Diagnostic:
+    text = " ".join(span.text.lstrip("/-").split())
+    comment = f"# {text}" if text else "#"
+    return diagnose("APL005", "a comment starts with `#`", span, help=f"write `{comment}`", write=(comment,))
+
+
+def _broken_bound(statement: Span, deepest: int) -> Diagnostic | None:
+    size = statement.end - statement.start
+    if size > MAX_STATEMENT:
+        message = f"this statement holds {size / 1024:.0f} KiB of text, more than the 64 KiB it may have"
+        return diagnose("APL003", message, statement, help="give its parts names with `let`")
+    return too_deep(statement) if deepest > MAX_DEPTH and size > 0 else None
+
+
+def too_deep(span: Span) -> Diagnostic:
+    """The diagnostic for a statement whose parts are nested beyond the bound."""
+    message = f"this statement is nested more than {MAX_DEPTH} deep"
+    return diagnose("APL004", message, span, help="give its parts names with `let`")
+
+
+# A run of characters that make one word; a brace or bracket belongs to it with all it holds, commas too.
+_RUN = r"(?:[\w.*?/:]|\[[^\[\]\n;#]*\]|\{[^{}\n;#]*\})+"
+_SCAN = re.compile(
+    rf"(?P<blank>[^\S\n]+|\n|#[^\n]*|{FOREIGN_COMMENT})"
+    r'|(?P<string>"[^"\n]*")'
+    r"|(?P<bundled><[A-Za-z0-9_.-]+>)"
+    r"|(?P<comparison>==|!=|<=|>=|<|>)"
+    r"|(?P<arrow>->|→)"
+    r"|(?P<mark>[(),=%])"
+    rf"|(?P<run>{_RUN})"
+)
+BEHIND_SELECTOR = ("in", "outside", "where", "chain", "per", "from", "or", "and", "except", "feeding", "fed")
+_OF_A_SELECTOR = re.compile(rf"[^\S\n]*(?:->|→|⇒|,|\)|(?:{'|'.join(BEHIND_SELECTOR)})(?![\w.*?/:-]))")
+"""What follows a word that begins a selector."""
+_DEVICE = re.compile(r"[^\s\"'`‘’“”‐‑‒–—−#;(),=<>]+")
+"""The name of a device profile, which may have a ``-`` in it; or a file whose quotes are missing."""
+_KINDS = {"string": "STRING", "bundled": "BUNDLED", "comparison": "COMPARISON", "arrow": "ARROW"}
+_MARKS = {"(": "LPAR", ")": "RPAR", ",": "COMMA", "=": "EQUAL", "%": "PERCENT"}
+_LOOKALIKES = {
+    "≤": "write `<=`",
+    "≥": "write `>=`",
+    "≠": "write `!=`",
+    "“": 'write `"`',
+    "”": 'write `"`',
+    "'": 'quotes are written `"`',
+    "`": 'quotes are written `"`',
+    "⇒": "write `->`",
+    "&": "write `and`",
+    "|": "write `or`",
+    "+": "write `or`, or a comma",
+    "!": "write `not` or `!=`",
+    "-": "names are written with `_`; a difference is `except`",
+    "[": "a `[` needs its `]` in the same word",
+    "{": "a `{` needs its `}` in the same word",
+}
+
+
+@define(eq=False)
+class StatementOrigin:
+    """What the words of one statement share: their source, and what was found wrong while its tree was built."""
+
+    source: Source
+    problems: list[Diagnostic] = field(factory=list)
+    loose: list[tuple[Scope | int, Span]] = field(factory=list)
+    """Each ``per …`` that no position of its phrase has taken: an expectation or a bucket may, else it is an error. A
+    number is one of blocks."""
+
+    def report(
+        self,
+        code: str,
+        message: str,
+        span: Span,
+        *,
+        help: str | None = None,
+        write: Sequence[str] = (),
+        mends: Sequence[Mend] = (),
+    ) -> None:
+        self.problems.append(diagnose(code, message, span, help=help, write=write, mends=mends))
+
+
+class Lexeme(Token):
+    """A lark token that knows where it comes from, so that tree building needs no state beside its arguments."""
+
+    __slots__ = ("origin",)
+    origin: StatementOrigin
+
+    @classmethod
+    def make(cls, kind: str, text: str, start: int, origin: StatementOrigin) -> Lexeme:
+        lexeme: Lexeme = cls(kind, text, start_pos=start, end_pos=start + len(text))
+        lexeme.origin = origin
+        return lexeme
+
+    @property
+    def span(self) -> Span:
+        return Span(self.origin.source, self.start_pos or 0, self.end_pos or 0)
+
+    def report(
+        self,
+        code: str,
+        message: str,
+        span: Span | None = None,
+        *,
+        help: str | None = None,
+        write: Sequence[str] = (),
+        mends: Sequence[Mend] = (),
+    ) -> None:
+        """``write``: what can stand in place of the span."""
+        self.origin.report(code, message, span or self.span, help=help, write=write, mends=mends)
+
+
+class Lexer:
+    """Splits statements into lexemes, by the terminals of a grammar."""
+
+    def __init__(self, terminals: Sequence[TerminalDef]) -> None:
+        self.keywords = {t.pattern.value: t.name for t in terminals if isinstance(t.pattern, PatternStr)}
+        soft = (t.pattern.value for t in terminals if not isinstance(t.pattern, PatternStr))
+        self.openers = frozenset(word for word in soft if word.isidentifier() and word != "within")
+        """Words that open a statement and are names wherever a name can stand."""
+        worded = [t for t in terminals if t.priority > 0]
+        self._classes = [(t.name, re.compile(t.pattern.to_regexp())) for t in sorted(worded, key=lambda t: -t.priority)]
+        self._classify = lru_cache(maxsize=8192)(self._classify_uncached)
+
+    def lex(self, source: Source, start: int, end: int) -> tuple[list[Lexeme], StatementOrigin]:
+        """The lexemes of ``source.text[start:end]``; what cannot be read is in the problems of the origin."""
+        origin = StatementOrigin(source)
+        lexemes: list[Lexeme] = []
+        text = source.text
+        position = start
+        while position < end:
+            is_named = len(lexemes) == 1 and lexemes[0].type == "DEVICE"
+            named = _DEVICE.match(text, position, end) if is_named else None
+            if named is not None:
+                word = named.group()
+                lexemes.append(Lexeme.make("NAME" if word.isidentifier() else "PATH", word, position, origin))
+                position = named.end()
+                continue
+            match = _SCAN.match(text, position, end)
+            if match is None:
+                _report_character(origin, text, position)
+                break
+            kind = match.lastgroup
+            if kind != "blank":
+                word = match.group()
+                if kind == "run":
+                    name = "NAME" if word.isidentifier() and _is_given(lexemes) else self._classify(word)
+                    if word in self.openers and not _OF_A_SELECTOR.match(text, match.end(), end):
+                        name = _opened(word, lexemes) or name
+                    elif word == "within" and _opens(lexemes, "OVERLAP"):
+                        name = "WITHIN"
+                elif kind == "mark":
+                    name = _MARKS[word]
+                else:
+                    name = _KINDS[kind or ""]
+                lexeme = Lexeme.make(name, word, position, origin)
+                if lexemes and (pair := _pair(lexemes, lexeme)) is not None:
+                    begin = lexemes.pop().start_pos or 0
+                    lexeme = Lexeme.make(pair, text[begin : match.end()], begin, origin)
+                lexemes.append(lexeme)
+            position = match.end()
+        return lexemes, origin
+
+    def _classify_uncached(self, word: str) -> str:
+        keyword = self.keywords.get(word)
+        if keyword is not None:
+            return keyword
+        for name, pattern in self._classes:
+            if pattern.fullmatch(word):
+                return name
+        return "PATH"
+
+
+def _is_given(before: Sequence[Lexeme]) -> bool:
+    """Whether the next word is a name whatever it is elsewhere: a policy's, or a dimension's of the user's mesh."""
+    if not before or before[0].type == "POLICY":
+        return len(before) == 1
+    if before[-1].type == "COMMA":  # of `over dp, tp`; no other comma follows an `over`
+        return len(before) > 1 and before[-2].type == "NAME" and _opens_fuse(before)
+    return before[-1].type == "OVER"
+
+
+def _opens_fuse(words: Sequence[Lexeme]) -> bool:
+    return _opens(words, "FUSE")
+
+
+def _opens(words: Sequence[Lexeme], terminal: str) -> bool:
+    return any(word.type == terminal for word in words[:2])
+
+
+def _opened(word: str, before: Sequence[Lexeme]) -> str | None:
+    """The terminal of a word that opens a statement and is a name elsewhere."""
+    is_first = not before or (word != "device" and [each.type for each in before] == ["OPTIONAL"])
+    return word.upper() if is_first else None
+
+
+def _pair(words: Sequence[Lexeme], second: Lexeme) -> str | None:
+    """The terminal that the last of some words and another one make together."""
+    first, expected = words[-1], words[0].type == "EXPECT" and len(words) == 2
+    if first.type == "EVERY" and second.type == "ORDINAL":
+        return "EVERY_NTH"
+    if first.type == "PER" and second == "rank":
+        return "PER_RANK"
+    if first == "half" and second.type == "OF":
+        return "HALF_OF"
+    if first == "step" and second == "time" and expected:
+        return "STEP_TIME"
+    if first == "keep" and second == "order" and (len(words) == 1 or (words[0].type == "OPTIONAL" and len(words) == 2)):
+        return "KEEP_ORDER"
+    if first.type == "IN" and second == "flight" and _opens(words, "OVERLAP"):
+        return "IN_FLIGHT"
+    return "UP_TO" if first == "up" and second == "to" else None
+
+
+def _report_character(origin: StatementOrigin, text: str, position: int) -> None:
+    character = text[position]
+    span = Span(origin.source, position, position + 1)
+    if character == '"':
+        line_end = text.find("\n", position)
+        whole = Span(origin.source, position, len(text) if line_end < 0 else line_end)
+        word = re.match(r'"[^\s#;)]*', whole.text)
+        behind = position + (word.end() if word else 1)
+        closed = Mend('write `"` behind it', (TextChange(Span(origin.source, behind, behind), '"'),))
+        line_ends = 'a quoted text ends with `"` on the same line'
+        origin.report("APL006", "this quote is never closed", whole, help=line_ends, mends=(closed,))
+        return
+    shown = f"`{character}`" if character.isprintable() else f"U+{ord(character):04X}"
+    help = _LOOKALIKES.get(character)
+    write = re.findall("write `([^`]+)`$", help or "")
+    origin.report("APL005", f"unexpected character {shown}", span, help=help, write=write)

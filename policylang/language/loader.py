@@ -1,0 +1,573 @@
+"""Loads a policy: parses a file or a text, expands its includes, resolves it. Errors are values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any, TypeVar, assert_never
+
+from attrs import define, evolve, field, frozen
+
+from policylang.language import syntax
+from policylang.language.cancellation import check_cancelled
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.devices.reading import meant_devices, read_device
+from policylang.language.diagnostics import (
+    Diagnostic,
+    Mend,
+    Related,
+    Source,
+    Span,
+    bounded,
+    diagnose,
+    is_error,
+    moved,
+    removed,
+    written,
+)
+from policylang.language.files import ENDS, SUFFIX, bundled_file, bundled_names, find_policy, meant_files, read_source
+from policylang.language.lexer import MAX_STATEMENTS
+from policylang.language.names import Definitions
+from policylang.language.operators import OperatorTable
+from policylang.language.parser import parse_file
+from policylang.language.predicates import check_path_glob
+from policylang.language.public_names import doubtful_selectors
+from policylang.language.resources import policies_folder
+from policylang.language.statements import ExpectTotalKind, RequiresKind, format_policy, kind_of
+from policylang.language.syntax import (
+    Bucket,
+    ChainOf,
+    Delay,
+    Difference,
+    Everything,
+    Feeding,
+    File,
+    InBlock,
+    Include,
+    InModule,
+    KeepOrder,
+    Let,
+    Operator,
+    Ordinal,
+    Overlap,
+    Policy,
+    Prefetch,
+    Reference,
+    Rule,
+    Scheduling,
+    Selector,
+    Statement,
+    Union,
+)
+from policylang.language.wording import did_you_mean, nearest
+
+MAX_CHAIN = 32
+PRELUDE = "prelude"
+
+
+Reader = Callable[[Path, str], Source | Diagnostic]
+"""The text of a file under the name that reports will give it, or why it cannot be read."""
+IncludeChain = tuple[tuple[str, Include | None], ...]
+"""The files on the way here, outermost first: which file, and the include that led to it."""
+
+
+@frozen
+class PlacedStatement:
+    """A statement, and where it comes from."""
+
+    statement: Statement
+    index: int
+    """Its number in its own file."""
+    bundled: bool
+    """Whether its file belongs to the bundled library."""
+    depth: int
+    """0 in the file that was loaded, 1 in one that it includes, …"""
+    folder: Path = Path()
+    """Of its own file: what the files that it names are relative to."""
+    include: Span | None = None
+    """In the file that was loaded, the include that brings it."""
+
+
+@frozen
+class _Unit:
+    """A parsed file, and the folder that its includes are relative to."""
+
+    file: File
+    folder: Path
+    bundled: bool
+
+
+@define
+class Expansion:
+    """The statements of a policy in the order in which they count, and what was wrong with the files."""
+
+    statements: list[PlacedStatement] = field(factory=list)
+    diagnostics: list[Diagnostic] = field(factory=list)
+    files: dict[str, Path] = field(factory=dict)
+    """By its name in reports, where each file lies, those that cannot be read among them; the text itself has none
+    where it came from no file."""
+    brought: dict[str, Span] = field(factory=dict)
+    """By the same names, the include in the file that was loaded that leads to each first."""
+    _reader: Reader = read_source
+    _parsed: dict[str, _Unit | None] = field(factory=dict)
+    _targets: dict[Span, tuple[Path | None, str, str]] = field(factory=dict)
+    _reported: set[tuple[str, Span]] = field(factory=set)
+    _steps: int = 0
+
+    def add(self, unit: _Unit, chain: IncludeChain) -> None:
+        for index, statement in enumerate(unit.file.statements):
+            self._steps += 1
+            if self._steps > MAX_STATEMENTS:
+                self._too_far(chain)
+                return
+            if isinstance(statement, Include):
+                self._include(statement, unit, chain)
+            else:
+                by = chain[1][1] if len(chain) > 1 else None
+                span = None if by is None else by.span
+                self.statements.append(
+                    PlacedStatement(statement, index, unit.bundled, len(chain) - 1, unit.folder, span)
+                )
+
+    def parse(self, source: Source, folder: Path, bundled: bool) -> _Unit:
+        file, diagnostics = parse_file(source)
+        self.diagnostics.extend(diagnostics)
+        return _Unit(file, folder, bundled)
+
+    def _include(self, include: Include, unit: _Unit, chain: IncludeChain) -> None:
+        if include.bundled and include.target == PRELUDE:
+            return  # it is always there
+        if include.span not in self._targets:  # files that include one another come by here many times
+            path, name = self._target(include, unit, chain)
+            self._targets[include.span] = path, name, "" if path is None else str(path.resolve())
+        path, name, key = self._targets[include.span]
+        if path is None:
+            return
+        if any(key == seen for seen, _ in chain):
+            files = [each.span.source.name for _, each in (*chain, (key, include)) if each is not None]
+            trail = " → ".join(f"`{file}`" for file in (*files, name))
+            self._report("APL105", f"`{name}` includes itself: {trail}", include, chain)
+            return
+        if len(chain) >= MAX_CHAIN:
+            self._report("APL106", f"includes are nested more than {MAX_CHAIN} deep", include, chain)
+            return
+        if key not in self._parsed:
+            self._parsed[key] = self._read(path, name, include, chain)
+        target = self._parsed[key]
+        if target is not None:
+            self.add(target, (*chain, (key, include)))
+
+    def _target(self, include: Include, unit: _Unit, chain: IncludeChain) -> tuple[Path | None, str]:
+        if not include.bundled:
+            name = os.path.normpath(os.path.join(os.path.dirname(_named(unit)), include.target))
+            library = unit.file.span.source.name.startswith("<") and unit.bundled
+            return unit.folder / include.target, f"<{Path(name).stem}>" if library else name
+        path = bundled_file(include.target)
+        if path is None:
+            known = bundled_names()
+            near = nearest(include.target, known)
+            help = did_you_mean(near) or f"the library has {', '.join(known)}"
+            mends = written(_target_span(include), [f"<{name}>" for name in near], near=True)
+            message = f"the bundled library has no policy `{include.target}`"
+            self._report("APL103", message, include, chain, help=help, mends=mends)
+        return path, f"<{include.target.removesuffix('.apl')}>"
+
+    def _read(self, path: Path, name: str, include: Include, chain: IncludeChain) -> _Unit | None:
+        self.files.setdefault(name, path)
+        first = chain[1][1] if len(chain) > 1 else include
+        self.brought.setdefault(name, (first or include).span)
+        source: Source | Diagnostic
+        if path.suffix != SUFFIX and os.path.exists(path):  # its lines would be shown to whoever checks this one
+            source = diagnose("APL104", f"`{name}` is no policy file", help=ENDS)
+        else:
+            source = self._reader(path, name)
+        if isinstance(source, Source):
+            return self.parse(source, path.parent, _is_bundled(path))
+        if source.span is None:
+            meant = [_quoted(each, include) for each in meant_files(path, include.target)]
+            mends = written(_target_span(include), meant, near=(source.help or "").startswith("did"))
+            source = evolve(source, span=include.span, mends=mends)
+        self.diagnostics.append(evolve(source, related=_included_from(chain)))
+        return None
+
+    def _report(
+        self,
+        code: str,
+        message: str,
+        include: Include,
+        chain: IncludeChain,
+        *,
+        help: str | None = None,
+        mends: Sequence[Mend] = (),
+    ) -> None:
+        if (code, include.span) in self._reported:  # a file that is included twice is read once, and taken twice
+            return
+        self._reported.add((code, include.span))
+        related = _included_from(chain)
+        self.diagnostics.append(diagnose(code, message, include.span, help=help, related=related, mends=mends))
+
+    def _too_far(self, chain: IncludeChain) -> None:
+        if any(diagnostic.code == "APL106" for diagnostic in self.diagnostics):
+            return
+        span = next((include.span for _, include in chain if include is not None), None)
+        message = f"the policy holds more than {MAX_STATEMENTS} statements, its includes expanded"
+        self.diagnostics.append(diagnose("APL106", message, span))
+
+
+def _target_span(include: Include) -> Span:
+    """Of what is included, with its quotes or brackets."""
+    span = include.span
+    return Span(span.source, span.end - len(include.target) - 2, span.end)
+
+
+def _quoted(name: str, include: Include) -> str:
+    """A file beside the one that is included, or a policy that comes along, as `include` names it."""
+    return name if name.startswith("<") else f'"{os.path.join(os.path.dirname(include.target), name)}"'
+
+
+def expand(source: Source, path: Path | None, read: Reader = read_source) -> Expansion:
+    """Parse a source and all it includes, as ``read`` gives it. ``path`` is the file it came from, None for text from
+    no file."""
+    expansion = Expansion(reader=read)
+    folder = path.parent if path is not None else Path()
+    bundled = path is not None and _is_bundled(path)
+    key = str(path.resolve()) if path is not None else source.name
+    if path is not None:
+        expansion.files[source.name] = path
+    expansion.add(expansion.parse(source, folder, bundled), ((key, None),))
+    return expansion
+
+
+def _is_bundled(path: Path) -> bool:
+    return path.parent.resolve() == policies_folder()
+
+
+def _named(unit: _Unit) -> str:
+    """The name of a unit's file in reports: names of included files are formed like the one of the file they are in."""
+    name = unit.file.span.source.name
+    return "" if name.startswith("<") else name
+
+
+def _included_from(chain: IncludeChain) -> tuple[Related, ...]:
+    """Where each file of the chain was included, the innermost first."""
+    return tuple(Related("included from here", include.span) for _, include in reversed(chain) if include is not None)
+
+
+SAID_TWICE = "APL213"
+LIMIT_OF_NOTHING = "APL214"
+NO_COLLECTIVE = "APL215"
+
+_COMPUTES = frozenset(("aten", "prims", "rngprims", "inductor_prims", "quantized", "builtin"))
+"""Namespaces whose operators send nothing; a higher-order operator may, in the graph that it runs."""
+_COLLECTIVES = ("collective", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+
+Matches = Callable[[str | None, str, str | None], tuple[str, ...]]
+"""From the parts of an operator's name to the full names that fit, as an operator table knows them."""
+
+
+@define
+class OrderLines:
+    """The scheduling lines of one policy, statement by statement."""
+
+    matches: Matches
+    _said: dict[tuple[type, Selector], Bucket | Scheduling] = field(factory=dict)
+
+    def check(self, statement: Bucket | Scheduling, lets: Mapping[str, Let]) -> Iterator[Diagnostic]:
+        """What is wrong with a line whose names are looked up, beside those that came before it."""
+        earlier = self._said.setdefault((type(statement), statement.selector), statement)
+        word = kind_of(statement).opener
+        if earlier is not statement:
+            message = f"`{word}` is said twice of the same collectives"
+            related = (Related("said here before", earlier.span),)
+            help, mends = "leave one of the two lines out", [removed(statement.span, "remove the second line")]
+            yield diagnose(SAID_TWICE, message, statement.span, help=help, related=related, mends=mends)
+        yield from _of_nothing(statement)
+        others = list(self._others(statement.selector, lets))
+        for each in others:
+            written = each.span.one_line
+            message = f"`{written}` is no collective, and `{word}` is said of collectives alone"
+            if isinstance(each, Everything | Reference):
+                message = f"`{written}` is more than collectives, and `{word}` is said of them alone"
+            help = "write `collective`, or one of `all_gather`, `reduce_scatter`, `all_reduce` and `all_to_all`"
+            yield diagnose(NO_COLLECTIVE, message, each.span, help=help, write=_COLLECTIVES)
+        if not others:
+            yield from doubtful_selectors(statement)
+
+    def _others(self, selector: Selector, lets: Mapping[str, Let]) -> Iterator[Selector]:
+        """The words of a selector that pick, whatever the graph, something else than collectives. What `where`, a chain
+        or an `and` leaves of a selector is not known."""
+        pending = [(selector, selector)]
+        seen: set[str] = set()
+        while pending:
+            current, named = pending.pop()
+            inner: tuple[Selector, ...] = ()
+            if isinstance(current, Union):
+                inner = current.parts
+            elif isinstance(current, InModule | InBlock | Ordinal | ChainOf):
+                inner = (current.selector,)
+            elif isinstance(current, Difference | Feeding):
+                inner = (current.left,)
+            elif isinstance(current, Reference) and current.name not in seen:
+                seen.add(current.name)
+                pending.append((lets[current.name].selector, current))
+            elif isinstance(current, Everything) or (isinstance(current, Operator) and self._computes(current)):
+                yield named if isinstance(named, Reference) else current
+            pending.extend((part, named if isinstance(named, Reference) else part) for part in reversed(inner))
+
+    def _computes(self, operator: Operator) -> bool:
+        found = self.matches(operator.namespace, operator.name, operator.overload)
+        return bool(found) and all(name.partition(".")[0] in _COMPUTES for name in found)
+
+
+def _of_nothing(statement: Bucket | Scheduling) -> Iterator[Diagnostic]:
+    """A limit of less than a byte. A peak that may not rise at all is a limit like others."""
+    match statement:
+        case Bucket():
+            limit, what, such = statement.size, "in one bucket", "256 MiB"
+        case Overlap():
+            limit, what, such = statement.in_flight, "in flight", "2 GiB in flight"
+        case Prefetch() | Delay() | KeepOrder():
+            return
+        case _:
+            assert_never(statement)
+    if limit is not None and limit.dimension == "bytes" and limit.value < 1:
+        message = f"with less than a byte {what}, this line does nothing"
+        yield diagnose(LIMIT_OF_NOTHING, message, limit.span, help=f"write a size such as `up to {such}`")
+
+
+_Ordering = TypeVar("_Ordering", bound=syntax.Bucket | syntax.Scheduling)
+
+
+def resolve(
+    statements: Sequence[PlacedStatement], source: Source, operators: OperatorTable
+) -> tuple[Policy, tuple[Diagnostic, ...]]:
+    """The policy that the statements make, and what is wrong with it. With an error among that, the policy is not
+    to be used: what could not be looked up is missing from it."""
+    resolver = _Resolver(source, Definitions.of((each.statement for each in statements), operators))
+    for placed in statements:
+        check_cancelled()
+        resolver.take(placed)
+    return resolver.finish(statements)
+
+
+@define
+class _Resolver:
+    source: Source
+    names: Definitions
+    diagnostics: list[Diagnostic] = field(factory=list)
+    rules: list[Rule] = field(factory=list)
+    rewrites: list[syntax.Rewriting] = field(factory=list)
+    scheduling: list[syntax.Scheduling] = field(factory=list)
+    expectations: list[syntax.Expectation] = field(factory=list)
+    order: OrderLines = field(init=False)
+    once: dict[type, Statement] = field(factory=dict)
+    device: DeviceProfile | None = None
+    first: Span | None = None
+    """Of the first statement of the loaded file."""
+
+    def __attrs_post_init__(self) -> None:
+        self.order = OrderLines(self.names.operators.matches)
+
+    def take(self, placed: PlacedStatement) -> None:
+        statement = placed.statement
+        if not placed.depth:
+            self.first = self.first or statement.span
+        match statement:
+            case syntax.PolicyName():
+                self._policy_name(statement, placed)
+            case syntax.Requires():
+                RequiresKind.check(statement, self.diagnostics.append)
+            case syntax.Include():
+                pass  # what it brings is in its place
+            case syntax.Device():
+                self._device(statement, placed)
+            case Let():
+                self.names.define(statement, placed.bundled)
+            case syntax.Blocks() | syntax.Undecided():
+                self._only_once(statement)
+            case Rule():
+                rule = evolve(statement, selector=self.names.resolve(statement.selector))
+                self.rules.append(rule)
+                self.diagnostics.extend(doubtful_selectors(rule))
+            case syntax.Fuse() | syntax.Collapse():
+                self.rewrites.append(statement)
+            case Bucket():
+                self.rewrites.append(self._ordering(statement))
+            case Prefetch() | Delay() | Overlap() | KeepOrder():
+                self.scheduling.append(self._ordering(statement))
+            case syntax.ExpectTotal():
+                self.expectations.append(ExpectTotalKind.fit(statement, self.diagnostics.append))
+            case syntax.ExpectCount() | syntax.ExpectFate():
+                self.expectations.append(evolve(statement, selector=self.names.resolve(statement.selector)))
+            case _:
+                assert_never(statement)
+
+    def _ordering(self, statement: _Ordering) -> _Ordering:
+        statement = evolve(statement, selector=self.names.resolve(statement.selector))
+        self.diagnostics.extend(self.order.check(statement, self.names.lets))
+        return statement
+
+    def finish(self, statements: Sequence[PlacedStatement]) -> tuple[Policy, tuple[Diagnostic, ...]]:
+        name: Any = self.once.get(syntax.PolicyName)
+        blocks: Any = self.once.get(syntax.Blocks)
+        undecided: Any = self.once.get(syntax.Undecided)
+        rules, rewrites, expectations = tuple(self.rules), tuple(self.rewrites), tuple(self.expectations)
+        name = _name_of(self.source) if name is None else name.name
+        policy = Policy(
+            *(name, self.names.lets, blocks, rules, undecided, rewrites, expectations, self.device),
+            scheduling=tuple(self.scheduling),
+            includes=_includes(statements),
+        )
+        decides = bool(rules or rewrites or self.scheduling or expectations or undecided)
+        self.diagnostics.extend(self.names.finish(library=not decides))
+        if not (decides or self.names.lets or any(map(is_error, self.diagnostics))):
+            spans = [placed.statement.span for placed in statements if not placed.depth]
+            self._report("APL207", "the policy decides nothing: it has no rule", spans[0] if spans else None)
+        return policy, tuple(self.diagnostics)
+
+    def _policy_name(self, statement: syntax.PolicyName, placed: PlacedStatement) -> None:
+        if placed.index:
+            mends = [removed(statement.span)]
+            if self.first is not None and syntax.PolicyName not in self.once and not placed.depth:
+                mends.insert(0, moved(statement.span, self.first, "move it to the top"))
+            self._report("APL202", "`policy` has to be the first statement", statement.span, mends=mends)
+        elif not placed.depth:
+            self.once[syntax.PolicyName] = statement
+
+    def _device(self, statement: syntax.Device, placed: PlacedStatement) -> None:
+        """A policy and what it includes have one device; that several files name the same one is no mistake."""
+        found = read_device(statement.target, placed.folder)
+        if isinstance(found, Diagnostic):
+            named = Related("named here", statement.span)
+            if found.span is not None:
+                self.diagnostics.append(evolve(found, related=(*found.related, named)))
+                return
+            span = statement.span
+            target = Span(span.source, span.start + len(span.text.rstrip().rsplit(None, 1)[0]) + 1, span.end)
+            mends = written(target, meant_devices(statement.target), near=True)
+            self.diagnostics.append(evolve(found, span=span, mends=mends))
+            return
+        earlier = self.once.setdefault(syntax.Device, statement)
+        if self.device is not None and self.device.canonical != found.canonical:
+            message = f"a policy has one device, and this is `{found.name}` beside `{self.device.name}`"
+            if found.name == self.device.name:
+                message = f"a policy has one device, and there are two profiles that are called `{found.name}`"
+            related = Related(f"`{self.device.name}` is named here", earlier.span)
+            self._report("APL212", message, statement.span, related, mends=[removed(statement.span)])
+        self.device = self.device or found
+
+    def _only_once(self, statement: syntax.Blocks | syntax.Undecided) -> None:
+        earlier = self.once.get(type(statement))
+        if earlier is not None:
+            word = kind_of(statement).opener
+            related = Related("said here before", earlier.span)
+            mends = [removed(statement.span)]
+            self._report("APL203", f"a policy says `{word}` once", statement.span, related, mends=mends)
+            return
+        self.once[type(statement)] = statement
+        if isinstance(statement, syntax.Blocks):
+            check_path_glob(statement.glob, statement.span, self.diagnostics.append)
+
+    def _report(
+        self, code: str, message: str, span: Span | None, *related: Related, mends: Sequence[Mend] = ()
+    ) -> None:
+        self.diagnostics.append(diagnose(code, message, span, related=related, mends=mends))
+
+
+def _includes(statements: Sequence[PlacedStatement]) -> dict[str, Span]:
+    """Of each included file by its name, the include in the loaded file that brings it first."""
+    found: dict[str, Span] = {}
+    for placed in statements:
+        if placed.include is not None:
+            found.setdefault(placed.statement.span.source.name, placed.include)
+    return found
+
+
+def _name_of(source: Source) -> str:
+    return PurePath(source.name.strip("<>")).stem or "policy"
+
+
+_BYTE_ORDER_MARK = "\ufeff"
+"""What some editors of Windows begin a text with."""
+_ABOUT_WHAT_IS_MISSING = {"APL110", "APL207"}
+"""Warnings that nothing uses a name, or that there is no rule: a statement that could not be read may be what does."""
+
+
+@frozen
+class Loaded:
+    """A policy, unless one of the diagnostics is an error; they stand in the order of the text, file by file."""
+
+    policy: Policy | None
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        return tuple(filter(is_error, self.diagnostics))
+
+
+def load_policy(path: str | os.PathLike[str], *, operators: OperatorTable | None = None) -> Loaded:
+    """Load a policy file, or, for a bare name that is no file here, a policy of the bundled library.
+
+    ``operators`` is what operator names are looked up in; by default the bundled manifest.
+    """
+    if not isinstance(path, str | os.PathLike):
+        return Loaded(None, (_wrong_type("a policy is loaded by its path", path),))
+    file, name = find_policy(os.fsdecode(path))
+    source = read_source(file, name)
+    if isinstance(source, Diagnostic):
+        return Loaded(None, (source,))
+    return _load(source, file, operators)
+
+
+def parse_policy(text: str, *, name: str = "<policy>", operators: OperatorTable | None = None) -> Loaded:
+    """The policy that a text makes; what it includes is relative to the current folder."""
+    if not isinstance(text, str):
+        return Loaded(None, (_wrong_type("a policy is parsed from its text", text),))
+    return _load(Source(name, text.removeprefix(_BYTE_ORDER_MARK)), None, operators)
+
+
+def load_source(source: Source, file: Path | None, *, operators: OperatorTable | None = None) -> Loaded:
+    """The policy that a source makes; what it includes is relative to the folder of ``file``."""
+    return _load(source, file, operators)
+
+
+def load_expanded(
+    source: Source, file: Path | None, *, operators: OperatorTable | None = None, read: Reader = read_source
+) -> tuple[Loaded, Expansion]:
+    """The same with the statements that it was made from; ``read`` gives the texts of included files."""
+    expansion = expand(source, file, read)
+    return _resolved(expansion, source, operators), expansion
+
+
+def _wrong_type(wanted: str, given: object) -> Diagnostic:
+    help = "it is loaded already" if isinstance(given, Policy) else 'for example `policylang.load("llama3_sac.apl")`'
+    return diagnose("APL104", f"{wanted}, and this is a `{type(given).__name__}`", help=help)
+
+
+def _load(source: Source, file: Path | None, operators: OperatorTable | None) -> Loaded:
+    return load_expanded(source, file, operators=operators)[0]
+
+
+def _resolved(expansion: Expansion, source: Source, operators: OperatorTable | None) -> Loaded:
+    policy, found = resolve(expansion.statements, source, operators or OperatorTable.bundled())
+    if any(map(is_error, expansion.diagnostics)):
+        found = tuple(diagnostic for diagnostic in found if diagnostic.code not in _ABOUT_WHAT_IS_MISSING)
+    diagnostics = bounded(_in_order((*expansion.diagnostics, *found)))
+    if any(map(is_error, diagnostics)):
+        return Loaded(None, diagnostics)
+    return Loaded(evolve(policy, canonical=format_policy(policy)), diagnostics)
+
+
+def _in_order(diagnostics: tuple[Diagnostic, ...]) -> tuple[Diagnostic, ...]:
+    """By file, in the order in which the files come up, and by position; each once."""
+    files: dict[str, int] = {}
+    for diagnostic in diagnostics:
+        if diagnostic.span is not None:
+            files.setdefault(diagnostic.span.source.name, len(files))
+
+    def place(diagnostic: Diagnostic) -> tuple[int, int]:
+        span = diagnostic.span
+        return (-1, 0) if span is None else (files[span.source.name], span.start)
+
+    return tuple(sorted(dict.fromkeys(diagnostics), key=place))

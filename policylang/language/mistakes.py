@@ -1,0 +1,454 @@
+"""The mistakes that people make who know other languages or PyTorch's settings: what they are told, and the fix.
+
+A row is a pattern of one statement's text. The group ``bad`` is underlined and replaced. A row is reported only where
+the statement, so changed, can be read, or is read on beyond the place that was changed; the first such row is.
+Nothing is guessed by likeness here. What no row knows ends in the general diagnostic of ``unexpected.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import chain
+
+from attrs import frozen
+
+from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.statements import ACTIONS, FIGURES
+
+Replacement = str | Callable[[re.Match[str]], str | Sequence[str]]
+Reads = Callable[[str], int | None]
+"""Where a statement's text cannot be read any further; None where all of it can be read."""
+
+_LONGEST = 600
+"""Characters of a statement that is looked at: nobody misplaces a word in a longer one and wonders why."""
+_COMMENT = re.compile(r'"[^"\n]*"|(?P<comment>#[^\n]*)')
+
+
+@frozen
+class Mistake:
+    """``replacement``: a text with the pattern's groups in braces, or a function of the match; several where one of
+    them is meant. ``help`` in place of "write" and the replacement, with ``{good}`` in it where that is said."""
+
+    pattern: re.Pattern[str]
+    replacement: Replacement
+    message: str
+    help: str | None = None
+    code: str | None = None
+    """Where it is another than that of the general diagnostic."""
+
+    def replacements(self, match: re.Match[str]) -> Sequence[str]:
+        if isinstance(self.replacement, str):
+            return [self.replacement.format(**match.groupdict(default=""))]
+        made = self.replacement(match)
+        return [made] if isinstance(made, str) else made
+
+
+@frozen
+class FoundMistake:
+    """What is wrong between two offsets of a statement, and what to write there."""
+
+    start: int
+    end: int
+    message: str
+    help: str | None
+    code: str | None
+    change: tuple[int, int, str] | None = None
+    """The offsets between which another text mends it, and that text; None where no text does."""
+
+
+def find_mistake(text: str, stops: int, reads: Reads) -> FoundMistake | None:
+    """``stops``: where the text as it is cannot be read any further."""
+    body = _without_comment(text)
+    if len(body) > _LONGEST or not body.strip():
+        return None
+    partial: FoundMistake | None = None
+    for mistake in mistakes():
+        match = mistake.pattern.search(body)
+        if match is None:
+            continue
+        start, end = match.span("bad")
+        replacements = mistake.replacements(match)
+        if not replacements:
+            return partial or _found(mistake, match, None)
+        for good in replacements:
+            stopped = reads(body[:start] + good + body[end:])
+            if stopped is None:
+                return _found(mistake, match, good)
+            if partial is None and stopped > start + len(good) and stopped - len(good) + end - start > stops:
+                partial = _found(mistake, match, good)
+    return partial
+
+
+def _without_comment(text: str) -> str:
+    for found in _COMMENT.finditer(text):
+        if found["comment"] is not None:
+            return text[: found.start()].rstrip() if not text[found.end() :].strip() else ""
+    return text.rstrip()
+
+
+def _found(mistake: Mistake, match: re.Match[str], good: str | None) -> FoundMistake:
+    start, end = match.span("bad")
+    written = match["bad"]
+    start += len(written) - len(written.lstrip())
+    end -= len(written) - len(written.rstrip())
+    groups = {name: " ".join((text or "").split()) for name, text in match.groupdict().items()}
+    help = None if mistake.help is None else mistake.help.format(good=" ".join((good or "").split()))
+    if good is not None:
+        shown = " ".join(good.split())
+        help = help or (f"write `{shown}`" if shown else f"leave `{groups['bad']}` out")
+    change = None if good is None else _change(match, good)
+    return FoundMistake(start, end, mistake.message.format(**groups), help, mistake.code, change)
+
+
+def _change(match: re.Match[str], good: str) -> tuple[int, int, str]:
+    """The replacement with the spaces around it as they were; a word that goes takes one along."""
+    start, end = match.span("bad")
+    text = match.string
+    if not good:
+        end += text[start - 1 : start].isspace() and text[end : end + 1].isspace()
+    elif match["bad"][-1].isspace() and not good[-1].isspace() and text[end : end + 1].strip():
+        good += " "
+    return start, end, good
+
+
+# --- patterns --------------------------------------------------------------------------------------------------
+
+
+def _any_of(words: Sequence[str]) -> str:
+    """A pattern of any of them, the longest first, whatever space is between their words."""
+    longest = sorted(words, key=len, reverse=True)
+    return "(?:" + "|".join(r"\s+".join(map(re.escape, word.split())) for word in longest) + ")"
+
+
+_ACTION = _any_of([*ACTIONS])
+_MODIFIERS = r"^\s*(?:(?:optional|override)\s+)*"
+_VERB = rf"{_MODIFIERS}{_ACTION}"
+_NAME = r"[A-Za-z_][\w.*]*"
+_LAST_WORD = r"(?!(?:where|per|in|outside|chain|and|or|except|feeding|fed|from)\b)[A-Za-z_][\w.*{}]*"
+_FIGURE = rf"{_any_of(FIGURES)}(?:\s+per\s+block)?"
+_SUBJECT = rf"{_any_of((*MEASURES, *PROPERTIES))}(?:\[-?\d+\])?"
+_BLOCK = r"(?:blocks?|layers?)"
+_LONG_DASH = "‐‑‒–—−"
+_DASH = rf"\-{_LONG_DASH}"
+_RANGE = rf"(?P<low>\d+)\s*(?:\.{{2,}}|…|[{_DASH}:~]|\bto\b|\bthrough\b)\s*(?P<high>\d+)"
+_SIZE = r"(?P<size>\d[\w.]*(?:\s*(?:[KMGTkmgt]i?[Bb]|bytes|B|%))?)"
+_START = r"^\s*(?:optional\s+)?"
+_IN = r"\b(?:in|outside)\s+"
+
+_ORDINALS = {
+    word: f"{number}{ {2: 'nd', 3: 'rd'}.get(number, 'th') }"
+    for number, word in enumerate(
+        ["second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"], 2
+    )
+}
+_NUMBERS = {
+    word: str(number)
+    for number, word in enumerate(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], 1)
+}
+_ACTIONS_ELSEWHERE = {
+    **dict.fromkeys(("keep", "store", "cache", "retain", "stash", "remember", "preserve", "saved"), "save"),
+    **dict.fromkeys(("checkpoint", "remat", "rematerialize", "rematerialise", "recalculate", "rerun"), "recompute"),
+    **dict.fromkeys(("drop", "discard", "forget", "free", "evict", "recomputed", "activation_checkpoint"), "recompute"),
+    **dict.fromkeys(("swap", "move", "spill", "offload_to_cpu", "cpu_offload", "offloaded"), "offload"),
+    **dict.fromkeys(("ignore", "skip"), "leave"),
+}
+_STATEMENTS_ELSEWHERE = {
+    **dict.fromkeys(("prefetching", "pre_fetch", "pre-fetch", "preload", "hoist"), "prefetch"),
+    **dict.fromkeys(("bucketing", "bucketize", "buckets", "coalesce", "merge", "group", "combine"), "bucket"),
+    **dict.fromkeys(("postpone", "defer"), "delay"),
+    **dict.fromkeys(("overlapping", "hide", "reorder", "schedule"), "overlap"),
+    **dict.fromkeys(("assert", "require", "ensure", "assume", "check", "limit"), "expect"),
+    **dict.fromkeys(("def", "var", "define", "alias", "set", "const"), "let"),
+    **dict.fromkeys(("preserve order of", "preserve the order of", "keep the order of"), "keep order of"),
+}
+_SETTINGS = {
+    r"(?P<knob>bucket_cap_mb)\s*[:=]?\s*(?P<n>\d[\d.]*)": "bucket reduce_scatter up to {n} MiB",
+    r"(?P<knob>forward_prefetch|backward_prefetch|set_modules_to_(?:for|back)ward_prefetch)\b.*": (
+        "prefetch (all_gather where from parameter) 1 block ahead"
+    ),
+    r"(?P<knob>reshard_after_forward)\s*[:=]?\s*(?:False|false|0)": "include <fsdp_reshard_never>",
+    r"(?P<knob>reshard_after_forward)\b.*": "include <fsdp_reshard_always>",
+}
+_SIGNS = {
+    **dict.fromkeys(("at most", "no more than", "not more than", "up to", "max", "within", "=<"), "<="),
+    **dict.fromkeys(("under", "below", "less than", "smaller than", "fewer than"), "<"),
+    **dict.fromkeys(("at least", "no less than", "not less than", "min", "=>"), ">="),
+    **dict.fromkeys(("over", "above", "more than", "greater than", "larger than", "bigger than"), ">"),
+    **dict.fromkeys(("equal to", "equals", "equal", "is"), "=="),
+}
+_BOUNDS = {
+    **dict.fromkeys(("max", "maximum", "no more than", "up to"), "at most"),
+    **dict.fromkeys(("min", "minimum", "no less than"), "at least"),
+}
+_QUANTIFIERS = {**dict.fromkeys(("all", "all of", "each", "any"), "every"), **dict.fromkeys(("none", "none of"), "no")}
+_LEAVING_OUT = ("but", "but not", "except for", "without", "minus", "excluding", "other than", "and not")
+_FLAGS = {flag.split()[1]: flag for flag in reversed(FLAGS) if flag.startswith(("is ", "from "))}
+_LAYERS = {"layer": "block", "layers": "blocks"}
+_FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+
+
+# --- replacements ----------------------------------------------------------------------------------------------
+
+
+def _looked_up(table: Mapping[str, str]) -> Replacement:
+    return lambda match: table[" ".join(match["bad"].lower().split())]
+
+
+def _range(match: re.Match[str]) -> str:
+    low, high = sorted((int(match["low"]), int(match["high"])))
+    return f"blocks {low}..{high}"
+
+
+def _everything_in(match: re.Match[str]) -> str:
+    if match["low"]:
+        return f"everything in {_range(match)}"
+    return f"everything in block {match['number'] or ''}".rstrip()
+
+
+def _share(match: re.Match[str]) -> str:
+    word = "last" if match["which"] in ("second", "last") else "first"
+    part = " ".join(match["part"].split()).replace(" %", "%")
+    return f"{word} {'25%' if part == 'quarter' else part} of blocks"
+
+
+def _unquoted(match: re.Match[str]) -> Sequence[str]:
+    return f'"{match["text"].strip()}"', match["text"].strip()
+
+
+def _turned_round(match: re.Match[str]) -> str:
+    left, subject = match["left"].strip(), match["subject"]
+    turned = f"{subject} {_FLIPPED[match['sign']]} {left}"
+    return turned if match["right"] is None else f"{turned} and {subject} {match['right'].strip()}"
+
+
+def _one_value_each(match: re.Match[str]) -> str:
+    values = re.findall(r"[\w.*]+", match["values"])
+    return "(" + " or ".join(f"{match['subject']} == {value}" for value in values) + ")"
+
+
+def _each_block(match: re.Match[str]) -> str:
+    return ", ".join(f"{match['what']} in block {number}" for number in re.findall(r"\d+", match["numbers"]))
+
+
+def _sign(match: re.Match[str]) -> str:
+    words = " ".join(match["bad"].lower().split())
+    return _SIGNS.get(words) or _SIGNS.get(words.removeprefix("is "), "<=")
+
+
+def _distance(match: re.Match[str]) -> str:
+    return _NUMBERS.get(match["number"], match["number"])
+
+
+def _every_nth(match: re.Match[str]) -> str:
+    number = int(match["number"])
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}{' block' if match['blocks'] else ''}"
+
+
+def _per_blocks(match: re.Match[str]) -> str:
+    number = match["number"]
+    return "per block" if number in (None, "1") else f"per {number} blocks"
+
+
+# --- rows ------------------------------------------------------------------------------------------------------
+
+_Row = tuple[str, Replacement, str] | tuple[str, Replacement, str, str | None, str | None]
+_COMPARE = "a comparison is a sign, such as `<=`"
+_DISTANCE = "a distance is a number of blocks, in digits"
+_EVERY = "`every` is followed by an ordinal, such as `2nd`"
+_ONE_WORD = "`{bad}` is one word"
+_PLACE = "`{bad}` is a place, and stands behind a selector and `in`"
+
+
+def _order_rows() -> Iterator[_Row]:
+    """The order of collectives, by PyTorch's settings or by hearsay."""
+    for setting, line in _SETTINGS.items():
+        yield (
+            rf"^\s*(?P<bad>(?:[\w.]+\.)?{setting})\s*$",
+            *(line, "`{knob}` is a setting of PyTorch's, and a policy says it in a line of its own", None, "APL012"),
+        )
+    yield (
+        rf"{_START}(?P<bad>bucket|prefetch|delay|overlap)\s+(?:per|in|outside|where|chain|up\s+to|within)\s",
+        *("{bad} all_gather", "no selector stands behind `{bad}`", "such as `{good}`", None),
+    )
+    distance = rf"(?:(?:by|for|of|at|with|to)\s+)?(?P<number>\d+|{_any_of([*_NUMBERS])})"
+    yield rf"{_START}(?:prefetch|delay)\b.*?\s(?P<bad>{distance})\s+{_BLOCK}\b", _distance, _DISTANCE
+    yield (
+        rf"{_START}bucket\s+.*?\s(?P<bad>(?:in|for|by|over|across|every|each)\s+(?:(?:every|each|all)\s+)?"
+        rf"(?:(?P<number>\d+)\s+)?{_BLOCK})(?!\S)",
+        *(_per_blocks, "how many blocks go into one bucket is said by `per`"),
+    )
+    size = rf"(?!up\s+to\b)(?:(?:up|to|max|at\s+most|of|size|with|under|below|less\s+than)\s+|<=?\s*)?{_SIZE}"
+    yield (
+        rf"{_START}bucket\s+(?:.*?\s)?(?P<bad>{size})\s*$",
+        *("up to {size}", "how much one bucket holds is said by `up to`"),
+    )
+    yield (
+        rf"{_START}overlap\s+.*?\s(?P<bad>{size})\s+in\s+flight\b",
+        *("up to {size}", "what is in flight is limited by `up to`"),
+    )
+
+
+def _statement_rows() -> Iterator[_Row]:
+    """How a statement begins, its signs and quotes."""
+    yield (
+        r"(?P<bad>[‘’‚“”„«»'`](?P<text>[^‘’“”„«»'`\"\n]*)[‘’“”«»'`])",
+        *(_unquoted, 'a module path or a file may stand in `"`, nothing else is quoted', None, None),
+    )
+    yield rf"(?P<bad>⇒|⟶|➔|➜|=>|>>|~>|[{_DASH}]{{2,}}>|[{_LONG_DASH}]>)", "->", "an arrow is written `->`"
+    yield (
+        rf"^\s*(?P<bad>(?:default|otherwise|else|rest|remaining)\s*(?:->|→|[:=])?\s*(?P<verb>{_ACTION})"
+        r"(?:\s+everything)?)\s*$",
+        *("undecided -> {verb}", "what no rule matches is `undecided`"),
+    )
+    yield rf"^\s*(?P<bad>undecided\s*[:=])\s*{_ACTION}\s*$", "undecided ->", "an arrow stands behind `undecided`"
+    yield rf"^\s*(?P<bad>(?P<what>{_NAME})\s*:)\s*{_ACTION}\s*$", "{what} ->", "an action stands behind `->`"
+    yield rf"^\s*(?P<bad>(?P<verb>{_ACTION})\s*:)", "{verb}", "an action is followed by a selector, without a colon"
+    yield rf"^\s*(?P<bad>(?P<how>prefer|must)[\s{_DASH}]+(?P<verb>save|recompute|offload))\b", "{how}_{verb}", _ONE_WORD
+    actions, said = rf"(?P<bad>{_any_of([*_ACTIONS_ELSEWHERE])})", "`{bad}` is not an action"
+    yield rf"{_MODIFIERS}{actions}(?=\s+[\w(*])", _looked_up(_ACTIONS_ELSEWHERE), said, None, "APL012"
+    yield rf"(?:->|→)\s*{actions}\s*$", _looked_up(_ACTIONS_ELSEWHERE), said
+    yield (
+        rf"{_START}(?P<bad>{_any_of([*_STATEMENTS_ELSEWHERE])})(?=\s+[\w(*])",
+        *(_looked_up(_STATEMENTS_ELSEWHERE), "`{bad}` does not start a statement", None, "APL012"),
+    )
+    yield (
+        rf"^\s*(?P<bad>(?P<name>[A-Za-z_]\w*)\s*:?=)(?!=|\s*{_ACTION}\s*$)",
+        *("let {name} =", "a name is defined with `let`"),
+    )
+    yield (
+        r"^\s*(?P<bad>if|for|while|def|class|return|elif)\b",
+        *(lambda _: [], "a policy has no `{bad}`: it is a list of rules"),
+        *("a condition stands behind `where`, a place behind `in`, such as `save mm in block 3`", None),
+    )
+    yield (
+        r"^\s*(?P<bad>(?:device|gpu|hardware|machine)\s*[:=]|(?:gpu|hardware|machine)\s)",
+        *("device ", "a device profile is named in one word, such as `device h100-sxm`", None, "APL010"),
+    )
+    yield (
+        r"^\s*(?P<bad>(?:blocks?|layers?)\s*(?:[:=]|->|→)|(?:block|layers?)\s)",
+        *("blocks ", "which modules are blocks is said as in `blocks layers.*`"),
+    )
+    yield (
+        r"^\s*(?P<bad>(?:import|use|extends|from)\s+(?P<name>\w+))\s*$",
+        *("include <{name}>", "the statements of another policy are brought in by `include`"),
+    )
+    yield (
+        rf"^(?!\s*device\b).*?(?P<bad>[A-Za-z_]\w*(?:[{_DASH}]\w+)+)",
+        *(lambda match: re.sub(f"[{_DASH}]", "_", match["bad"]), "names are written with `_`", None, "APL005"),
+    )
+
+
+def _selector_rows() -> Iterator[_Row]:
+    """Places, positions, and how selectors are joined."""
+    place = r"(?:in|outside)\s+(?:blocks?(?:\s+\d[\d.]*)?|(?:first|last)(?:\s+\d+)?\s+blocks?|[\w.*/\[\]{}]+)"
+    yield (
+        rf"{_VERB}\s+(?P<bad>(?P<place>{place})\s+(?P<what>{_LAST_WORD}))",
+        *("{what} {place}", "`{place}` stands behind what it narrows"),
+    )
+    yield rf"{_VERB}\s+(?P<bad>where|in|outside)\s+\S", "everything {bad}", "no selector stands before `{bad}`"
+    whole = rf"(?:(?:the|all|every)\s+)*{_BLOCK}(?:\s+(?:{_RANGE}|(?P<number>\d+)))?"
+    yield rf"{_VERB}\s+(?P<bad>{whole})(?!\S)", _everything_in, _PLACE
+    nth = r"\d+(?:st|nd|rd|th)"
+    some = rf"(?:first|last)(?:\s+\d+)?|every\s+{nth}|{nth}|(?:first|last)\s+(?:half|\d[\d.]*%)\s+of"
+    yield rf"{_VERB}\s+(?P<bad>(?:{some})\s+blocks?)(?!\S)", "everything in {bad}", _PLACE
+    yield rf"{_IN}(?P<bad>{_BLOCK}\s+\[?{_RANGE}\]?)", _range, "a range of blocks is written as `blocks 4..20`"
+    yield rf"{_IN}(?P<bad>{_BLOCK}\s+(?P<number>\d+))\s*$", "block {number}", "one block is a `block`"
+    yield (
+        rf"(?P<bad>(?P<what>{_NAME})\s+in\s+{_BLOCK}\s+(?P<numbers>\d+(?:\s*(?:,\s*and\b|,|\band\b|\bor\b)\s*\d+)+))",
+        *(_each_block, "a place is one block or a range of them"),
+    )
+    yield (
+        rf"{_IN}(?P<bad>(?:the\s+)?(?:(?P<which>first|last|second)\s+)?"
+        rf"(?P<part>half|quarter|\d+(?:\.\d+)?\s*%)(?:\s+of)?(?:\s+the)?\s+{_BLOCK})\b",
+        *(_share, "a share of the blocks is written as `first half of blocks` or `last 25% of blocks`"),
+    )
+    yield (
+        rf"{_IN}(?P<bad>(?:(?:each|every|all|any|the)\s+(?:of\s+)?(?:the\s+)?){_BLOCK})(?!\s+\d)(?!\S)",
+        *("block", "all blocks are `block`"),
+    )
+    yield rf"\bevery\s+(?P<bad>other|{_any_of([*_ORDINALS])})\b", _looked_up({**_ORDINALS, "other": "2nd"}), _EVERY
+    yield r"\bevery\s+(?P<bad>(?P<number>\d+)(?:\s+(?P<blocks>blocks|layers))?)(?!\w)", _every_nth, _EVERY
+    yield r"\s(?P<bad>layers?)\b", _looked_up(_LAYERS), "the layers of a model are its `blocks`"
+    yield r"\s(?P<bad>not\s+in|not\s+inside|out\s+of|outside\s+of)\s", "outside", "what is not there is `outside`"
+    yield (
+        r"\s(?P<bad>inside(?:\s+of)?|within|on|(?<!half\s)of|from(?!\s+\d)|under|for)\s",
+        "in",
+        "a place stands behind `in`",
+    )
+    yield rf"\b(?:first|last)\s+(?P<bad>{_any_of([*_NUMBERS])})\b", _looked_up(_NUMBERS), "counts are written in digits"
+    yield (
+        rf"(?:{_VERB}|\b(?:in|outside))\s+(?P<bad>{_any_of([*_ORDINALS])})\s",
+        *(_looked_up(_ORDINALS), "positions are written in digits"),
+    )
+    yield (
+        rf"{_VERB}\s+(?P<bad>every|each|all|all\s+of(?:\s+the)?|the|a|an|any)\s",
+        *("", "a selector without a position means all of its nodes"),
+    )
+    yield r"\s(?P<bad>the)\s", "", "`the` is no word of the language"
+    yield rf"\s(?P<bad>{_any_of(_LEAVING_OUT)})\s", "except", "what is left out stands behind `except`"
+    yield rf"(?P<bad>(?:!|\bnot\s+)(?P<what>{_LAST_WORD}))\s*$", "everything except {what}", "selectors have no `not`"
+    yield (
+        r"(?P<bad>&&?|\|\|?)",
+        *(lambda match: " and " if "&" in match["bad"] else " or ", "`{bad}` is written as a word"),
+    )
+    yield r"\s(?P<bad>per\s+(?:gpu|device|card|process))\b", "per rank", "a budget is said per rank"
+    yield r"\boffload\b.*\s(?P<bad>to\s+(?:the\s+)?(?:cpu|host|ram))(?!\S)", "", "what is offloaded goes to the host"
+    yield (
+        r"\boffload\b.*\s(?P<bad>max|maximum|at\s+most|under|<=|less\s+than)\s+\d",
+        *("up to", "a budget stands behind `up to`"),
+    )
+
+
+def _expectation_rows() -> Iterator[_Row]:
+    peak = r"(?:peak|maximum|max)\s+(?:memory|usage)"
+    yield rf"^\s*expect\s+(?:the\s+)?(?P<bad>{peak})\b", "peak", "the peak of memory is `peak`"
+    signs = rf"(?P<bad>(?:is\s+)?{_any_of([*_SIGNS, '='])}|of|to\s+be)(?=\s)"
+    yield rf"^\s*expect\s+{_FIGURE}\s+{signs}", _sign, _COMPARE
+    bound = "a limit to a count is `at most` or `at least`"
+    yield rf"^\s*expect\s+(?P<bad>{_any_of([*_BOUNDS])})\s+\d", _looked_up(_BOUNDS), bound
+    yield r"^\s*expect\s+(?P<bad>(?P<number>\d+))\s", "exactly {number}", "how many is said exactly, or as a limit"
+    yield (
+        rf"^\s*expect\s+(?P<bad>{_any_of([*_QUANTIFIERS])})(?:\s+the)?\s",
+        *(_looked_up(_QUANTIFIERS), "all of them are `every`, none of them `no`"),
+    )
+    yield (
+        rf"^\s*expect\s+(?P<bad>(?P<what>{_LAST_WORD})\s+(?:is|are|be|to\s+be)\s+(?P<fate>saved|recomputed|offloaded))",
+        *("every {what} {fate}", "it is not said whether all of these nodes or none of them"),
+    )
+
+
+def _predicate_rows() -> Iterator[_Row]:
+    yield r"\s(?P<bad>if|when|with|having|whose|such\s+that|that|which)\s", "where", "a condition follows `where`"
+    yield (
+        rf"^(?!\s*expect\b).*?\s(?P<bad>(?P<what>{_SUBJECT}|is|from|crosses|feeds|gathered|annotated|user))\s",
+        *("where {what}", "`where` is missing before `{what}`"),
+    )
+    yield (
+        rf"\bwhere\b.*?(?P<bad>(?P<last>[^\s,]+)\s*,)\s*(?={_SUBJECT}|is\b|not\b|from\b|crosses\b)",
+        *("{last} and", "predicates are joined with `and`"),
+    )
+    figure = r"\d[\w.]*(?:\s*(?:[A-Za-zµμ]+|%))?"
+    yield (
+        rf"(?P<bad>(?P<left>{figure})\s*(?P<sign><=|>=|==|!=|<|>)\s*(?P<subject>{_SUBJECT})"
+        rf"(?:\s*(?P<right>(?:<=|>=|<|>)\s*{figure}))?)",
+        *(_turned_round, "the property stands first, and is compared with one figure"),
+    )
+    yield (
+        rf"\b(?P<bad>(?P<subject>{_any_of(PROPERTIES)})\s+in\s+[(\[{{]?(?P<values>[\w.*]+(?:\s*,\s*[\w.*]+)*)[)\]}}]?)",
+        *(_one_value_each, "a property is compared with one value at a time"),
+    )
+    yield (
+        rf"\b(?:where|and|or|not)\s+(?P<bad>(?:is_|is\s+)?(?:a\s+)?(?P<kind>{_any_of([*_FLAGS])})s?)(?!\S)",
+        *(lambda match: _FLAGS[match["kind"]], "this property of nodes is said in two words"),
+    )
+    yield rf"\b(?:{_SUBJECT})\s+(?P<bad>(?:is\s+)?{_any_of([*_SIGNS])})(?=\s)", _sign, _COMPARE
+
+
+@cache
+def mistakes() -> tuple[Mistake, ...]:
+    """The rows, in the order in which they are tried; compiled once a statement cannot be read."""
+    rows = chain(_order_rows(), _statement_rows(), _selector_rows(), _expectation_rows(), _predicate_rows())
+    return tuple(Mistake(re.compile(pattern, re.DOTALL), *rest) for pattern, *rest in rows)

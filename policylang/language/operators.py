@@ -1,0 +1,198 @@
+"""Operator names and the groups that every policy knows (``policies/prelude.apl``), looked up without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
+
+from attrs import define, evolve, field
+
+from policylang.language.diagnostics import Source
+from policylang.language.globs import NameGlob, is_magic, split_outside_braces
+from policylang.language.parser import parse_file
+from policylang.language.resources import Overloads, manifest, policies_folder
+from policylang.language.selectors import union_of
+from policylang.language.syntax import Let, Operator, Selector, Union, Word
+from policylang.language.walk import rebuild
+from policylang.language.wording import nearest
+
+PLAIN_FUNCTIONS = "builtin"
+"""The namespace of Python's own functions. A bare name does not reach it where a tensor operator has the name, or
+``add`` would count the additions of sizes in a graph with dynamic shapes."""
+
+
+@define(eq=False)
+class OperatorTable:
+    """Looks operator names up. ``more`` lists further full names (``mylib.fused.default``), and is called once.
+
+    ``met`` are full names that are known to exist and say nothing of what else there is: those that a graph calls.
+    """
+
+    namespaces: Mapping[str, Overloads]
+    more: Callable[[], Iterable[str]] | None = None
+    met: Collection[str] = ()
+    _with_met: Mapping[str, Overloads] | None = field(default=None, init=False)
+    _listed: Mapping[str, Overloads] | None = field(default=None, init=False)
+    _everything: Mapping[str, Overloads] | None = field(default=None, init=False)
+
+    @classmethod
+    def bundled(cls, more: Callable[[], Iterable[str]] | None = None, met: Collection[str] = ()) -> OperatorTable:
+        return cls(manifest().namespaces, more, met)
+
+    @property
+    def complete(self) -> bool:
+        """Whether a namespace that is not here is nowhere: a torch that is loaded has been asked."""
+        return self.more is not None
+
+    def has_namespace(self, pattern: str) -> bool:
+        glob = NameGlob(pattern)
+        return any(glob.matches(namespace) for namespaces in self._tables() for namespace in namespaces)
+
+    def is_only_met(self, pattern: str) -> bool:
+        """Whether every namespace of the name was met in a graph alone, so that it may hold more than is known here."""
+        glob = NameGlob(pattern)
+        listed = self.namespaces if self.more is None else self._all_listed(self.more)
+        return self.has_namespace(pattern) and not any(map(glob.matches, listed))
+
+    def matches(self, namespace: str | None, name: str, overload: str | None) -> tuple[str, ...]:
+        """The full names of the operators that fit the parts, each a glob or None for any; sorted."""
+        found = (_search(namespaces, namespace, name, overload) for namespaces in self._tables())
+        return next(filter(None, found), ())
+
+    def nearest(self, text: str) -> tuple[str, ...]:
+        """The known names closest to a misspelt one, in as many parts as it has."""
+        parts = split_outside_braces(text)
+        *_, namespaces = self._tables()
+        if len(parts) == 1:
+            return nearest(text, sorted({name for names in namespaces.values() for name in names}))
+        qualified = (f"{namespace}.{name}" for namespace, names in namespaces.items() for name in names)
+        if len(parts) == 2:
+            return nearest(text, qualified)
+        stem, overload = ".".join(parts[:2]), parts[2]
+        overloads = namespaces.get(parts[0], {}).get(parts[1])
+        if overloads:
+            return tuple(f"{stem}.{near}" for near in nearest(overload, overloads) or overloads[:3])
+        return nearest(stem, qualified)
+
+    def _tables(self) -> Iterable[Mapping[str, Overloads]]:
+        """The manifest, then, only if the caller is still looking, everything."""
+        yield self.namespaces
+        if self.met:
+            if self._with_met is None:
+                self._with_met = _extend(self.namespaces, self.met)
+            yield self._with_met
+        if self.more is not None:
+            if self._everything is None:
+                listed = self._all_listed(self.more)
+                self._everything = _extend(listed, self.met) if self.met else listed
+            yield self._everything
+
+    def _all_listed(self, more: Callable[[], Iterable[str]]) -> Mapping[str, Overloads]:
+        if self._listed is None:
+            self._listed = _extend(self.namespaces, more())
+        return self._listed
+
+
+def split_operator(text: str, known_namespace: Callable[[str], bool]) -> Operator | None:
+    """The parts of an operator name: ``mm``, ``aten.mm``, ``add.Tensor`` or ``aten.add.Tensor``.
+
+    Two parts are namespace and name if the first is a namespace, else name and overload. None for more than three.
+    """
+    parts = split_outside_braces(text)
+    if len(parts) == 1:
+        return Operator(None, parts[0], None)
+    if len(parts) == 2:
+        if known_namespace(parts[0]):
+            return Operator(parts[0], parts[1], None)
+        return Operator(None, parts[0], parts[1])
+    if len(parts) == 3:
+        return Operator(parts[0], parts[1], parts[2])
+    return None
+
+
+def _search(
+    namespaces: Mapping[str, Overloads], namespace: str | None, name: str, overload: str | None
+) -> tuple[str, ...]:
+    found: list[str] = []
+    for space, names in namespaces.items():
+        if namespace is not None and not NameGlob(namespace).matches(space):
+            continue
+        chosen = [known for known in names if NameGlob(name).matches(known)] if is_magic(name) else [name]
+        for known in chosen:
+            overloads = names.get(known)
+            if overloads is None:
+                continue
+            glob = NameGlob("*" if overload is None else overload)
+            found.extend(f"{space}.{known}.{each}" for each in overloads if glob.matches(each))
+            if overload is None and not overloads:
+                found.append(f"{space}.{known}")
+    return tuple(sorted(found))
+
+
+def _extend(base: Mapping[str, Overloads], more: Iterable[str]) -> dict[str, dict[str, tuple[str, ...]]]:
+    extended = {namespace: dict(names) for namespace, names in base.items()}
+    for full in more:
+        namespace, _, rest = full.partition(".")
+        name, _, overload = rest.partition(".")
+        names = extended.setdefault(namespace, {})
+        overloads = names.setdefault(name, ())
+        if overload and overload not in overloads:
+            names[name] = (*overloads, overload)
+    return extended
+
+
+PRELUDE_NAME = "<prelude>"
+
+
+def prelude_group(name: str) -> Let | None:
+    """The resolved definition of a group; None where the prelude has none of that name.
+
+    It is self-contained: where a group builds on another one, that one is put in its place. So a policy may give a
+    group's name a meaning of its own without changing the others. Operators are not looked up in any torch: the prelude
+    covers several.
+    """
+    return _resolved(name) if name in _lets() else None
+
+
+def group_names() -> tuple[str, ...]:
+    """The groups in the order of the prelude."""
+    return tuple(_lets())
+
+
+def selector_of_groups(text: str) -> Selector:
+    """The selector that a text of groups and operators writes."""
+    file, diagnostics = parse_file(Source(PRELUDE_NAME, f"let it = {text}"))
+    (let,) = file.statements
+    if diagnostics or not isinstance(let, Let):
+        raise ValueError(f"`{text}` is no selector")
+    return rebuild(let.selector, _look_up)
+
+
+@cache
+def _resolved(name: str) -> Let:
+    let = _lets()[name]
+    return evolve(let, selector=rebuild(let.selector, _look_up))
+
+
+@cache
+def _lets() -> dict[str, Let]:
+    source = Source(PRELUDE_NAME, (policies_folder() / "prelude.apl").read_text(encoding="utf-8"))
+    file, diagnostics = parse_file(source)
+    if diagnostics:
+        first = diagnostics[0]
+        raise RuntimeError(f"the prelude cannot be read: {first.span and first.span.location}: {first.message}")
+    return {statement.name: statement for statement in file.statements if isinstance(statement, Let)}
+
+
+def _look_up(selector: Selector) -> Selector:
+    if isinstance(selector, Union):
+        return union_of(selector.parts, selector.span)
+    if not isinstance(selector, Word):
+        return selector
+    other = prelude_group(selector.text)
+    if other is not None:
+        return other.selector
+    operator = split_operator(selector.text, lambda _: True)
+    if operator is None:
+        raise RuntimeError(f"the prelude names `{selector.text}`, which is no operator")
+    return evolve(operator, span=selector.span)

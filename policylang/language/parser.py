@@ -1,0 +1,140 @@
+"""The parser: the statements of a source, and a diagnostic for each that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from attrs import evolve
+from lark import Lark
+from lark.exceptions import UnexpectedToken
+
+from policylang.language.cancellation import check_cancelled
+from policylang.language.diagnostics import MOST, Diagnostic, Source, Span, diagnose, written
+from policylang.language.grammar import lexer, parser_of
+from policylang.language.lexer import MAX_DEPTH, Lexeme, split, too_deep
+from policylang.language.mistakes import find_mistake
+from policylang.language.statements import StatementRules, report_loose
+from policylang.language.syntax import File, Statement
+from policylang.language.unexpected import explain_unexpected
+from policylang.language.walk import depth, selector_of
+
+_LONGEST = 600
+"""Characters of a statement whose mends are tried, each by reading it again."""
+_MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013"))
+"""Of a character, a word, a statement that ends, one that does not start, and an action that is none."""
+
+
+@cache
+def statement_parser() -> Lark:
+    """The parser of one statement."""
+    return parser_of(StatementRules())
+
+
+def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
+    """The statements of a source that can be read, and a diagnostic for each that cannot, in the order of the text.
+
+    Nothing is looked up: words stay words, includes stay includes. Linear in the length of the text.
+    """
+    slices = split(source)
+    diagnostics = list(slices.diagnostics)
+    statements: list[Statement] = []
+    for start, end in slices.ranges:
+        check_cancelled()
+        statement = _parse_statement(source, start, end, diagnostics)
+        if statement is not None:
+            statements.append(statement)
+    diagnostics.sort(key=lambda diagnostic: diagnostic.span.start if diagnostic.span else 0)
+    return File(tuple(statements), Span(source, 0, len(source.text))), tuple(diagnostics)
+
+
+def _parse_statement(source: Source, start: int, end: int, diagnostics: list[Diagnostic]) -> Statement | None:
+    words, origin = lexer().lex(source, start, end)
+    if origin.problems:
+        diagnostics.extend(_mended(origin.problems, source, start, end, diagnostics))
+        return None
+    try:
+        statement = _reduce(statement_parser(), words)
+    except UnexpectedToken as error:
+        explain_unexpected(error, words, lexer().keywords)
+        diagnostics.extend(_mended(origin.problems, source, start, end, diagnostics))
+        return None
+    report_loose(words)
+    selector = selector_of(statement)
+    if selector is not None and depth(selector) > MAX_DEPTH:
+        diagnostics.append(too_deep(statement.span))
+        return None
+    diagnostics.extend(_mended(origin.problems, source, start, end, diagnostics))
+    return None if origin.problems else statement
+
+
+def _mended(
+    problems: list[Diagnostic], source: Source, start: int, end: int, found: Sequence[Diagnostic]
+) -> list[Diagnostic]:
+    """What is wrong with a statement, or in its place the common mistake behind it where there is one. ``found``: what
+    is wrong with those before it."""
+    first = problems[0] if problems else None
+    if len(found) >= MOST:  # they are counted, and nobody reads them
+        return [evolve(each, mends=()) for each in problems]
+    if first is None or first.span is None or first.code not in _MENDED or len(problems) > 1:
+        return [_proved(each, source, start, end) for each in problems]
+    mend = find_mistake(source.text[start:end], first.span.start - start, _stops)
+    if mend is None:
+        return [_proved(first, source, start, end)]
+    span = Span(source, start + mend.start, start + mend.end)
+    mends = []
+    if mend.change is not None:
+        low, high, good = mend.change
+        mends = list(written(Span(source, start + low, start + high), [good]))
+        if not good.strip():
+            mends = [evolve(mends[0], title=mend.help or "leave it out")]
+    mended = diagnose(mend.code or first.code, mend.message, span, help=mend.help, mends=mends)
+    return [_proved(mended, source, start, end)]
+
+
+def _proved(problem: Diagnostic, source: Source, start: int, end: int) -> Diagnostic:
+    """With those of its mends with which the statement is read further than without them, and no more is wrong."""
+    if problem.span is None or not problem.mends or end - start > _LONGEST:
+        return evolve(problem, mends=())
+    text = source.text[start:end]
+    stopped, count = _trial(text)
+    kept = []
+    for mend in problem.mends:
+        better = mend.applied(source, start, end)
+        reached, left = _trial(better)
+        further = stopped is not None and reached is not None and len(better) - reached < len(text) - stopped
+        if reached is None or (further and left <= count):
+            kept.append(mend)
+    return evolve(problem, mends=tuple(kept))
+
+
+def _stops(text: str) -> int | None:
+    """Where a statement's text cannot be read any further."""
+    return _trial(text)[0]
+
+
+def _trial(text: str) -> tuple[int | None, int]:
+    """Where a statement's text cannot be read any further, and how much is wrong with it."""
+    words, origin = lexer().lex(Source("", text), 0, len(text))
+    stop = len(text)
+    if not origin.problems:
+        if not words:  # a comment
+            return None, 0
+        try:
+            _reduce(statement_parser(), words)
+        except UnexpectedToken as error:
+            stop = stop if error.token.type == "$END" else int(error.token.start_pos or 0)
+            return stop, 1 + len(origin.problems)
+        report_loose(words)
+        if not origin.problems:
+            return None, 0
+    spans = (problem.span for problem in origin.problems)
+    return min((span.start for span in spans if span is not None), default=0), len(origin.problems)
+
+
+def _reduce(lark: Lark, words: list[Lexeme]) -> Statement:
+    parser = lark.parse_interactive("")
+    for word in words:
+        parser.feed_token(word)
+    statement: Statement = parser.feed_eof(words[-1])  # type: ignore[no-untyped-call]
+    return statement

@@ -1,0 +1,410 @@
+"""Predicates and figures: what the tree becomes, their canonical text, and the checks that need no names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, assert_never, get_args, get_type_hints
+
+from attrs import evolve
+from lark import Transformer, v_args
+
+from policylang.language import syntax
+from policylang.language.diagnostics import Diagnostic, Span, diagnose, written
+from policylang.language.globs import NameGlob, name_glob_problem, path_glob_problem
+from policylang.language.grammar import word_kind
+from policylang.language.lexer import Lexeme
+from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
+from policylang.language.units import ALIASES, DTYPES, NAMES, UNITS, Dimension, read, write
+from policylang.language.wording import did_you_mean, nearest
+
+MEASURES: tuple[str, ...] = get_args(get_type_hints(Compare)["quantity"])
+PROPERTIES: tuple[str, ...] = get_args(get_type_hints(Match)["property"])
+FLAGS: tuple[str, ...] = get_args(get_type_hints(Is)["name"])
+IS_KINDS = tuple(flag.removeprefix("is ") for flag in FLAGS if flag.startswith("is "))
+CUT = "crosses cut per 2 GiB"
+"""The one predicate that takes a figure, as it is shown to who seems to be looking for it."""
+ANNOTATED = "annotated NAME"
+"""The one that takes a name, likewise."""
+_SHOWN = {"crosses cut": CUT, "annotated": ANNOTATED}
+
+_BARE_UNITS = {prefix: (f"{prefix}iB", f"{prefix}B") for prefix in "KMGT"}
+"""What a prefix alone may mean: nobody counts operations in ``G`` without saying so."""
+_UNITS_ELSEWHERE = {
+    **dict.fromkeys(("sec", "secs", "second", "seconds", "S"), "s"),
+    **dict.fromkeys(("msec", "msecs", "millis", "millisecond", "milliseconds", "MS"), "ms"),
+    **dict.fromkeys(("usec", "usecs", "micros", "microsecond", "microseconds", "US", "mus"), "us"),
+    **dict.fromkeys(("nsec", "nsecs", "nanos", "nanosecond", "nanoseconds", "NS"), "ns"),
+}
+_UNITS_ARE = f"the units are {', '.join(unit for unit in UNITS if unit.isascii() and not unit.endswith('FLOPs'))}"
+_ELSEWHERE = {
+    **dict.fromkeys(("size", "memory", "mem", "nbytes", "byte", "mb", "gb", "storage"), "bytes"),
+    **dict.fromkeys(("name", "path", "fqn", "scope", "layer", "block", "modules"), "module"),
+    **dict.fromkeys(("elements", "element_count", "length", "len"), "numel"),
+    **dict.fromkeys(("dim", "dims", "rank"), "ndim"),
+    **dict.fromkeys(("type", "precision"), "dtype"),
+    **dict.fromkeys(("flop", "compute", "cost", "work"), "flops"),
+    **dict.fromkeys(("seconds", "duration", "runtime", "run_time", "latency", "ms", "us", "elapsed"), "time"),
+    **dict.fromkeys(("seconds_per_gib", "time_per_byte", "seconds_per_byte", "price", "density"), "time_per_gib"),
+    **dict.fromkeys(("consumers", "readers", "uses", "fanout"), "users"),
+    **dict.fromkeys(("world_size", "ranks", "group"), "group_size"),
+}
+"""What other tools call the properties."""
+_OPERATORS = ("op", "operator", "target", "function", "kind", "ops")
+
+_INDEXED = re.compile(r"(\w+)\[(-?\d{1,4})\]")
+_NUMBER = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?)([A-Za-zµμ]*)")
+_MAX_DIGITS = 15
+_LEAST_PERCENT = 1e-9
+
+
+def integer(word: Lexeme, digits: str | None = None) -> int:
+    """The whole number that a word writes; a number nobody can mean is reported and read as 1."""
+    text = (str(word) if digits is None else digits).replace("_", "")
+    if len(text) > _MAX_DIGITS:
+        word.report("APL016", f"the number `{text[:20]}…` is too large")
+        return 1
+    return int(text)
+
+
+def position(word: Lexeme) -> int:
+    """The number of an ordinal: 2 of ``2nd``, of ``every 2nd`` and of a plain ``2``; it starts at 1."""
+    value = integer(word, "".join(re.findall(r"[0-9]", str(word))))
+    if value < 1:
+        word.report("APL205", "positions and counts start at 1")
+        return 1
+    return value
+
+
+def share_of(number: Lexeme, span: Span) -> Fraction:
+    """The part of a whole that a per cent figure says, exactly: 29% of a hundred blocks are 29 of them. ``span`` is of
+    the figure with its sign. What is no such part is reported and read as all of it."""
+    text = str(number).replace("_", "")
+    match = _NUMBER.fullmatch(text)
+    if match is None or match.group(2) or len(text) > _MAX_DIGITS:
+        number.report("APL016", f"`{text[:20]}` is not a share", span, help="a share is written as `25%`")
+        return Fraction(1)
+    if not _LEAST_PERCENT <= float(text) <= 100:
+        number.report("APL205", "a share of the blocks is more than 0% and at most 100%", span)
+        return Fraction(1)
+    return Fraction(text) / 100
+
+
+def quoted(word: Lexeme) -> str:
+    """The text of a word, without its quotes if it is a quoted one."""
+    return str(word)[1:-1] if word.type in ("STRING", "BUNDLED") else str(word)
+
+
+@v_args(inline=True)
+class PredicateRules(Transformer):  # type: ignore[type-arg]
+    """The rules of the grammar from ``predicate`` down."""
+
+    def predicate(self, *parts: Any) -> Predicate:
+        return Or(parts[::2], parts[0].span.to(parts[-1].span))
+
+    def conjunction(self, *parts: Any) -> Predicate:
+        return And(parts[::2], parts[0].span.to(parts[-1].span))
+
+    def negation(self, *words: Any) -> Predicate:
+        predicate: Predicate = words[-1]
+        for word in reversed(words[:-1]):
+            predicate = Not(predicate, word.span.to(predicate.span))
+        return predicate
+
+    def grouped(self, opened: Lexeme, predicate: Predicate, closed: Lexeme) -> Predicate:
+        return evolve(predicate, span=opened.span.to(closed.span))
+
+    def quantity(self, number: Lexeme, unit: Lexeme | None = None) -> Quantity:
+        return _read_quantity(number, unit)
+
+    def compare(self, subject: Lexeme, sign: Lexeme, value: Quantity) -> Predicate:
+        span = subject.span.to(value.span)
+        name, index = _subject(subject)
+        if name in PROPERTIES:
+            message = f"`{name}` is compared with a name or a glob, not with a number"
+            subject.report("APL206", message, value.span)
+        elif name in MEASURES and (name == "shape") != (index is not None):
+            if name == "shape":
+                message, help = "`shape` is not one number", "write `shape[0]` for the size of the first dimension"
+            else:
+                message, help = f"`{name}` is one number and has no index", f"write `{name}`"
+            subject.report("APL206", message, help=help, write=["shape[0]" if name == "shape" else name])
+        elif name not in MEASURES:
+            _unknown_property(subject)
+        return Compare(name, str(sign), value, index, span)  # type: ignore[arg-type]
+
+    def match(self, subject: Lexeme, sign: Lexeme, value: Lexeme) -> Predicate:
+        span = subject.span.to(value.span)
+        name, _ = _subject(subject)
+        if name in MEASURES:
+            message = f"`{subject}` is compared with a number, and `{value}` is none"
+            subject.report("APL206", message, value.span)
+        elif name not in PROPERTIES:
+            _unknown_property(subject)
+        elif sign not in ("==", "!="):
+            message = f"`{name}` is compared with `==` or `!=` alone"
+            subject.report("APL206", message, sign.span, write=["==", "!="])
+        return Match(name, str(sign), quoted(value), span)  # type: ignore[arg-type]
+
+    def is_kind(self, word: Lexeme, *rest: Lexeme) -> Predicate:
+        kind = rest[-1]
+        predicate = _flag(f"is {kind}", word.span.to(kind.span), word)
+        return Not(predicate, predicate.span) if len(rest) == 2 else predicate
+
+    def flag(self, first: Lexeme, second: Lexeme) -> Predicate:
+        if first == "annotated":
+            return self.annotated(first, second)
+        return _flag(f"{first} {second}", first.span.to(second.span), first)
+
+    def annotated(self, first: Lexeme, name: Lexeme) -> Predicate:
+        span = first.span.to(name.span)
+        if first != "annotated":
+            _unknown_flag(f"{first} {name}", span, first)
+        return Annotated(quoted(name), span)
+
+    def crosses_cut(self, first: Lexeme, second: Lexeme, _per: Lexeme, size: Quantity | Lexeme) -> Predicate:
+        if first != "crosses":
+            _unknown_flag(f"{first} {second}", first.span.to(second.span), first)
+        if isinstance(size, Lexeme) and size != "auto":
+            help = "write `auto`, or a size such as `2 GiB`"
+            size.report("APL116", f"stages cannot be cut per `{size}`", help=help, write=["auto"])
+        return CrossesCut(None if isinstance(size, Lexeme) else size, first.span.to(size.span))
+
+
+def _flag(text: str, span: Span, word: Lexeme) -> Is:
+    if text not in FLAGS:
+        _unknown_flag(text, span, word)
+    return Is(text, span)  # type: ignore[arg-type]
+
+
+def _unknown_flag(text: str, span: Span, at: Lexeme) -> None:
+    kind = text.split()[-1].removesuffix("s")
+    near = (
+        (f"from {kind}",)
+        if f"from {kind}" in FLAGS
+        else nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
+    )
+    help = did_you_mean(_SHOWN.get(word, word) for word in near)
+    mends = written(span, filter(None, (_in_place(word, span) for word in near)), near=True)
+    at.report("APL114", f"nodes have no property `{text}`", span, help=help, mends=mends)
+
+
+def _in_place(flag: str, span: Span) -> str | None:
+    """A flag as it is written where another stands; None where it takes more than that."""
+    if flag == "crosses cut":
+        return flag if span.source.text[span.end :].lstrip(" \t").startswith("per") else CUT
+    if span.text.split()[1:2] == ["not"]:
+        return flag.replace("is ", "is not ", 1) if flag.startswith("is ") else None
+    return flag if flag in FLAGS else None
+
+
+def _subject(word: Lexeme) -> tuple[str, int | None]:
+    indexed = _INDEXED.fullmatch(str(word))
+    return (indexed.group(1), int(indexed.group(2))) if indexed else (str(word), None)
+
+
+def _unknown_property(subject: Lexeme) -> None:
+    known = (*MEASURES, *PROPERTIES)
+    name = str(subject).lower()
+    near = (_ELSEWHERE[name],) if name in _ELSEWHERE else nearest(name, known)
+    help = did_you_mean(near) or f"the properties are {', '.join(known)}"
+    if name not in _OPERATORS:
+        subject.report("APL114", f"nodes have no property `{subject}`", help=help, write=near)
+        return
+    help = "an operator stands in place of a property: `save mm`, or joined with `and`"
+    subject.report("APL114", f"nodes have no property `{subject}`", help=help)
+
+
+def _read_quantity(number: Lexeme, unit: Lexeme | None) -> Quantity:
+    span = number.span.to((unit or number).span)
+    match = _NUMBER.fullmatch(str(number))
+    if match is None or len(match.group(1)) > 60:
+        number.report("APL016", f"`{str(number)[:40]}` is not a number")
+        return Quantity(0.0, "number", span)
+    value = float(match.group(1))
+    if unit is not None and match.group(2):
+        unit.report("APL010", f"`{unit}` cannot follow `{number}`", help="a figure has one unit: leave out the other")
+        return Quantity(value, "number", span)
+    name = str(unit) if unit is not None else match.group(2)
+    if value > 1e30:
+        number.report("APL016", f"the number `{number}` is too large")
+    if not name:
+        return Quantity(value, "number", span)
+    if name not in UNITS:
+        own = (_UNITS_ELSEWHERE[name],) if name in _UNITS_ELSEWHERE else _BARE_UNITS.get(name.upper(), ())
+        meant = own or nearest(name, UNITS)
+        digits = "" if unit is not None else match.group(1)
+        help = did_you_mean(meant) or _UNITS_ARE
+        mends = written(span if unit is None else unit.span, [f"{digits} {each}".strip() for each in meant], near=True)
+        number.report(
+            "APL113", f"there is no unit `{name}`", span if unit is None else unit.span, help=help, mends=mends
+        )
+        return Quantity(value, "number", span)
+    return Quantity(*read(match.group(1), name), span)
+
+
+_GLOB_KINDS = frozenset({"NAME", "PATH", "INT", "NUMBER"})
+_VALUE_KINDS = frozenset({"NAME", "PATH"})
+
+
+def format_glob(glob: str) -> str:
+    """A module path as it can be read back: in quotes where it is a word of the language."""
+    return glob if word_kind(glob) in _GLOB_KINDS else f'"{glob}"'
+
+
+def format_quantity(quantity: Quantity) -> str:
+    return write(quantity.value, quantity.dimension)
+
+
+def format_predicate(predicate: Predicate) -> str:
+    """The canonical text of a predicate."""
+    match predicate:
+        case Or():
+            return " or ".join(_grouped(part, Or) for part in predicate.parts)
+        case And():
+            return " and ".join(_grouped(part, Or, And) for part in predicate.parts)
+        case Not():
+            return f"not {_grouped(predicate.predicate, Or, And)}"
+        case Is():
+            return predicate.name
+        case CrossesCut():
+            return f"crosses cut per {'auto' if predicate.size is None else format_quantity(predicate.size)}"
+        case Annotated():
+            return f"annotated {_name_text(predicate.name)}"
+        case Match():
+            return f"{predicate.property} {predicate.op} {_name_text(predicate.pattern)}"
+        case Compare():
+            index = "" if predicate.index is None else f"[{predicate.index}]"
+            return f"{predicate.quantity}{index} {predicate.op} {format_quantity(predicate.value)}"
+        case _:
+            assert_never(predicate)
+
+
+def _name_text(text: str) -> str:
+    return text if word_kind(text) in _VALUE_KINDS else f'"{text}"'
+
+
+def _grouped(predicate: Predicate, *looser: type) -> str:
+    text = format_predicate(predicate)
+    return f"({text})" if isinstance(predicate, looser) else text
+
+
+Report = Callable[[Diagnostic], None]
+
+_CUT = "a stage of `crosses cut`"
+_DIMENSIONS: dict[str, tuple[Dimension, ...]] = {
+    "bytes": ("bytes",),
+    _CUT: ("bytes",),
+    "flops": ("flops",),
+    "time": ("seconds",),
+    "time_per_gib": ("seconds",),
+    "saved": ("bytes", "fraction"),
+    "recomputed": ("bytes", "fraction"),
+    "peak": ("bytes",),
+    "recomputed flops": ("flops", "fraction"),
+    "recomputed operators": ("number", "fraction"),
+    "recomputed time": ("seconds", "fraction"),
+    "exposed": ("seconds", "fraction"),
+    "step time": ("seconds",),
+}
+_EXAMPLE_FIGURES: dict[Dimension, str] = {
+    "bytes": "`64 MiB`",
+    "flops": "`2 GFLOP`",
+    "seconds": "`400 us`",
+    "fraction": "`20%`",
+    "number": "`16`",
+}
+
+
+def dimensions_of(measured: str) -> tuple[Dimension, ...]:
+    """What a measure of nodes, or a figure to expect something of, is compared with, the usual one first."""
+    return _DIMENSIONS.get(measured, ("number",))
+
+
+def fit_predicate(predicate: Predicate, report: Report) -> Predicate:
+    """The predicate with plain figures given their dimension and types their full name; misfits are reported."""
+    match predicate:
+        case syntax.Compare():
+            return evolve(predicate, value=fit_quantity(predicate.quantity, predicate.value, report))
+        case syntax.Match():
+            return _fit_match(predicate, report)
+        case syntax.CrossesCut():
+            return predicate if predicate.size is None else evolve(predicate, size=_fit_stage(predicate.size, report))
+        case syntax.Not():
+            return evolve(predicate, predicate=fit_predicate(predicate.predicate, report))
+        case syntax.And() | syntax.Or():
+            return evolve(predicate, parts=tuple(fit_predicate(part, report) for part in predicate.parts))
+        case syntax.Is() | syntax.Annotated():
+            return predicate
+        case _:
+            assert_never(predicate)
+
+
+def _fit_stage(size: Quantity, report: Report) -> Quantity:
+    fitted = fit_quantity(_CUT, size, report)
+    if fitted.dimension == "bytes" and fitted.value < 1:
+        message = "a stage of less than a byte holds nothing"
+        report(diagnose("APL210", message, size.span, help="write a size such as `2 GiB`"))
+    return fitted
+
+
+def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
+    """The figure in the dimension of what it is compared with: a plain number of bytes is bytes. Nobody thinks of
+    operators in seconds, so a time has a unit, unless it is zero."""
+    dimensions = dimensions_of(measured)
+    if value.dimension in dimensions:
+        return value
+    if value.dimension == "number" and dimensions[0] == "seconds" and value.value:
+        report(_no_unit(measured, value))
+    if value.dimension == "number":
+        return evolve(value, dimension=dimensions[0])
+    shares = dimensions == ("bytes", "fraction")
+    examples = {**_EXAMPLE_FIGURES, "fraction": "`20% of forward`"} if shares else _EXAMPLE_FIGURES
+    wanted = " or ".join(NAMES[dimension] for dimension in dimensions)
+    subject, relation = (_CUT, "is counted in") if measured == _CUT else (f"`{measured}`", "is compared with")
+    message = f"{subject} {relation} {wanted}, not {relation.rpartition(' ')[2]} {NAMES[value.dimension]}"
+    help = f"write a figure such as {' or '.join(examples[dimension] for dimension in dimensions)}"
+    report(diagnose("APL201", message, value.span, help=help))
+    return value
+
+
+def _no_unit(measured: str, value: Quantity) -> Diagnostic:
+    written = value.span.one_line
+    help = f"write `{written} us`, `{written} ms` or `{written} s`"
+    message = f"`{measured}` is compared with a time, and `{written}` has no unit"
+    return diagnose("APL211", message, value.span, help=help, write=[f"{written} {unit}" for unit in ("us", "ms", "s")])
+
+
+def check_path_glob(glob: str, span: Span, report: Report) -> None:
+    """Report a malformed glob; ``span`` is the phrase that ends with it."""
+    problem = path_glob_problem(glob)
+    if problem:
+        report(diagnose("APL112", f"the module path `{glob}` {problem}", last_text(glob, span)))
+
+
+def _fit_match(match: syntax.Match, report: Report) -> syntax.Match:
+    if match.property == "module":
+        check_path_glob(match.pattern, match.span, report)
+        return match
+    problem = name_glob_problem(match.pattern)
+    if problem:
+        report(diagnose("APL112", f"the name `{match.pattern}` {problem}", last_text(match.pattern, match.span)))
+        return match
+    return _fit_dtype(match, report) if match.property == "dtype" else match
+
+
+def _fit_dtype(match: syntax.Match, report: Report) -> syntax.Match:
+    pattern = match.pattern.removeprefix("torch.")
+    pattern = ALIASES.get(pattern, pattern)
+    if not any(map(NameGlob(pattern).matches, DTYPES)):
+        message = f"there is no tensor type `{match.pattern}`"
+        near = nearest(pattern, (*DTYPES, *ALIASES))
+        report(diagnose("APL115", message, last_text(match.pattern, match.span), help=did_you_mean(near), write=near))
+    return evolve(match, pattern=pattern)
+
+
+def last_text(text: str, span: Span) -> Span:
+    """Where a text stands last in a span."""
+    at = span.text.rfind(text)
+    return span if at < 0 else Span(span.source, span.start + at, span.start + at + len(text))

@@ -1,0 +1,264 @@
+"""What people call operations, what these are in a graph, and selectors that hardly denote what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+
+from attrs import frozen
+
+from policylang.language.diagnostics import Diagnostic, Span, diagnose
+from policylang.language.globs import is_magic
+from policylang.language.operators import group_names, selector_of_groups
+from policylang.language.syntax import Bucket, Intersection, Operator, Rule, Scheduling, Selector
+from policylang.language.walk import parts, walk
+
+_SIGMOID_PRODUCT = "div fed by (add fed by (exp fed by neg))"
+_SILU = ("silu", _SIGMOID_PRODUCT, "mul fed by sigmoid")
+_GELU = ("gelu", "mul fed by (add fed by erf)", "mul fed by (add fed by tanh)")
+_MEAN_NORM = ("add fed by (mul fed by (mul fed by rsqrt))", "mul fed by (mul fed by rsqrt)", "mul fed by rsqrt")
+_RMS_NORM = (
+    *("_fused_rms_norm", "mul fed by (cast fed by (mul fed by rsqrt))", "mul fed by (mul fed by rsqrt)"),
+    "mul fed by rsqrt",
+)
+_LINEAR = ("mm", "addmm", "_scaled_mm")
+_ATTENTION = ("attention", "bmm fed by (view fed by expand)")
+_CONVOLUTION = ("convolution",)
+_BATCH_NORM = (
+    *("_native_batch_norm_legit*", "_batch_norm_with_update*", "cudnn_batch_norm", "native_batch_norm"),
+    *("add fed by (mul fed by (mul fed by rsqrt))", "mul fed by (sub feeding mul)", "mul fed by rsqrt"),
+)
+_CROSS_ENTROPY = ("nll_loss_forward", "nll_loss2d_forward", "neg fed by (squeeze fed by gather)")
+
+TRACED_AS: Mapping[str, tuple[str, ...]] = {
+    # products
+    **dict.fromkeys(("linear", "dense", "fc", "proj", "projection", "gemm"), _LINEAR),
+    **dict.fromkeys(("matmul", "einsum", "mv", "dot", "tensordot"), ("mm", "addmm", "bmm", "sum fed by mul")),
+    # attention
+    **dict.fromkeys(("sdpa", "scaleddotproductattention", "flashattention", "flashattn", "fa"), _ATTENTION),
+    **dict.fromkeys(("attn", "selfattention", "selfattn", "mha", "multiheadattention", "fa2", "fa3"), _ATTENTION),
+    **dict.fromkeys(("attention", "memoryefficientattention", "efficientattention", "sdpaattention"), _ATTENTION),
+    "flexattention": ("higher_order.flex_attention",),
+    # convolutions and pools
+    **dict.fromkeys(("conv", "conv1d", "conv2d", "conv3d", "convolution"), _CONVOLUTION),
+    **dict.fromkeys(("convtranspose1d", "convtranspose2d", "convtranspose3d", "deconv"), _CONVOLUTION),
+    **dict.fromkeys(("maxpool2d", "maxpool1d", "maxpool"), ("max_pool2d_with_indices", "_low_memory_max_pool*")),
+    **dict.fromkeys(("avgpool1d", "avgpool2d", "avgpool"), ("avg_pool2d",)),
+    **dict.fromkeys(("adaptiveavgpool2d", "adaptiveavgpool1d"), ("_adaptive_avg_pool2d", "mean")),
+    # norms
+    **dict.fromkeys(("rmsnorm", "t5norm", "llamarmsnorm"), _RMS_NORM),
+    "layernorm": ("native_layer_norm", *_MEAN_NORM),
+    "groupnorm": ("native_group_norm", *_MEAN_NORM),
+    **dict.fromkeys(("batchnorm", "batchnorm1d", "batchnorm2d", "instancenorm"), _BATCH_NORM),
+    "norm": ("native_layer_norm", *_RMS_NORM, "linalg_vector_norm"),
+    "normalize": ("div fed by (expand fed by clamp_min)",),
+    # activations
+    **dict.fromkeys(("silu", "swish", "sigmoidlinearunit"), _SILU),
+    **dict.fromkeys(("gelu", "gelunew", "quickgelu", "gelutanh"), _GELU),
+    **dict.fromkeys(("swiglu", "siluandmul"), ("mul fed by silu", f"mul fed by ({_SIGMOID_PRODUCT})")),
+    "geglu": ("mul fed by gelu", "mul fed by (mul fed by (add fed by erf))"),
+    **dict.fromkeys(("activation", "act", "actfn", "nonlinearity"), ("activation",)),
+    **dict.fromkeys(("relu6", "hardtanh"), ("hardtanh", "clamp_max fed by clamp_min")),
+    **dict.fromkeys(
+        ("leakyrelu", "prelu"), ("leaky_relu", "_prelu_kernel", "(aten.where fed by gt) and (aten.where fed by mul)")
+    ),
+    **dict.fromkeys(
+        ("elu", "selu", "celu"), ("elu", "celu", "aten.where fed by (mul fed by expm1)", "aten.where fed by expm1")
+    ),
+    "softplus": ("softplus", "aten.where fed by log1p"),
+    "mish": ("mish", "mul fed by (tanh fed by aten.where)"),
+    "hardswish": ("hardswish", "div fed by (mul fed by clamp_max)"),
+    "hardsigmoid": ("hardsigmoid", "div fed by (clamp_max fed by clamp_min)"),
+    "logsigmoid": ("log_sigmoid_forward", "sub fed by log1p"),
+    "softmax": ("_softmax", "div fed by exp"),
+    "logsoftmax": ("_log_softmax", "sub fed by log"),
+    "logsumexp": ("logsumexp", "add fed by log"),
+    **dict.fromkeys(
+        ("dropout", "dropout1d", "dropout2d"), ("native_dropout", "bernoulli", "bernoulli_", "mul fed by gt")
+    ),
+    # losses
+    **dict.fromkeys(("crossentropy", "crossentropyloss", "nllloss", "ce", "loss"), _CROSS_ENTROPY),
+    **dict.fromkeys(("mseloss", "mse"), ("mse_loss", "mean fed by (pow fed by sub)")),
+    **dict.fromkeys(("l1loss", "mae"), ("mean fed by (abs fed by sub)",)),
+    **dict.fromkeys(
+        ("bcewithlogits", "binarycrossentropywithlogits"),
+        ("binary_cross_entropy_with_logits", "mean fed by (sub fed by sub)"),
+    ),
+    # lookups, looks and copies
+    **dict.fromkeys(("embedding", "embed", "wte", "tokembeddings"), ("embedding", "index")),
+    **dict.fromkeys(("transpose", "t", "swapaxes", "mT", "permute", "rearrange"), ("permute", "transpose", "t")),
+    **dict.fromkeys(("reshape", "flatten", "unflatten", "viewas"), ("view", "_unsafe_view", "clone")),
+    "contiguous": ("clone",),
+    **dict.fromkeys(("to", "float", "half", "bfloat16", "type", "typeas", "astype"), ("cast",)),
+    **dict.fromkeys(("chunk", "tensorsplit"), ("split", "split_with_sizes")),
+    **dict.fromkeys(("repeatinterleave", "repeatkv", "repeat", "tile"), ("repeat", "clone fed by expand")),
+    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), ("cat", "stack", "clone fed by expand")),
+    "maskedfill": ("masked_fill", "aten.where"),
+    "indexselect": ("index_select", "index"),
+    "rsub": ("rsub", "sub"),
+    "square": ("pow",),
+    **dict.fromkeys(("std", "var", "variance"), ("std", "var", "var_mean")),
+    "allgather": ("all_gather",),
+    **dict.fromkeys(("fsdp", "unshard", "gather_weights"), ("all_gather where from parameter",)),
+    **dict.fromkeys(("rng", "randomops"), ("random",)),
+    **dict.fromkeys(("all", "allops", "alloperators", "anything", "any"), ("everything",)),
+}
+"""By name, without capitals and underscores."""
+
+NEVER_TRACED = frozenset(
+    (
+        *("linear", "softmax", "log_softmax", "dropout", "conv1d", "conv2d", "conv3d", "cross_entropy_loss"),
+        *("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "nll_loss", "einsum", "selu", "relu6"),
+        *("reshape", "flatten", "contiguous", "chunk", "to", "square", "repeat_interleave", "max_pool1d", "avg_pool1d"),
+        *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "all"),
+    )
+)
+"""Operators of which a graph of a step holds others, whatever computes them; and one that few mean."""
+
+MODULES = frozenset(
+    (
+        *(
+            "mlp",
+            "ffn",
+            "feed_forward",
+            "feedforward",
+            "self_attn",
+            "attn",
+            "layers",
+            "layer",
+            "block",
+            "head",
+            "lm_head",
+        ),
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv", "wq", "wk", "wv", "wo"),
+        *("encoder", "decoder", "experts", "expert", "router", "gate", "moe", "embed_tokens", "tok_embeddings", "w1"),
+        *("w2", "w3", "input_layernorm", "post_attention_layernorm", "ln_1", "ln_2", "c_attn", "c_proj", "c_fc"),
+    )
+)
+"""What modules of models are called, and no operator is."""
+
+_PYTHON = (
+    "torch.nn.functional.",
+    "torch.nn.",
+    "nn.functional.",
+    "functional.",
+    "nn.",
+    "F.",
+    "torch.",
+    "Tensor.",
+    "np.",
+)
+
+
+@frozen
+class Form:
+    """One form of an operation: a selector, as text and resolved."""
+
+    text: str
+    selector: Selector
+    is_whole: bool
+    """Whether it is operators that compute the operation as a whole."""
+
+
+def python_name(text: str) -> str | None:
+    """The function that a name of Python means, ``linear`` of ``torch.nn.functional.linear`` and of ``nn.Linear``;
+    None for what is no such name."""
+    for prefix in _PYTHON:
+        if text.startswith(prefix) and "." not in text.removeprefix(prefix):
+            return text.removeprefix(prefix)
+    return None
+
+
+def traced_texts(name: str) -> tuple[str, ...]:
+    """What an operation of this name is traced as, as selectors, the likeliest first."""
+    return TRACED_AS.get(_key(name), ())
+
+
+@cache
+def forms_of(name: str) -> tuple[Form, ...]:
+    """The same, resolved, without the operator of that very name."""
+    texts = (text for text in traced_texts(name) if text != name)
+    return tuple(Form(text, selector_of_groups(text), _is_whole(text)) for text in texts)
+
+
+def usual_forms(name: str) -> tuple[str, ...]:
+    """The forms that are said where there is no graph to look at: a group, or the first two operators."""
+    texts = tuple(text for text in traced_texts(name) if text != name)
+    whole = texts[:1] if texts[:1] and texts[0] in group_names() else tuple(filter(_is_whole, texts))[:2]
+    return whole or texts[:1]
+
+
+def shown_forms(texts: Iterable[str]) -> str:
+    """```mm` or `addmm```."""
+    quoted = [f"`{text}`" for text in texts]
+    return " or ".join(filter(None, (", ".join(quoted[:-1]), *quoted[-1:])))
+
+
+_BEFORE_A_SELECTOR = frozenset(("save", "recompute", "offload", "leave", "="))
+
+
+def as_one(texts: Sequence[str]) -> str:
+    """Several selectors as one that can stand wherever one word does."""
+    joined = ", ".join(texts)
+    return f"({joined})" if " " in joined else joined
+
+
+def in_place_of(span: Span, texts: Sequence[str]) -> str:
+    """The same without the parentheses where the span is all that an action is said of."""
+    text = span.source.text
+    before, after = text[: span.start].rsplit("\n", 1)[-1].split(), text[span.end :].lstrip(" \t")[:1]
+    whole = " ".join(before[-1:]) in _BEFORE_A_SELECTOR and after in ("", "\n", "\r", ";", "#")
+    return ", ".join(texts) if whole else as_one(texts)
+
+
+def _is_whole(text: str) -> bool:
+    return " fed by " not in text
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+SELDOM_IN_GRAPHS = "APL150"
+OF_BOTH = "APL151"
+
+
+def doubtful_selectors(rule: Rule | Bucket | Scheduling) -> Iterator[Diagnostic]:
+    """A note where a line is about names alone that graphs do not hold, a warning for each ``and`` of two operators. A
+    line that is ``optional`` may match nothing."""
+    if rule.optional:
+        return
+    inside = list(walk(rule.selector))
+    leaves = [part for part in inside if not parts(part)]
+    names = [leaf for leaf in leaves if isinstance(leaf, Operator)]
+    if len(names) == len(leaves) and all(_is_seldom(name) for name in names):
+        for name in names:
+            texts = usual_forms(name.name)
+            message = f"graphs of a step seldom hold `{name.name}`: it is traced as {shown_forms(texts)}"
+            if texts == ("everything",):
+                message = f"`{name.name}` is the operator of that name, and every node is `everything`"
+            write = [in_place_of(name.span, texts)]
+            yield diagnose(SELDOM_IN_GRAPHS, message, name.span, help=f"write `{', '.join(texts)}`", write=write)
+    for part in inside:
+        if isinstance(part, Intersection) and (both := _two_operators(part.left, part.right)):
+            left, right = both
+            yield diagnose(
+                OF_BOTH,
+                f"`{left} and {right}` keeps what is both, and no node is both `{left}` and `{right}`",
+                part.span,
+                help=f"write `{left}, {right}` for the nodes of either",
+                write=[in_place_of(part.span, both)],
+            )
+
+
+def _is_seldom(name: Operator) -> bool:
+    return name.namespace is None and name.overload is None and name.name in NEVER_TRACED
+
+
+def _two_operators(left: Selector, right: Selector) -> tuple[str, str] | None:
+    """The names of two selectors that are an operator each, and not the same one."""
+    if isinstance(left, Operator) and isinstance(right, Operator):
+        if is_magic(left.text + right.text) or left.name == right.name:
+            return None
+        return left.text, right.text
+    return None

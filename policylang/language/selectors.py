@@ -1,0 +1,373 @@
+"""Selectors: what the tree becomes, and their canonical text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any, assert_never
+
+from attrs import evolve, frozen
+from lark import v_args
+
+from policylang.language import syntax
+from policylang.language.diagnostics import Span
+from policylang.language.lexer import Lexeme
+from policylang.language.predicates import (
+    PredicateRules,
+    format_glob,
+    format_predicate,
+    integer,
+    position,
+    quoted,
+    share_of,
+)
+from policylang.language.syntax import BlockSet, InBlock, InModule, Ordinal, Predicate, Scope, Selector
+from policylang.language.units import decimal_percent
+from policylang.language.walk import parts, walk
+
+_OPEN = syntax.Everything()
+"""Stands in a prefix or a filter for the selector that it is applied to, until its phrase is complete."""
+
+
+@frozen
+class SpannedSelector:
+    """A selector and the span it takes in the text, parentheses included."""
+
+    selector: Selector
+    span: Span
+
+
+@frozen
+class _Tail:
+    """``per block`` or ``from 2nd``, which go to a prefix of their phrase."""
+
+    value: Any
+    word: Lexeme
+    span: Span
+
+    is_start: bool = False
+
+
+def union_of(parts: tuple[Selector, ...], span: Span) -> Selector:
+    """The union of selectors, flat: no union is directly inside another."""
+    flat: list[Selector] = []
+    for part in parts:
+        flat.extend(part.parts if isinstance(part, syntax.Union) else (part,))
+    return flat[0] if len(flat) == 1 else syntax.Union(tuple(flat), span)
+
+
+@v_args(inline=True)
+class SelectorRules(PredicateRules):
+    """The rules of the grammar from ``selector`` down to the predicates."""
+
+    def selector(self, first: SpannedSelector, *rest: Any) -> SpannedSelector:
+        parts = (first, *rest[1::2])
+        span = first.span.to(parts[-1].span)
+        return SpannedSelector(union_of(tuple(part.selector for part in parts), span), span)
+
+    def joined(self, first: SpannedSelector, *rest: Any) -> SpannedSelector:
+        alternatives, span = [first.selector], first.span
+        for joiner, right in zip(rest[::2], rest[1::2], strict=True):
+            span = first.span.to(right.span)
+            if joiner == "or":
+                alternatives.append(right.selector)
+            else:
+                alternatives = [_join(joiner, union_of(tuple(alternatives), span), right.selector, span)]
+        return SpannedSelector(union_of(tuple(alternatives), span), span)
+
+    def joiner(self, word: Lexeme, *_by: Lexeme) -> str:
+        return str(word)
+
+    def phrase(self, *parts: Any) -> SpannedSelector:
+        at = next(index for index, part in enumerate(parts) if isinstance(part, SpannedSelector))
+        atom: SpannedSelector = parts[at]
+        end = parts[-1].span
+        selector = atom.selector
+        tails = [part for part in parts if isinstance(part, _Tail)]
+        scopes = [tail for tail in tails if not tail.is_start]
+        starts = [tail for tail in tails if tail.is_start]
+        for postfix in parts[at + 1 :]:
+            if not isinstance(postfix, _Tail):
+                selector = evolve(postfix, selector=selector, span=atom.span.to(postfix.span))
+        for prefix in reversed(parts[:at]):
+            if isinstance(prefix, Ordinal):
+                scope = scopes.pop(0).value if scopes and isinstance(scopes[0].value, Scope) else None
+                start = starts.pop(0).value if prefix.kind == "every" and starts else None
+                prefix = evolve(prefix, scope=scope, start=start)
+            selector = evolve(prefix, selector=selector, span=prefix.span.to(end))
+        for per in scopes:
+            per.word.origin.loose.append((per.value, per.span))
+        for unused in starts:
+            unused.word.report("APL014", f"`{unused.span.text}` has no `every 2nd` of its own before it", unused.span)
+        return SpannedSelector(selector, parts[0].span.to(end))
+
+    # --- prefixes ---
+
+    def first_last(self, word: Any, count: Lexeme | None = None) -> Ordinal:
+        n = 1 if count is None else position(count)
+        return Ordinal(word.value, n, _OPEN, span=word.span.to((count or word).span))
+
+    def nth(self, word: Lexeme) -> Ordinal:
+        return Ordinal("nth", position(word), _OPEN, span=word.span)
+
+    def every(self, word: Lexeme) -> Ordinal:
+        return Ordinal("every", position(word), _OPEN, span=word.span)
+
+    def step(self, word: Any, of: Lexeme) -> syntax.Step:
+        return syntax.Step(word.value, _OPEN, word.span.to(of.span))
+
+    def chain(self, word: Lexeme, where: Any) -> syntax.Chain:
+        return syntax.Chain(where.value, _OPEN, word.span.to(where.span))
+
+    def atom(self, *words: Any) -> SpannedSelector:
+        if len(words) == 3:
+            return SpannedSelector(words[1].selector, words[0].span.to(words[2].span))
+        word: Lexeme = words[0]
+        span = word.span
+        everything = word.type == "EVERYTHING"
+        return SpannedSelector(syntax.Everything(span) if everything else syntax.Word(str(word), span), span)
+
+    # --- postfixes ---
+
+    def within(self, word: Lexeme, place: InModule | InBlock) -> Selector:
+        return evolve(place, outside=word == "outside", span=word.span.to(place.span))
+
+    def where(self, word: Lexeme, predicate: Predicate) -> Selector:
+        return syntax.Where(_OPEN, predicate, word.span.to(predicate.span))
+
+    def chain_of(self, word: Lexeme, cut: Any = None, marker: SpannedSelector | None = None) -> Selector:
+        if marker is None:
+            return syntax.ChainOf(_OPEN, span=word.span)
+        return syntax.ChainOf(_OPEN, cut.value, marker.selector, word.span.to(marker.span))
+
+    def per(self, word: Lexeme, scope: Lexeme) -> _Tail:
+        return _Tail(Scope(str(scope)), word, word.span.to(scope.span))
+
+    def per_blocks(self, word: Lexeme, number: Lexeme, blocks: Lexeme) -> _Tail:
+        return _Tail(position(number), word, word.span.to(blocks.span))
+
+    def start_at(self, word: Lexeme, ordinal: Lexeme) -> _Tail:
+        return _Tail(position(ordinal), word, word.span.to(ordinal.span), is_start=True)
+
+    # --- places ---
+
+    def in_module(self, glob: Lexeme) -> InModule:
+        return InModule(_OPEN, quoted(glob), False, glob.span)
+
+    def in_block(self, word: Lexeme, number: Lexeme | None = None) -> InBlock:
+        if number is None:
+            return _in_blocks(BlockSet("any"), word)
+        low = integer(number)
+        return _in_blocks(BlockSet("range", low=low, high=low), number)
+
+    def in_blocks(self, word: Lexeme, numbers: Lexeme | None = None) -> InBlock:
+        if numbers is None:
+            return _in_blocks(BlockSet("any"), word)
+        low, high = (integer(numbers, text) for text in str(numbers).split(".."))
+        if low > high:
+            numbers.report("APL205", f"the range `{numbers}` runs backwards", write=[f"{high}..{low}"])
+        return _in_blocks(BlockSet("range", low=low, high=high), numbers)
+
+    def in_first_last(self, word: Any, *rest: Lexeme) -> InBlock:
+        return _in_blocks(BlockSet(word.value, n=position(rest[0]) if len(rest) == 2 else 1), rest[-1])
+
+    def in_share(self, word: Any, *rest: Lexeme) -> InBlock:
+        share = Fraction(1, 2) if rest[0].type == "HALF_OF" else share_of(rest[0], rest[0].span.to(rest[1].span))
+        return _in_blocks(BlockSet(word.value, share=share), rest[-1])
+
+    def in_every(self, word: Lexeme, *rest: Lexeme) -> InBlock:
+        n = position(word)
+        return _in_blocks(BlockSet("every", n=n, start=position(rest[2]) if len(rest) == 3 else n), rest[-1])
+
+    def in_nth(self, word: Lexeme, block: Lexeme) -> InBlock:
+        at = position(word) - 1
+        return _in_blocks(BlockSet("range", low=at, high=at), block)
+
+
+def _in_blocks(which: BlockSet, end: Lexeme) -> InBlock:
+    return InBlock(_OPEN, which, False, end.span)
+
+
+def _join(joiner: str, left: Selector, right: Selector, span: Span) -> Selector:
+    if joiner == "and":
+        return syntax.Intersection(left, right, span)
+    if joiner == "except":
+        return syntax.Difference(left, right, span)
+    return syntax.Feeding(left, right, joiner == "fed", span)
+
+
+_LOOSE, _JOINED, _PHRASE, _FILTERED, _ATOM = range(5)
+
+
+@frozen
+class _Wording:
+    """A selector in words. ``level`` is the loosest binding in it; ``tail`` what its positions count over and from,
+    which stands at the end of the phrase, innermost first; ``unscoped`` and ``unstarted`` say that a ``per`` or a
+    ``from`` behind it would bind inside it; ``open`` that it ends in a predicate, which would take an ``or`` or ``and``
+    that follows as its own."""
+
+    words: str
+    level: int
+    tail: tuple[str, ...] = ()
+    unscoped: bool = False
+    unstarted: bool = False
+    open: bool = False
+
+    @property
+    def text(self) -> str:
+        return " ".join((self.words, *self.tail))
+
+    @property
+    def ends_open(self) -> bool:
+        return self.open and not self.tail
+
+    def at(self, level: int) -> _Wording:
+        """Itself where it binds tightly enough, else in parentheses."""
+        return self if self.level >= level else _Wording(f"({self.text})", _ATOM)
+
+
+def format_selector(selector: Selector) -> str:
+    """The canonical text of a selector."""
+    return _format(selector).text
+
+
+def format_picked(selector: Selector) -> str:
+    """In parentheses unless it is one word: what follows is the statement's own."""
+    return _format(selector).at(_ATOM).text
+
+
+def format_counted(selector: Selector, scope: Scope | None) -> str:
+    """With the scope in which its nodes are counted."""
+    text = _format(selector)
+    if scope is None:
+        return text.text
+    counted = text.at(_ATOM) if text.level < _PHRASE or text.unscoped else text
+    return f"{counted.text} per {scope.value}"
+
+
+def _format(selector: Selector) -> _Wording:
+    """Innermost parts first, without recursion: a policy may nest deeply."""
+    done: list[_Wording] = []
+    for current in reversed(list(walk(selector))):
+        inner = [done.pop() for _ in parts(current)]
+        done.append(_one(current, inner))
+    return done[0]
+
+
+def _one(selector: Selector, inner: list[_Wording]) -> _Wording:
+    words = own_words(selector)
+    if not inner:
+        return _Wording(words, _ATOM)
+    if isinstance(selector, syntax.Union):
+        return _Wording(", ".join(part.at(_JOINED).text for part in inner), _LOOSE)
+    if isinstance(selector, syntax.Junction):
+        return _join_texts(inner[0], words, inner[1])
+    if isinstance(selector, Ordinal):
+        return _ordinal(selector, words, inner[0])
+    if isinstance(selector, syntax.Step | syntax.Chain):
+        within = inner[0].at(_PHRASE)
+        return evolve(within, words=f"{words} {within.words}", level=_PHRASE)
+    marker = [part.at(_ATOM).text for part in inner[1:]]
+    text = " ".join((inner[0].at(_FILTERED).words, words, *marker))
+    return _Wording(text, _FILTERED, unstarted=_takes_a_start(selector), open=isinstance(selector, syntax.Where))
+
+
+def _takes_a_start(selector: Selector) -> bool:
+    """``in every 2nd block`` takes a ``from`` that follows as its own."""
+    return (
+        isinstance(selector, syntax.InBlock)
+        and selector.which.kind == "every"
+        and selector.which.start == selector.which.n
+    )
+
+
+def _join_texts(left: _Wording, word: str, right: _Wording) -> _Wording:
+    first = left.at(_JOINED)
+    if first.ends_open and word == "and":
+        first = first.at(_ATOM)
+    last = right.at(_PHRASE)
+    return _Wording(f"{first.text} {word} {last.text}", _JOINED, open=last.ends_open)
+
+
+def _ordinal(ordinal: Ordinal, words: str, inner: _Wording) -> _Wording:
+    within = inner.at(_PHRASE)
+    scope, start = ordinal.scope, ordinal.start
+    if (scope is not None and within.unscoped) or (start is not None and within.unstarted):
+        within = within.at(_ATOM)
+    tail = list(within.tail)
+    if start is not None:
+        tail.append(f"from {nth(start)}")
+    if scope is not None:
+        tail.append(f"per {scope.value}")
+    unstarted = within.unstarted or (ordinal.kind == "every" and start is None)
+    return _Wording(
+        f"{words} {within.words}", _PHRASE, tuple(tail), within.unscoped or scope is None, unstarted, within.open
+    )
+
+
+def own_words(selector: Selector) -> str:
+    """What a selector adds to the words of its parts: ``in layers.*``, ``first 2``, ``chain after``, ``except``."""
+    return _OWN_WORDS[type(selector)](selector)
+
+
+def _position_words(ordinal: Ordinal) -> str:
+    """``3rd``, ``every 2nd``, ``first``, ``first 2``, without ``from`` and ``per``."""
+    match ordinal.kind:
+        case "nth":
+            return nth(ordinal.n)
+        case "every":
+            return f"every {nth(ordinal.n)}"
+        case "first" | "last":
+            return ordinal.kind if ordinal.n == 1 else f"{ordinal.kind} {ordinal.n}"
+        case _:
+            assert_never(ordinal.kind)
+
+
+def _block_set_words(which: BlockSet) -> str:
+    """``block``, ``every 2nd block``, ``first 4 blocks``, ``blocks 0..3``."""
+    match which.kind:
+        case "any":
+            return "block"
+        case "range":
+            return f"blocks {which.low}..{which.high}"
+        case "every":
+            start = "" if which.start in (0, which.n) else f" from {nth(which.start)}"
+            return f"every {nth(which.n)} block{start}"
+        case "first" | "last":
+            if which.share is not None:
+                return f"{which.kind} {_share_words(which.share)} of blocks"
+            return f"{which.kind} block" if which.n == 1 else f"{which.kind} {which.n} blocks"
+        case _:
+            assert_never(which.kind)
+
+
+def _share_words(share: Fraction) -> str:
+    """``half``, ``25%``, ``12.5%``: a share is written in decimals, so it has an end."""
+    return "half" if share == Fraction(1, 2) else f"{decimal_percent(share)}%"
+
+
+def nth(number: int) -> str:
+    """``1st``, ``2nd``, ``3rd``, ``4th``, ``11th``, ``21st``."""
+    if 10 <= number % 100 <= 20:
+        return f"{number}th"
+    return f"{number}{({1: 'st', 2: 'nd', 3: 'rd'}).get(number % 10, 'th')}"
+
+
+_IN = {False: "in", True: "outside"}
+_OWN_WORDS: Mapping[type, Callable[[Any], str]] = {
+    syntax.Everything: lambda _: "everything",
+    syntax.Word: lambda word: str(word.text),
+    syntax.Operator: lambda operator: str(operator.text),
+    syntax.Reference: lambda reference: str(reference.name),
+    syntax.InModule: lambda part: f"{_IN[part.outside]} {format_glob(part.glob)}",
+    syntax.InBlock: lambda part: f"{_IN[part.outside]} {_block_set_words(part.which)}",
+    syntax.Ordinal: _position_words,
+    syntax.Where: lambda part: f"where {format_predicate(part.predicate)}",
+    syntax.Union: lambda _: "or",
+    syntax.Intersection: lambda _: "and",
+    syntax.Difference: lambda _: "except",
+    syntax.Feeding: lambda part: "fed by" if part.reverse else "feeding",
+    syntax.Step: lambda part: f"{part.direction} of",
+    syntax.Chain: lambda part: f"chain {part.direction}",
+    syntax.ChainOf: lambda part: "chain" if part.cut is None else f"chain {part.cut}",
+}

@@ -1,0 +1,663 @@
+"""The statements of the language: a registered class each.
+
+A kind says which rule of ``grammar/apl.lark`` makes it and which words open it, what the tree becomes, what has to
+follow where the text breaks off, its canonical text, and what can be wrong with it whatever its names mean. The parser,
+messages, digests and highlighting ask the registry; data classes are in ``syntax.py``, meanings in ``data/words.toml``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any, ClassVar, get_args, get_type_hints
+
+from attrs import evolve, frozen
+from lark import v_args
+
+from policylang.language import syntax
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.diagnostics import Mend, Span, TextChange, diagnose, inserted, left_out, prefixed, written
+from policylang.language.grammar import is_policy_name
+from policylang.language.lexer import Lexeme
+from policylang.language.predicates import (
+    Report,
+    fit_quantity,
+    format_glob,
+    format_quantity,
+    integer,
+    last_text,
+    quoted,
+)
+from policylang.language.selectors import SelectorRules, SpannedSelector, format_counted, format_picked, format_selector
+from policylang.language.syntax import COMPARISONS, Action, Let, Policy, Quantity, Rule, Scope, Statement
+from policylang.language.walk import names_in, walk
+from policylang.language.wording import did_you_mean, nearest
+
+LANGUAGE_VERSION = (0, 2)
+"""The version of the language that this package reads: what ``requires policylang`` is compared with."""
+_SYNONYMS = {Action.SAVE: "must_save", Action.RECOMPUTE: "prefer_recompute"}
+ACTIONS = {word: action for action in Action for word in (action.word, _SYNONYMS.get(action)) if word is not None}
+FATES: tuple[str, ...] = get_args(get_type_hints(syntax.Undecided)["fate"])
+FIGURES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectTotal)["figure"])
+
+MissingRow = tuple[str, str, str, str | None]
+"""What has to follow, by the last word and by the terminals that the parser takes there (with a minus: does not take);
+then how it is called, and how it looks."""
+KINDS: list[type[StatementKind]] = []
+"""Every kind of statement, in the order of the grammar."""
+
+
+class StatementKind:
+    """One kind of statement; a subclass is registered."""
+
+    made: ClassVar[type]
+    rule: ClassVar[str]
+    """Of the grammar."""
+    opener: ClassVar[str] = ""
+    """The words that open it; empty where an action or a selector does."""
+    is_scheduling: ClassVar[bool] = False
+    """Whether it is about collectives: which become one, and when they run."""
+    missing: ClassVar[tuple[MissingRow, ...]] = ()
+    closing: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Words that it has behind one terminal, and that are names everywhere else."""
+    build: ClassVar[Callable[..., Any]]
+    """From what the rule holds to the statement; mistakes are reported to the words' origin."""
+
+    def __init_subclass__(cls) -> None:
+        KINDS.append(cls)
+
+    @classmethod
+    def terminal(cls) -> str:
+        """Of the words that open it."""
+        return cls.opener.upper().replace(" ", "_")
+
+    @staticmethod
+    def text(statement: Any) -> str:
+        """The canonical text."""
+        raise TypeError(f"a {type(statement).__name__} is no part of a resolved policy")
+
+
+def opened(words: Sequence[Any]) -> tuple[Lexeme, Sequence[Any], bool]:
+    """The first word of a statement, those after its verb, and whether it may find nothing."""
+    optional = words[0].type == "OPTIONAL"
+    return words[0], words[1 + optional :], optional
+
+
+def _optional(statement: Any) -> str:
+    return "optional " if statement.optional else ""
+
+
+# --- what a policy is made of ----------------------------------------------------------------------------------
+
+
+class PolicyNameKind(StatementKind):
+    made, rule, opener = syntax.PolicyName, "policy", "policy"
+
+    @staticmethod
+    def build(word: Lexeme, name: Lexeme) -> syntax.PolicyName:
+        return syntax.PolicyName(str(name), word.span.to(name.span))
+
+
+class RequiresKind(StatementKind):
+    made, rule, opener = syntax.Requires, "requires", "requires"
+    missing = (
+        ("COMPARISON", "", "a version", "such as `0.2`"),
+        ("NAME", "", "a comparison", "such as `>= 0.2`"),
+        ("", "", "`policylang`", "such as `requires policylang >= 0.2`"),
+    )
+
+    @staticmethod
+    def build(word: Lexeme, name: Lexeme, sign: Lexeme, version: Lexeme) -> syntax.Requires:
+        if name != "policylang":
+            name.report("APL116", f"a policy can require `policylang` alone, not `{name}`")
+        return syntax.Requires(str(sign), str(version), word.span.to(version.span))  # type: ignore[arg-type]
+
+    @staticmethod
+    def check(requires: syntax.Requires, report: Report) -> None:
+        """Report a ``requires`` that this language version does not meet."""
+        parts = requires.version.split(".")
+        if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
+            message, help = f"`{requires.version}` is not a version", "a version is written as `0.2`"
+            report(diagnose("APL016", message, last_text(requires.version, requires.span), help=help))
+            return
+        here, wanted = zip(*zip_longest(LANGUAGE_VERSION, map(int, parts), fillvalue=0), strict=True)
+        if not COMPARISONS[requires.op](here, wanted):
+            own = ".".join(map(str, LANGUAGE_VERSION))
+            message = f"the policy requires language version {requires.op} {requires.version}, and this is {own}"
+            help = "install a newer policylang" if here < wanted else "adapt the policy, or install an older policylang"
+            report(diagnose("APL204", message, requires.span, help=help))
+
+
+class IncludeKind(StatementKind):
+    made, rule, opener = syntax.Include, "include", "include"
+
+    @staticmethod
+    def build(word: Lexeme, target: Lexeme) -> syntax.Include:
+        return syntax.Include(quoted(target), target.type == "BUNDLED", word.span.to(target.span))
+
+
+class DeviceKind(StatementKind):
+    made, rule, opener = syntax.Device, "device", "device"
+    missing = (("DEVICE", "", "a device profile", 'such as `h100-sxm`, or a file, `"cluster.toml"`'),)
+
+    @staticmethod
+    def build(word: Lexeme, target: Lexeme) -> syntax.Device:
+        if target.type != "STRING" and (not re.fullmatch(r"\w[\w.+-]*", target) or target.endswith(".toml")):
+            message, good = "the file of a device profile stands in quotes", f'"{target}"'
+            target.report("APL116", message, help=f"write `{good}`", write=[good])
+        return syntax.Device(quoted(target), word.span.to(target.span))
+
+
+class LetKind(StatementKind):
+    made, rule, opener = syntax.Let, "let", "let"
+
+    @staticmethod
+    def build(word: Lexeme, name: Lexeme, _equals: Lexeme, selector: SpannedSelector) -> syntax.Let:
+        return syntax.Let(str(name), selector.selector, word.span.to(selector.span))
+
+    @staticmethod
+    def text(let: Let) -> str:
+        return f"let {let.name} = {format_selector(let.selector)}"
+
+
+class BlocksKind(StatementKind):
+    made, rule, opener = syntax.Blocks, "blocks", "blocks"
+
+    @staticmethod
+    def build(word: Lexeme, glob: Lexeme) -> syntax.Blocks:
+        return syntax.Blocks(quoted(glob), word.span.to(glob.span))
+
+    @staticmethod
+    def text(blocks: syntax.Blocks) -> str:
+        return f"blocks {format_glob(blocks.glob)}"
+
+
+class UndecidedKind(StatementKind):
+    made, rule, opener = syntax.Undecided, "undecided", "undecided"
+    missing = (("", "ACTION", "`auto`, `save` or `recompute`", None),)
+    elsewhere: ClassVar = {
+        **dict.fromkeys(("keep", "store", "cache", "must_save"), "save"),
+        **dict.fromkeys(("checkpoint", "remat", "drop", "discard", "must_recompute"), "recompute"),
+        **dict.fromkeys(("default", "none", "min_cut", "mincut", "partitioner", "torch", "inductor", "leave"), "auto"),
+    }
+
+    @classmethod
+    def build(cls, word: Lexeme, _arrow: Lexeme, fate: Lexeme) -> syntax.Undecided:
+        if fate not in FATES:
+            near = cls.elsewhere.get(str(fate).lower())
+            meant = (near,) if near else nearest(str(fate), FATES)
+            help = did_you_mean(meant) or "it is one of `auto`, `save`, `recompute`"
+            message = f"values that no rule decides cannot be left to `{fate}`"
+            fate.report("APL116", message, fate.span, help=help, write=meant)
+        return syntax.Undecided(str(fate), word.span.to(fate.span))  # type: ignore[arg-type]
+
+    @staticmethod
+    def text(undecided: syntax.Undecided) -> str:
+        return f"undecided -> {undecided.fate}"
+
+
+# --- rules -----------------------------------------------------------------------------------------------------
+
+
+class RuleKind(StatementKind):
+    made, rule = Rule, "rule"
+
+    @staticmethod
+    def build(*parts: Any) -> Rule:
+        words = [part for part in parts if isinstance(part, Lexeme)]
+        selector = next(part for part in parts if isinstance(part, SpannedSelector))
+        modifiers = [word for word in words if word.type in ("OPTIONAL", "OVERRIDE")]
+        verb = next(word for word in words if word.type in ("ACTION", "NAME"))
+        for index, word in enumerate(modifiers):
+            if word in modifiers[:index]:
+                end = parts[index + 1].span.start
+                mends = [Mend("leave it out", (TextChange(Span(word.span.source, word.span.start, end), ""),))]
+                word.report("APL209", f"`{word}` stands before this rule twice", mends=mends)
+        if verb not in ACTIONS:
+            near = nearest(str(verb), ACTIONS)
+            help = did_you_mean(near) or f"the actions are {', '.join(ACTIONS)}"
+            verb.report("APL013", f"`{verb}` is not an action", help=help, write=near)
+        span = parts[0].span.to(parts[-1].span)
+        names = [str(word) for word in modifiers]
+        action = ACTIONS.get(verb, Action.LEAVE)
+        budget = next((part for part in parts if isinstance(part, Quantity)), None)
+        if budget is not None and verb in ACTIONS and not action.offloads:
+            message = f"`{verb}` has no budget: only what is offloaded can be limited"
+            mends = [left_out(budget.span), *written(verb.span, ["offload"], is_choice=True)]
+            verb.report("APL116", message, budget.span, help="leave it out, or write `offload`", mends=mends)
+        return Rule(action, selector.selector, "optional" in names, "override" in names, span, budget)
+
+    @staticmethod
+    def text(rule: Rule) -> str:
+        modifiers = [word for word, said in (("optional", rule.optional), ("override", rule.override)) if said]
+        limit = [] if rule.budget is None else [f"up to {format_quantity(rule.budget)} per rank"]
+        return " ".join((*modifiers, rule.action.word, format_selector(rule.selector), *limit))
+
+
+# --- changes of the graph's structure ---------------------------------------------------------------------------
+
+
+class FuseKind(StatementKind):
+    made, rule, opener = syntax.Fuse, "fuse", "fuse"
+    closing = (("NAME", "chains"),)
+    missing = (
+        ("FUSE", "-OVER", "`all_gather chains` or `reduce_scatter chains`", None),
+        ("OVER COMMA", "-OVER", "a mesh dimension", "such as `dp`"),
+        ("", "-OVER", "`chains`", None),
+    )
+    collectives: ClassVar = {
+        "all_gather": "all_gather", "allgather": "all_gather", "reduce_scatter": "reduce_scatter",
+    }  # fmt: skip
+
+    @classmethod
+    def build(cls, *words: Lexeme) -> syntax.Fuse:
+        word, (collective, chains, *rest), optional = opened(words)
+        if collective not in cls.collectives:
+            near = nearest(str(collective), cls.collectives)
+            help = did_you_mean(near) or "chains of `all_gather` or `reduce_scatter` are"
+            message = f"chains of `{collective}` cannot be fused"
+            collective.report("APL116", message, help=help, write=near)
+        if chains != "chains":
+            message = f"`fuse {collective}` is followed by `chains`, not by `{chains}`"
+            chains.report("APL010", message, help="write `chains`", write=["chains"])
+        end = rest[-1] if rest else chains
+        dims = tuple(str(dim) for dim in rest[1::2])
+        known = cls.collectives.get(collective, "all_gather")
+        return syntax.Fuse(known, dims, optional, word.span.to(end.span))  # type: ignore[arg-type]
+
+    @staticmethod
+    def text(fuse: syntax.Fuse) -> str:
+        over = f" over {', '.join(fuse.dims)}" if fuse.dims else ""
+        return f"{_optional(fuse)}fuse {fuse.collective} chains{over}"
+
+
+class CollapseKind(StatementKind):
+    made, rule, opener = syntax.Collapse, "collapse", "collapse"
+    closing = (("COLLAPSE", "round_trips"),)
+    missing = (("", "", "`round_trips`", None),)
+
+    @staticmethod
+    def build(*words: Lexeme) -> syntax.Collapse:
+        word, (what,), optional = opened(words)
+        if what != "round_trips":
+            message = f"`{what}` cannot be collapsed"
+            what.report("APL116", message, help="write `collapse round_trips`", write=["round_trips"])
+        return syntax.Collapse(optional, word.span.to(what.span))
+
+    @staticmethod
+    def text(collapse: syntax.Collapse) -> str:
+        return f"{_optional(collapse)}collapse round_trips"
+
+
+# --- collectives: which become one, and when they run ------------------------------------------------------------
+
+_OF_COLLECTIVES: MissingRow = ("", "EVERYTHING", "a selector", "such as `all_gather`, `reduce_scatter` or `collective`")
+_AHEAD = "such as `prefetch all_gather 1 block ahead`"
+_IN_FLIGHT = "such as `overlap collective up to 2 GiB in flight`"
+_OF_PEAK = "such as `overlap collective within 1 GiB of peak`"
+
+
+class BucketKind(StatementKind):
+    made, rule, opener, is_scheduling = syntax.Bucket, "bucket", "bucket", True
+    missing = (_OF_COLLECTIVES, ("UP_TO", "INT", "a size", "such as `up to 256 MiB`"))
+
+    @staticmethod
+    def build(*words: Any) -> syntax.Bucket:
+        word, rest, optional = opened(words)
+        selector: SpannedSelector = rest[0]
+        loose, blocks = word.origin.loose, None
+        if loose and loose[-1][1].end == selector.span.end and loose[-1][0] in (Scope.BLOCK, *_numbers(loose)):
+            blocks = 1 if (per := loose.pop()[0]) is Scope.BLOCK else int(per)  # type: ignore[arg-type]
+        size: Quantity | None = rest[1] if len(rest) > 1 else None
+        end = selector.span if size is None else size.span
+        span = word.span.to(end)
+        if blocks is None and (taken := _taken_at_end(selector)) is not None:
+            message = f"`per {taken.value}` counts within the selector here, and says nothing of a bucket"
+            help = f"write `({selector.span.one_line})`, and behind it what goes into one bucket"
+            word.report("APL014", message, selector.span, help=help)
+        elif blocks is None and size is None and not loose:
+            help = "write `per block`, `per 2 blocks`, or a size such as `up to 256 MiB`, behind it"
+            said = evolve(inserted(span, "per block"), is_choice=True)
+            message = "this does not say how much goes into one bucket"
+            word.report("APL116", message, span, help=help, mends=[said])
+        return syntax.Bucket(selector.selector, blocks, size, optional, span)
+
+    @staticmethod
+    def text(bucket: syntax.Bucket) -> str:
+        per = {None: "", 1: " per block"}.get(bucket.blocks, f" per {bucket.blocks} blocks")
+        limit = "" if bucket.size is None else f" up to {format_quantity(bucket.size)}"
+        return f"{_optional(bucket)}bucket {format_picked(bucket.selector)}{per}{limit}"
+
+
+class PrefetchKind(StatementKind):
+    made, rule, opener, is_scheduling = syntax.Prefetch, "prefetch", "prefetch", True
+    closing = (("BLOCK", "ahead"), ("BLOCKS", "ahead"))
+    missing = (
+        _OF_COLLECTIVES,
+        ("BLOCK BLOCKS", "NAME", "`ahead`", _AHEAD),
+        ("INT", "BLOCK BLOCKS -RPAR", "`block ahead`", _AHEAD),
+        ("", "INT -STRING -BLOCK -COMPARISON", "how many blocks ahead", _AHEAD),
+    )
+
+    @staticmethod
+    def build(*words: Any) -> syntax.Prefetch:
+        word, (selector, number, _, ahead), optional = opened(words)
+        if ahead != "ahead":
+            message = f"a prefetch is so many blocks `ahead`, not `{ahead}`"
+            ahead.report("APL010", message, help="write `ahead`", write=["ahead"])
+        return syntax.Prefetch(selector.selector, _distance(number), optional, word.span.to(ahead.span))
+
+    @staticmethod
+    def text(prefetch: syntax.Prefetch) -> str:
+        return f"{_optional(prefetch)}prefetch {format_picked(prefetch.selector)} {_blocks(prefetch.blocks)} ahead"
+
+
+class DelayKind(StatementKind):
+    made, rule, opener, is_scheduling = syntax.Delay, "delay", "delay", True
+    missing = (
+        _OF_COLLECTIVES,
+        ("", "INT -STRING -BLOCK -COMPARISON", "how many blocks later", "such as `delay reduce_scatter 1 block`"),
+    )
+
+    @staticmethod
+    def build(*words: Any) -> syntax.Delay:
+        word, (selector, number, block), optional = opened(words)
+        return syntax.Delay(selector.selector, _distance(number), optional, word.span.to(block.span))
+
+    @staticmethod
+    def text(delay: syntax.Delay) -> str:
+        return f"{_optional(delay)}delay {format_picked(delay.selector)} {_blocks(delay.blocks)}"
+
+
+class OverlapKind(StatementKind):
+    made, rule, opener, is_scheduling = syntax.Overlap, "overlap", "overlap", True
+    closing = (("OF", "peak"),)
+    missing = (
+        _OF_COLLECTIVES,
+        ("UP_TO", "INT", "a size", _IN_FLIGHT),
+        ("WITHIN", "INT", "a size or a share", _OF_PEAK),
+        ("", "IN_FLIGHT", "`in flight`", _IN_FLIGHT),
+        ("NAME INT NUMBER PERCENT", "OF", "`of peak`", _OF_PEAK),
+        ("OF", "NAME", "`peak`", _OF_PEAK),
+    )
+
+    @staticmethod
+    def build(*words: Any) -> syntax.Overlap:
+        word, (selector, *limits), optional = opened(words)
+        found = dict(limits)
+        end = limits[-1][1] if limits else selector
+        in_flight, peak = found.get("in flight"), found.get("peak")
+        return syntax.Overlap(selector.selector, in_flight, peak, optional, word.span.to(end.span))
+
+    @staticmethod
+    def text(overlap: syntax.Overlap) -> str:
+        in_flight, peak = overlap.in_flight, overlap.peak
+        limits = "" if in_flight is None else f" up to {format_quantity(in_flight)} in flight"
+        limits += "" if peak is None else f" within {format_quantity(peak)} of peak"
+        return f"{_optional(overlap)}overlap {format_picked(overlap.selector)}{limits}"
+
+
+class KeepOrderKind(StatementKind):
+    made, rule, opener, is_scheduling = syntax.KeepOrder, "keep_order", "keep order", True
+    missing = (("KEEP_ORDER", "OF", "`of`", "such as `keep order of all_to_all`"), _OF_COLLECTIVES)
+
+    @staticmethod
+    def build(*words: Any) -> syntax.KeepOrder:
+        word, (_of, selector), optional = opened(words)
+        return syntax.KeepOrder(selector.selector, optional, word.span.to(selector.span))
+
+    @staticmethod
+    def text(statement: syntax.KeepOrder) -> str:
+        return f"{_optional(statement)}keep order of {format_picked(statement.selector)}"
+
+
+def _blocks(number: int) -> str:
+    return "1 block" if number == 1 else f"{number} blocks"
+
+
+def _distance(number: Lexeme) -> int:
+    """How many blocks ahead or later. None moves nothing, which is reported, and read as 1."""
+    blocks = integer(number)
+    if not blocks:
+        message = "a distance of 0 blocks moves nothing"
+        number.report("APL205", message, help="write `1`, or leave the line out", write=["1"])
+    return blocks or 1
+
+
+def _taken_at_end(selector: SpannedSelector) -> Scope | None:
+    """The `per` at the end of a selector, outside parentheses, that a position has taken."""
+    positions = (part for part in walk(selector.selector) if isinstance(part, syntax.Ordinal))
+    return next((each.scope for each in positions if each.scope and each.span.end == selector.span.end), None)
+
+
+def _numbers(loose: Sequence[tuple[Scope | int, Span]]) -> list[int]:
+    return [value for value, _ in loose if not isinstance(value, Scope)]
+
+
+def _bytes(size: Quantity, span: Span, word: Lexeme, message: str, example: str) -> Quantity:
+    if size.dimension != "bytes" and not word.origin.problems:
+        word.report("APL116", message, size.span, help=f"such as `{example}`")
+    return evolve(size, span=span)
+
+
+# --- expectations ----------------------------------------------------------------------------------------------
+
+
+@frozen
+class _Limit:
+    """What an expectation compares with, and of what it says that it is a share."""
+
+    quantity: Quantity
+    whole: Lexeme | None
+    span: Span
+
+
+class ExpectTotalKind(StatementKind):
+    made, rule, opener = syntax.ExpectTotal, "expect_total", "expect"
+    missing = (("COMPARISON", "", "a figure", "such as `64 MiB`, `2 GFLOP`, `40 ms` or `20%`"),)
+    elsewhere: ClassVar = {
+        **dict.fromkeys(("memory", "mem", "max_memory", "peak_memory", "usage", "bytes", "total"), "peak"),
+        **dict.fromkeys(("kept", "stored", "activations", "activation", "save"), "saved"),
+        **dict.fromkeys(("recompute", "checkpointed", "recomputation"), "recomputed"),
+        **dict.fromkeys(
+            ("flops", "recompute_flops", "recomputed_flops", "compute", "work", "overhead"), "recomputed flops"
+        ),
+        **dict.fromkeys(("recompute_time", "recomputed_time"), "recomputed time"),
+        **dict.fromkeys(("time", "step", "step_time", "duration", "latency", "steptime"), "step time"),
+        **dict.fromkeys(("exposed_time", "exposed_communication", "stall", "waiting", "idle"), "exposed"),
+    }
+
+    @classmethod
+    def build(cls, word: Lexeme, figure: Lexeme, *rest: Any) -> syntax.ExpectTotal:
+        last: _Limit = rest[-1]
+        limit = last.quantity
+        sign: Lexeme = rest[-2]
+        middle = rest[:-2]
+        name, end = " ".join(figure.split()), figure
+        if middle and middle[0].type == "NAME":
+            end = middle[0]
+            name, middle = f"{name} {end}", middle[1:]
+        if name not in FIGURES:
+            near = (cls.elsewhere[name],) if name in cls.elsewhere else nearest(name, FIGURES)
+            help = did_you_mean(near) or f"the figures are {', '.join(FIGURES)}"
+            if not near and limit.dimension == "number":
+                help = f"{help}; how many nodes there are is written as `expect exactly {limit.span.text} {name}`"
+            message = f"there is no figure `{name}` to expect something of"
+            figure.report("APL116", message, figure.span.to(end.span), help=help, write=near)
+        elif last.whole is not None:
+            _check_whole(name, limit, last.whole)
+        elif name in ("saved", "recomputed") and limit.dimension == "fraction":
+            message = f"`{limit.span.one_line}` does not say of what"
+            share = f"{limit.span.one_line} of forward"
+            figure.report("APL201", message, limit.span, help=f"write `{share}`", write=[share])
+        span = word.span.to(last.span)
+        return syntax.ExpectTotal(name, str(sign), limit, bool(middle), span)  # type: ignore[arg-type]
+
+    @staticmethod
+    def fit(expectation: syntax.ExpectTotal, report: Report) -> syntax.ExpectTotal:
+        """With its limit in the dimension of its figure; a misfit is reported."""
+        return evolve(expectation, limit=fit_quantity(expectation.figure, expectation.limit, report))
+
+    @staticmethod
+    def text(expectation: syntax.ExpectTotal) -> str:
+        per = " per block" if expectation.per_block else ""
+        of = " of forward" if expectation.of_forward else ""
+        return f"expect {expectation.figure}{per} {expectation.op} {format_quantity(expectation.limit)}{of}"
+
+
+def _check_whole(name: str, limit: Quantity, whole: Lexeme) -> None:
+    """Report a share of something else than the figure is one of."""
+    of = "step" if name == "exposed" else "forward"
+    if whole != of:
+        message = f"a share is one of `{of}`, not of `{whole}`"
+        if name == "exposed":
+            message = f"a share of `exposed` is one of the `{of}`, not of `{whole}`"
+        whole.report("APL116", message, help=f"write `of {of}`", write=[of])
+    elif limit.dimension != "fraction":
+        message = f"a share of the {of} is per cent, and `{limit.span.one_line}` is not"
+        whole.report("APL201", message, limit.span, help=f"write a share such as `30% of {of}`")
+
+
+class ExpectCountKind(StatementKind):
+    made, rule, opener = syntax.ExpectCount, "expect_count", "expect"
+
+    @staticmethod
+    def build(word: Lexeme, *rest: Any) -> syntax.ExpectCount:
+        selector: SpannedSelector = rest[-1]
+        number: Lexeme = rest[-2]
+        bound: Any = " ".join(str(part) for part in rest[:-2])
+        loose = number.origin.loose
+        scope: Scope | None = None
+        if loose and loose[-1][1].end == selector.span.end and isinstance(loose[-1][0], Scope):
+            scope = loose.pop()[0]  # type: ignore[assignment]
+        return syntax.ExpectCount(bound, integer(number), selector.selector, scope, word.span.to(selector.span))
+
+    @staticmethod
+    def text(expectation: syntax.ExpectCount) -> str:
+        counted = format_counted(expectation.selector, expectation.scope)
+        return f"expect {expectation.bound} {expectation.n} {counted}"
+
+
+class ExpectFateKind(StatementKind):
+    made, rule, opener = syntax.ExpectFate, "expect_fate", "expect"
+
+    @staticmethod
+    def build(word: Lexeme, *rest: Any) -> syntax.ExpectFate:
+        selector: SpannedSelector = rest[-2]
+        fate: Lexeme = rest[-1]
+        quantifier: Any = "no" if len(rest) == 3 and rest[0] == "no" else "every"
+        if len(rest) == 2 and not selector.span.text.startswith("every"):
+            help = "write `every` or `no` before it"
+            message = "this expectation does not say whether all of these nodes or none of them"
+            mends = [prefixed(selector.span, quantifier) for quantifier in ("every", "no")]
+            word.report("APL208", message, selector.span, help=help, mends=mends)
+        span = word.span.to(fate.span)
+        return syntax.ExpectFate(quantifier, selector.selector, str(fate), span)  # type: ignore[arg-type]
+
+    @staticmethod
+    def text(expectation: syntax.ExpectFate) -> str:
+        return f"expect {expectation.quantifier} {format_picked(expectation.selector)} {expectation.fate}"
+
+
+# --- from the tree, and to text --------------------------------------------------------------------------------
+
+_BY_CLASS = {kind.made: kind for kind in KINDS}
+OPENERS = tuple(dict.fromkeys(kind.opener for kind in KINDS if kind.opener))
+"""The words that open statements, but for actions and what may stand before a rule."""
+SCHEDULING = tuple(kind.opener for kind in KINDS if kind.is_scheduling)
+
+
+@v_args(inline=True)
+class _LimitRules(SelectorRules):
+    """The rules of the grammar for limits."""
+
+    def budget(self, up_to: Lexeme, limit: Quantity, per_rank: Lexeme) -> Quantity:
+        if limit.dimension != "bytes":
+            help = "such as `up to 8 GiB per rank`"
+            up_to.report("APL116", "a budget is a number of bytes", limit.span, help=help)
+        return evolve(limit, span=up_to.span.to(per_rank.span))
+
+    def limit(self, limit: Quantity, _of: Lexeme | None = None, whole: Lexeme | None = None) -> _Limit:
+        return _Limit(limit, whole, limit.span.to((whole or limit).span))
+
+    def up_to(self, word: Lexeme, size: Quantity) -> Quantity:
+        return _bytes(size, word.span.to(size.span), word, "a bucket has a size in bytes", "up to 256 MiB")
+
+    def in_flight(self, word: Lexeme, size: Quantity, end: Lexeme) -> tuple[str, Quantity]:
+        span = word.span.to(end.span)
+        return "in flight", _bytes(size, span, word, "what is in flight is limited in bytes", "up to 2 GiB in flight")
+
+    def within_peak(self, word: Lexeme, size: Quantity, _of: Lexeme, peak: Lexeme) -> tuple[str, Quantity]:
+        if peak != "peak":
+            message = f"a schedule stays within so much of `peak`, not of `{peak}`"
+            peak.report("APL010", message, help="write `peak`", write=["peak"])
+        span = word.span.to(peak.span)
+        if size.dimension == "fraction":
+            return "peak", evolve(size, span=span)
+        return "peak", _bytes(size, span, word, "a peak is limited in bytes, or per cent", "within 1 GiB of peak")
+
+
+def _callback(kind: type[StatementKind]) -> Callable[..., Any]:
+    return lambda _, *parts: kind.build(*parts)
+
+
+StatementRules = v_args(inline=True)(
+    type("StatementRules", (_LimitRules,), {kind.rule: _callback(kind) for kind in KINDS})
+)
+"""The rules of the grammar from ``start`` down; a statement is built from the words of its rule."""
+
+
+def kind_of(statement: Statement) -> type[StatementKind]:
+    """The kind of a statement; a ``KeyError`` where none is registered."""
+    return _BY_CLASS[type(statement)]
+
+
+def format_statement(statement: Statement) -> str:
+    """The canonical text of a statement: ``optional save mm``, ``prefetch all_gather 1 block ahead``."""
+    return kind_of(statement).text(statement)
+
+
+def format_policy(policy: Policy) -> str:
+    """The canonical text of a resolved policy: names that are used, includes in place, no comments.
+
+    Digests and cache keys are made of it, so it holds everything that can change a decision and nothing else.
+    """
+    used = names_in(policy, policy.statements)
+    lets = [let for name, let in policy.lets.items() if name in used]
+    lines = [f"policy {policy.name}"] if is_policy_name(policy.name) else []
+    lines += [] if policy.blocks is None else [format_statement(policy.blocks)]
+    lines += [] if policy.device is None else _device_lines(policy.device)
+    lines += [] if policy.undecided is None else [format_statement(policy.undecided)]
+    rest = (*lets, *policy.rules, *policy.rewrites, *policy.scheduling, *policy.expectations)
+    return "\n".join((*lines, *map(format_statement, rest))) + "\n"
+
+
+def _device_lines(device: DeviceProfile) -> list[str]:
+    """By the name that the profile has, wherever its file lies, and with its figures: those decide."""
+    name = device.name
+    if not re.fullmatch(r"\w[\w.+-]*", name):
+        name = '"' + re.sub(r'["\n]', " ", name) + '"'
+    figures = json.loads(device.canonical)
+    return [f"device {name}", *(f"# {key}: {json.dumps(each)}" for key, each in figures.items())]
+
+
+_COUNTING_WORDS = frozenset(("FIRST", "LAST", "ORDINAL", "EVERY_NTH", "EXACTLY", "LEAST", "MOST"))
+
+
+def report_loose(statement_words: list[Lexeme]) -> None:
+    """Report each ``per …`` that nothing in its phrase counts by."""
+    if not statement_words:
+        return
+    origin = statement_words[0].origin
+    for scope, span in origin.loose:
+        if not isinstance(scope, Scope):
+            message = f"`{span.one_line}` belongs to a `bucket` alone"
+            counts = any(word.type in _COUNTING_WORDS for word in statement_words)
+            help = "write `per block`" if counts else "to take some of the blocks, write such as `in every 2nd block`"
+            origin.report("APL014", message, span, help=help, write=["per block"] if counts else [])
+            continue
+        message = f"`per {scope.value}` has no `first`, `last`, `3rd` or `every 2nd` of its own before it"
+        help = f"write which of them, such as `first … per {scope.value}`, or leave `per {scope.value}` out"
+        origin.report("APL014", message, span, help=help, mends=[left_out(span)])

@@ -1,0 +1,228 @@
+"""Messages for a word that cannot stand where it stands, from the terminals that the parser would have taken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from lark.exceptions import UnexpectedToken
+
+from policylang.language.diagnostics import Mend, Span, TextChange, inserted, written
+from policylang.language.lexer import Lexeme
+from policylang.language.predicates import ANNOTATED, CUT, FLAGS, IS_KINDS
+from policylang.language.statements import ACTIONS, KINDS, OPENERS, MissingRow
+from policylang.language.wording import did_you_mean, nearest
+
+_OPENERS = (*OPENERS, "optional", "override")
+_JOINING = frozenset({"OR", "AND", "EXCEPT", "FEEDING", "FED", "COMMA", "IN", "OUTSIDE", "WHERE", "CHAIN", "PER"})
+_RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` or `mm -> save`"
+_LINES = "a statement ends with its line; to go on over several lines, put the selector in parentheses"
+
+
+_WORDS = re.compile("`([^`]+)`")
+_ALL_WORDS = re.compile("`[^`]+`(?:(?:, | or )`[^`]+`)*")
+_KINDS = f"such as {', '.join(f'`{kind}`' for kind in IS_KINDS[:-1])} or `{IS_KINDS[-1]}`"
+_BEHIND_OPTIONAL = frozenset(("FUSE", "COLLAPSE", *(kind.terminal() for kind in KINDS if kind.is_scheduling)))
+_MISSING: tuple[MissingRow, ...] = (
+    ("COMPARISON", "", "a value", None),
+    ("CUT", "", "`per` and a size", "such as `crosses cut per 2 GiB`"),
+    ("PER", "NUMBER", "a size or `auto`", "such as `crosses cut per 2 GiB`"),
+    ("IS", "", "a property", _KINDS),
+    ("FROM", "NAME", "`parameter`, `buffer` or `input`", None),
+    ("", "EVERY EXACTLY", "an expectation", "such as `saved <= 4 GiB`, `exactly 7 mm` or `every mm saved`"),
+    ("", "EVERYTHING", "a selector", "such as `mm`, `attention` or `everything`"),
+    ("", "BLOCK STRING", "a module path or `block`", "a module path is written as `layers.*`"),
+    ("", "STRING BUNDLED", "a file", 'a file is written `"other.apl"`, or `<name>` if bundled'),
+    ("", "IS NOT", "a predicate", "such as `bytes > 64 MiB` or `crosses block`"),
+    ("", "SAVED OFFLOADED", "`saved`, `recomputed` or `offloaded`", None),
+    ("", "COMPARISON", "a comparison", "such as `<= 64 MiB`"),
+    ("", "ARROW", "`->`", None),
+    ("", "ACTION", "an action", "such as `save` or `recompute`"),
+    ("", "BLOCK MODULE CHAIN GRAPH", "`block`, `module`, `chain` or `graph`", None),
+    ("", "AFTER BEFORE THROUGH", "`after`, `before` or `through`", None),
+    ("", "EQUAL", "`=` and a selector", None),
+    ("", "STRING PATH", "a module path", "such as `layers.*`"),
+    ("", "INT", "a whole number", None),
+    ("", "ORDINAL", "a position", "such as `1st`"),
+    ("", "LEAST MOST", "`least` or `most`", None),
+    ("", "BLOCK", "`block`", None),
+    ("", "OF", "`of`", None),
+    ("", "BY", "`by`", None),
+    ("", "RPAR", "`)`", None),
+    ("", "PER_RANK", "`per rank`", "such as `up to 8 GiB per rank`"),
+    ("", "NAME", "a name", None),
+    ("", "", "something else", None),
+)
+"""In every statement, behind the rows of its kind. The first row that fits is the most telling."""
+
+
+def explain_unexpected(error: UnexpectedToken, words: Sequence[Lexeme], keywords: Mapping[str, str]) -> None:
+    """Report, at the origin of the words, why the parser stopped."""
+    expected = frozenset(error.expected)
+    if error.token.type == "$END":
+        _report_end(words, expected)
+        return
+    at = next(index for index, word in enumerate(words) if word is error.token)
+    word = words[at]
+    if at == 0:
+        _report_opening(word)
+    elif at == 1 and words[0].type == "NAME" and word.type not in _JOINING:
+        message = f"`{words[0]}` does not start a statement"
+        near = _near_openers(words[0])
+        word.origin.report("APL012", message, words[0].span, help=did_you_mean(near) or _RULE, write=near)
+    else:
+        _report_word(word, words[:at], expected, keywords)
+
+
+def _report_opening(word: Lexeme) -> None:
+    near: tuple[str, ...] = ()
+    if word.type in _JOINING:
+        help = _LINES
+    elif word.type == "ARROW":
+        help = "the selector comes before `->`"
+    else:
+        near = _near_openers(word)
+        help = did_you_mean(near) or _RULE
+    word.report("APL012", f"no statement starts with `{word}`", help=help, write=near)
+
+
+def _near_openers(word: Lexeme) -> tuple[str, ...]:
+    return nearest(str(word), (*_OPENERS, *ACTIONS))
+
+
+def _report_end(words: Sequence[Lexeme], expected: frozenset[str]) -> None:
+    last = words[-1]
+    origin = last.origin
+    caret = Span(origin.source, last.span.end, last.span.end)
+    if _in_predicate(words, expected):
+        help = _predicate_help(words, None)
+        message = f"a comparison is missing after `{last}`"
+        mends = (*_whole_flags(last), *_in_parentheses(words))
+        origin.report("APL011", message, caret, help=help, mends=mends)
+        return
+    missing, help = _missing(words, expected)
+    mends = _missing_words(missing, last)
+    if words[0].type not in {"EXPECT", "UNDECIDED"} and "ARROW" in expected:
+        near = _near_openers(words[0]) if words[0].type == "NAME" else ()
+        help = did_you_mean(near) or _RULE
+        mends = written(words[0].span, near, near=True)
+    origin.report("APL011", f"the statement ends where {missing} has to follow", caret, help=help, mends=mends)
+
+
+def _missing_words(missing: str, last: Lexeme) -> tuple[Mend, ...]:
+    """The words that have to follow another one, where they are known by themselves."""
+    words = _WORDS.findall(missing)
+    return tuple(inserted(last.span, word) for word in words) if _ALL_WORDS.fullmatch(missing) else ()
+
+
+def _in_parentheses(words: Sequence[Lexeme]) -> tuple[Mend, ...]:
+    """The mend of `… where … or bmm`: what stands before the joiner is one selector, and what is behind it another."""
+    first = next((at + 1 for at, word in enumerate(words[:-3]) if word.type in ("ACTION", "EQUAL")), None)
+    if first is None or words[-2].type not in ("OR", "AND"):
+        return ()
+    begin, end, source = words[first].span.start, words[-3].span.end, words[-1].span.source
+    changes = (TextChange(Span(source, begin, begin), "("), TextChange(Span(source, end, end), ")"))
+    return (Mend(f"write `(… where …) {words[-2]} {words[-1]}`", changes, is_choice=True),)
+
+
+def _whole_flags(last: Lexeme) -> tuple[Mend, ...]:
+    """The predicates that begin with a word."""
+    return written(last.span, [flag for flag in (*FLAGS, CUT) if flag.split()[0] == last], near=True)
+
+
+def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str], keywords: Mapping[str, str]) -> None:
+    last = before[-1]
+    spelt = str(word).isidentifier()
+    reserved = spelt and str(word) in keywords
+    if reserved and last.type == "LET":
+        message = f"`{word}` is a word of the language and cannot be a name"
+        word.report("APL015", message, help="choose another name")
+        return
+    if word.type == "EQUAL" and "COMPARISON" in expected:
+        word.report("APL010", "`=` defines a name, a comparison is `==`", help="write `==`", write=["=="])
+        return
+    near = _near_keywords(word, before, expected, keywords) if spelt else ()
+    if not near and _in_predicate(before, expected):
+        message = f"a comparison is missing after `{last}`"
+        word.report("APL010", message, help=_predicate_help(before, word), mends=_whole_flags(last))
+        return
+    if near or "$END" in expected:
+        message = f"`{word}` cannot follow `{last}`"
+        if expected == {"$END"}:
+            message += ", the statement is complete there"
+        help, mends = did_you_mean(near), written(word.span, near, near=True)
+        if not near and spelt and "OR" in expected:
+            help = "join two selectors with a comma, `or`, `and` or `except`"
+            at = Span(last.span.source, last.span.end, last.span.end)
+            mends = (Mend("write a comma between them", (TextChange(at, ","),), is_choice=True),)
+        word.report("APL010", message, help=help, mends=mends)
+        return
+    missing, help = _missing(before, expected)
+    message = f"`{word}` cannot follow `{last}`, {missing} has to"
+    way_out, write = _way_out(word, reserved, expected)
+    mends = written(word.span, write) if way_out else _missing_words(missing, last)
+    word.report("APL010", message, help=way_out or help, mends=mends)
+
+
+def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> tuple[str, str | None]:
+    """What has to follow the words, and how it looks."""
+    last, opener = before[-1].type, _opener(before)
+    rows = (row for kind in KINDS if kind.terminal() == opener for row in kind.missing)
+    return next(
+        (what, help)
+        for words, terminals, what, help in (*rows, *_MISSING)
+        if (not words or last in words.split())
+        and all((name.removeprefix("-") in expected) is not name.startswith("-") for name in terminals.split())
+    )
+
+
+def _in_predicate(words: Sequence[Lexeme], expected: frozenset[str]) -> bool:
+    """Whether the last word is the beginning of a predicate that is not finished."""
+    return "COMPARISON" in expected and any(word.type == "WHERE" for word in words)
+
+
+def _opener(before: Sequence[Lexeme]) -> str:
+    """What says which statement it is; `optional` stands before several."""
+    verbs = [word.type for word in before[1:2] if word.type in _BEHIND_OPTIONAL]
+    return verbs[0] if before[0].type == "OPTIONAL" and verbs else before[0].type
+
+
+def _predicate_help(before: Sequence[Lexeme], word: Lexeme | None) -> str | None:
+    last = before[-1]
+    flags = [flag for flag in (*FLAGS, CUT, ANNOTATED) if flag.split()[0] == last]
+    if flags:
+        return did_you_mean(flags)
+    if len(before) > 1 and before[-2].type in ("OR", "AND") and word is None:
+        joiner = before[-2]
+        return f"after `where`, `{joiner}` joins predicates; to join selectors, write `(… where …) {joiner} {last}`"
+    return "a comparison is written as `bytes > 64 MiB`"
+
+
+def _near_keywords(
+    word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str], keywords: Mapping[str, str]
+) -> tuple[str, ...]:
+    possible = [text for text, kind in keywords.items() if kind in expected and text.isidentifier()]
+    if _opener(before) == "FUSE" and len(before) > 1 and before[-2].type == "FUSE":
+        possible = ["chains"]
+    if before[0].type == "UNDECIDED" and before[-1].type == "ARROW":
+        possible = ["auto", "save", "recompute"]
+    return nearest(str(word), possible)
+
+
+def _way_out(word: Lexeme, reserved: bool, expected: frozenset[str]) -> tuple[str | None, Sequence[str]]:
+    """How to say what the misplaced word may have been meant for, and what to write in its place."""
+    if "EVERYTHING" in expected:
+        if word.type == "EVERY":
+            return "a position is written as `every 2nd`; a selector without one means all of its nodes", ()
+        if word.type == "STRING":
+            return "operators are written without quotes", (str(word)[1:-1],)
+        if reserved:
+            return f"an operator that is named like a word of the language is written `aten.{word}`", (f"aten.{word}",)
+    if "BUNDLED" in expected and word.type in ("NAME", "PATH"):
+        bundled = f"<{str(word).removesuffix('.apl')}>"
+        return f'write `"{word}"`, or `{bundled}` for a bundled policy', (f'"{word}"', bundled)
+    if word.type == "EVERY" and "BLOCK" in expected:
+        return "write `block` for all of them, `every 2nd block` for some", ("block",)
+    if reserved and "STRING" in expected and "PATH" in expected:
+        return f'a module that is named like a word of the language is written in quotes, `"{word}"`', (f'"{word}"',)
+    return None, ()
