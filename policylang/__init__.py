@@ -17,7 +17,7 @@ _PUBLIC = {
     "checkpoint_model": "policylang.api.checkpoint",
     "context_fn": "policylang.api.checkpoint",
     "load": "policylang.api.load",
-    "load_device": "policylang.api.devices",
+    "load_device": "policylang.api.load",
     "parse": "policylang.api.load",
     "partition": "policylang.api.apply",
     "partitioner": "policylang.api.compile",

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from policylang.api.devices import DeviceLike
-from policylang.api.load import PolicyLike, policy_of
+from policylang.api.load import DeviceLike, PolicyLike, policy_of
 from policylang.backends import graph_registry, refusals
 from policylang.backends.dispatch import apply_policy, checked_module
 from policylang.backends.joint.path import JointPartitioner, returns_gradients

@@ -9,8 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from policylang.api.devices import DeviceLike, device_of
-from policylang.api.load import PolicyLike, operators_at_hand, operators_in
+from policylang.api.load import DeviceLike, PolicyLike, device_of, operators_at_hand, operators_in
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import policy_files
 from policylang.language.resolution.doubtful import SELDOM_IN_GRAPHS

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from policylang.api.devices import DeviceLike
-from policylang.api.load import PolicyLike, policy_of
+from policylang.api.load import DeviceLike, PolicyLike, policy_of
 from policylang.backends.eager.checkpoint import contexts_for, put_on, take_off
 from policylang.backends.eager.session import Contexts
 from policylang.language.syntax import Policy

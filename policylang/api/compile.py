@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from policylang.api.devices import DeviceLike
-from policylang.api.load import PolicyLike, policy_of
+from policylang.api.load import DeviceLike, PolicyLike, policy_of
 from policylang.backends.hooks.inductor_pass import PolicyPass
 from policylang.backends.torch_compile import options as backend_options
 from policylang.backends.torch_compile.backend import PolicyBackend, policy_around, warn_of_recompile_limit

@@ -1,4 +1,4 @@
-"""``policylang.load`` and ``policylang.parse``: policies from files and texts, with exceptions for diagnostics."""
+"""Policies from files and texts, with exceptions for diagnostics; device profiles, and the bundled policies."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import os
 import sys
 import warnings
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from policylang.api.devices import DeviceLike, on_device
+from attrs import evolve, frozen
+
 from policylang.errors import PolicyMeaningError, PolicySyntaxError, PolicyWarning
-from policylang.language.codes import is_syntax
+from policylang.language.codes import diagnose, is_syntax
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.devices.reading import read_device
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.files import bundled_file, bundled_names
+from policylang.language.formatting.unparse import format_policy
 from policylang.language.resolution.loader import Loaded, load_policy, parse_policy
 from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.syntax import Policy
@@ -19,6 +26,82 @@ from policylang.report.diagnostics import render_text
 if TYPE_CHECKING:
     from policylang.api.planned_graphs import GraphLike
     from policylang.graph.facts import Facts
+
+
+DeviceLike = DeviceProfile | str | os.PathLike[str]
+"""A device profile, the path of one, or the bare name of a bundled one."""
+
+TRACED_FOR = "APL416"
+_TYPES = frozenset({"cuda", "gpu", "hip", "hpu", "meta", "mps", "mtia", "xla", "xpu"})
+
+
+def load_device(name: str | os.PathLike[str]) -> DeviceProfile:
+    """The device profile of a file, or a bundled one by its bare name, as ``h100-sxm``.
+
+    Raises :class:`PolicyMeaningError` for a name that there is not, and for a file that is no profile.
+    """
+    found = read_device(name)
+    if isinstance(found, Diagnostic):
+        raise PolicyMeaningError([_unlike_tracing(str(name), found)])
+    return found
+
+
+def device_of(given: DeviceLike | None) -> DeviceProfile | None:
+    """The device that is given, loaded if need be; raises as :func:`load_device` does."""
+    return given if given is None or isinstance(given, DeviceProfile) else load_device(given)
+
+
+def on_device(policy: Policy, device: DeviceLike | None) -> Policy:
+    """The policy with a device in place of its own, so that it counts wherever the policy does: in plans, digests and
+    the keys of caches. Raises as :func:`load_device` does."""
+    profile = device_of(device)
+    if profile is None:
+        return policy
+    moved = evolve(policy, device=profile)
+    return evolve(moved, canonical=format_policy(moved)) if policy.canonical else moved
+
+
+def _unlike_tracing(name: str, found: Diagnostic) -> Diagnostic:
+    """What a step is traced for is called a device too: of one that is meant here, the difference."""
+    if name.partition(":")[0].lower() not in _TYPES:
+        return found
+    message = f"`{name}` is a device that a step is traced for, and times are worked out from a device profile"
+    help = "a snapshot says itself what it was traced for; name what the step is to run on, as in `--device h100-sxm`"
+    return diagnose(TRACED_FOR, message, help=f"{help}: {found.help}" if found.help else help)
+
+
+_GROUPS = "prelude"
+"""Always loaded, and no policy."""
+
+
+@frozen
+class BundledPolicy:
+    name: str
+    """As commands and ``policylang.load`` take it."""
+    description: str
+    """One sentence, from the comment with which its file begins."""
+    file: Path
+
+
+def bundled_policies() -> tuple[BundledPolicy, ...]:
+    """The policies of the library by name."""
+    found = []
+    for name in bundled_names():
+        file = bundled_file(name)
+        if file is not None and name != _GROUPS:
+            found.append(BundledPolicy(name, description_of(file.read_text(encoding="utf-8")), file))
+    return tuple(found)
+
+
+def description_of(text: str) -> str:
+    """The first paragraph of the comment with which a policy begins, on one line and without its full stop."""
+    said = []
+    for line in text.splitlines():
+        if not line.startswith("#") or not line.strip("# "):
+            break
+        said.append(line.lstrip("#").strip())
+    return " ".join(said).removesuffix(".")
+
 
 PolicyLike = Policy | str | os.PathLike[str]
 """A policy, or the path of one."""

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from policylang.api.apply import apply
-from policylang.api.devices import DeviceLike
+from policylang.api.load import DeviceLike
 from policylang.api.report import report_on
 from policylang.backends import graph_registry
 from policylang.backends.runtime import profiler_ranges

@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from policylang.api.devices import DeviceLike, load_device
+from policylang.api.load import DeviceLike, load_device
 from policylang.api.planned_graphs import PathName
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import Facts, uncounted_operators

@@ -18,9 +18,12 @@ from io import TextIOWrapper
 from policylang.commands import (
     agree,
     check,
+    demo,
     diff,
     explain,
     fmt,
+    import_recorded,
+    import_torchtitan,
     list_,
     lsp,
     plan,
@@ -30,19 +33,15 @@ from policylang.commands import (
     test,
     tune,
 )
-from policylang.commands.importing import recorded, torchtitan
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import refuse
-from policylang.commands.shared.output import HelpText, tell, text_width
-from policylang.commands.shared.users_modules import refused_imports
-from policylang.commands.shared.written_files import check_outputs
-from policylang.commands.small_llama import demo
+from policylang.commands.inputs import check_outputs, refuse
+from policylang.commands.output import Exit, HelpText, UsageError, tell, text_width
+from policylang.commands.users_code import refused_imports
 from policylang.errors import PolicyError
 from policylang.language.files import reason_of
 
 COMMANDS = (
     *(check, plan, explain, diff, show, list_, fmt, test, tune, profile, snapshot),
-    *(recorded, torchtitan, demo, agree, lsp),
+    *(import_recorded, import_torchtitan, demo, agree, lsp),
 )
 """In the order in which ``--help`` lists them."""
 

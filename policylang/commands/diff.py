@@ -21,23 +21,25 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import (
+from policylang.commands.inputs import (
     add_device,
     add_form,
     add_gone_page,
     add_graph,
     add_import,
     add_path,
+    add_project,
+    need_graph,
     once_at_most,
     planned,
     read_graph,
     read_policy,
     read_profile,
+    take_settings,
+    tell_settings,
     warn_of_devices,
 )
-from policylang.commands.shared.output import say, tell
-from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
+from policylang.commands.output import Exit, say, tell
 from policylang.language.figures import counted
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import (
+from policylang.commands.inputs import (
     STDIN,
     STDIN_NAME,
     add_device,
@@ -37,14 +36,16 @@ from policylang.commands.shared.inputs import (
     add_graph,
     add_import,
     add_path,
+    add_project,
     planned,
     read_graph,
     read_policy,
     read_profile,
+    take_settings,
+    tell_settings,
     warn_of_devices,
 )
-from policylang.commands.shared.output import say
-from policylang.commands.shared.project import add_project, take_settings, tell_settings
+from policylang.commands.output import Exit, UsageError, say
 
 if TYPE_CHECKING:
     from policylang.language.codes import Code

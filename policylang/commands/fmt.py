@@ -18,8 +18,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.output import say, tell
+from policylang.commands.output import Exit, UsageError, say, tell
 from policylang.language.figures import counted
 
 if TYPE_CHECKING:

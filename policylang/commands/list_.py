@@ -17,8 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_form
+from policylang.commands.inputs import add_form
+from policylang.commands.output import Exit
 
 NAME = "list"
 SUMMARY = "list the bundled policies"
@@ -30,8 +30,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.api.library import bundled_policies
-    from policylang.commands.shared.output import say
+    from policylang.api.load import bundled_policies
+    from policylang.commands.output import say
     from policylang.report.layout import table
 
     found = bundled_policies()

@@ -31,20 +31,22 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import (
+from policylang.commands.inputs import (
     add_device,
     add_form,
     add_graph,
     add_import,
     add_path,
+    add_project,
     check_policies,
+    need_graph,
     print_findings,
     read_profile,
+    take_settings,
+    tell_settings,
+    write_output,
 )
-from policylang.commands.shared.output import say
-from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
-from policylang.commands.shared.written_files import write_output
+from policylang.commands.output import Exit, UsageError, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -28,9 +28,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_form
-from policylang.commands.shared.output import say, tell
+from policylang.commands.inputs import add_form
+from policylang.commands.output import Exit, UsageError, say, tell
 
 if TYPE_CHECKING:
     from policylang.language.devices.profile import DeviceProfile
@@ -57,7 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.users_code import need_torch
+    from policylang.commands.users_code import need_torch
 
     need_torch()
     from policylang.api.profile_device import NO_FIGURES, profile_device

@@ -20,10 +20,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_device, add_form, read_graph, read_profile
-from policylang.commands.shared.output import say
-from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
+from policylang.commands.inputs import (
+    add_device,
+    add_form,
+    add_project,
+    need_graph,
+    read_graph,
+    read_profile,
+    take_settings,
+    tell_settings,
+)
+from policylang.commands.output import Exit, UsageError, say
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts

@@ -22,8 +22,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_import, add_snapshot, print_snapshot
+from policylang.commands.inputs import add_import, add_snapshot, print_snapshot
+from policylang.commands.output import Exit, UsageError
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
@@ -50,9 +50,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.inputs import refuse
-    from policylang.commands.shared.output import say
-    from policylang.commands.shared.users_code import UsersCodeError, named_function, need_torch, show, users_code
+    from policylang.commands.inputs import refuse
+    from policylang.commands.output import say
+    from policylang.commands.users_code import UsersCodeError, named_function, need_torch, show, users_code
 
     need_torch()
     from policylang.api.snapshot import load_snapshot, write_snapshots

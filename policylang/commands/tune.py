@@ -31,21 +31,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import (
+from policylang.commands.inputs import (
     add_device,
     add_form,
     add_gone_page,
     add_graph,
     add_import,
     add_path,
+    add_project,
+    need_graph,
     read_graph,
     read_profile,
     refuse,
+    take_settings,
+    tell_settings,
+    write_output,
 )
-from policylang.commands.shared.output import say, tell
-from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
-from policylang.commands.shared.written_files import write_output
+from policylang.commands.output import Exit, UsageError, say, tell
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts

@@ -16,10 +16,9 @@ from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.display import display
 
 from policylang.api.check import check
-from policylang.api.devices import DeviceLike, on_device
-from policylang.api.load import operators_at_hand
+from policylang.api.load import DeviceLike, on_device, operators_at_hand
 from policylang.api.planned_graphs import GraphLike, PathName
-from policylang.api.project.settings import ProjectSettings, as_typed, project_settings
+from policylang.api.settings import ProjectSettings, as_typed, project_settings
 from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose, is_error

@@ -1,4 +1,4 @@
-"""policylang explain: nodes, rules, collectives, scheduling lines and words, as data and as text."""
+"""``policylang explain``: nodes, rules, collectives, scheduling lines and words, as data and as text."""
 
 from __future__ import annotations
 

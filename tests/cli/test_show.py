@@ -8,7 +8,7 @@ import re
 import pytest
 from attrs import evolve
 
-from policylang.api.library import bundled_policies, description_of
+from policylang.api.load import bundled_policies, description_of
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import GraphKind
 from policylang.graph.files.snapshot import write

@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_import, add_snapshot, print_snapshot
+from policylang.commands.inputs import add_import, add_snapshot, print_snapshot
+from policylang.commands.output import Exit
 
 NAME = "import"
 SUMMARY = "make a snapshot of a graph recorded as JSON"
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.users_code import need_torch
+    from policylang.commands.users_code import need_torch
 
     need_torch()
     from policylang.graph.files.json_import import recorded_facts

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import argparse
 
-from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_graph, add_import, read_graph, refuse
-from policylang.commands.shared.output import say
-from policylang.commands.shared.written_files import write_output
+from policylang.commands.inputs import add_graph, add_import, read_graph, refuse, write_output
+from policylang.commands.output import Exit, say
 
 NAME = "import-torchtitan"
 SUMMARY = "write the policy of a TorchTitan full_recompute_save_ops string"
