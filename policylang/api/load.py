@@ -1,11 +1,12 @@
-"""Policies from files and texts, with exceptions for diagnostics; device profiles, and the bundled policies."""
+"""Policies from files and texts, with exceptions for diagnostics; their formatting, device profiles, the library."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,13 @@ from policylang.language.codes import diagnose, is_syntax
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.files import bundled_file, bundled_names
+from policylang.language.files import bundled_file, bundled_names, policy_files, read_source, write_whole
+from policylang.language.formatting.canonical import format_source
+from policylang.language.formatting.changes import line_end_of
 from policylang.language.formatting.unparse import format_policy
 from policylang.language.resolution.loader import Loaded, load_policy, parse_policy
 from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.source import Source
 from policylang.language.syntax import Policy
 from policylang.report.diagnostics import render_text
 
@@ -166,3 +170,80 @@ def _policy(loaded: Loaded) -> Policy:
     if loaded.diagnostics:
         warnings.warn(render_text(loaded.diagnostics), PolicyWarning, stacklevel=3)
     return loaded.policy
+
+
+_CANNOT = "APL104"
+
+
+@frozen
+class Formatting:
+    """What formatting one file came to. Nothing has been written yet."""
+
+    name: str
+    content: bytes
+    written: bytes | None
+    """The file in canonical form; None where the diagnostics say why there is none."""
+    diagnostics: tuple[Diagnostic, ...] = ()
+    unreadable: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return self.written is None
+
+    @property
+    def changes(self) -> bool:
+        return self.written is not None and self.written != self.content
+
+    def diff(self) -> str:
+        """What changes, as a unified diff; empty where nothing does."""
+        if not self.changes or self.written is None:
+            return ""
+        old, new = (_decoded(text).splitlines(keepends=True) for text in (self.content, self.written))
+        return "".join(difflib.unified_diff(old, new, self.name, f"{self.name} (formatted)"))
+
+    def save(self) -> Formatting:
+        """Write the file if it changes; the result says so where that cannot be done."""
+        if not self.changes or self.written is None:
+            return self
+        try:
+            write_whole(Path(self.name), self.written)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            problem = diagnose(_CANNOT, f"`{self.name}` cannot be written: {reason}")
+            return evolve(self, written=None, diagnostics=(*self.diagnostics, problem), unreadable=True)
+        return self
+
+
+def format_files(paths: Sequence[str]) -> list[Formatting]:
+    """Format policy files; a folder stands for every ``.apl`` file below it. Nothing is written."""
+    return [_format_file(file) for path in paths for file in policy_files(path)]
+
+
+def format_text(content: bytes, name: str = "<stdin>") -> Formatting:
+    """Format the content of a file."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        help = "a policy is a UTF-8 text file"
+        problem = diagnose("APL001", f"the text is not UTF-8: byte 0x{content[error.start]:02x}", help=help)
+        return Formatting(name, content, None, (problem,))
+    return _format(Source(name, text), content)
+
+
+def _format_file(name: str) -> Formatting:
+    source = read_source(Path(name), name)
+    if isinstance(source, Diagnostic):
+        return Formatting(name, b"", None, (source,), unreadable=source.code in ("APL103", _CANNOT))
+    return _format(source, Path(name).read_bytes())
+
+
+def _format(source: Source, content: bytes) -> Formatting:
+    formatted = format_source(source)
+    if formatted.text is None:
+        return Formatting(source.name, content, None, formatted.diagnostics)
+    written = formatted.text.replace("\n", line_end_of(source.text)).encode()
+    return Formatting(source.name, content, written, formatted.diagnostics)
+
+
+def _decoded(content: bytes) -> str:
+    return content.decode("utf-8-sig", errors="replace")

@@ -22,7 +22,7 @@ from policylang.commands.output import Exit, UsageError, say, tell
 from policylang.language.figures import counted
 
 if TYPE_CHECKING:
-    from policylang.api.format import Formatting
+    from policylang.api.load import Formatting
 
 NAME = "fmt"
 SUMMARY = "format policy files"
@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.api.format import format_files, format_text
+    from policylang.api.load import format_files, format_text
     from policylang.report.diagnostics import render_text
 
     if _STDIN in options.files and len(options.files) > 1:

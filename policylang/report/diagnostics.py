@@ -18,8 +18,7 @@ from policylang.language.diagnostics import Diagnostic, Mend, Severity
 from policylang.language.figures import counted, file_name
 from policylang.language.source import Span
 from policylang.language.version import installed_version
-from policylang.report.layout import columns, table
-from policylang.report.markup import element
+from policylang.report.layout import columns, element, table
 
 if TYPE_CHECKING:
     from policylang.planning.plan import ExpectationOutcome, Plan

@@ -1,4 +1,4 @@
-"""Text laid out: how wide it may be, tables, Markdown, and the times of a device in words."""
+"""Text laid out: how wide it may be, tables, the times of a device in words, Markdown, HTML."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from html import escape
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING
 
@@ -197,3 +198,44 @@ def exposed_text(time: StepTime) -> str:
     if not time.exposed:
         return "-"
     return f"{figure(time.exposed, 'seconds')} ({figure(time.exposed / time.step, 'fraction')})"
+
+
+_VOID = frozenset({"br", "circle", "line", "meta", "path"})
+
+
+class Markup(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+def element(tag: str, /, *children: str, **attributes: object) -> Markup:
+    """``class_`` is ``class``, other underscores are hyphens; an attribute that is True has no value, one that is None
+    or False is left out."""
+    said = "".join(_attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
+    if tag in _VOID:
+        return Markup(f"<{tag}{said}/>")
+    return Markup(f"<{tag}{said}>{fragment(*children)}</{tag}>")
+
+
+def fragment(*children: str) -> Markup:
+    """One after the other."""
+    return Markup("".join(each if isinstance(each, Markup) else escape(each) for each in children))
+
+
+def rows_table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[int], caption: str) -> Markup:
+    """A table that scrolls by itself where the page is narrow."""
+    kinds = ["number" if at in numbers else None for at in range(len(head))]
+    heads = (element("th", name, scope="col", class_=kind) for name, kind in zip(head, kinds, strict=True))
+    body = (
+        element("tr", *(element("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True)))
+        for row in rows
+    )
+    parts = (element("caption", caption), element("thead", element("tr", *heads)), element("tbody", *body))
+    return element("div", element("table", *parts), class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def _attribute(name: str, value: object) -> str:
+    if value is None or value is False:
+        return ""
+    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'

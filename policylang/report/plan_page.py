@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from array import array
+from collections.abc import Hashable, Iterable, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -11,20 +12,216 @@ from typing import Any
 
 from attrs import frozen
 
+from policylang.audit.summary.assemble import word
+from policylang.graph.facts import Facts, GraphKind
 from policylang.language.figures import counted, figure, uncounted_text
 from policylang.language.shown import printable
-from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, ValueEntry
-from policylang.planning.inspection.communication import Communication, as_decided
+from policylang.language.source import Source, Span
+from policylang.language.syntax import Policy
+from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry, operator_of
+from policylang.planning.inspection.communication import Communication, as_decided, bucket_statements
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import PeakValues, values_at_peak
 from policylang.planning.plan import Plan
-from policylang.report.layout import exposed_text, plan_times_text, price_text, seconds_text
-from policylang.report.markup import Markup, element, joined, rows_table
-from policylang.report.order_text import bound_text, exposed_rows, hidden_text, line_notes, line_rows, total_rows
-from policylang.report.page_data import page_data
+from policylang.planning.value_decision import Why
+from policylang.report.layout import (
+    Markup,
+    element,
+    exposed_text,
+    fragment,
+    plan_times_text,
+    price_text,
+    rows_table,
+    seconds_text,
+)
+from policylang.report.order_text import (
+    bound_text,
+    exposed_rows,
+    hidden_text,
+    line_notes,
+    line_rows,
+    said_of,
+    total_rows,
+)
+from policylang.report.plan_json import worth_data
 from policylang.report.plan_text import SHARES_HEAD, VALUES_HEAD, highest_moment_text, share_row, value_row
 from policylang.report.report_text import barriers_text, bytes_text
+from policylang.simulation.memory import Timeline
 from policylang.simulation.peak import Peak
+
+
+def page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str, Any]:
+    """``graph`` is what the page calls the graph. Lines count from 1, all else from 0."""
+    plan = found.plan
+    rows = [row for row in plan.facts.forward if plan.decisions[row] is not None]
+    sources = _sources(plan.policy)
+    return {
+        "graph": graph,
+        "device": None if plan.shown_times is None else plan.shown_times.device.name,
+        "memory": _memory_data(found),
+        "sources": [{"name": source.name, "lines": _source_lines(source)} for source in sources],
+        "rules": _rules(plan, worth, sources, rows),
+        "notes": _notes(found, sources),
+        "nodes": _nodes(found, rows),
+    }
+
+
+def _source_lines(source: Source) -> list[str]:
+    return [line.removesuffix("\r") for line in source.text.split("\n")]
+
+
+def _sources(policy: Policy) -> list[Source]:
+    """Every file that a statement of the policy stands in, the user's before those of the bundled library."""
+    spans: list[Span] = [rule.span for rule in policy.rules]
+    spans += [each.span for each in (policy.blocks, policy.undecided) if each is not None]
+    spans += [each.span for each in policy.statements]
+    found = dict.fromkeys(span.source for span in spans if span.source.text)
+    return sorted(found, key=lambda source: source.name.startswith("<") and source.name != "<policy>")
+
+
+def _rules(plan: Plan, worth: Sequence[Worth], sources: Sequence[Source], rows: Sequence[int]) -> list[dict[str, Any]]:
+    place = {row: at for at, row in enumerate(rows)}
+    of_file = {source: at for at, source in enumerate(sources)}
+    margins = {each.rule: each for each in worth}
+    rules = []
+    for index, outcome in enumerate(plan.rules):
+        span = outcome.rule.span
+        rules.append(
+            {
+                "text": outcome.rule.text,
+                "source": outcome.rule.source,
+                "file": of_file.get(span.source, -1),
+                "line": span.line,
+                "end": span.end_line,
+                "matched": [place[row] for row in outcome.matched if row in place],
+                "decided": len(outcome.decided),
+                "worth": worth_data(margins.get(index)),
+            }
+        )
+    return rules
+
+
+def _notes(found: Breakdown, sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """What stands beside scheduling lines: how many collectives each picks and moves."""
+    if found.communication is None:
+        return []
+    of_file = {source: at for at, source in enumerate(sources)}
+    policy = found.plan.policy
+    statements = (*(policy.rewrites[at] for at in bucket_statements(policy)), *policy.scheduling)
+    return [
+        {
+            "file": of_file.get(statement.span.source, -1),
+            "line": statement.span.line,
+            "note": f"{len(line.moved):,} of {len(line.matched):,}" if line.matched else "no match",
+            "title": said_of(line),
+        }
+        for statement, line in zip(statements, found.communication.lines, strict=True)
+    ]
+
+
+def _nodes(found: Breakdown, rows: Sequence[int]) -> dict[str, Any]:
+    plan, facts = found.plan, found.plan.facts
+    place = {row: at for at, row in enumerate(rows)}
+    decisions = [decision for row in rows if (decision := plan.decisions[row]) is not None]
+    return {
+        "name": [facts.names[row] for row in rows],
+        "operator": coded(operator_of(facts, row) for row in rows),
+        "module": coded(facts.modules[row] or facts.modules[facts.owners[row]] for row in rows),
+        "shape": coded("×".join(map(str, facts.shapes[row] or ())) for row in rows),
+        "dtype": coded(facts.dtypes[row] for row in rows),
+        "bytes": [facts.bytes[row] for row in rows],
+        "flops": [facts.flops[row] for row in rows],
+        "seconds": [] if plan.shown_times is None else [plan.shown_times.seconds[row] for row in rows],
+        "uncounted": coded(facts.uncounted[row] if facts.uncounted else "" for row in rows),
+        "owner": [place.get(facts.owners[row], at) for at, row in enumerate(rows)],
+        "fate": coded(found.fates[row] or "" for row in rows),
+        "action": coded(word(decision.action) for decision in decisions),
+        "rule": [-1 if decision.rule is None else decision.rule for decision in decisions],
+        "always": [int(decision.why is Why.ALWAYS) for decision in decisions],
+        "reason": coded(decision.reason for decision in decisions),
+    }
+
+
+def coded(values: Iterable[Hashable]) -> dict[str, Any]:
+    """A column with few distinct values: those, and for each row the number of its own."""
+    known: dict[Hashable, int] = {}
+    codes = [known.setdefault(value, len(known)) for value in values]
+    return {"values": list(known), "codes": codes}
+
+
+def _memory_data(found: Breakdown) -> dict[str, Any]:
+    """Two timelines over one axis: the operators in the order in which they run for the first time.
+
+    Where values are recomputed before an operator runs, its moment shows the most that was alive on the way. Nodes that
+    only one of the two has, as buckets, stand where they do in its order.
+    """
+    sides = (("peak under the policy", found.under), ("nothing recomputed", found.without))
+    orders = [_first_runs(found.plan, scenario) for _, scenario in sides]
+    axis = _merged([[name for name, _, _ in order] for order in orders])
+    halves: dict[str, int] = {}
+    blocks: dict[str, str] = {}
+    for order in orders:
+        for name, half, block in order:
+            halves.setdefault(name, half)
+            blocks.setdefault(name, block)
+    place = {name: at for at, name in enumerate(axis)}
+    return {
+        "names": axis,
+        "backward": [halves[name] for name in axis],
+        "block": coded(blocks[name] for name in axis),
+        "resident": max(scenario.timeline.resident for _, scenario in sides),
+        "curves": [
+            {"name": name, "moments": _curve(scenario.timeline, scenario.facts, place)} for name, scenario in sides
+        ],
+    }
+
+
+def _first_runs(plan: Plan, scenario: Scenario) -> list[tuple[str, int, str]]:
+    """Name, half and block of each operator that runs, in the order of the graph, of a partition half by half; where
+    the policy schedules, in the order that this comes to."""
+    facts, timeline = scenario.facts, scenario.timeline
+    halves = {row: timeline.backward[step] for step, row in enumerate(timeline.rows) if not timeline.again[step]}
+    flat = facts.kind is GraphKind.FLAT
+    own = plan if plan.order is None or facts is plan.facts else plan.order
+    rows = sorted(halves, key=lambda row: (0 if flat else halves[row], row)) if own is plan else list(halves)
+    found = []
+    for row in rows:
+        block = own.block_of[row] if own.block_names else -1
+        found.append((facts.names[row], halves[row], own.block_names[block] if block >= 0 else ""))
+    return found
+
+
+def _merged(orders: Sequence[Sequence[str]]) -> list[str]:
+    """Each name once: those of the first order in it, those of later ones before the next name that is there too."""
+    first, *later = orders
+    for order in later:
+        known, there = set(first), set(order)
+        ahead: dict[str, list[str]] = {}
+        waiting: list[str] = []
+        for name in order:
+            if name in known:
+                ahead[name], waiting = waiting, []
+            else:
+                waiting.append(name)
+        first = [each for name in first for each in (*(ahead[name] if name in there else ()), name)] + waiting
+    return list(first)
+
+
+def _curve(timeline: Timeline, facts: Facts, place: dict[str, int]) -> list[int]:
+    moments = array("q", [-1]) * len(place)
+    most = 0
+    for step, row in enumerate(timeline.rows):
+        most = max(most, timeline.live[step])
+        if not timeline.again[step]:
+            moments[place[facts.names[row]]] = most
+            most = 0
+    before = timeline.resident
+    for at, moment in enumerate(moments):
+        if moment < 0:
+            moments[at] = before
+        before = moments[at]
+    return list(moments)
+
 
 _WIDTH, _HEIGHT = 1000, 1000
 _MOST_POINTS = 1000
@@ -83,18 +280,18 @@ def memory_chart(axis: MemoryAxis, first: Curve, second: Curve) -> Markup:
     place = f"left:{_percent(_x(top, length))};top:{_percent(_y(first.moments[top], ceiling))}"
     peak = element("i", class_="peak", style=place)
     labels = (element("span", figure(value, "bytes"), style=f"top:{_percent(1 - value / ceiling)}") for value in ticks)
-    plot = joined(
+    plot = fragment(
         element("div", *labels, class_="ticks", aria_hidden="true"),
         element("div", svg, peak, class_="area"),
         element("div", *_parts(axis), class_="parts", aria_hidden="true"),
     )
-    legend = joined(
+    legend = fragment(
         element("span", element("i", class_="key first"), f"{first.name}: ", _bold(first.peak)),
         element("span", element("i", class_="key second"), f"{second.name}: ", _bold(second.peak)),
         element("span", element("i", class_="key resident"), "parameters, buffers, inputs: ", _bold(axis.resident)),
         element("span", class_="told", role="status"),
     )
-    return joined(element("div", plot, class_="plot"), element("div", legend, class_="legend"))
+    return fragment(element("div", plot, class_="plot"), element("div", legend, class_="legend"))
 
 
 def _description(axis: MemoryAxis, first: Curve, second: Curve) -> str:
@@ -209,7 +406,7 @@ def _tiles(found: Breakdown) -> Markup:
         held = sum(each.status == "held" for each in plan.expectations)
         told = "; ".join(_expectation(each.text, each.status, each.found) for each in plan.expectations)
         made.append(_tile("expectations held", f"{held} of {len(plan.expectations)}", told))
-    return joined(*made)
+    return fragment(*made)
 
 
 def _time_tiles(found: Breakdown) -> list[Markup]:
@@ -238,7 +435,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _memory_section(memory: dict[str, Any], peaks: Sequence[Peak]) -> Markup:
-    """The chart of what :func:`policylang.report.page_data.memory_data` made; the first curve is drawn on top."""
+    """The chart of what :func:`policylang.report.plan_page.memory_data` made; the first curve is drawn on top."""
     curves = [
         Curve(curve["name"], curve["moments"], peak.bytes, peak.at)
         for curve, peak in zip(memory["curves"], peaks, strict=True)
@@ -258,14 +455,14 @@ def _at_peak_section(found: PeakValues) -> Markup:
     largest = counted(len(found.values), "largest value")
     by_line = rows_table(SHARES_HEAD, (share_row(each, found) for each in found.shares), range(3), "by line")
     by_value = rows_table(VALUES_HEAD, values, range(2), f"the {largest}")
-    return joined(element("p", highest_moment_text(found), class_="hint"), by_line, by_value)
+    return fragment(element("p", highest_moment_text(found), class_="hint"), by_line, by_value)
 
 
 def _blocks_section(found: Breakdown) -> Markup:
     """The groups of alike blocks, each with its values."""
     most_saved = max((group.amounts.saved_bytes for group in found.groups), default=0) or 1
     most_flops = max((group.amounts.recomputed_flops for group in found.groups), default=0) or 1
-    return joined(*(_group(group, most_saved, most_flops) for group in found.groups))
+    return fragment(*(_group(group, most_saved, most_flops) for group in found.groups))
 
 
 def _group(group: BlockGroup, most_saved: int, most_flops: int) -> Markup:
@@ -333,7 +530,7 @@ def _totals(found: Communication) -> Markup:
     said = [bound_text(found.bound or 0.0)] if seconds_text(found.bound) else []
     said += [barriers_text(found.barriers)] if found.barriers else []
     notes = (element("p", each, class_="hint") for each in said)
-    return joined(rows_table(head, total_rows(found), range(1, 3), "before and after"), *notes)
+    return fragment(rows_table(head, total_rows(found), range(1, 3), "before and after"), *notes)
 
 
 def _lines(found: Communication) -> Markup:
@@ -341,14 +538,14 @@ def _lines(found: Communication) -> Markup:
         return Markup("")
     head, *rows = line_rows(found.lines)
     notes = (element("p", text, class_="hint") for text in line_notes(found.lines))
-    return joined(rows_table(head, rows, range(2, len(head)), "what each scheduling line did"), *notes)
+    return fragment(rows_table(head, rows, range(2, len(head)), "what each scheduling line did"), *notes)
 
 
 def _exposed(found: Communication) -> Markup:
     rows, rest = exposed_rows(found), hidden_text(found)
     numbers = range(rows[0].index("collective")) if rows else range(0)
     shown = rows_table(rows[0], rows[1:], numbers, "the exposed collectives") if rows else ""
-    return joined(shown, *([element("p", rest, class_="hint")] if rest else []))
+    return fragment(shown, *([element("p", rest, class_="hint")] if rest else []))
 
 
 _PIECES = Path(__file__).parent / "page"
