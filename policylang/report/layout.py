@@ -15,6 +15,7 @@ from policylang.language.shown import one_line, printable
 
 if TYPE_CHECKING:
     from policylang.planning.plan import Plan
+    from policylang.simulation.collective_runs import Lanes
     from policylang.simulation.node_times import NodeTimes
     from policylang.simulation.step_time import StepTime
 
@@ -193,7 +194,7 @@ def price_text(seconds: float | None) -> str:
     return "" if seconds is None else f"{figure(seconds, 'seconds')} a GiB"
 
 
-def exposed_text(time: StepTime) -> str:
+def exposed_text(time: StepTime | Lanes) -> str:
     """``12.1 ms (3%)``: the share is one of the step."""
     if not time.exposed:
         return "-"
