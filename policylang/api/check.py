@@ -106,5 +106,5 @@ def _found(each: Loaded, path: PathName | None) -> Sequence[Diagnostic]:
 
 
 def _once(diagnostics: Iterable[Diagnostic]) -> Iterable[Diagnostic]:
-    """Without repetitions: two files that include the same faulty one report its faults once."""
+    """Drop repetitions: two files that include the same faulty one report its faults once."""
     return dict.fromkeys(diagnostics)

@@ -102,7 +102,7 @@ def policylang_backend(
 
 
 def _same_text(left: Policy, right: Policy) -> bool:
-    """Whether two policies also stand in the same lines, which reports name."""
+    """The policies are equal and have the same line numbers, which reports name."""
     return left == right and all(a.span == b.span for a, b in zip(left.rules, right.rules, strict=True))
 
 

@@ -66,7 +66,7 @@ def on_device(policy: Policy, device: DeviceLike | None) -> Policy:
 
 
 def _unlike_tracing(name: str, found: Diagnostic) -> Diagnostic:
-    """What a step is traced for is called a device too: of one that is meant here, the difference."""
+    """Explain the difference where the name is that of a device to trace for."""
     if name.partition(":")[0].lower() not in _TYPES:
         return found
     message = f"`{name}` is a device that a step is traced for, and times are worked out from a device profile"
@@ -177,7 +177,7 @@ _CANNOT = "APL104"
 
 @frozen
 class Formatting:
-    """What formatting one file came to. Nothing has been written yet."""
+    """The result of formatting one file. Nothing has been written yet."""
 
     name: str
     content: bytes
@@ -195,7 +195,7 @@ class Formatting:
         return self.written is not None and self.written != self.content
 
     def diff(self) -> str:
-        """What changes, as a unified diff; empty where nothing does."""
+        """The change as a unified diff; empty where there is none."""
         if not self.changes or self.written is None:
             return ""
         old, new = (_decoded(text).splitlines(keepends=True) for text in (self.content, self.written))

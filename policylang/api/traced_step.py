@@ -73,7 +73,7 @@ def report_on(subject: Any) -> Report:
 
 
 def _with_orders(report: Report, orders: tuple[FsdpOrderReport, ...]) -> Report:
-    """With what FSDP was told, and in the audit where it stands otherwise by now."""
+    """Add the order that FSDP was given, and to the audit where FSDP has another one by now."""
     if not orders:
         return report
     audit = report.audit or AuditReport(True)
@@ -156,7 +156,7 @@ class TracedStep:
         self._updates = updates
         self._captured = captured
         self.device = device
-        """What the step was traced for, where that was said."""
+        """The device that the step was traced for, where one was named."""
         self._traced_nodes = len(captured.gm.graph.nodes)
         self._looked_at = False
         self._device_types = sorted({kind.device.type for kind in state.kinds.values()})
@@ -227,7 +227,7 @@ class TracedStep:
 
     @property
     def report(self) -> Report:
-        """What was decided, by which line, and what came of it."""
+        """The decisions, the lines that made them, and the audit."""
         return report_on(self.gm)
 
     def __str__(self) -> str:

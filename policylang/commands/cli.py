@@ -129,7 +129,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 _OF_A_STREAM = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
-"""Of a file that is written, Python says the name."""
+"""Errors of a stream: an error of a file has its name."""
 _BUG = (
     "policylang: this is a bug in policylang, not in what you gave it\n"
     "help: please report it with the traceback above and, if you can, the file that caused it"

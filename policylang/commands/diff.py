@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _plans(policies: Sequence[Policy], facts: Facts, options: argparse.Namespace) -> list[Plan]:
-    """Where one of two policies names a device, the other is timed on it too."""
+    """Plan both; where one of them names a device, the other is timed on it too."""
     device = read_profile(options.device)
     plans = [planned(policy, facts, options.path, device) for policy in policies]
     known = [made.times.device for made in plans if made.times is not None]

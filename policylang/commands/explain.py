@@ -135,7 +135,6 @@ def _of_node(plan: Plan, asked: str) -> Sequence[Explained]:
 
 
 def _of_line(plan: Plan, policy: str, text: str, path: str | None) -> Explained:
-    """Of a rule, or of a line that schedules."""
     from policylang.planning.capabilities import capabilities_for
     from policylang.report.explain import explain_statement, explained_statements
 
@@ -193,7 +192,7 @@ def _subject_data(subject: str) -> dict[str, Any]:
 
 
 def _subject(subject: str) -> str:
-    """Of a word all that it means, else the long form of a code."""
+    """The meanings of a word, else the long form of a code."""
     from policylang.report.explain import meanings_text
 
     return meanings_text(*_meanings(subject)) or _code(subject)

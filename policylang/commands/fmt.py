@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _print_bytes(content: bytes) -> None:
-    """As they are: printing text would change line ends, or fail where the terminal has another encoding."""
+    """Printing text would change line ends, or fail where the terminal has another encoding."""
     sys.stdout.flush()
     sys.stdout.buffer.write(content)
     sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""What several commands take: policies, graphs, the project's settings, the format of the output and its files."""
+"""Inputs and outputs of commands: policies, graphs, the project's settings, output formats and files."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def read_policy(name: str, facts: Facts | None = None) -> Policy:
 
 
 def read_stdin() -> Source | Diagnostic:
-    """The policy that stands in the standard input, or why it cannot be read. What it includes is looked for from the
-    current folder."""
+    """The policy in the standard input, or why it cannot be read. What it includes is looked for from the current
+    folder."""
     from policylang.language.files import source_of
     from policylang.language.parsing.statements import MAX_FILE
 
@@ -170,7 +170,7 @@ def read_graph(name: str) -> Facts:
 
 
 def read_profile(name: str | None) -> DeviceProfile | None:
-    """What ``--device`` names. Raises ``PolicyError`` where there is no such profile."""
+    """The profile that ``--device`` names. Raises ``PolicyError`` where there is none."""
     from policylang.api.load import device_of
 
     return device_of(name)
@@ -238,7 +238,7 @@ def add_project(parser: argparse.ArgumentParser) -> None:
 
 @frozen
 class Taken:
-    """What came from the project's settings."""
+    """The values that came from the project's settings."""
 
     values: Mapping[str, str] = field(factory=dict)
     file: str = ""
@@ -379,7 +379,7 @@ def _words(options: argparse.Namespace, names: tuple[str, ...]) -> Iterator[str]
 
 
 def _named_in(file: Path) -> list[str]:
-    """What a text has in quotes: any of it may name a file."""
+    """The quoted strings of a file: any of them may name another file."""
     try:
         if file.suffix not in _NAMES_FILES or not file.is_file() or file.stat().st_size > _MOST:
             return []

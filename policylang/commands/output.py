@@ -1,4 +1,4 @@
-"""What a command prints, as wide as the terminal is, and how it ends."""
+"""Output of a command, as wide as the terminal is, and its exit codes."""
 
 from __future__ import annotations
 

@@ -143,7 +143,6 @@ def _progress(what: str) -> Callable[[int, int], None]:
 
 
 def _weighed(found: Breakdown, path: str | None) -> Breakdown:
-    """With what each scheduling line is worth."""
     from policylang.planning.capabilities import capabilities_for
     from policylang.planning.inspection.line_worth import weighed
 

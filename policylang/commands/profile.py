@@ -114,7 +114,7 @@ def _job(device: str | None, seconds: float) -> Iterator[tuple[int, str | None]]
 
 
 def _warn_of_others() -> None:
-    """Where at least as many processes run as there are processors, what is measured is what they leave."""
+    """Warn where at least as many processes run as there are processors."""
     if hasattr(os, "getloadavg") and os.getloadavg()[0] >= (os.cpu_count() or 1):
         message = "others compute on this machine, and what is measured is what they leave of it"
         tell(f"policylang {NAME}: {message}\nhelp: measure again when it is quiet")

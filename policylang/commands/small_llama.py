@@ -128,7 +128,7 @@ class TrainingRun:
 
     @property
     def step_seconds(self) -> float:
-        """Of the fastest step: the one that the rest of the machine disturbed least."""
+        """The time of the fastest step, the one that the rest of the machine disturbed least."""
         return min(step.seconds for step in self.steps)
 
 
@@ -190,7 +190,7 @@ def train(name: str, settings: Settings, backend: Any, advance: Callable[[], Non
 
 
 def differences(one: TrainingRun, other: TrainingRun) -> list[str]:
-    """What is not bitwise equal between two runs, one phrase each, the first steps first."""
+    """Losses and gradients that are not bitwise equal between two runs, one phrase each, the first steps first."""
     found = []
     for number, (a, b) in enumerate(zip(one.steps, other.steps, strict=True), start=1):
         if a.loss != b.loss:
@@ -236,7 +236,7 @@ class RunComparison:
 
     @property
     def differences(self) -> list[str]:
-        """What is not bitwise equal; empty if all is well."""
+        """Empty if all is bitwise equal."""
         return differences(self.without, self.with_policy)
 
     @property

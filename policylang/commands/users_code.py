@@ -97,7 +97,7 @@ def _print(error: BaseException) -> None:
 
 
 def _from_first_frame(frames: TracebackType | None) -> TracebackType | None:
-    """Without the frames that lead to the user's code: ours, the import system's, and torch's where it calls back."""
+    """Drop the frames that lead to the user's code: ours, the import system's, and torch's where it calls back."""
     while frames is not None and _leads_there(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return frames

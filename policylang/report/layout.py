@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 _COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)
 """0 where somebody asked for as many as it takes; None where nobody said anything."""
 _NARROWEST = 8
-"""Of a cell that is shortened."""
+"""The least width of a cell that is shortened."""
 _READABLE = 18
-"""Of a cell of words: before it is shortened further, columns that can be spared go."""
+"""The width of a text cell below which columns that can be spared are dropped first."""
 _LEAST = 20
-"""Of the text as a whole: what is narrower shows nothing."""
+"""The least width of the whole text."""
 _BETWEEN = 2
 _EXCERPT = re.compile(r"\s*\d*\s*\|(\s|$)")
 _HANGS = re.compile(r"\s*(?:= |[-*] )?")
@@ -146,7 +146,7 @@ def code(text: str) -> str:
 
 
 def words(text: str) -> str:
-    """As it is, or as code where it has a sign that could mean something: nobody is mentioned in code."""
+    """The text, as code where a character in it could mean something: nobody is mentioned in code."""
     return code(text) if _MEANS_SOMETHING.search(text) else text
 
 
@@ -166,17 +166,17 @@ def device_text(device: str, uncounted: Mapping[str, int], what: str = "times") 
 
 
 def times_text(times: NodeTimes | None) -> str:
-    """The same of the times of a graph; empty without a device."""
+    """:func:`device_text` for the times of a graph; empty without a device."""
     return "" if times is None else device_text(times.device.name, times.uncounted)
 
 
 def plan_times_text(plan: Plan) -> str:
-    """The same of a plan; where its device has no figure for something, that there are no times, and why."""
+    """:func:`device_text` for a plan, or why its device gives no times."""
     return times_text(plan.shown_times) if plan.untold is None else f"no times: {plan.untold.message}"
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Empty for nothing that could be printed, and without a device."""
+    """Empty for a time that rounds to zero, and without a device."""
     text = figure(seconds or 0.0, "seconds")
     return "" if text.startswith("0 ") else text
 

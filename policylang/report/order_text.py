@@ -29,12 +29,12 @@ _NUMBER = re.compile(r"_\d+\b")
 """At the end of a node's name."""
 _MOST_REASONS = 4
 _WIDEST = 160
-"""Of a table in a pipe or a file."""
+"""The columns of a table in a pipe or a file."""
 _HEAD = ("exposed", "", "each", "takes", "collective", "kind", "bytes", "group", "block", "bounded by", "line")
 
 
 def order_totals(found: Communication | None) -> str:
-    """What the order comes to. No line end at the end; empty where the policy schedules nothing."""
+    """The totals of an order. No line end at the end; empty where the policy schedules nothing."""
     if found is None:
         return ""
     text = table([("order", "as traced", "as planned"), *total_rows(found)], right=range(1, 3))
@@ -42,14 +42,14 @@ def order_totals(found: Communication | None) -> str:
 
 
 def order_details(found: Communication | None) -> str:
-    """What each line did, and how each collective fares; empty where the policy schedules nothing."""
+    """The effect of each scheduling line, and the exposed collectives; empty where the policy schedules nothing."""
     if found is None:
         return ""
     return "\n\n".join(filter(None, (_lines_text(found.lines), _collectives_text(found))))
 
 
 def total_rows(found: Communication) -> list[tuple[str, str, str]]:
-    """What there is of each kind of collective, and the figures of the step, as traced and as planned."""
+    """The number of collectives by kind, and the figures of the step, as traced and as planned."""
     before, after = found.traced, found.planned
     old, new = before.kinds(), after.kinds()
     kinds = [(kind, f"{old.get(kind, 0):,}", f"{new.get(kind, 0):,}") for kind in dict.fromkeys((*old, *new))]
@@ -66,7 +66,7 @@ def total_rows(found: Communication) -> list[tuple[str, str, str]]:
 
 
 def order_notes(found: Communication) -> list[str]:
-    """What bounds the order, and what cannot be said of it."""
+    """The lower bound, the barriers, and what is unknown without a device."""
     said = []
     if seconds_text(found.bound):
         said.append(f"no order of these collectives exposes less than {figure(found.bound or 0.0, 'seconds')}")
@@ -140,7 +140,8 @@ def proof_texts(line: LineInOrder) -> list[str]:
 
 
 def left_texts(line: LineInOrder) -> list[str]:
-    """What was left where it is, by reason, the most frequent first. Reasons that differ in a node's number are one."""
+    """Collectives that were not moved, by reason, the most frequent first. Reasons that differ in a node's number are
+    one."""
     alike: dict[str, tuple[str, list[str]]] = {}
     for reason, names in line.left.items():
         alike.setdefault(_NUMBER.sub("", reason), (reason, []))[1].extend(names)
@@ -191,7 +192,7 @@ def exposed_rows(found: Communication) -> list[tuple[str, ...]]:
 
 
 def _is_exposed(entry: CollectiveEntry) -> bool:
-    """Whether computation waits for it, by more than rounding."""
+    """Computation waits for it, by more than rounding."""
     return entry.run is not None and not same_time(entry.run.exposed + entry.run.end, entry.run.end)
 
 
@@ -237,7 +238,7 @@ def _seconds(entries: Iterable[CollectiveEntry]) -> float:
 
 
 def hidden_text(found: Communication) -> str:
-    """What of the collectives needs no row."""
+    """The collectives without a row, summed up."""
     hidden = [each for each in found.collectives if each.run is not None and not _is_exposed(each)]
     said = []
     if hidden:

@@ -66,7 +66,7 @@ def _page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str
 
 
 def _sources(policy: Policy) -> list[Source]:
-    """Every file that a statement of the policy stands in, the user's before those of the bundled library."""
+    """The files of the policy's statements, the user's before those of the bundled library."""
     spans: list[Span] = [rule.span for rule in policy.rules]
     spans += [each.span for each in (policy.blocks, policy.undecided) if each is not None]
     spans += [each.span for each in policy.statements]
@@ -94,7 +94,7 @@ def _rules(plan: Plan, worth: Sequence[Worth], sources: Sequence[Source], rows: 
 
 
 def _notes(found: Breakdown, sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """What stands beside scheduling lines: how many collectives each picks and moves."""
+    """The notes beside scheduling lines: how many collectives each selects and moves."""
     if found.communication is None:
         return []
     of_file = {source: at for at, source in enumerate(sources)}
@@ -169,8 +169,8 @@ def _memory_data(found: Breakdown) -> dict[str, Any]:
 
 
 def _first_runs(plan: Plan, scenario: Scenario) -> list[tuple[str, int, str]]:
-    """Name, half and block of each operator that runs, in the order of the graph, of a partition half by half; where
-    the policy schedules, in the order that this comes to."""
+    """Name, phase and block of each operator that runs: in the order of the graph, forward before backward; under
+    scheduling lines in their order."""
     facts, timeline = scenario.facts, scenario.timeline
     halves = {row: timeline.backward[step] for step, row in enumerate(timeline.rows) if not timeline.again[step]}
     flat = facts.kind is GraphKind.FLAT
@@ -288,7 +288,7 @@ def _level(share: float, kind: str) -> Markup:
 
 
 def _outline(moments: Sequence[int], ceiling: int, *, closed: bool = False) -> str:
-    """At most so many points, each the most that is alive among the operators it stands for."""
+    """At most so many points, each the most that is alive among its operators."""
     length = len(moments)
     width = -(-length // _MOST_POINTS)
     points = []
@@ -302,7 +302,7 @@ def _outline(moments: Sequence[int], ceiling: int, *, closed: bool = False) -> s
 
 
 def _runs(backward: Sequence[int]) -> list[tuple[int, int]]:
-    """Stretches of one half: which, and how long. Of a graph with very many: the first, and all others as one."""
+    """Runs of forward and of backward with their lengths. If there are very many: the first, and the others as one."""
     runs = [(half, sum(1 for _ in each)) for half, each in groupby(backward)]
     if len(runs) <= _MOST_PARTS:
         return runs
@@ -362,7 +362,7 @@ def _tiles(found: Breakdown) -> Markup:
 
 
 def _time_tiles(found: Breakdown) -> list[Markup]:
-    """What recomputation takes, its price, and what the step takes; nothing without a device."""
+    """Time and price of recomputation, and the time of the step; none without a device."""
     time, without = found.under.time, found.without.time
     if time is None or without is None:
         return []
@@ -455,7 +455,7 @@ def _entry(entry: ValueEntry) -> tuple[str, ...]:
 
 
 def _order_section(found: Communication | None) -> Markup:
-    """Nothing of a plan without collectives that it orders or times."""
+    """Empty for a plan without collectives that it orders or times."""
     if found is None:
         return Markup("")
     return element(
@@ -527,7 +527,7 @@ def _communication(found: Breakdown) -> Communication | None:
 
 
 def _subtitle(plan: Plan) -> str:
-    """What graph it is, and which plan."""
+    """Kind and size of the graph, torch's version, the plan's digest."""
     facts = plan.facts
     parts = [
         f"{facts.kind.value} graph of {counted(len(facts), 'node')}",

@@ -26,9 +26,9 @@ class Fence:
     """A fenced block. ``section`` counts the headings above it."""
 
     words: tuple[Span, ...]
-    """Behind the opening fence: its language first."""
+    """The words behind the opening fence: its language first."""
     start: int
-    """Where its content starts in the file."""
+    """The offset of its content in the file."""
     text: str
     section: int
     opening: Span
@@ -114,7 +114,7 @@ class Claim:
     values: tuple[str, ...]
     """Node names or codes; empty for ``nothing``."""
     count: int | None
-    """Where a number stands in the place of names."""
+    """The number of nodes, where one is given in place of names."""
     span: Span
     lines: tuple[int, int] | None
 

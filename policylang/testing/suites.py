@@ -126,7 +126,7 @@ _MOST_NAMES = 8
 
 @frozen
 class CaseResult:
-    """What came of one policy. ``diagnostics`` is empty if all is as it claims."""
+    """The result of one policy. ``diagnostics`` is empty if all is as it claims."""
 
     claims: int
     diagnostics: tuple[Diagnostic, ...]
@@ -208,7 +208,7 @@ class _Case:
         return any(isinstance(each, Include) and lines[0] <= each.span.line <= lines[1] for each in self.statements)
 
     def _is_looked_at(self, unused: Diagnostic) -> bool:
-        """Whether an unused name is there to be claimed something of."""
+        """A claim is about the unused name."""
         return any(claim.word == "matches" and self._is_about(claim, unused) for claim in self.claims)
 
     def _missing(self, claim: Claim, found: Sequence[Diagnostic], unplanned: bool) -> Iterable[Diagnostic]:
@@ -278,8 +278,8 @@ class _Case:
 
 
 def _ordered(statement: Bucket | Scheduling, word: str, policy: Policy, order: OrderPlan) -> Sequence[str] | None:
-    """What a scheduling line picks, and what of it it moves: of a bucket the collectives that become one with others,
-    with `matches:` those as well that were to."""
+    """The collectives that a scheduling line selects or moves; for a bucket those that it merges, with `matches:` also
+    those that it could not."""
     if word == "decides":
         return None
     if isinstance(statement, Bucket):
@@ -370,7 +370,7 @@ _NOT_OURS = ("node_modules", "__pycache__")
 
 @frozen
 class TestResult:
-    """What the policies of some files came to. ``found`` holds all that is not as the policies claim."""
+    """The result of test files. ``found`` holds all that is not as the policies claim."""
 
     __test__ = False  # not one of pytest's, for all its name
 
@@ -416,7 +416,7 @@ def files_of(path: str) -> list[str]:
 
 
 def _no_tests_in(folder: str) -> Diagnostic:
-    """Of a folder without a test. One of policies was most likely meant to be checked, or to be covered."""
+    """The error of a folder without a test. A folder of policies was most likely to be checked, or covered."""
     help = "a policy test is a Markdown file with a policy in a fenced block, ```apl"
     if os.path.isfile(policy_files(folder)[0]):
         help = f"`policylang check {folder}` checks its policies; with `--cover {folder}`, tests have to exercise them"
