@@ -295,7 +295,7 @@ def _sarif_result(diagnostic: Diagnostic, codes: Sequence[str]) -> dict[str, Any
     ]
     if related:
         result["relatedLocations"] = related
-    fixes = [fix for mend in diagnostic.mends if (fix := _sarif_fix(mend)) is not None]
+    fixes = [found for mend in diagnostic.mends if (found := _sarif_fix(mend)) is not None]
     if fixes:
         result["fixes"] = fixes
     return result
