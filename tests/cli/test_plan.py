@@ -191,15 +191,6 @@ def test_the_trace_is_written_where_there_is_a_device(policylang, graph, policy,
     assert {each["ph"] for each in events} == {"M", "X", "C"}
 
 
-def test_planning_needs_no_torch(process, graph, policy, tmp_path):
-    script = (
-        "import sys; from policylang.commands.cli import main; code = main(sys.argv[1:]); "
-        "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
-    )
-    outcome = process("-c", script, "plan", policy(), "--graph", graph, "--html", str(tmp_path / "plan.html"))
-    assert outcome.code == 0, outcome.err
-
-
 def test_a_threshold_that_the_batch_can_flip_is_warned_of(policylang, tmp_path, policy):
     """Of a snapshot of a joint graph, which nobody compiles here."""
     gathered = """

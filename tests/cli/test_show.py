@@ -256,14 +256,6 @@ def test_a_large_graph_is_counted_in_one_pass():
     assert [sums.forward for _, sums in found.blocks] == [100] * 50
 
 
-def test_needs_no_torch(process, graph):
-    script = (
-        "import sys; from policylang.commands.cli import main; code = main(['show', sys.argv[1]]) or main(['list']); "
-        "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
-    )
-    assert process("-c", script, graph).code == 0
-
-
 def test_the_bundled_policies(policylang):
     lines = policylang("list").out.splitlines()[1:]
     assert [line.split()[0] for line in lines] == [each.name for each in bundled_policies()]
