@@ -22,13 +22,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from policylang.commands.inputs import (
-    add_device,
     add_form,
     add_gone_page,
-    add_graph,
-    add_import,
-    add_path,
-    add_project,
+    add_planning,
     need_graph,
     once_at_most,
     planned,
@@ -56,11 +52,7 @@ SUMMARY = "compare two policies on a graph"
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("old", metavar="OLD", help="the policy before the change")
     parser.add_argument("new", metavar="NEW", help="the policy after it")
-    add_graph(parser)
-    add_path(parser)
-    add_device(parser)
-    add_project(parser)
-    add_import(parser)
+    add_planning(parser)
     add_form(parser, "markdown", "json", help="markdown is meant for a comment on a review (default: text)")
     add_gone_page(parser, "`policylang plan --html` writes a page of each policy")
 

@@ -75,6 +75,15 @@ def add_form(parser: argparse.ArgumentParser, *more: str, help: str | None = Non
     add_width(parser)
 
 
+def add_planning(parser: argparse.ArgumentParser) -> None:
+    """What a command takes that plans policies on one graph."""
+    add_graph(parser)
+    add_path(parser)
+    add_device(parser)
+    add_project(parser)
+    add_import(parser)
+
+
 class _Gone(argparse.Action):
     """An option that is no more: it says what there is instead."""
 

@@ -32,12 +32,8 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from policylang.commands.inputs import (
-    add_device,
     add_form,
-    add_graph,
-    add_import,
-    add_path,
-    add_project,
+    add_planning,
     check_policies,
     need_graph,
     print_findings,
@@ -63,11 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "policy", metavar="POLICY", help="a policy file, a bundled policy by its bare name, or - for standard input"
     )
-    add_graph(parser)
-    add_path(parser)
-    add_device(parser)
-    add_project(parser)
-    add_import(parser)
+    add_planning(parser)
     add_form(parser, "json", help="how to print the plan (default: text)")
     parser.add_argument("--summary", action="store_true", help="print the totals and the expectations, and no more")
     parser.add_argument("--html", metavar="OUT.html", help="write the plan as a page as well")
