@@ -38,6 +38,7 @@ from policylang.commands.output import Exit, HelpText, UsageError, tell, text_wi
 from policylang.commands.users_code import refused_imports
 from policylang.errors import PolicyError
 from policylang.language.files import reason_of
+from policylang.report.layout import fitted
 
 COMMANDS = (
     *(check, plan, explain, diff, show, list_, fmt, test, tune, profile, snapshot),
@@ -71,8 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except SystemExit as stop:  # argparse has printed: usage errors are 2 already, --help and --version are 0
             code = int(stop.code or 0)
         else:
-            from policylang.report.layout import fitted
-
             with fitted(text_width(getattr(options, "width", None))):
                 code = _ended(options)
         sys.stdout.flush()

@@ -20,7 +20,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from policylang.commands.inputs import add_width
-from policylang.commands.output import Exit, UsageError
+from policylang.commands.output import Exit, UsageError, say, tell
+from policylang.errors import PolicyError
 
 if TYPE_CHECKING:
     from policylang.commands.small_llama import RunComparison, Settings
@@ -48,9 +49,7 @@ def run(options: argparse.Namespace) -> Exit:
         raise UsageError(f"the demo needs {names}", f"pip install {' '.join(missing)}")
     import torch
 
-    from policylang.commands.output import say, tell
     from policylang.commands.small_llama import Settings
-    from policylang.errors import PolicyError
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("torch sees no CUDA device here", "leave out `--device cuda`")

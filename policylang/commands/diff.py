@@ -36,6 +36,7 @@ from policylang.commands.inputs import (
     warn_of_devices,
 )
 from policylang.commands.output import Exit, say, tell
+from policylang.language.codes import is_error
 from policylang.language.figures import counted
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.language.codes import is_error
     from policylang.planning.inspection.compare import compare
     from policylang.report.plan_comparison import comparison_json, comparison_markdown, comparison_text
 

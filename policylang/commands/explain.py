@@ -42,6 +42,8 @@ from policylang.commands.inputs import (
     warn_of_devices,
 )
 from policylang.commands.output import Exit, UsageError, say
+from policylang.language.codes import CODES
+from policylang.report.layout import columns
 
 if TYPE_CHECKING:
     from policylang.language.codes import Code
@@ -165,7 +167,6 @@ def _no_rule(policy: str, text: str, spans: Sequence[Span]) -> UsageError:
 
 def _explained(subject: str | None) -> tuple[str, dict[str, Any]]:
     """As text and as data: a word of the language, a code, or, without a subject, all codes."""
-    from policylang.language.codes import CODES
     from policylang.language.meanings.dictionary import senses
     from policylang.report.explain import meanings_data, meanings_text, of_group
 
@@ -184,8 +185,6 @@ def _explained(subject: str | None) -> tuple[str, dict[str, Any]]:
 def _long_form(entry: Code) -> str:
     from textwrap import fill, indent
 
-    from policylang.report.layout import columns
-
     examples = (("Wrong", entry.wrong), ("Right", entry.mended))
     shown = (f"{label}:\n\n{indent(text, '    ')}" for label, text in examples if text)
     text = fill(entry.text, width=columns(_WIDEST) or _WIDEST)
@@ -195,7 +194,6 @@ def _long_form(entry: Code) -> str:
 def _entry(code: str) -> Code:
     from difflib import get_close_matches
 
-    from policylang.language.codes import CODES
     from policylang.language.meanings.dictionary import meanings
     from policylang.language.nearest import did_you_mean, nearest
     from policylang.language.resolution.prelude import group_names

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from policylang.commands.output import Exit, UsageError, say, tell
 from policylang.language.figures import counted
+from policylang.report.diagnostics import render_text
 
 if TYPE_CHECKING:
     from policylang.api.load import Formatting
@@ -39,7 +40,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Exit:
     from policylang.api.load import format_files, format_text
-    from policylang.report.diagnostics import render_text
 
     if _STDIN in options.files and len(options.files) > 1:
         raise UsageError("`-` stands alone")

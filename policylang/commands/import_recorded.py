@@ -16,6 +16,7 @@ from pathlib import Path
 
 from policylang.commands.inputs import add_import, add_snapshot, print_snapshot
 from policylang.commands.output import Exit
+from policylang.commands.users_code import need_torch
 
 NAME = "import"
 SUMMARY = "make a snapshot of a graph recorded as JSON"
@@ -28,8 +29,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.users_code import need_torch
-
     need_torch()
     from policylang.graph.files.json_import import recorded_facts
     from policylang.graph.files.snapshot import write

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
-from policylang.commands.output import Exit, UsageError
+from policylang.commands.output import Exit, UsageError, say, tell
+from policylang.errors import PolicyMeaningError
+from policylang.language.diagnostics import Diagnostic, Related
 from policylang.language.figures import joined
 from policylang.language.files import find_policy, policy_files, reason_of, write_whole
 from policylang.planning.capabilities import PLANNED
@@ -122,8 +124,6 @@ def read_policy(name: str, facts: Facts | None = None) -> Policy:
     """The policy of a file, of the library, or, for ``-``, of the standard input; ``facts`` are of the graph that it is
     for. Raises ``PolicyError`` with every diagnostic of the file."""
     from policylang.api.load import operators_at_hand, operators_in
-    from policylang.errors import PolicyMeaningError
-    from policylang.language.diagnostics import Diagnostic
     from policylang.language.resolution.loader import load_policy, load_source
 
     operators = operators_at_hand(met=() if facts is None else operators_in(facts))
@@ -151,7 +151,6 @@ def read_stdin() -> Source | Diagnostic:
 def check_policies(names: Sequence[str], **how: Any) -> CheckResult:
     """``policylang.check`` of policies one of which may be the standard input."""
     from policylang.api.check import check
-    from policylang.language.diagnostics import Diagnostic
 
     given = [(name, read_stdin() if name == STDIN else name) for name in names]
     result = check(*(each for _, each in given if not isinstance(each, Diagnostic)), **how)
@@ -195,7 +194,6 @@ def planned(policy: Policy, facts: Facts, path: str | None, device: DeviceProfil
 def warn_of_devices(facts: Facts, *plans: Plan) -> None:
     """Say on the standard error where the graph has other kernels than those of the device that it trains on, and where
     the device that is to say times has no figure for something."""
-    from policylang.commands.output import tell
     from policylang.graph.traced_device import kernel_findings
 
     untold = (made.untold for made in plans if made.untold is not None)
@@ -206,7 +204,6 @@ def warn_of_devices(facts: Facts, *plans: Plan) -> None:
 def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:
     """Print what is wrong on the standard error; the exit code that goes with it."""
     from policylang.api.settings import PROBLEMS as WRONG_SETTINGS
-    from policylang.commands.output import tell
 
     found = tuple(diagnostics)
     tell(render_text(found))
@@ -217,8 +214,6 @@ def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:
 def print_findings(found: CheckResult, form: str, summary: str = "", *, failed: bool) -> Exit:
     """Print what was found in a format, for people with a last line that sums all up; the exit code that goes with
     it."""
-    from policylang.commands.output import say
-
     printed = RENDERERS[form](found).rstrip("\n")
     if form == "text":
         printed = "\n\n".join(filter(None, (printed, summary)))
@@ -228,8 +223,6 @@ def print_findings(found: CheckResult, form: str, summary: str = "", *, failed: 
 
 
 def print_snapshot(path: Path, facts: Facts) -> None:
-    from policylang.commands.output import say
-
     say(f"{path}: {facts.kind.value} graph of {len(facts):,} nodes, {path.stat().st_size:,} bytes")
 
 
@@ -264,7 +257,6 @@ class Taken:
         return tuple(map(self._placed, diagnostics))
 
     def _placed(self, found: Diagnostic) -> Diagnostic:
-        from policylang.language.diagnostics import Related
 
         for key, value in self.values.items():
             if found.span is None and key in self.places and f"`{value}`" in found.message:
@@ -285,15 +277,12 @@ def take_settings(options: argparse.Namespace, *keys: str) -> Taken:
 
 def tell_settings(options: argparse.Namespace) -> None:
     """Say on the standard error what was taken, where anything was."""
-    from policylang.commands.output import tell
-
     if options.taken.values:
         tell(f"policylang {options.command}: {options.taken}")
 
 
 def _taken(options: argparse.Namespace, wanted: Sequence[str]) -> Taken:
     from policylang.api.settings import as_typed, project_settings
-    from policylang.errors import PolicyMeaningError
 
     settings, problems = project_settings(Path())
     if problems:
@@ -348,8 +337,6 @@ _MEND = "name another file"
 
 def write_output(text: str, out: str) -> None:
     """Write a whole file and say so. Raises ``UsageError`` where it cannot be written."""
-    from policylang.commands.output import tell
-
     try:
         write_whole(Path(out), text.encode())
     except OSError as error:

@@ -18,7 +18,8 @@ import argparse
 import json
 
 from policylang.commands.inputs import add_form
-from policylang.commands.output import Exit
+from policylang.commands.output import Exit, say
+from policylang.report.layout import table
 
 NAME = "list"
 SUMMARY = "list the bundled policies"
@@ -31,8 +32,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Exit:
     from policylang.api.load import bundled_policies
-    from policylang.commands.output import say
-    from policylang.report.layout import table
 
     found = bundled_policies()
     if options.output_format == "json":

@@ -8,6 +8,9 @@ import sys
 from enum import IntEnum
 from textwrap import TextWrapper
 
+from policylang.language.shown import logged
+from policylang.report.layout import fit
+
 
 class Exit(IntEnum):
     CLEAN = 0
@@ -40,9 +43,6 @@ def say(text: object, form: str = "text", end: str = "\n") -> None:
     ``form``: as ``--output-format`` names it. Text for people is as wide as it may be. JSON escapes what it holds, but
     for the marks of commands to a runner, which are escaped here; those of ``github`` are meant.
     """
-    from policylang.language.shown import logged
-    from policylang.report.layout import fit
-
     said = str(text)
     if form in ("json", "sarif"):
         print(said.replace("##", "#\\u0023"), end=end)  # there is no `#` in JSON but in its texts
@@ -54,9 +54,6 @@ def say(text: object, form: str = "text", end: str = "\n") -> None:
 
 def tell(text: object) -> None:
     """Print text that people read on the standard error."""
-    from policylang.language.shown import logged
-    from policylang.report.layout import fit
-
     print(logged(fit(str(text))), file=sys.stderr)
 
 

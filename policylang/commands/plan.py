@@ -43,6 +43,8 @@ from policylang.commands.inputs import (
     write_output,
 )
 from policylang.commands.output import Exit, UsageError, say
+from policylang.language.codes import diagnose, is_error
+from policylang.report.diagnostics import render_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,11 +73,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.language.codes import is_error
     from policylang.planning.capabilities import capabilities_for
     from policylang.planning.inspection.breakdown import breakdown
     from policylang.planning.inspection.line_worth import worth_of_edits
-    from policylang.report.diagnostics import render_text
     from policylang.report.plan_json import plan_json
     from policylang.report.plan_text import plan_text
 
@@ -107,8 +107,6 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _refused(result: CheckResult, form: str) -> Exit:
-    from policylang.language.codes import diagnose
-
     if not result.diagnostics:
         problem = diagnose("APL104", "a plan is made of one policy", help="name one .apl file")
         result = evolve(result, diagnostics=(problem,))

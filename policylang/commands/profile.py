@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING
 
 from policylang.commands.inputs import add_form
 from policylang.commands.output import Exit, UsageError, say, tell
+from policylang.commands.users_code import need_torch
+from policylang.errors import PolicyError
 
 if TYPE_CHECKING:
     from policylang.language.devices.profile import DeviceProfile
@@ -56,11 +58,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.users_code import need_torch
-
     need_torch()
     from policylang.api.profile_device import NO_FIGURES, profile_device
-    from policylang.errors import PolicyError
 
     with _job(options.device, options.seconds) as (rank, device):
         if rank == 0:

@@ -31,6 +31,7 @@ from policylang.commands.inputs import (
     tell_settings,
 )
 from policylang.commands.output import Exit, UsageError, say
+from policylang.errors import PolicyGraphError
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
@@ -104,7 +105,6 @@ def run(options: argparse.Namespace) -> Exit:
 
 def _times(facts: Facts, device: DeviceProfile | None) -> NodeTimes | None:
     """Raises ``PolicyError`` where the device has no figure for something in the graph."""
-    from policylang.errors import PolicyGraphError
     from policylang.simulation.missing_figures import lacking
     from policylang.simulation.node_times import node_times
 

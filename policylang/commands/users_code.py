@@ -13,10 +13,12 @@ from types import TracebackType
 from typing import Any
 
 import policylang
+from policylang.commands.inputs import print_findings, refuse
 from policylang.commands.output import Exit, UsageError, tell
 from policylang.errors import PolicyError
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
+from policylang.report.diagnostics import RENDERERS, CheckResult
 
 _OURS = os.path.dirname(os.path.abspath(policylang.__file__)) + os.sep
 _IMPORTS = ("<frozen importlib", import_module.__code__.co_filename)
@@ -70,8 +72,6 @@ def named_function(text: str) -> Callable[[], Any]:
 
 def show(failed: UsersCodeError, command: str, function: str, help: str) -> Exit:
     """Print what the user's code raised: the diagnostics of a policy, or the traceback from its own first frame on."""
-    from policylang.commands.inputs import refuse
-
     error = failed.error
     if isinstance(error, PolicyError):
         if error.__cause__ is not None:
@@ -142,8 +142,6 @@ def refused_imports(names: Sequence[str], form: str, *, findings: bool) -> Exit 
     problems = import_modules(names)
     if not problems:
         return None
-    from policylang.commands.inputs import print_findings, refuse
-    from policylang.report.diagnostics import RENDERERS, CheckResult
 
     if form in RENDERERS and (findings or form != "text"):
         return print_findings(CheckResult((), problems), form, failed=True)
