@@ -1,6 +1,6 @@
 """How many bytes one training step holds on a CPU, read off the allocator itself, whoever compiled the step.
 
-``policylang.commands.small_llama.memory`` counts what operators return. Inductor's kernels are no operators: what
+``policylang.commands.small_llama`` counts what operators return. Inductor's kernels are no operators: what
 they fill is seen by the allocator alone, which reports to PyTorch's profiler.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from policylang.commands.small_llama.memory import StepMemory
+from policylang.commands.small_llama import StepMemory
 
 _BACKWARD = "the backward of a measured step"
 

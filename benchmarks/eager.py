@@ -26,7 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import policylang
 from benchmarks.common import table, write_results
-from policylang.commands.small_llama.memory import StepMemory, step_memory
+from policylang.commands.small_llama import StepMemory, step_memory
 
 POLICY = """
 blocks layers.*

@@ -34,7 +34,7 @@ from benchmarks import schedule_peers
 from benchmarks.common import growth_exponent, table, write_results
 from benchmarks.schedule_graphs import Subject, process_groups, recorded_halves, synthetic_half, traced_halves
 from examples.sharded_llama import LLAMA3_8B
-from policylang.api.devices import load_device
+from policylang.api.load import load_device
 from policylang.errors import PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import Facts, Flag, InputKind, Phase
 from policylang.graph.schedule import Schedule, StepKind

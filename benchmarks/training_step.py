@@ -34,7 +34,7 @@ from torch.utils.checkpoint import (
 import policylang
 from benchmarks.allocations import step_allocations
 from benchmarks.common import seconds, table, write_results
-from policylang.commands.small_llama.memory import StepMemory, step_memory
+from policylang.commands.small_llama import StepMemory, step_memory
 
 MIB = 2**20
 

@@ -34,7 +34,7 @@ from benchmarks.graphs import llama_joint, synthetic_joint
 from benchmarks.tuning_graphs import MODELS, Subject, recorded
 from benchmarks.tuning_peers import SOLVERS, Point, bundled, by_hand, by_torch, untagged
 from benchmarks.tuning_picture import picture
-from policylang.api.devices import load_device
+from policylang.api.load import load_device
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile

@@ -26,7 +26,7 @@ from benchmarks.allocations import peak_allocated
 from benchmarks.common import table, write_results
 from benchmarks.graphs import joint_of
 from benchmarks.tuning_graphs import next_token
-from policylang.api.devices import load_device
+from policylang.api.load import load_device
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, InputKind
 from policylang.planning.capabilities import FLAT, JOINT

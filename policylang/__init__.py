@@ -14,10 +14,10 @@ _PUBLIC = {
     "apply": "policylang.api.apply",
     "backend": "policylang.api.compile",
     "check": "policylang.api.check",
-    "checkpoint_model": "policylang.api.checkpoint",
-    "context_fn": "policylang.api.checkpoint",
+    "checkpoint_model": "policylang.api.apply",
+    "context_fn": "policylang.api.apply",
     "load": "policylang.api.load",
-    "load_device": "policylang.api.devices",
+    "load_device": "policylang.api.load",
     "parse": "policylang.api.load",
     "partition": "policylang.api.apply",
     "partitioner": "policylang.api.compile",
@@ -63,8 +63,7 @@ def report(subject: Any) -> Report:
 
     Raises ``PolicyGraphError`` for anything else, and where no policy has acted yet.
     """
-    from policylang.api.report import report_on
-    from policylang.api.traced_step import TracedStep
+    from policylang.api.traced_step import TracedStep, report_on
 
     return report_on(subject.gm if isinstance(subject, TracedStep) else subject)
 

@@ -9,8 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from policylang.api.devices import DeviceLike, device_of
-from policylang.api.load import PolicyLike, operators_at_hand, operators_in
+from policylang.api.load import DeviceLike, PolicyLike, device_of, operators_at_hand, operators_in
 from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.files import policy_files
 from policylang.language.loader import Loaded, load_policy, load_source
@@ -106,5 +105,5 @@ def _found(each: Loaded, path: PathName | None) -> Sequence[Diagnostic]:
 
 
 def _once(diagnostics: Iterable[Diagnostic]) -> Iterable[Diagnostic]:
-    """Without repetitions: two files that include the same faulty one report its faults once."""
+    """Drop repetitions: two files that include the same faulty one report its faults once."""
     return dict.fromkeys(diagnostics)

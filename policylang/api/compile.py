@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from policylang.api.devices import DeviceLike
-from policylang.api.load import PolicyLike, policy_of
+from policylang.api.load import DeviceLike, PolicyLike, policy_of
 from policylang.backends.torch_compile import inductor
 from policylang.backends.torch_compile.backend import PolicyBackend, policy_around, warn_of_recompile_limit
 from policylang.backends.torch_compile.hooks import PolicyPartitioner, PolicyPass
@@ -102,7 +101,7 @@ def policylang_backend(
 
 
 def _same_text(left: Policy, right: Policy) -> bool:
-    """Whether two policies also stand in the same lines, which reports name."""
+    """The policies are equal and have the same line numbers, which reports name."""
     return left == right and all(a.span == b.span for a, b in zip(left.rules, right.rules, strict=True))
 
 

@@ -1,24 +1,108 @@
-"""``policylang.load`` and ``policylang.parse``: policies from files and texts, with exceptions for diagnostics."""
+"""Policies from files and texts, with exceptions for diagnostics; their formatting, device profiles, the library."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from policylang.api.devices import DeviceLike, on_device
+from attrs import evolve, frozen
+
 from policylang.errors import PolicyMeaningError, PolicySyntaxError, PolicyWarning
-from policylang.language.diagnostics import is_syntax
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.devices.reading import read_device
+from policylang.language.diagnostics import Diagnostic, Source, diagnose, is_syntax
+from policylang.language.files import bundled_file, bundled_names, policy_files, read_source, write_whole
+from policylang.language.layout import format_source, line_end_of
 from policylang.language.loader import Loaded, load_policy, parse_policy
 from policylang.language.operators import OperatorTable
+from policylang.language.statements import format_policy
 from policylang.language.syntax import Policy
 from policylang.report.diagnostics import render_text
 
 if TYPE_CHECKING:
     from policylang.api.planned_graphs import GraphLike
     from policylang.graph.facts import Facts
+
+
+DeviceLike = DeviceProfile | str | os.PathLike[str]
+"""A device profile, the path of one, or the bare name of a bundled one."""
+
+TRACED_FOR = "APL416"
+_TYPES = frozenset({"cuda", "gpu", "hip", "hpu", "meta", "mps", "mtia", "xla", "xpu"})
+
+
+def load_device(name: str | os.PathLike[str]) -> DeviceProfile:
+    """The device profile of a file, or a bundled one by its bare name, as ``h100-sxm``.
+
+    Raises :class:`PolicyMeaningError` for a name that there is not, and for a file that is no profile.
+    """
+    found = read_device(name)
+    if isinstance(found, Diagnostic):
+        raise PolicyMeaningError([_unlike_tracing(str(name), found)])
+    return found
+
+
+def device_of(given: DeviceLike | None) -> DeviceProfile | None:
+    """The device that is given, loaded if need be; raises as :func:`load_device` does."""
+    return given if given is None or isinstance(given, DeviceProfile) else load_device(given)
+
+
+def on_device(policy: Policy, device: DeviceLike | None) -> Policy:
+    """The policy with a device in place of its own, so that it counts wherever the policy does: in plans, digests and
+    the keys of caches. Raises as :func:`load_device` does."""
+    profile = device_of(device)
+    if profile is None:
+        return policy
+    moved = evolve(policy, device=profile)
+    return evolve(moved, canonical=format_policy(moved)) if policy.canonical else moved
+
+
+def _unlike_tracing(name: str, found: Diagnostic) -> Diagnostic:
+    """Explain the difference where the name is that of a device to trace for."""
+    if name.partition(":")[0].lower() not in _TYPES:
+        return found
+    message = f"`{name}` is a device that a step is traced for, and times are worked out from a device profile"
+    help = "a snapshot says itself what it was traced for; name what the step is to run on, as in `--device h100-sxm`"
+    return diagnose(TRACED_FOR, message, help=f"{help}: {found.help}" if found.help else help)
+
+
+_GROUPS = "prelude"
+"""Always loaded, and no policy."""
+
+
+@frozen
+class BundledPolicy:
+    name: str
+    """As commands and ``policylang.load`` take it."""
+    description: str
+    """One sentence, from the comment with which its file begins."""
+    file: Path
+
+
+def bundled_policies() -> tuple[BundledPolicy, ...]:
+    """The policies of the library by name."""
+    found = []
+    for name in bundled_names():
+        file = bundled_file(name)
+        if file is not None and name != _GROUPS:
+            found.append(BundledPolicy(name, description_of(file.read_text(encoding="utf-8")), file))
+    return tuple(found)
+
+
+def description_of(text: str) -> str:
+    """The first paragraph of the comment with which a policy begins, on one line and without its full stop."""
+    said = []
+    for line in text.splitlines():
+        if not line.startswith("#") or not line.strip("# "):
+            break
+        said.append(line.lstrip("#").strip())
+    return " ".join(said).removesuffix(".")
+
 
 PolicyLike = Policy | str | os.PathLike[str]
 """A policy, or the path of one."""
@@ -83,3 +167,80 @@ def _policy(loaded: Loaded) -> Policy:
     if loaded.diagnostics:
         warnings.warn(render_text(loaded.diagnostics), PolicyWarning, stacklevel=3)
     return loaded.policy
+
+
+_CANNOT = "APL104"
+
+
+@frozen
+class Formatting:
+    """The result of formatting one file. Nothing has been written yet."""
+
+    name: str
+    content: bytes
+    written: bytes | None
+    """The file in canonical form; None where the diagnostics say why there is none."""
+    diagnostics: tuple[Diagnostic, ...] = ()
+    unreadable: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return self.written is None
+
+    @property
+    def changes(self) -> bool:
+        return self.written is not None and self.written != self.content
+
+    def diff(self) -> str:
+        """The change as a unified diff; empty where there is none."""
+        if not self.changes or self.written is None:
+            return ""
+        old, new = (_decoded(text).splitlines(keepends=True) for text in (self.content, self.written))
+        return "".join(difflib.unified_diff(old, new, self.name, f"{self.name} (formatted)"))
+
+    def save(self) -> Formatting:
+        """Write the file if it changes; the result says so where that cannot be done."""
+        if not self.changes or self.written is None:
+            return self
+        try:
+            write_whole(Path(self.name), self.written)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            problem = diagnose(_CANNOT, f"`{self.name}` cannot be written: {reason}")
+            return evolve(self, written=None, diagnostics=(*self.diagnostics, problem), unreadable=True)
+        return self
+
+
+def format_files(paths: Sequence[str]) -> list[Formatting]:
+    """Format policy files; a folder stands for every ``.apl`` file below it. Nothing is written."""
+    return [_format_file(file) for path in paths for file in policy_files(path)]
+
+
+def format_text(content: bytes, name: str = "<stdin>") -> Formatting:
+    """Format the content of a file."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        help = "a policy is a UTF-8 text file"
+        problem = diagnose("APL001", f"the text is not UTF-8: byte 0x{content[error.start]:02x}", help=help)
+        return Formatting(name, content, None, (problem,))
+    return _format(Source(name, text), content)
+
+
+def _format_file(name: str) -> Formatting:
+    source = read_source(Path(name), name)
+    if isinstance(source, Diagnostic):
+        return Formatting(name, b"", None, (source,), unreadable=source.code in ("APL103", _CANNOT))
+    return _format(source, Path(name).read_bytes())
+
+
+def _format(source: Source, content: bytes) -> Formatting:
+    formatted = format_source(source)
+    if formatted.text is None:
+        return Formatting(source.name, content, None, formatted.diagnostics)
+    written = formatted.text.replace("\n", line_end_of(source.text)).encode()
+    return Formatting(source.name, content, written, formatted.diagnostics)
+
+
+def _decoded(content: bytes) -> str:
+    return content.decode("utf-8-sig", errors="replace")

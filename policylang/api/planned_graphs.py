@@ -67,7 +67,7 @@ def on_graph(
 
 
 def refused_of_any_graph(policy: Policy, path: PathName) -> tuple[Diagnostic, ...]:
-    """What a path refuses of a policy whatever the graph. Raises ``ValueError`` for another word."""
+    """The errors of a policy on a path whatever the graph. Raises ``ValueError`` for a path that there is not."""
     made = plan(policy, GraphBuilder().facts(GraphKind.JOINT), path_entry(path).capabilities)
     return tuple(each for each in made.diagnostics if each.code == PATH_CANNOT)
 

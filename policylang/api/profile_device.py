@@ -67,7 +67,7 @@ def profile_device(
 def _first_problem(
     target: Path, table: Path, title: str, seconds: float, device: str | torch.device | None
 ) -> PolicyError | None:
-    """What stands in the way, before anything is measured."""
+    """Check device, arguments and files before anything is measured."""
     try:
         _device(device)
         if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
@@ -96,7 +96,7 @@ def _agreed(problem: PolicyError | None) -> PolicyError | None:
 
 
 def _said_by(device: torch.device) -> str | None:
-    """What the device says to the smallest product."""
+    """The error of the smallest matrix product, if it fails."""
     try:
         torch.mm(torch.ones(2, 2, device=device), torch.ones(2, 2, device=device))
     except RuntimeError as error:

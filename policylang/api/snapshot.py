@@ -139,7 +139,7 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
 
 
 def _of_module(gm: Any) -> Facts:
-    """As it was planned on, if it was; a half of a partition as it is."""
+    """The graph before planning where a policy acted on it; a forward or backward graph of a partition as it is."""
     from policylang.backends.records import applied_plan
     from policylang.graph.collect import collect
 

@@ -1,4 +1,4 @@
-"""``policylang.trace_step``: a whole training step (forward, loss, backward, optimizer) as one FX graph that runs."""
+"""``policylang.trace_step``, a whole training step as one FX graph that runs, and the report on whatever has one."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from attrs import evolve
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from policylang.api.apply import apply
-from policylang.api.devices import DeviceLike
-from policylang.api.report import report_on
-from policylang.backends import records, runtime
-from policylang.errors import PolicyWarning
+from policylang.api.load import DeviceLike
+from policylang.audit.report import AuditReport, FsdpOrderReport, Report, ValuesReport
+from policylang.audit.summary import combined
+from policylang.backends import records, refusals, runtime
+from policylang.backends.eager.checkpoint import sessions_of
+from policylang.backends.eager.fsdp_prefetch import order_reports
+from policylang.backends.path import findings_on
+from policylang.backends.torch_compile.backend import frames_left_of
+from policylang.errors import PolicyGraphError, PolicyWarning
 from policylang.graph import marks
 from policylang.language.wording import listed
+from policylang.torch_compat.compilers import backend_of
 from policylang.torch_compat.tracing import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture
 from policylang.tracing.step import (
@@ -44,6 +51,46 @@ if TYPE_CHECKING:
 
     from policylang.audit.report import Report
     from policylang.language.syntax import Policy
+
+
+def report_on(subject: Any) -> Report:
+    """See :func:`policylang.report`."""
+    found = findings_on(subject)
+    orders = tuple(order_reports(subject))
+    empty = [each for each in sessions_of(subject) if each.without_layers]
+    notes = tuple(f"{each.without_layers} holds no layers, and a checkpoint has nothing to do" for each in empty)
+    if not found and (orders or empty):
+        names = dict.fromkeys([*(each.policy for each in orders), *(each.policy.name for each in empty)])
+        report = Report(policy=", ".join(names), notes=notes)
+        if empty:
+            report = evolve(report, saved=ValuesReport(), recomputed=ValuesReport(), audit=AuditReport(True))
+        return _with_orders(report, orders)
+    if found is None:
+        no_policy = isinstance(subject, fx.GraphModule)
+        raise PolicyGraphError([refusals.no_policy() if no_policy else refusals.nothing_to_report(subject)])
+    sessions = sessions_of(subject)
+    left = () if sessions else frames_left_of(subject, others=not found)
+    if not found:
+        compiled = bool(getattr(subject, marks.COMPILER, False) or getattr(backend_of(subject), marks.COMPILER, False))
+        skipped = next(filter(None, (session.skipped() for session in sessions)), None)
+        raise PolicyGraphError(
+            [refusals.nothing_decided(checkpointed=bool(sessions), compiled=compiled, left=left, skipped=skipped)]
+        )
+    report = combined([each.report for each in found])
+    said = [sentence for session in sessions_of(subject) for sentence in (*session.outside(), *session.loads())]
+    uncompiled = tuple(f"{each.message} ({each.code})" for each in map(refusals.runs_as_it_is, left))
+    warnings = (*report.warnings, *uncompiled)
+    return _with_orders(evolve(report, warnings=warnings, notes=(*report.notes, *notes, *said)), orders)
+
+
+def _with_orders(report: Report, orders: tuple[FsdpOrderReport, ...]) -> Report:
+    """Add the order that FSDP was given, and to the audit where FSDP has another one by now."""
+    if not orders:
+        return report
+    audit = report.audit or AuditReport(True)
+    wrong = tuple(each for order in orders for each in order.differences)
+    audit = AuditReport(audit.agrees and not wrong, (*audit.differences, *wrong))
+    return evolve(report, by_fsdp=orders, audit=audit)
 
 
 ELSEWHERE = "APL615"
@@ -120,7 +167,7 @@ class TracedStep:
         self._updates = updates
         self._captured = captured
         self.device = device
-        """What the step was traced for, where that was said."""
+        """The device that the step was traced for, where one was named."""
         self._traced_nodes = len(captured.gm.graph.nodes)
         self._looked_at = False
         self._device_types = sorted({kind.device.type for kind in state.kinds.values()})
@@ -191,7 +238,7 @@ class TracedStep:
 
     @property
     def report(self) -> Report:
-        """What was decided, by which line, and what came of it."""
+        """The decisions, the lines that made them, and the audit."""
         return report_on(self.gm)
 
     def __str__(self) -> str:

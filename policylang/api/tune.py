@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from policylang.api.devices import DeviceLike, load_device
+from policylang.api.load import DeviceLike, load_device
 from policylang.api.planned_graphs import PathName
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.any_form import read_any
@@ -116,7 +116,7 @@ def tuned_policy(
     table: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> TunedPolicy | Diagnostic:
-    """The same with everything read: the error where it cannot be done.
+    """:func:`tune` with its arguments read; returns the error where it cannot be done.
 
     ``graph`` is the name of the graph's file, empty where there is none, ``named`` how the device was given, ``folder``
     where the policy will lie, ``optimizer`` the one whose state ``besides`` has. Without a budget it is the trade-off
@@ -176,7 +176,7 @@ def _chosen(
 
 
 def _counts(found: Tuned, facts: Facts, times: NodeTimes, capabilities: Capabilities) -> bool:
-    """Whether the time of what runs again can be promised: none of it is priced by its bytes for want of a formula."""
+    """The time of recomputation can be promised: none of it is priced by its bytes for want of a FLOP formula."""
     if not times.uncounted or found.budget.figure != "recompute time":
         return True
     made = Evaluation(facts, times, capabilities).planned(found.chosen.rules)

@@ -26,8 +26,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_form, add_import, read_policy
+from policylang.commands.inputs import add_form, add_import, read_policy
+from policylang.commands.output import Exit, UsageError, say
+from policylang.commands.users_code import UsersCodeError, named_function, need_torch, show, users_code
 from policylang.planning.capabilities import COMPARED
 
 if TYPE_CHECKING:
@@ -52,9 +53,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.output import say
-    from policylang.commands.shared.users_code import UsersCodeError, need_torch, show
-
     try:
         if options.model != _LLAMA:
             need_torch()
@@ -74,7 +72,6 @@ def run(options: argparse.Namespace) -> Exit:
 
 def _agreement(policy: Policy, options: argparse.Namespace) -> Agreement:
     """Raises ``UsersCodeError`` for what the function or the plain model raises."""
-    from policylang.commands.shared.users_code import users_code
     from policylang.testing.path_runs import Setup, batch_of, compare_paths
 
     function = _function(options.model)
@@ -95,8 +92,6 @@ def _tell(stage: str) -> None:
 
 
 def _function(text: str) -> Callable[[], Any]:
-    from policylang.commands.shared.users_code import named_function
-
     if text != _LLAMA:
         return named_function(text)
     if find_spec("transformers") is None:
@@ -108,7 +103,7 @@ def _function(text: str) -> Callable[[], Any]:
 
 
 def _llama() -> tuple[Any, Callable[..., Any], tuple[Any, ...]]:
-    from policylang.commands.small_llama.training import Settings, batch_of, build
+    from policylang.commands.small_llama import Settings, batch_of, build
 
     settings = Settings(layers=4, hidden=64, heads=4, vocabulary=256, batch=2, sequence=32)
     return build(settings), lambda model, tokens: model(tokens), (batch_of(settings),)

@@ -23,18 +23,20 @@ import argparse
 
 from attrs import evolve
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import (
+from policylang.commands.inputs import (
     add_device,
     add_form_of_findings,
     add_import,
     add_path,
+    add_project,
     check_policies,
     once_at_most,
     print_findings,
     read_profile,
+    take_settings,
+    tell_settings,
 )
-from policylang.commands.shared.project import add_project, take_settings, tell_settings
+from policylang.commands.output import Exit, UsageError
 from policylang.language.wording import counted, joined
 
 NAME = "check"

@@ -18,9 +18,12 @@ from io import TextIOWrapper
 from policylang.commands import (
     agree,
     check,
+    demo,
     diff,
     explain,
     fmt,
+    import_recorded,
+    import_torchtitan,
     list_,
     lsp,
     plan,
@@ -30,19 +33,16 @@ from policylang.commands import (
     test,
     tune,
 )
-from policylang.commands.importing import recorded, torchtitan
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import refuse
-from policylang.commands.shared.output import HelpText, tell, text_width
-from policylang.commands.shared.users_modules import refused_imports
-from policylang.commands.shared.written_files import check_outputs
-from policylang.commands.small_llama import demo
+from policylang.commands.inputs import check_outputs, refuse
+from policylang.commands.output import Exit, HelpText, UsageError, tell, text_width
+from policylang.commands.users_code import refused_imports
 from policylang.errors import PolicyError
 from policylang.language.files import reason_of
+from policylang.report.layout import fitted
 
 COMMANDS = (
     *(check, plan, explain, diff, show, list_, fmt, test, tune, profile, snapshot),
-    *(recorded, torchtitan, demo, agree, lsp),
+    *(import_recorded, import_torchtitan, demo, agree, lsp),
 )
 """In the order in which ``--help`` lists them."""
 
@@ -72,8 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except SystemExit as stop:  # argparse has printed: usage errors are 2 already, --help and --version are 0
             code = int(stop.code or 0)
         else:
-            from policylang.report.layout import fitted
-
             with fitted(text_width(getattr(options, "width", None))):
                 code = _ended(options)
         sys.stdout.flush()
@@ -130,7 +128,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 _OF_A_STREAM = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
-"""Of a file that is written, Python says the name."""
+"""Errors of a stream: an error of a file has its name."""
 _BUG = (
     "policylang: this is a bug in policylang, not in what you gave it\n"
     "help: please report it with the traceback above and, if you can, the file that caused it"

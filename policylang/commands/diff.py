@@ -21,23 +21,22 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import (
-    add_device,
+from policylang.commands.inputs import (
     add_form,
     add_gone_page,
-    add_graph,
-    add_import,
-    add_path,
+    add_planning,
+    need_graph,
     once_at_most,
     planned,
     read_graph,
     read_policy,
     read_profile,
+    take_settings,
+    tell_settings,
     warn_of_devices,
 )
-from policylang.commands.shared.output import say, tell
-from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
+from policylang.commands.output import Exit, say, tell
+from policylang.language.diagnostics import is_error
 from policylang.language.wording import counted
 
 if TYPE_CHECKING:
@@ -54,17 +53,12 @@ SUMMARY = "compare two policies on a graph"
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("old", metavar="OLD", help="the policy before the change")
     parser.add_argument("new", metavar="NEW", help="the policy after it")
-    add_graph(parser)
-    add_path(parser)
-    add_device(parser)
-    add_project(parser)
-    add_import(parser)
+    add_planning(parser)
     add_form(parser, "markdown", "json", help="markdown is meant for a comment on a review (default: text)")
     add_gone_page(parser, "`policylang plan --html` writes a page of each policy")
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.language.diagnostics import is_error
     from policylang.planning.inspection.compare import compare
     from policylang.report.plan_comparison import comparison_json, comparison_markdown, comparison_text
 
@@ -84,7 +78,7 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _plans(policies: Sequence[Policy], facts: Facts, options: argparse.Namespace) -> list[Plan]:
-    """Where one of two policies names a device, the other is timed on it too."""
+    """Plan both; where one of them names a device, the other is timed on it too."""
     device = read_profile(options.device)
     plans = [planned(policy, facts, options.path, device) for policy in policies]
     known = [made.times.device for made in plans if made.times is not None]

@@ -28,27 +28,25 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import (
+from policylang.commands.inputs import (
     STDIN,
     STDIN_NAME,
-    add_device,
     add_form,
-    add_graph,
-    add_import,
-    add_path,
+    add_planning,
     planned,
     read_graph,
     read_policy,
     read_profile,
+    take_settings,
+    tell_settings,
     warn_of_devices,
 )
-from policylang.commands.shared.output import say
-from policylang.commands.shared.project import add_project, take_settings, tell_settings
+from policylang.commands.output import Exit, UsageError, say
+from policylang.language.diagnostics import CODES
+from policylang.report.layout import columns
 
 if TYPE_CHECKING:
     from policylang.language.diagnostics import Code, Span
-    from policylang.language.words import Meaning
     from policylang.planning.plan import Plan
     from policylang.report.explain import Explained
 
@@ -68,7 +66,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CODE|POLICY",
         help="such as APL101; with --node or --rule, a policy; with nothing, all codes",
     )
-    add_graph(parser)
+    add_planning(parser)
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument(
         "--node",
@@ -76,10 +74,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="what each rule has to say of this node of the graph; a glob over names and a module path name several",
     )
     asked.add_argument("--rule", metavar="LINE", help="what the rule in this line does; FILE:LINE in an included file")
-    add_path(parser)
-    add_device(parser)
-    add_project(parser)
-    add_import(parser)
     add_form(parser, "json", help="default: text")
 
 
@@ -98,11 +92,12 @@ def run(options: argparse.Namespace) -> Exit:
             raise UsageError("a node or a rule is explained of a policy on a graph", _HOW)
         tell_settings(options)
         _on_graph(options)
-    elif options.output_format == "json":
-        data = _codes_data() if options.subject is None else _subject_data(options.subject)
-        say(json.dumps(data, indent=2), "json")
+        return Exit.CLEAN
+    text, data = _explained(options.subject)
+    if options.output_format == "json":
+        say(json.dumps({"version": _VERSION, **data}, indent=2), "json")
     else:
-        say(_codes() if options.subject is None else _subject(options.subject))
+        say(text)
     return Exit.CLEAN
 
 
@@ -133,7 +128,6 @@ def _of_node(plan: Plan, asked: str) -> Sequence[Explained]:
 
 
 def _of_line(plan: Plan, policy: str, text: str, path: str | None) -> Explained:
-    """Of a rule, or of a line that schedules."""
     from policylang.planning.capabilities import capabilities_for
     from policylang.report.explain import explain_statement, explained_statements
 
@@ -170,53 +164,26 @@ def _no_rule(policy: str, text: str, spans: Sequence[Span]) -> UsageError:
     )
 
 
-def _codes() -> str:
-    from policylang.language.diagnostics import CODES
-
-    return "\n".join(f"{code}  {entry.title}" for code, entry in sorted(CODES.items()))
-
-
-def _codes_data() -> dict[str, Any]:
-    from policylang.language.diagnostics import CODES
-
-    codes = [{"code": code, "title": e.title, "severity": e.severity.value} for code, e in sorted(CODES.items())]
-    return {"version": _VERSION, "codes": codes}
-
-
-def _subject_data(subject: str) -> dict[str, Any]:
-    from policylang.report.explain import meanings_data
-
-    word, found = _meanings(subject)
-    return {"version": _VERSION, **meanings_data(word, found)} if found else _code_data(subject)
-
-
-def _subject(subject: str) -> str:
-    """Of a word all that it means, else the long form of a code."""
-    from policylang.report.explain import meanings_text
-
-    return meanings_text(*_meanings(subject)) or _code(subject)
-
-
-def _meanings(subject: str) -> tuple[str, Sequence[Meaning]]:
+def _explained(subject: str | None) -> tuple[str, dict[str, Any]]:
+    """As text and as data: a word of the language, a code, or, without a subject, all codes."""
     from policylang.language.words import senses
-    from policylang.report.explain import of_group
+    from policylang.report.explain import meanings_data, meanings_text, of_group
 
+    if subject is None:
+        codes = sorted(CODES.items())
+        data = [{"code": code, "title": e.title, "severity": e.severity.value} for code, e in codes]
+        return "\n".join(f"{code}  {entry.title}" for code, entry in codes), {"codes": data}
     word = " ".join(subject.split())
-    return word, (*senses(word), *of_group(word))
-
-
-def _code_data(code: str) -> dict[str, Any]:
-    entry = _entry(code)
+    if found := (*senses(word), *of_group(word)):
+        return meanings_text(word, found), meanings_data(word, found)
+    entry = _entry(subject)
     said = {"title": entry.title, "severity": entry.severity.value, "text": entry.text}
-    return {"version": _VERSION, "code": entry.code, **said, "wrong": entry.wrong, "right": entry.mended}
+    return _long_form(entry), {"code": entry.code, **said, "wrong": entry.wrong, "right": entry.mended}
 
 
-def _code(code: str) -> str:
+def _long_form(entry: Code) -> str:
     from textwrap import fill, indent
 
-    from policylang.report.layout import columns
-
-    entry = _entry(code)
     examples = (("Wrong", entry.wrong), ("Right", entry.mended))
     shown = (f"{label}:\n\n{indent(text, '    ')}" for label, text in examples if text)
     text = fill(entry.text, width=columns(_WIDEST) or _WIDEST)

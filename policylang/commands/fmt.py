@@ -18,12 +18,12 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.output import say, tell
+from policylang.commands.output import Exit, UsageError, say, tell
 from policylang.language.wording import counted
+from policylang.report.diagnostics import render_text
 
 if TYPE_CHECKING:
-    from policylang.api.format import Formatting
+    from policylang.api.load import Formatting
 
 NAME = "fmt"
 SUMMARY = "format policy files"
@@ -39,8 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.api.format import format_files, format_text
-    from policylang.report.diagnostics import render_text
+    from policylang.api.load import format_files, format_text
 
     if _STDIN in options.files and len(options.files) > 1:
         raise UsageError("`-` stands alone")
@@ -62,7 +61,7 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _print_bytes(content: bytes) -> None:
-    """As they are: printing text would change line ends, or fail where the terminal has another encoding."""
+    """Printing text would change line ends, or fail where the terminal has another encoding."""
     sys.stdout.flush()
     sys.stdout.buffer.write(content)
     sys.stdout.buffer.flush()

@@ -17,8 +17,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_form
+from policylang.commands.inputs import add_form
+from policylang.commands.output import Exit, say
+from policylang.report.layout import table
 
 NAME = "list"
 SUMMARY = "list the bundled policies"
@@ -30,9 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.api.library import bundled_policies
-    from policylang.commands.shared.output import say
-    from policylang.report.layout import table
+    from policylang.api.load import bundled_policies
 
     found = bundled_policies()
     if options.output_format == "json":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.output import Exit, UsageError
 
 NAME = "lsp"
 SUMMARY = "serve an editor: diagnostics, figures, completion while a policy is written"

@@ -31,20 +31,20 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import (
-    add_device,
+from policylang.commands.inputs import (
     add_form,
-    add_graph,
-    add_import,
-    add_path,
+    add_planning,
     check_policies,
+    need_graph,
     print_findings,
     read_profile,
+    take_settings,
+    tell_settings,
+    write_output,
 )
-from policylang.commands.shared.output import say
-from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
-from policylang.commands.shared.written_files import write_output
+from policylang.commands.output import Exit, UsageError, say
+from policylang.language.diagnostics import diagnose, is_error
+from policylang.report.diagnostics import render_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,11 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "policy", metavar="POLICY", help="a policy file, a bundled policy by its bare name, or - for standard input"
     )
-    add_graph(parser)
-    add_path(parser)
-    add_device(parser)
-    add_project(parser)
-    add_import(parser)
+    add_planning(parser)
     add_form(parser, "json", help="how to print the plan (default: text)")
     parser.add_argument("--summary", action="store_true", help="print the totals and the expectations, and no more")
     parser.add_argument("--html", metavar="OUT.html", help="write the plan as a page as well")
@@ -77,11 +73,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.language.diagnostics import is_error
     from policylang.planning.capabilities import capabilities_for
     from policylang.planning.inspection.breakdown import breakdown
     from policylang.planning.inspection.worth import worth_of_edits
-    from policylang.report.diagnostics import render_text
     from policylang.report.plan_json import plan_json
     from policylang.report.plan_text import plan_text
 
@@ -113,7 +107,6 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _refused(result: CheckResult, form: str) -> Exit:
-    from policylang.language.diagnostics import diagnose
 
     if not result.diagnostics:
         problem = diagnose("APL104", "a plan is made of one policy", help="name one .apl file")
@@ -141,7 +134,6 @@ def _progress(what: str) -> Callable[[int, int], None]:
 
 
 def _weighed(found: Breakdown, path: str | None) -> Breakdown:
-    """With what each scheduling line is worth."""
     from policylang.planning.capabilities import capabilities_for
     from policylang.planning.inspection.worth import weighed
 

@@ -28,9 +28,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_form
-from policylang.commands.shared.output import say, tell
+from policylang.commands.inputs import add_form
+from policylang.commands.output import Exit, UsageError, say, tell
+from policylang.commands.users_code import need_torch
+from policylang.errors import PolicyError
 
 if TYPE_CHECKING:
     from policylang.language.devices.profile import DeviceProfile
@@ -57,11 +58,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.users_code import need_torch
-
     need_torch()
     from policylang.api.profile_device import NO_FIGURES, profile_device
-    from policylang.errors import PolicyError
 
     with _job(options.device, options.seconds) as (rank, device):
         if rank == 0:
@@ -115,7 +113,7 @@ def _job(device: str | None, seconds: float) -> Iterator[tuple[int, str | None]]
 
 
 def _warn_of_others() -> None:
-    """Where at least as many processes run as there are processors, what is measured is what they leave."""
+    """Warn where at least as many processes run as there are processors."""
     if hasattr(os, "getloadavg") and os.getloadavg()[0] >= (os.cpu_count() or 1):
         message = "others compute on this machine, and what is measured is what they leave of it"
         tell(f"policylang {NAME}: {message}\nhelp: measure again when it is quiet")

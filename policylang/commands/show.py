@@ -20,10 +20,18 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_device, add_form, read_graph, read_profile
-from policylang.commands.shared.output import say
-from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
+from policylang.commands.inputs import (
+    add_device,
+    add_form,
+    add_project,
+    need_graph,
+    read_graph,
+    read_profile,
+    take_settings,
+    tell_settings,
+)
+from policylang.commands.output import Exit, UsageError, say
+from policylang.errors import PolicyGraphError
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
@@ -97,7 +105,6 @@ def run(options: argparse.Namespace) -> Exit:
 
 def _times(facts: Facts, device: DeviceProfile | None) -> NodeTimes | None:
     """Raises ``PolicyError`` where the device has no figure for something in the graph."""
-    from policylang.errors import PolicyGraphError
     from policylang.simulation.node_times import lacking, node_times
 
     times = None if device is None else node_times(facts, device)

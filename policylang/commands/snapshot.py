@@ -22,8 +22,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_import, add_snapshot, print_snapshot
+from policylang.commands.inputs import add_import, add_snapshot, print_snapshot, refuse
+from policylang.commands.output import Exit, UsageError, say
+from policylang.commands.users_code import UsersCodeError, named_function, need_torch, show, users_code
+from policylang.errors import PolicyError
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
@@ -50,10 +52,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.inputs import refuse
-    from policylang.commands.shared.output import say
-    from policylang.commands.shared.users_code import UsersCodeError, named_function, need_torch, show, users_code
-
     need_torch()
     from policylang.api.snapshot import load_snapshot, write_snapshots
     from policylang.tracing.target_device import tracing_for
@@ -77,7 +75,6 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _device(options: argparse.Namespace) -> TargetDevice | None:
-    from policylang.errors import PolicyError
     from policylang.language.devices.profile import DeviceProfile
     from policylang.language.devices.reading import read_device
     from policylang.tracing.target_device import target_device

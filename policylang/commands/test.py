@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import argparse
 
-from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_form_of_findings, print_findings
+from policylang.commands.inputs import add_form_of_findings, print_findings
+from policylang.commands.output import Exit
 from policylang.language.wording import counted
 
 NAME = "test"

@@ -31,21 +31,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import (
+from policylang.commands.inputs import (
     add_device,
     add_form,
     add_gone_page,
     add_graph,
     add_import,
     add_path,
+    add_project,
+    need_graph,
     read_graph,
     read_profile,
     refuse,
+    take_settings,
+    tell_settings,
+    write_output,
 )
-from policylang.commands.shared.output import say, tell
-from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
-from policylang.commands.shared.written_files import write_output
+from policylang.commands.output import Exit, UsageError, say, tell
+from policylang.language.diagnostics import Diagnostic
+from policylang.report.diagnostics import render_json
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
@@ -127,7 +131,6 @@ def _asked(
     options: argparse.Namespace, facts: Facts, device: DeviceProfile
 ) -> tuple[Budget | None, Besides] | Diagnostic:
     from policylang.api.tune import no_budget
-    from policylang.language.diagnostics import Diagnostic
     from policylang.tuning.request.asked import read_budget, read_optimizer, read_reserve
     from policylang.tuning.trade_off import Besides
 
@@ -150,7 +153,6 @@ def _tuned(
 ) -> TunedPolicy | None:
     """None where it was refused, which is said."""
     from policylang.api.tune import tuned_policy
-    from policylang.language.diagnostics import Diagnostic
 
     with _progress() as progress:
         found = tuned_policy(
@@ -175,8 +177,6 @@ def _tuned(
 
 def _print_refused(diagnostic: Diagnostic, form: str) -> None:
     if form == "json":
-        from policylang.report.diagnostics import render_json
-
         say(render_json((diagnostic,)), form)
     else:
         refuse((diagnostic,))

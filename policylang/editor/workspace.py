@@ -14,9 +14,9 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from attrs import define, field, frozen
 
-from policylang.api.devices import load_device
+from policylang.api.load import load_device
 from policylang.api.planned_graphs import PathName
-from policylang.api.project.settings import ProjectSettings, project_settings
+from policylang.api.settings import ProjectSettings, project_settings
 from policylang.errors import PolicyError
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, diagnose, is_error

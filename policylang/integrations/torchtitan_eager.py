@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 
-from policylang.api.checkpoint import checkpoint_model
+from policylang.api.apply import checkpoint_model
 from policylang.errors import PolicyMeaningError
 from policylang.language.diagnostics import Diagnostic
 

@@ -1,4 +1,4 @@
-"""What a check found, as text, JSON, GitHub's workflow commands, SARIF and JUnit XML.
+"""Renders the findings of a check as text, JSON, GitHub's workflow commands, SARIF and JUnit XML.
 
 A format is a function of a :class:`CheckResult` in :data:`RENDERERS`; ``--output-format`` offers what stands there.
 """
@@ -16,8 +16,7 @@ from attrs import asdict, field, frozen
 from policylang.language.diagnostics import CODES, Diagnostic, Mend, Severity, Span, is_error
 from policylang.language.resources import installed_version
 from policylang.language.wording import counted, file_name
-from policylang.report.layout import columns, table
-from policylang.report.markup import element
+from policylang.report.layout import columns, element, table
 
 if TYPE_CHECKING:
     from policylang.planning.plan import ExpectationOutcome, Plan
@@ -36,11 +35,11 @@ class CheckResult:
     files: tuple[str, ...]
     """The files that were checked, of a folder each one below it; a policy that was loaded already by its name."""
     diagnostics: tuple[Diagnostic, ...]
-    """What is wrong, in the order that is said above."""
+    """The findings, in the order that is said above."""
     graphs: tuple[str, ...] = ()
     """The snapshots that could be read."""
     plans: tuple[Plan, ...] = field(default=(), repr=False)
-    """Of each file that can be read on each graph, file by file."""
+    """The plan of each file that can be read on each graph, file by file."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -104,7 +103,7 @@ def _block(diagnostic: Diagnostic) -> list[str]:
 
 
 def _excerpt(span: Span) -> list[str]:
-    """Where the span is, and its first line with the span underlined; the place alone where there is no such line."""
+    """The location, and the first line with the span underlined; the location alone where there is no such line."""
     number = str(span.line)
     margin = " " * len(number)
     lines = [f"{margin}--> {plain(span.source.name)}:{span.line}:{span.column}"]
@@ -121,7 +120,7 @@ def _excerpt(span: Span) -> list[str]:
 
 
 def _window_width(margin: int) -> int:
-    """What is left of a line beside its number, the bar and two marks of omission."""
+    """The columns left beside the line number, the bar and two ellipses."""
     most = columns()
     return _WINDOW if most is None else max(_NARROWEST, min(_WINDOW, most - margin - 5))
 
@@ -178,7 +177,7 @@ _JSON_VERSION = 1
 
 def render_json(diagnostics: Iterable[Diagnostic], **more: Any) -> str:
     """An object with a format version and the diagnostics; lines and columns count from 1, offsets from 0. ``more``
-    stands beside them."""
+    is added to it."""
     found = [
         {
             "code": each.code,
@@ -294,7 +293,7 @@ def _sarif_result(diagnostic: Diagnostic, codes: Sequence[str]) -> dict[str, Any
     ]
     if related:
         result["relatedLocations"] = related
-    fixes = [fix for mend in diagnostic.mends if (fix := _sarif_fix(mend)) is not None]
+    fixes = [found for mend in diagnostic.mends if (found := _sarif_fix(mend)) is not None]
     if fixes:
         result["fixes"] = fixes
     return result
@@ -317,7 +316,7 @@ def _sarif_fix(mend: Mend) -> dict[str, Any] | None:
 
 
 def _sarif_message(diagnostic: Diagnostic) -> str:
-    """With what has no place of its own: the evidence, the mend, a span in a text that is no file."""
+    """The message with the evidence, the help, and a span in a text that is no file."""
     span = diagnostic.span
     first = diagnostic.message
     if span is not None and _sarif_location(span) is None:
@@ -417,7 +416,7 @@ def compared_table(old: Sequence[ExpectationOutcome], new: Sequence[ExpectationO
 
 
 def compared_rows(old: Sequence[ExpectationOutcome], new: Sequence[ExpectationOutcome]) -> list[tuple[str, str, str]]:
-    """What is expected, and what came of it before and after; empty where a policy does not expect it."""
+    """The expectation, and its result before and after; empty where a policy does not expect it."""
     before, after = ({each.text: each for each in side} for side in (old, new))
     return [
         (_words(text), _expectation_result(before.get(text)), _expectation_result(after.get(text)))
@@ -441,7 +440,6 @@ def _words(text: str) -> str:
 
 
 def _text(found: CheckResult) -> str:
-    """With the expectations that hold."""
     return "\n\n".join(filter(None, (render_text(found.diagnostics), held_table(found.expectations))))
 
 

@@ -1,4 +1,4 @@
-"""policylang explain: nodes, rules, collectives, scheduling lines and words, as data and as text."""
+"""``policylang explain``: nodes, rules, collectives, scheduling lines and words, as data and as text."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from policylang.planning.selection.selectors import selections_for
 from policylang.planning.value_outcome import Decision
 from policylang.report.layout import columns, seconds_text, table
 from policylang.report.order_text import BOUNDED_BY, proof_texts, said_of
+from policylang.report.plan_json import line_data
 
 _MOST_NAMES = 8
 
@@ -52,7 +53,7 @@ class RuleLine:
     standing: str
     """``decided``, ``overridden``, ``no match``, ``kept by the user`` or ``always saved``."""
     why: str = ""
-    """What left the node out, or which rule took it over."""
+    """The part of the rule that left the node out, or the rule that took it over."""
 
 
 @frozen
@@ -69,7 +70,7 @@ class NodeExplanation:
     uncounted: str
     """The operators whose work is not in :attr:`flops`."""
     seconds: float | None
-    """Of one run; None without a device."""
+    """The time of one run; None without a device."""
     device: str | None
     """The profile that the seconds are of."""
     shares: str | None
@@ -77,7 +78,7 @@ class NodeExplanation:
     action: str
     """As the language writes it; ``auto`` where it is left to PyTorch's partitioner."""
     reason: str
-    """Where something other than a rule decided: what."""
+    """What decided in place of a rule, if anything did."""
     fate: str | None
     """``saved``, ``recomputed`` or ``offloaded``; None where the backward needs no such value."""
     rules: tuple[RuleLine, ...]
@@ -121,7 +122,7 @@ class RuleExplanation:
     names: tuple[str, ...]
     """The first nodes that it decides."""
     seconds: float | None = None
-    """Of one run of all that it decides; None without a device."""
+    """The time of one run of all nodes that it decides; None without a device."""
     device: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,7 +142,7 @@ class RuleExplanation:
 
 @frozen
 class NodesExplanation:
-    """Of several nodes, what becomes of each."""
+    """Several nodes, a row each."""
 
     asked: str
     nodes: tuple[NodeExplanation, ...]
@@ -203,7 +204,7 @@ def _summary(node: NodeExplanation) -> tuple[str, ...]:
 
 
 def _on(device: str | None, seconds: float | None) -> str:
-    """Behind other figures; nothing without a device, and of what takes no time."""
+    """A time behind other figures; empty without a device, and for what takes no time."""
     return f", {figure(seconds, 'seconds')} on {device}" if seconds else ""
 
 
@@ -307,17 +308,7 @@ class LineExplanation:
     """Seconds of the step as planned in which computation waits; None without a device."""
 
     def to_dict(self) -> dict[str, Any]:
-        line = self.line
-        return {
-            "source": line.source,
-            "text": line.text,
-            "matched": line.matched,
-            "moved": line.moved,
-            "buckets": [{"collectives": each.names, "members": each.members} for each in line.buckets],
-            "left": [{"reason": reason, "collectives": names} for reason, names in line.left.items()],
-            "exposed_seconds": self.exposed,
-            "exposed_seconds_without": self.line.exposed_without,
-        }
+        return {**line_data(self.line), "exposed_seconds": self.exposed}
 
     def __str__(self) -> str:
         line = self.line
@@ -363,8 +354,8 @@ class NothingToExplain(Exception):
 
 
 def explain_named(plan: Plan, asked: str) -> Sequence[Explained]:
-    """What rules decide of a node, and, of a collective under scheduling lines, what these do; of several nodes a line
-    each. Raises :class:`NothingToExplain`."""
+    """Explain a node by its rules, and a collective by its scheduling lines too; several nodes have a row each.
+    Raises :class:`NothingToExplain`."""
     ordered = communication(plan)
     collective = None if ordered is None else collective_asked(ordered, asked)
     if ordered is not None and collective is not None:
@@ -383,7 +374,7 @@ def explained_statements(plan: Plan) -> tuple[list[Span], list[Span]]:
 
 
 def explain_statement(plan: Plan, span: Span, capabilities: Capabilities) -> Explained:
-    """Of one of :func:`explained_statements`."""
+    """Explain one of :func:`explained_statements`."""
     rules, lines = explained_statements(plan)
     ordered = communication(plan)
     if ordered is not None and span in lines:
@@ -450,7 +441,7 @@ def meanings_data(word: str, found: Sequence[Meaning]) -> dict[str, Any]:
 
 
 def of_group(word: str) -> tuple[Meaning, ...]:
-    """What a group that every policy knows stands for; empty where the word is none."""
+    """The meaning of a bundled group of operators; empty where the word is none."""
     let = prelude_group(word)
     if let is None:
         return ()

@@ -1,4 +1,4 @@
-"""What is in a graph, as text and as JSON."""
+"""The operators, modules, blocks and nodes of a graph, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
 
 
 def _uncounted(found: GraphOverview) -> str:
-    """What the FLOPs leave out."""
+    """The operators that the FLOPs leave out."""
     if found.uncounted is None:
         return UNCOUNTED_UNKNOWN
     return f"uncounted in the forward: {uncounted_text(found.uncounted)}" if found.uncounted else ""
 
 
 def _exposed(found: GraphOverview) -> str:
-    """Nothing without a device, and of a graph without collectives."""
+    """Empty without a device, and for a graph without collectives."""
     if found.step is None:
         return ""
     exposed = exposed_text(found.step)
@@ -151,7 +151,7 @@ def _blocks(found: GraphOverview) -> Iterator[tuple[str, Totals]]:
 
 
 def _alike(sums: Totals) -> tuple[Totals, tuple[str, ...]]:
-    """What two blocks have in common that are shown as one; sums of times differ by their rounding."""
+    """The key by which blocks are folded; sums of times differ by their rounding."""
     return evolve(sums, seconds=None, backward_seconds=None), _seconds(sums)
 
 

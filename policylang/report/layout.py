@@ -1,4 +1,4 @@
-"""Text laid out: how wide it may be, tables, Markdown, and the times of a device in words."""
+"""Text laid out: how wide it may be, tables, the times of a device in words, Markdown, HTML."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from html import escape
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING
 
@@ -14,17 +15,17 @@ from policylang.language.wording import figure, joined, one_line, priced_by_byte
 if TYPE_CHECKING:
     from policylang.planning.plan import Plan
     from policylang.simulation.node_times import NodeTimes
-    from policylang.simulation.streams import StepTime
+    from policylang.simulation.streams import Lanes, StepTime
 
 
 _COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)
 """0 where somebody asked for as many as it takes; None where nobody said anything."""
 _NARROWEST = 8
-"""Of a cell that is shortened."""
+"""The least width of a cell that is shortened."""
 _READABLE = 18
-"""Of a cell of words: before it is shortened further, columns that can be spared go."""
+"""The width of a text cell below which columns that can be spared are dropped first."""
 _LEAST = 20
-"""Of the text as a whole: what is narrower shows nothing."""
+"""The least width of the whole text."""
 _BETWEEN = 2
 _EXCERPT = re.compile(r"\s*\d*\s*\|(\s|$)")
 _HANGS = re.compile(r"\s*(?:= |[-*] )?")
@@ -143,7 +144,7 @@ def code(text: str) -> str:
 
 
 def words(text: str) -> str:
-    """As it is, or as code where it has a sign that could mean something: nobody is mentioned in code."""
+    """The text, as code where a character in it could mean something: nobody is mentioned in code."""
     return code(text) if _MEANS_SOMETHING.search(text) else text
 
 
@@ -163,17 +164,17 @@ def device_text(device: str, uncounted: Mapping[str, int], what: str = "times") 
 
 
 def times_text(times: NodeTimes | None) -> str:
-    """The same of the times of a graph; empty without a device."""
+    """:func:`device_text` for the times of a graph; empty without a device."""
     return "" if times is None else device_text(times.device.name, times.uncounted)
 
 
 def plan_times_text(plan: Plan) -> str:
-    """The same of a plan; where its device has no figure for something, that there are no times, and why."""
+    """:func:`device_text` for a plan, or why its device gives no times."""
     return times_text(plan.shown_times) if plan.untold is None else f"no times: {plan.untold.message}"
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Empty for nothing that could be printed, and without a device."""
+    """Empty for a time that rounds to zero, and without a device."""
     text = figure(seconds or 0.0, "seconds")
     return "" if text.startswith("0 ") else text
 
@@ -191,8 +192,49 @@ def price_text(seconds: float | None) -> str:
     return "" if seconds is None else f"{figure(seconds, 'seconds')} a GiB"
 
 
-def exposed_text(time: StepTime) -> str:
+def exposed_text(time: StepTime | Lanes) -> str:
     """``12.1 ms (3%)``: the share is one of the step."""
     if not time.exposed:
         return "-"
     return f"{figure(time.exposed, 'seconds')} ({figure(time.exposed / time.step, 'fraction')})"
+
+
+_VOID = frozenset({"br", "circle", "line", "meta", "path"})
+
+
+class Markup(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+def element(tag: str, /, *children: str, **attributes: object) -> Markup:
+    """``class_`` is ``class``, other underscores are hyphens; an attribute that is True has no value, one that is None
+    or False is left out."""
+    said = "".join(_attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
+    if tag in _VOID:
+        return Markup(f"<{tag}{said}/>")
+    return Markup(f"<{tag}{said}>{fragment(*children)}</{tag}>")
+
+
+def fragment(*children: str) -> Markup:
+    """One after the other."""
+    return Markup("".join(each if isinstance(each, Markup) else escape(each) for each in children))
+
+
+def rows_table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[int], caption: str) -> Markup:
+    """A table that scrolls by itself where the page is narrow."""
+    kinds = ["number" if at in numbers else None for at in range(len(head))]
+    heads = (element("th", name, scope="col", class_=kind) for name, kind in zip(head, kinds, strict=True))
+    body = (
+        element("tr", *(element("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True)))
+        for row in rows
+    )
+    parts = (element("caption", caption), element("thead", element("tr", *heads)), element("tbody", *body))
+    return element("div", element("table", *parts), class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def _attribute(name: str, value: object) -> str:
+    if value is None or value is False:
+        return ""
+    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'

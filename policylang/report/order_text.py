@@ -8,12 +8,10 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import fsum
 
-from attrs import frozen
-
 from policylang.language.wording import counted, figure, file_name, folded_names, listed, shortened
-from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder, StepInOrder
+from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder
 from policylang.planning.inspection.worth import same_time
-from policylang.report.layout import seconds_text, table
+from policylang.report.layout import exposed_text, seconds_text, table
 from policylang.report.report_text import barriers_text
 from policylang.simulation.streams import ExposedBy
 
@@ -31,71 +29,58 @@ _NUMBER = re.compile(r"_\d+\b")
 """At the end of a node's name."""
 _MOST_REASONS = 4
 _WIDEST = 160
-"""Of a table in a pipe or a file."""
+"""The columns of a table in a pipe or a file."""
 _HEAD = ("exposed", "", "each", "takes", "collective", "kind", "bytes", "group", "block", "bounded by", "line")
 
 
 def order_totals(found: Communication | None) -> str:
-    """What the order comes to. No line end at the end; empty where the policy schedules nothing."""
+    """The totals of an order. No line end at the end; empty where the policy schedules nothing."""
     if found is None:
         return ""
     text = table([("order", "as traced", "as planned"), *total_rows(found)], right=range(1, 3))
-    return "\n\n".join((text, *_notes(found)))
+    return "\n\n".join(filter(None, (text, "\n".join(order_notes(found)))))
 
 
 def order_details(found: Communication | None) -> str:
-    """What each line did, and how each collective fares; empty where the policy schedules nothing."""
+    """The effect of each scheduling line, and the exposed collectives; empty where the policy schedules nothing."""
     if found is None:
         return ""
-    return "\n\n".join(filter(None, (lines_text(found.lines), collectives_text(found))))
+    return "\n\n".join(filter(None, (_lines_text(found.lines), _collectives_text(found))))
 
 
 def total_rows(found: Communication) -> list[tuple[str, str, str]]:
-    """What there is of each kind of collective, and the figures of the step, as traced and as planned."""
+    """The number of collectives by kind, and the figures of the step, as traced and as planned."""
     before, after = found.traced, found.planned
     old, new = before.kinds(), after.kinds()
     kinds = [(kind, f"{old.get(kind, 0):,}", f"{new.get(kind, 0):,}") for kind in dict.fromkeys((*old, *new))]
+    times: list[tuple[str, str, str]] = []
+    if before.lanes is not None and after.lanes is not None:
+        times.append(("exposed", exposed_text(before.lanes), exposed_text(after.lanes)))
+        times.append(("step time", figure(before.lanes.step, "seconds"), figure(after.lanes.step, "seconds")))
     return [
         *kinds,
-        *([("exposed", _exposed(before), _exposed(after))] if after.lanes is not None else []),
-        *([("step time", _step(before), _step(after))] if after.lanes is not None else []),
+        *times,
         ("peak", figure(before.peak.bytes, "bytes"), figure(after.peak.bytes, "bytes")),
         ("in flight at most", figure(before.in_flight, "bytes"), figure(after.in_flight, "bytes")),
     ]
 
 
-def _exposed(step: StepInOrder) -> str:
-    assert step.lanes is not None
-    if not step.lanes.exposed or not step.lanes.step:
-        return "-"
-    return f"{figure(step.lanes.exposed, 'seconds')} ({figure(step.lanes.exposed / step.lanes.step, 'fraction')})"
-
-
-def _step(step: StepInOrder) -> str:
-    assert step.lanes is not None
-    return figure(step.lanes.step, "seconds")
-
-
-def _notes(found: Communication) -> list[str]:
+def order_notes(found: Communication) -> list[str]:
+    """The lower bound, the barriers, and what is unknown without a device."""
     said = []
     if seconds_text(found.bound):
-        said.append(bound_text(found.bound or 0.0))
+        said.append(f"no order of these collectives exposes less than {figure(found.bound or 0.0, 'seconds')}")
     if found.barriers:
         said.append(barriers_text(found.barriers))
     if found.planned.lanes is None:
         said.append("without the times of a device it cannot be said what is exposed")
-    return ["\n".join(said)] if said else []
-
-
-def bound_text(bound: float) -> str:
-    """The least that any order exposes."""
-    return f"no order of these collectives exposes less than {figure(bound, 'seconds')}"
+    return said
 
 
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
-def lines_text(lines: Sequence[LineInOrder]) -> str:
+def _lines_text(lines: Sequence[LineInOrder]) -> str:
     """A row each, and below it what was left where it is."""
     if not lines:
         return ""
@@ -135,7 +120,7 @@ def line_notes(lines: Sequence[LineInOrder]) -> list[str]:
     for line in lines:
         for said in proof_texts(line):
             proofs.setdefault(said, []).append(line.source)
-    told = [f"{lines_named(sources)}: {said}" for said, sources in proofs.items()]
+    told = [f"{_lines_named(sources)}: {said}" for said, sources in proofs.items()]
     return [*told, *(text for line in lines for text in left_texts(line))]
 
 
@@ -149,22 +134,21 @@ def proof_texts(line: LineInOrder) -> list[str]:
     how = "checked" if assumed else "proven"
     found = [f"each bucket {how} on {max(proof.ranks for proof in proofs)} ranks"]
     found += [f"taken for granted that {each}" for each in assumed]
-    return (
-        found
-        if all(proof.exact for proof in proofs)
-        else [*found, "sums are taken in another order: equal up to rounding"]
-    )
+    if not all(proof.exact for proof in proofs):
+        found.append("sums are taken in another order: equal up to rounding")
+    return found
 
 
 def left_texts(line: LineInOrder) -> list[str]:
-    """What was left where it is, by reason, the most frequent first. Reasons that differ in a node's number are one."""
+    """Collectives that were not moved, by reason, the most frequent first. Reasons that differ in a node's number are
+    one."""
     alike: dict[str, tuple[str, list[str]]] = {}
     for reason, names in line.left.items():
         alike.setdefault(_NUMBER.sub("", reason), (reason, []))[1].extend(names)
     reasons = sorted(alike.values(), key=lambda each: -len(each[1]))
     place = file_name(line.source)
     found = [
-        f"{place} left {_names(names)} where {'it was' if len(names) == 1 else 'they were'}: {reason}"
+        f"{place} left {listed(names, _MOST_NAMES)} where {'it was' if len(names) == 1 else 'they were'}: {reason}"
         + (", and the like" if len(line.left[reason]) < len(names) else "")
         for reason, names in islice(reasons, _MOST_REASONS)
     ]
@@ -174,27 +158,10 @@ def left_texts(line: LineInOrder) -> list[str]:
     return found
 
 
-def _names(names: Sequence[str]) -> str:
-    return listed(names, _MOST_NAMES)
-
-
 # --- collectives -----------------------------------------------------------------------------------------------------
 
 
-@frozen
-class _Alike:
-    """Collectives that fare alike, as one row shows them: but for how long each is exposed."""
-
-    takes: str
-    operator: str
-    bytes: int
-    group: str
-    by: ExposedBy | None
-    lines: tuple[int, ...]
-    members: int
-
-
-def collectives_text(found: Communication) -> str:
+def _collectives_text(found: Communication) -> str:
     """Those that are exposed, alike ones in one row, those first whose rows expose most; the others in a sentence."""
     if found.planned.lanes is None:
         return ""
@@ -207,10 +174,12 @@ def collectives_text(found: Communication) -> str:
 
 def exposed_rows(found: Communication) -> list[tuple[str, ...]]:
     """The rows of a table, head first, without the columns that have nothing to say; none where all is hidden."""
-    exposed = [each for each in found.collectives if is_exposed(each)]
-    together: dict[_Alike, list[CollectiveEntry]] = {}
-    for each in exposed:
-        together.setdefault(_alike(each), []).append(each)
+    together: dict[object, list[CollectiveEntry]] = {}
+    for each in filter(_is_exposed, found.collectives):
+        assert each.run is not None
+        takes = figure(each.run.end - each.run.start, "seconds")
+        alike = takes, each.operator, each.bytes, each.group, each.run.exposed_by, each.lines, each.members
+        together.setdefault(alike, []).append(each)
     groups = sorted(together.values(), key=lambda each: -_seconds(each))
     rows = [_row(found, each) for each in groups[:_MOST_EXPOSED]]
     if rest := [each for group in groups[_MOST_EXPOSED:] for each in group]:
@@ -222,23 +191,9 @@ def exposed_rows(found: Communication) -> list[tuple[str, ...]]:
     return [tuple(row[at] for at in kept) for row in (_HEAD, *rows)]
 
 
-def is_exposed(entry: CollectiveEntry) -> bool:
-    """Whether computation waits for it, by more than rounding."""
+def _is_exposed(entry: CollectiveEntry) -> bool:
+    """Computation waits for it, by more than rounding."""
     return entry.run is not None and not same_time(entry.run.exposed + entry.run.end, entry.run.end)
-
-
-def _alike(entry: CollectiveEntry) -> _Alike:
-    run = entry.run
-    assert run is not None
-    return _Alike(
-        takes=figure(run.end - run.start, "seconds"),
-        operator=entry.operator,
-        bytes=entry.bytes,
-        group=entry.group,
-        by=run.exposed_by,
-        lines=entry.lines,
-        members=entry.members,
-    )
 
 
 def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, ...]:
@@ -258,7 +213,7 @@ def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, .
         first.group,
         folded_names(blocks) if blocks else "",
         BOUNDED_BY[run.exposed_by] if run.exposed_by is not None else "",
-        lines_named([found.lines[index].source for index in first.lines]),
+        _lines_named([found.lines[index].source for index in first.lines]),
     )
 
 
@@ -269,7 +224,7 @@ def _each(alike: Sequence[CollectiveEntry]) -> str:
     return most if least == most else f"≤ {most}"
 
 
-def lines_named(sources: Sequence[str]) -> str:
+def _lines_named(sources: Sequence[str]) -> str:
     """``mine.apl:3, 5``: of lines of one file its name is said once."""
     found: dict[str, list[str]] = {}
     for source in sources:
@@ -283,8 +238,8 @@ def _seconds(entries: Iterable[CollectiveEntry]) -> float:
 
 
 def hidden_text(found: Communication) -> str:
-    """What of the collectives needs no row."""
-    hidden = [each for each in found.collectives if each.run is not None and not is_exposed(each)]
+    """The collectives without a row, summed up."""
+    hidden = [each for each in found.collectives if each.run is not None and not _is_exposed(each)]
     said = []
     if hidden:
         counts = Counter(each.kind for each in hidden)

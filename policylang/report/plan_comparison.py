@@ -106,7 +106,7 @@ def _figures(found: PlanComparison) -> list[tuple[str, ...]]:
 
 
 def _order(found: OrderChanges | None) -> list[tuple[str, ...]]:
-    """Nothing where neither policy schedules."""
+    """Empty where neither policy schedules."""
     if found is None:
         return []
     old, new = found.old, found.new
@@ -134,7 +134,7 @@ def order_change_lines(found: OrderChanges | None) -> list[str]:
 
 
 def _times(old: Figures, new: Figures) -> list[tuple[str, ...]]:
-    """Where both have a device; of what is exposed nothing where nothing is."""
+    """Empty unless both have a device; exposed time has a row where there is any."""
     sides = old.recomputed_seconds, new.recomputed_seconds, old.step_seconds, new.step_seconds
     if any(each is None for each in sides):
         return []
@@ -162,7 +162,7 @@ def _bound(found: PlanComparison) -> str:
 
 
 def device_of(found: PlanComparison) -> str:
-    """What the times are of, in a line or one for each side; empty without a device."""
+    """The device of the times, in a line or one for each side; empty without a device."""
     if not _times(found.old, found.new):
         return ""
     before, after = ((each.device or "", each.priced_by_bytes) for each in (found.old, found.new))

@@ -31,9 +31,7 @@ _KINDS = {kind: kind.name.lower() for kind in StepKind}
 _RUNS = (StepKind.FIRST_RUN, StepKind.SECOND_RUN)
 
 
-def order_data(found: Communication | None, *, summary: bool = False) -> dict[str, Any] | None:
-    """Null for a policy that schedules nothing. Seconds are those of the document's ``device``, and null without one. A
-    summary has no ``steps`` and no ``collectives``."""
+def _order_data(found: Communication | None, *, summary: bool = False) -> dict[str, Any] | None:
     if found is None:
         return None
     return {
@@ -41,13 +39,13 @@ def order_data(found: Communication | None, *, summary: bool = False) -> dict[st
         "as_planned": _step(found.planned),
         "bound_seconds": found.bound,
         "barriers": dict(found.barriers),
-        "lines": [_line(line) for line in found.lines],
+        "lines": [line_data(line) for line in found.lines],
         **({} if summary else {"collectives": [_collective(found, each) for each in found.collectives]}),
-        **({} if summary else {"steps": [{"name": name, "kind": kind} for name, kind in steps(found.planned)]}),
+        **({} if summary else {"steps": [{"name": name, "kind": kind} for name, kind in _steps(found.planned)]}),
     }
 
 
-def steps(step: StepInOrder) -> Iterator[tuple[str, str]]:
+def _steps(step: StepInOrder) -> Iterator[tuple[str, str]]:
     """The steps in the order in which they run: the node, and what happens. Collectives ``start`` and are awaited
     (``wait``), copies to the host and back too; all else is ``compute``."""
     facts, started = step.facts, streams_of(step.facts).started
@@ -71,7 +69,8 @@ def _step(step: StepInOrder) -> dict[str, Any]:
     }
 
 
-def _line(line: LineInOrder) -> dict[str, Any]:
+def line_data(line: LineInOrder) -> dict[str, Any]:
+    """A scheduling line, as :func:`plan_json` has it."""
     return {
         "source": line.source,
         "text": line.text,
@@ -128,7 +127,8 @@ def plan_json(
 
     ``rewrites``: what each ``fuse`` and ``collapse`` line that rewrites something is worth; empty in a summary.
 
-    ``order``: what the scheduling lines come to, as :func:`policylang.report.plan_json.order_data` has it.
+    ``order``: the order under the scheduling lines, null without any; of a summary without ``steps`` and
+    ``collectives``.
     """
     plan = found.plan
     margins = {each.rule: each for each in worth}
@@ -156,7 +156,7 @@ def plan_json(
             for index, outcome in enumerate(plan.rules)
         ],
         "expectations": [asdict(each) for each in plan.expectations],
-        "order": order_data(found.communication, summary=summary),
+        "order": _order_data(found.communication, summary=summary),
         "at_peak": asdict(values_at_peak(found)),
         **({} if summary else {"groups": [_group(found, group) for group in found.groups]}),
         "diagnostics": json.loads(render_json(diagnostics))["diagnostics"],

@@ -3,27 +3,212 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from array import array
+from collections.abc import Hashable, Iterable, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
-
+from policylang.audit.summary import word
+from policylang.graph.facts import Facts, GraphKind
+from policylang.language.diagnostics import Source, Span
+from policylang.language.syntax import Policy
 from policylang.language.wording import counted, figure, printable, uncounted_text
-from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, ValueEntry
-from policylang.planning.inspection.communication import Communication, as_decided
+from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry, operator_of
+from policylang.planning.inspection.communication import Communication, as_decided, bucket_statements
 from policylang.planning.inspection.peak_values import PeakValues, values_at_peak
 from policylang.planning.inspection.worth import Worth
 from policylang.planning.plan import Plan
-from policylang.report.layout import exposed_text, plan_times_text, price_text, seconds_text
-from policylang.report.markup import Markup, element, joined, rows_table
-from policylang.report.order_text import bound_text, exposed_rows, hidden_text, line_notes, line_rows, total_rows
-from policylang.report.page_data import page_data
+from policylang.planning.value_outcome import Why
+from policylang.report.layout import (
+    Markup,
+    element,
+    exposed_text,
+    fragment,
+    plan_times_text,
+    price_text,
+    rows_table,
+    seconds_text,
+)
+from policylang.report.order_text import (
+    exposed_rows,
+    hidden_text,
+    line_notes,
+    line_rows,
+    order_notes,
+    said_of,
+    total_rows,
+)
+from policylang.report.plan_json import worth_data
 from policylang.report.plan_text import SHARES_HEAD, VALUES_HEAD, highest_moment_text, share_row, value_row
-from policylang.report.report_text import barriers_text, bytes_text
-from policylang.simulation.memory import Peak
+from policylang.report.report_text import bytes_text
+from policylang.simulation.memory import Peak, Timeline
+
+
+def _page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str, Any]:
+    """``graph`` is what the page calls the graph. Lines count from 1, all else from 0."""
+    plan = found.plan
+    rows = [row for row in plan.facts.forward if plan.decisions[row] is not None]
+    sources = _sources(plan.policy)
+    texts = [source.text.replace("\r\n", "\n").split("\n") for source in sources]
+    return {
+        "graph": graph,
+        "device": None if plan.shown_times is None else plan.shown_times.device.name,
+        "memory": _memory_data(found),
+        "sources": [{"name": each.name, "lines": text} for each, text in zip(sources, texts, strict=True)],
+        "rules": _rules(plan, worth, sources, rows),
+        "notes": _notes(found, sources),
+        "nodes": _nodes(found, rows),
+    }
+
+
+def _sources(policy: Policy) -> list[Source]:
+    """The files of the policy's statements, the user's before those of the bundled library."""
+    spans: list[Span] = [rule.span for rule in policy.rules]
+    spans += [each.span for each in (policy.blocks, policy.undecided) if each is not None]
+    spans += [each.span for each in policy.statements]
+    found = dict.fromkeys(span.source for span in spans if span.source.text)
+    return sorted(found, key=lambda source: source.name.startswith("<") and source.name != "<policy>")
+
+
+def _rules(plan: Plan, worth: Sequence[Worth], sources: Sequence[Source], rows: Sequence[int]) -> list[dict[str, Any]]:
+    place = {row: at for at, row in enumerate(rows)}
+    of_file = {source: at for at, source in enumerate(sources)}
+    margins = {each.rule: each for each in worth}
+    return [
+        {
+            "text": outcome.rule.text,
+            "source": outcome.rule.source,
+            "file": of_file.get(outcome.rule.span.source, -1),
+            "line": outcome.rule.span.line,
+            "end": outcome.rule.span.end_line,
+            "matched": [place[row] for row in outcome.matched if row in place],
+            "decided": len(outcome.decided),
+            "worth": worth_data(margins.get(index)),
+        }
+        for index, outcome in enumerate(plan.rules)
+    ]
+
+
+def _notes(found: Breakdown, sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """The notes beside scheduling lines: how many collectives each selects and moves."""
+    if found.communication is None:
+        return []
+    of_file = {source: at for at, source in enumerate(sources)}
+    policy = found.plan.policy
+    statements = (*(policy.rewrites[at] for at in bucket_statements(policy)), *policy.scheduling)
+    return [
+        {
+            "file": of_file.get(statement.span.source, -1),
+            "line": statement.span.line,
+            "note": f"{len(line.moved):,} of {len(line.matched):,}" if line.matched else "no match",
+            "title": said_of(line),
+        }
+        for statement, line in zip(statements, found.communication.lines, strict=True)
+    ]
+
+
+def _nodes(found: Breakdown, rows: Sequence[int]) -> dict[str, Any]:
+    plan, facts = found.plan, found.plan.facts
+    place = {row: at for at, row in enumerate(rows)}
+    decisions = [decision for row in rows if (decision := plan.decisions[row]) is not None]
+    return {
+        "name": [facts.names[row] for row in rows],
+        "operator": _coded(operator_of(facts, row) for row in rows),
+        "module": _coded(facts.modules[row] or facts.modules[facts.owners[row]] for row in rows),
+        "shape": _coded("×".join(map(str, facts.shapes[row] or ())) for row in rows),
+        "dtype": _coded(facts.dtypes[row] for row in rows),
+        "bytes": [facts.bytes[row] for row in rows],
+        "flops": [facts.flops[row] for row in rows],
+        "seconds": [] if plan.shown_times is None else [plan.shown_times.seconds[row] for row in rows],
+        "uncounted": _coded(facts.uncounted[row] if facts.uncounted else "" for row in rows),
+        "owner": [place.get(facts.owners[row], at) for at, row in enumerate(rows)],
+        "fate": _coded("" if (outcome := found.outcomes[row]) is None else outcome.word for row in rows),
+        "action": _coded(word(decision.action) for decision in decisions),
+        "rule": [-1 if decision.rule is None else decision.rule for decision in decisions],
+        "always": [int(decision.why is Why.ALWAYS) for decision in decisions],
+        "reason": _coded(decision.reason for decision in decisions),
+    }
+
+
+def _coded(values: Iterable[Hashable]) -> dict[str, Any]:
+    """A column with few distinct values: those, and for each row the number of its own."""
+    known: dict[Hashable, int] = {}
+    codes = [known.setdefault(value, len(known)) for value in values]
+    return {"values": list(known), "codes": codes}
+
+
+def _memory_data(found: Breakdown) -> dict[str, Any]:
+    """Two timelines over one axis: the operators in the order in which they run for the first time.
+
+    Where values are recomputed before an operator runs, its moment shows the most that was alive on the way. Nodes that
+    only one of the two has, as buckets, stand where they do in its order.
+    """
+    sides = (("peak under the policy", found.under), ("nothing recomputed", found.without))
+    orders = [_first_runs(found.plan, scenario) for _, scenario in sides]
+    axis = _merged(*([name for name, _, _ in order] for order in orders))
+    halves: dict[str, int] = {}
+    blocks: dict[str, str] = {}
+    for order in orders:
+        for name, half, block in order:
+            halves.setdefault(name, half)
+            blocks.setdefault(name, block)
+    place = {name: at for at, name in enumerate(axis)}
+    return {
+        "names": axis,
+        "backward": [halves[name] for name in axis],
+        "block": _coded(blocks[name] for name in axis),
+        "resident": max(scenario.timeline.resident for _, scenario in sides),
+        "curves": [
+            {"name": name, "moments": _curve(scenario.timeline, scenario.facts, place)} for name, scenario in sides
+        ],
+    }
+
+
+def _first_runs(plan: Plan, scenario: Scenario) -> list[tuple[str, int, str]]:
+    """Name, phase and block of each operator that runs: in the order of the graph, forward before backward; under
+    scheduling lines in their order."""
+    facts, timeline = scenario.facts, scenario.timeline
+    halves = {row: timeline.backward[step] for step, row in enumerate(timeline.rows) if not timeline.again[step]}
+    flat = facts.kind is GraphKind.FLAT
+    own = plan if plan.order is None or facts is plan.facts else plan.order
+    rows = sorted(halves, key=lambda row: (0 if flat else halves[row], row)) if own is plan else list(halves)
+    found = []
+    for row in rows:
+        block = own.block_of[row] if own.block_names else -1
+        found.append((facts.names[row], halves[row], own.block_names[block] if block >= 0 else ""))
+    return found
+
+
+def _merged(first: Sequence[str], second: Sequence[str]) -> list[str]:
+    """Each name once: those of the first order in it, others before the next name that both have."""
+    known, there = set(first), set(second)
+    ahead: dict[str, list[str]] = {}
+    waiting: list[str] = []
+    for name in second:
+        if name in known:
+            ahead[name], waiting = waiting, []
+        else:
+            waiting.append(name)
+    return [each for name in first for each in (*(ahead[name] if name in there else ()), name)] + waiting
+
+
+def _curve(timeline: Timeline, facts: Facts, place: dict[str, int]) -> list[int]:
+    moments = array("q", [-1]) * len(place)
+    most = 0
+    for step, row in enumerate(timeline.rows):
+        most = max(most, timeline.live[step])
+        if not timeline.again[step]:
+            moments[place[facts.names[row]]] = most
+            most = 0
+    before = timeline.resident
+    for at, moment in enumerate(moments):
+        if moment < 0:
+            moments[at] = before
+        before = moments[at]
+    return list(moments)
+
 
 _WIDTH, _HEIGHT = 1000, 1000
 _MOST_POINTS = 1000
@@ -31,79 +216,56 @@ _MOST_PARTS = 6
 _TICKS = 4
 
 
-@frozen
-class Curve:
-    """The memory alive at each moment of the axis, in bytes."""
-
-    name: str
-    moments: Sequence[int]
-    peak: int
-    at: str
-    """The node of the highest moment."""
-
-
-@frozen
-class MemoryAxis:
-    """The moments that curves share."""
-
-    backward: Sequence[int]
-    """1 for each that belongs to the backward."""
-    resident: int
-    """Bytes that are there before the first."""
-
-
-def memory_chart(axis: MemoryAxis, first: Curve, second: Curve) -> Markup:
-    """Two curves over one axis; the ``second`` is dashed."""
-    length = len(axis.backward)
+def memory_chart(memory: dict[str, Any], peaks: Sequence[Peak]) -> Markup:
+    """The curves of :func:`_memory_data` over their axis, the second one dashed; ``peaks`` are theirs."""
+    first, second = (curve["moments"] for curve in memory["curves"])
+    length, resident = len(first), memory["resident"]
     if not length:
         return element("p", "Nothing runs in this graph.")
-    most = max(1, axis.resident, *first.moments, *second.moments)
+    most = max(1, resident, *first, *second)
     tick = _tick(most / _TICKS)
     ceiling = -(-most // tick) * tick
     ticks = range(0, ceiling + 1, tick)
+    runs = _runs(memory["backward"])
+    said = [
+        f"{curve['name']}: {figure(peak.bytes, 'bytes')} at {peak.at or 'the beginning'}."
+        for curve, peak in zip(memory["curves"], peaks, strict=True)
+    ]
+    said.append(f"{figure(resident, 'bytes')} are there before the first operator.")
     svg = element(
         "svg",
         element("title", "Memory over the step", id="chart-title"),
-        element("desc", _description(axis, first, second), id="chart-desc"),
+        element("desc", " ".join(said), id="chart-desc"),
         *(_level(value / ceiling, "grid") for value in ticks),
-        element("path", class_="second area", d=_outline(second.moments, ceiling, closed=True)),
-        element("path", class_="first area", d=_outline(first.moments, ceiling, closed=True)),
-        element("path", class_="first edge", d=_outline(first.moments, ceiling)),
-        element("path", class_="second edge", d=_outline(second.moments, ceiling)),
-        _level(axis.resident / ceiling, "resident"),
-        *_partings(axis),
+        element("path", class_="second area", d=_outline(second, ceiling, closed=True)),
+        element("path", class_="first area", d=_outline(first, ceiling, closed=True)),
+        element("path", class_="first edge", d=_outline(first, ceiling)),
+        element("path", class_="second edge", d=_outline(second, ceiling)),
+        _level(resident / ceiling, "resident"),
+        *_partings(runs, length),
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
         preserveAspectRatio="none",
         role="img",
         tabindex="0",
         aria_labelledby="chart-title chart-desc",
     )
-    top = max(range(length), key=first.moments.__getitem__)
-    place = f"left:{_percent(_x(top, length))};top:{_percent(_y(first.moments[top], ceiling))}"
-    peak = element("i", class_="peak", style=place)
+    top = max(range(length), key=first.__getitem__)
+    place = f"left:{_percent((top + 0.5) / length)};top:{_percent(1 - first[top] / ceiling)}"
     labels = (element("span", figure(value, "bytes"), style=f"top:{_percent(1 - value / ceiling)}") for value in ticks)
-    plot = joined(
+    halves = (element("span", "backward" if half else "forward", style=f"flex:{many} 1 0") for half, many in runs)
+    plot = fragment(
         element("div", *labels, class_="ticks", aria_hidden="true"),
-        element("div", svg, peak, class_="area"),
-        element("div", *_parts(axis), class_="parts", aria_hidden="true"),
+        element("div", svg, element("i", class_="peak", style=place), class_="area"),
+        element("div", *halves, class_="parts", aria_hidden="true"),
     )
-    legend = joined(
-        element("span", element("i", class_="key first"), f"{first.name}: ", _bold(first.peak)),
-        element("span", element("i", class_="key second"), f"{second.name}: ", _bold(second.peak)),
-        element("span", element("i", class_="key resident"), "parameters, buffers, inputs: ", _bold(axis.resident)),
-        element("span", class_="told", role="status"),
+    names = [curve["name"] for curve in memory["curves"]]
+    keys = [("first", names[0], peaks[0].bytes), ("second", names[1], peaks[1].bytes)]
+    legend = (
+        element("span", element("i", class_=f"key {key}"), f"{name}: ", element("b", figure(amount, "bytes")))
+        for key, name, amount in (*keys, ("resident", "parameters, buffers, inputs", resident))
     )
-    return joined(element("div", plot, class_="plot"), element("div", legend, class_="legend"))
-
-
-def _description(axis: MemoryAxis, first: Curve, second: Curve) -> str:
-    said = [f"{each.name}: {figure(each.peak, 'bytes')} at {each.at or 'the beginning'}." for each in (first, second)]
-    there = figure(axis.resident, "bytes")
-    return " ".join((*said, f"{there} are there before the first operator."))
-
-
-def _bold(amount: int) -> Markup:
-    return element("b", figure(amount, "bytes"))
+    told = element("span", class_="told", role="status")
+    return fragment(element("div", plot, class_="plot"), element("div", *legend, told, class_="legend"))
 
 
 def _tick(value: float) -> int:
@@ -112,14 +274,6 @@ def _tick(value: float) -> int:
     while step * 2 <= value:
         step *= 2
     return step
-
-
-def _x(at: float, length: int) -> float:
-    return (at + 0.5) / length
-
-
-def _y(value: int, ceiling: int) -> float:
-    return 1 - value / ceiling
 
 
 def _percent(share: float) -> str:
@@ -132,40 +286,34 @@ def _level(share: float, kind: str) -> Markup:
 
 
 def _outline(moments: Sequence[int], ceiling: int, *, closed: bool = False) -> str:
-    """At most so many points, each the most that is alive among the operators it stands for."""
+    """At most so many points, each the most that is alive among its operators."""
     length = len(moments)
     width = -(-length // _MOST_POINTS)
     points = []
     for start in range(0, length, width):
         at = max(range(start, min(length, start + width)), key=moments.__getitem__)
-        points.append((_x(at, length), _y(moments[at], ceiling)))
+        points.append(((at + 0.5) / length, 1 - moments[at] / ceiling))
     points = [(0.0, points[0][1]), *points, (1.0, points[-1][1])]
     if closed:
         points = [(0.0, 1.0), *points, (1.0, 1.0)]
     return "M" + "L".join(f"{_WIDTH * x:.1f},{_HEIGHT * y:.1f}" for x, y in points) + ("Z" if closed else "")
 
 
-def _runs(axis: MemoryAxis) -> list[tuple[int, int]]:
-    """Stretches of one half: which, and how long. Of a graph with very many: the first, and all others as one."""
-    runs = [(half, sum(1 for _ in each)) for half, each in groupby(axis.backward)]
+def _runs(backward: Sequence[int]) -> list[tuple[int, int]]:
+    """Runs of forward and of backward with their lengths. If there are very many: the first, and the others as one."""
+    runs = [(half, sum(1 for _ in each)) for half, each in groupby(backward)]
     if len(runs) <= _MOST_PARTS:
         return runs
     return [runs[0], (1, sum(length for _, length in runs[1:]))]
 
 
-def _partings(axis: MemoryAxis) -> list[Markup]:
+def _partings(runs: Sequence[tuple[int, int]], length: int) -> list[Markup]:
     found, at = [], 0
-    for _, length in _runs(axis)[:-1]:
-        at += length
-        x = f"{_WIDTH * at / len(axis.backward):.1f}"
+    for _, many in runs[:-1]:
+        at += many
+        x = f"{_WIDTH * at / length:.1f}"
         found.append(element("line", class_="parting", x1=x, x2=x, y1=0, y2=_HEIGHT))
     return found
-
-
-def _parts(axis: MemoryAxis) -> list[Markup]:
-    return [
-        element("span", "backward" if half else "forward", style=f"flex:{length} 1 0") for half, length in _runs(axis)
-    ]
 
 
 _ENTRIES_HEAD = ("", "operator", "module", "shape", "bytes", "FLOPs again", "time again", "decided by")
@@ -208,11 +356,11 @@ def _tiles(found: Breakdown) -> Markup:
         held = sum(each.status == "held" for each in plan.expectations)
         told = "; ".join(_expectation(each.text, each.status, each.found) for each in plan.expectations)
         made.append(_tile("expectations held", f"{held} of {len(plan.expectations)}", told))
-    return joined(*made)
+    return fragment(*made)
 
 
 def _time_tiles(found: Breakdown) -> list[Markup]:
-    """What recomputation takes, its price, and what the step takes; nothing without a device."""
+    """Time and price of recomputation, and the time of the step; none without a device."""
     time, without = found.under.time, found.without.time
     if time is None or without is None:
         return []
@@ -236,15 +384,6 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.0%}" if whole else ""
 
 
-def _memory_section(memory: dict[str, Any], peaks: Sequence[Peak]) -> Markup:
-    """The chart of what :func:`policylang.report.page_data.memory_data` made; the first curve is drawn on top."""
-    curves = [
-        Curve(curve["name"], curve["moments"], peak.bytes, peak.at)
-        for curve, peak in zip(memory["curves"], peaks, strict=True)
-    ]
-    return memory_chart(MemoryAxis(memory["backward"], memory["resident"]), *curves)
-
-
 def _at_peak_section(found: PeakValues) -> Markup:
     """All that is alive at the peak by line, and the largest values of it."""
     if not found.values:
@@ -257,14 +396,14 @@ def _at_peak_section(found: PeakValues) -> Markup:
     largest = counted(len(found.values), "largest value")
     by_line = rows_table(SHARES_HEAD, (share_row(each, found) for each in found.shares), range(3), "by line")
     by_value = rows_table(VALUES_HEAD, values, range(2), f"the {largest}")
-    return joined(element("p", highest_moment_text(found), class_="hint"), by_line, by_value)
+    return fragment(element("p", highest_moment_text(found), class_="hint"), by_line, by_value)
 
 
 def _blocks_section(found: Breakdown) -> Markup:
     """The groups of alike blocks, each with its values."""
     most_saved = max((group.amounts.saved_bytes for group in found.groups), default=0) or 1
     most_flops = max((group.amounts.recomputed_flops for group in found.groups), default=0) or 1
-    return joined(*(_group(group, most_saved, most_flops) for group in found.groups))
+    return fragment(*(_group(group, most_saved, most_flops) for group in found.groups))
 
 
 def _group(group: BlockGroup, most_saved: int, most_flops: int) -> Markup:
@@ -314,7 +453,7 @@ def _entry(entry: ValueEntry) -> tuple[str, ...]:
 
 
 def _order_section(found: Communication | None) -> Markup:
-    """Nothing of a plan without collectives that it orders or times."""
+    """Empty for a plan without collectives that it orders or times."""
     if found is None:
         return Markup("")
     return element(
@@ -328,11 +467,9 @@ def _order_section(found: Communication | None) -> Markup:
 def _totals(found: Communication) -> Markup:
     if not found.orders:
         return Markup("")
+    notes = (element("p", each, class_="hint") for each in order_notes(found))
     head = ("", "as traced", "as planned")
-    said = [bound_text(found.bound or 0.0)] if seconds_text(found.bound) else []
-    said += [barriers_text(found.barriers)] if found.barriers else []
-    notes = (element("p", each, class_="hint") for each in said)
-    return joined(rows_table(head, total_rows(found), range(1, 3), "before and after"), *notes)
+    return fragment(rows_table(head, total_rows(found), range(1, 3), "before and after"), *notes)
 
 
 def _lines(found: Communication) -> Markup:
@@ -340,14 +477,14 @@ def _lines(found: Communication) -> Markup:
         return Markup("")
     head, *rows = line_rows(found.lines)
     notes = (element("p", text, class_="hint") for text in line_notes(found.lines))
-    return joined(rows_table(head, rows, range(2, len(head)), "what each scheduling line did"), *notes)
+    return fragment(rows_table(head, rows, range(2, len(head)), "what each scheduling line did"), *notes)
 
 
 def _exposed(found: Communication) -> Markup:
     rows, rest = exposed_rows(found), hidden_text(found)
     numbers = range(rows[0].index("collective")) if rows else range(0)
     shown = rows_table(rows[0], rows[1:], numbers, "the exposed collectives") if rows else ""
-    return joined(shown, *([element("p", rest, class_="hint")] if rest else []))
+    return fragment(shown, *([element("p", rest, class_="hint")] if rest else []))
 
 
 _PIECES = Path(__file__).parent / "page"
@@ -361,12 +498,12 @@ def plan_page(found: Breakdown, worth: Sequence[Worth], graph: str) -> str:
     the browser from data that is embedded as JSON. Nothing of a policy or a graph is markup: text is escaped where it
     is written, and in the data every character that HTML or a script could take for its own.
     """
-    data = page_data(found, worth, graph)
+    data = _page_data(found, worth, graph)
     values = {
         "title": escape(f"{found.plan.policy.name} on {graph}"),
         "subtitle": escape(_subtitle(found.plan)),
         "tiles": _tiles(found),
-        "memory": _memory_section(data["memory"], [found.under.peak, found.without.peak]),
+        "memory": memory_chart(data["memory"], [found.under.peak, found.without.peak]),
         "order": _order_section(_communication(found)),
         "at_peak": _at_peak_section(values_at_peak(found)),
         "blocks": _blocks_section(found),
@@ -388,7 +525,7 @@ def _communication(found: Breakdown) -> Communication | None:
 
 
 def _subtitle(plan: Plan) -> str:
-    """What graph it is, and which plan."""
+    """Kind and size of the graph, torch's version, the plan's digest."""
     facts = plan.facts
     parts = [
         f"{facts.kind.value} graph of {counted(len(facts), 'node')}",

@@ -24,7 +24,7 @@ from policylang.report.report_text import bytes_text
 
 _LONGEST_RULE_AT_PEAK = 72
 _WIDEST = 120
-"""Of a table in a pipe or a file."""
+"""The columns of a table in a pipe or a file."""
 
 VALUES_HEAD = ("bytes", "share", "value", "operator", "module", "", "line", "made in step", "last needed in step")
 _TEXT_HEAD = (*VALUES_HEAD[:7], "in steps")
@@ -158,7 +158,7 @@ def _totals(found: Breakdown) -> str:
 
 
 def _times(under: Scenario, without: Scenario) -> list[tuple[str, str, str]]:
-    """Without a device nothing, and of what is exposed nothing where nothing is."""
+    """Empty without a device; exposed time has a row where there is any."""
     if under.time is None or without.time is None:
         return []
     rows = [
@@ -170,7 +170,7 @@ def _times(under: Scenario, without: Scenario) -> list[tuple[str, str, str]]:
 
 
 def _uncounted(found: Breakdown) -> str:
-    """What the FLOPs leave out."""
+    """The operators that the FLOPs leave out."""
     if found.uncounted is None:
         return f"\n\n{UNCOUNTED_UNKNOWN}"
     if not found.uncounted:

@@ -129,8 +129,8 @@ _MOST_ORDER_REASONS = 3
 
 
 def order_lines(report: Report) -> list[str]:
-    """Of the whole step what it comes to and each line; of the halves that it was cut into what they come to. What
-    several graphs have alike is said once."""
+    """The totals of the step and its scheduling lines; for a forward or backward graph the totals alone. Lines that
+    several graphs share are written once."""
     told = {rewrite.source for rewrite in report.rewrites}
     found = Counter(line for account in report.orders for line in _lines(account, told))
     return [f"{line}, in {counted(count, 'graph')} each" if count > 1 else line for line, count in found.items()]
@@ -275,7 +275,7 @@ def _uncounted(report: Report) -> list[str]:
 
 
 def rewrite_lines(report: RewriteReport) -> list[str]:
-    """As a person reads it: what was done, then what was left and why."""
+    """The rewrites that were made, then those that were not, and why."""
     where = f" in the {report.half}" if report.half else ""
     lines = [f"{file_name(report.source)} {report.text}{where}: {_what(report)}"]
     lines += [f"  {note}" for note in report.notes]
@@ -308,7 +308,7 @@ def _audit(report: Report) -> list[str]:
 
 
 def _code(order: CodeOrderReport) -> str:
-    """What Inductor's code of a half was read to do."""
+    """The order of collectives in Inductor's generated code."""
     if order.status == "not compiled":
         return f"of the {order.half}: compiled when the first backward starts, and read then"
     if order.status == "not read":
@@ -344,7 +344,6 @@ def plan_line(plan: Plan) -> str:
 
 
 def _timed(report: Report) -> bool:
-    """Whether there is a time to print of what is recomputed."""
     return report.recomputed is not None and report.recomputed.seconds is not None
 
 

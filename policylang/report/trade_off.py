@@ -56,7 +56,7 @@ def figure_rows(tuned: Tuned) -> list[tuple[str, Callable[[Candidate], str]]]:
 
 
 def share_text(seconds: float, tuned: Tuned) -> str:
-    """Of the forward's time: ``3.1%``."""
+    """A share of the forward's time: ``3.1%``."""
     return figure(seconds / tuned.forward, "fraction") if tuned.forward else "-"
 
 
@@ -98,7 +98,7 @@ def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
 
 
 def distinctions(candidates: Sequence[Candidate]) -> list[str]:
-    """Of the first its rules; of each other the rules that the one before does not have, or else those it lacks."""
+    """For the first its rules; for each other the rules that the one before does not have, or else those it lacks."""
     found, before = [], list[str]()
     for each in candidates:
         lines = statements(each)

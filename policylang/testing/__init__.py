@@ -1,8 +1,8 @@
 """Policy tests: Markdown files whose policies say in comments what is to come of them (``docs/policy-tests.md``).
 
-``fences`` finds the fenced blocks of a file, ``claims`` reads what the comments of a policy claim, ``graphs`` finds the
-graph a policy is planned on, ``cases`` runs one policy, ``suites`` runs files of them, and ``coverage`` says which
-rules no test has exercised. None of it needs torch, but for :func:`agree`, for a test of one's own (``docs/agree.md``).
+``claims`` reads the blocks of a file and what the comments of a policy claim, ``suites`` runs files of them. Neither
+needs torch, as :func:`agree` does, for a test of one's own (``docs/agree.md``): ``path_runs`` takes the steps,
+``agreement`` compares them.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from policylang.language.wording import counted, figure, joined, listed, uncount
 from policylang.report.layout import table
 
 VERSION = 1
-"""Of the plain data."""
+"""The version of the plain data."""
 _OF_ERRORS = ("code", "message", "help")
 _MOST = 8
 _HEAD = ("path", "saved", "offloaded", "recomputed", "", "loss", "gradients", "buffers")
@@ -26,12 +26,12 @@ _HEAD = ("path", "saved", "offloaded", "recomputed", "", "loss", "gradients", "b
 
 @frozen(eq=False)
 class Numbers:
-    """What one step computed: tensors by name."""
+    """The results of one step: tensors by name."""
 
     loss: Any
     gradients: Mapping[str, Any]
     buffers: Mapping[str, Any]
-    """As they are after the step."""
+    """Their values after the step."""
 
 
 @frozen(eq=False)
@@ -41,7 +41,7 @@ class PathRun:
     numbers: Numbers
     report: Report
     graphs: tuple[tuple[Facts, Report], ...]
-    """Of each graph, in order: as it was planned on, and what came of it."""
+    """Each graph in order: its facts as planned on, and its report."""
 
 
 @frozen(eq=False)
@@ -64,7 +64,7 @@ class Equality:
     largest: float = 0.0
     """The largest difference of two elements; infinite where names, shapes or types are not the same."""
     close: bool = True
-    """Whether all are within the tolerance that ``torch.testing.assert_close`` has for their type."""
+    """All are within the tolerance that ``torch.testing.assert_close`` has for their type."""
 
     @property
     def bitwise(self) -> bool:
@@ -79,8 +79,8 @@ class NumbersComparison:
     gradients: Equality
     buffers: Equality
     as_without_policy: bool | None = None
-    """Whether the path gives the same bits without the policy; None where that was not asked, because the bits are
-    those of the plain model."""
+    """The path gives the same bits without the policy; None where that was not asked, because the bits are those of
+    the plain model."""
 
     @property
     def bitwise(self) -> bool:
@@ -95,7 +95,7 @@ class NumbersComparison:
 
 @frozen
 class ValuePlace:
-    """Where a value stands in a model, whatever its node is called in a graph."""
+    """The place of a value in a model, whatever its node is called in a graph."""
 
     module: str
     operator: str
@@ -104,7 +104,7 @@ class ValuePlace:
 
 @frozen
 class PathDecision:
-    """What one path does with a value, or with all of one place."""
+    """The decision of one path on a value, or on all of one place."""
 
     action: str
     rule: str | None
@@ -156,25 +156,25 @@ class PathResult:
 
     @property
     def offloaded_bytes(self) -> int:
-        """What the path moves to the host."""
+        """Bytes that the path copies to the host."""
         moved = None if self.ran is None else self.ran.report.offloaded
         return 0 if moved is None else moved.bytes
 
 
 @frozen(eq=False)
 class Agreement:
-    """What :func:`policylang.testing.agree` returns; ``str()`` of it is the table."""
+    """The result of :func:`policylang.testing.agree`; ``str()`` of it is the table."""
 
     policy: str
     """Its name."""
     loss: float
-    """Of the plain model."""
+    """The loss of the plain model."""
     gradients: int
     """How many it has."""
     results: tuple[PathResult, ...]
     """A path each: what it decided, kept and computed, or why it refused."""
     decisions: DecisionComparison
-    """Where the decisions of the paths are the same, and where not."""
+    """The decisions of the paths, compared value by value."""
     torch_version: str
 
     @property
@@ -312,8 +312,7 @@ class _Tally:
 
 
 def _one_action(found: Mapping[str, Sequence[PathDecision]]) -> bool:
-    """Whether it is all the same which of the values of one path is which of another: rules decide all of them alike,
-    or none speaks of any."""
+    """Which value of one path is which of another makes no difference: rules decide all alike, or none is about any."""
     every = [side for sides in found.values() for side in sides]
     return len({side.action for side in every}) == 1 or all(side.rule is None for side in every)
 
@@ -359,7 +358,7 @@ def _refusals(results: Iterable[PathResult]) -> Iterator[str]:
 
 
 def _number_lines(results: Iterable[PathResult]) -> Iterator[str]:
-    """What is to be said of numbers that are not those of the plain model to the bit."""
+    """A line or two for each path whose numbers are not those of the plain model to the bit."""
     for result in results:
         numbers = result.numbers
         if numbers is None or numbers.bitwise:

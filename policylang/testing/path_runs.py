@@ -72,7 +72,7 @@ class Setup:
 
 
 def batch_of(given: Any) -> tuple[Any, ...]:
-    """What is handed to the loss beside the model: a batch that is no tuple or list is one thing."""
+    """The arguments of the loss beside the model: a batch that is no tuple or list is one argument."""
     return tuple(given) if isinstance(given, tuple | list) else (given,)
 
 
@@ -120,7 +120,7 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def _compiler_to_itself() -> Iterator[None]:
-    """Nothing compiled before is found, nothing compiled inside is left; what backends know of it goes as well."""
+    """Forget what was compiled before, and afterwards what was compiled inside, in backends as well."""
     torch.compiler.reset()
     try:
         yield
@@ -129,7 +129,7 @@ def _compiler_to_itself() -> Iterator[None]:
 
 
 def _eager(setup: Setup, model: nn.Module, policy: Policy | None) -> tuple[Numbers, nn.Module]:
-    """With a checkpoint around each block, operator by operator."""
+    """Eager, with a checkpoint around each block."""
     if policy is not None:
         policylang.checkpoint_model(model, policy)
     return _backward(model, setup.loss_fn(model, *setup.batch)), model
@@ -145,7 +145,7 @@ def _joint(setup: Setup, model: nn.Module, policy: Policy | None) -> tuple[Numbe
 
 
 def _flat(setup: Setup, model: nn.Module, policy: Policy | None) -> tuple[Numbers, fx.GraphModule]:
-    """As one graph of the whole step."""
+    """One graph of the whole step."""
     step = policylang.trace_step(model, setup.loss_fn, *setup.batch)
     if policy is not None:
         step.apply(policy, agree=False)
@@ -172,7 +172,7 @@ class PathStep:
     """The numbers, and what the path reports on."""
     around: Callable[[], AbstractContextManager[None]] = nullcontext
     is_plain: bool = False
-    """Whether the path without a policy is the plain model."""
+    """The path without a policy is the plain model."""
 
 
 STEPS = {
@@ -180,14 +180,14 @@ STEPS = {
     "joint": PathStep(_joint, _compiler_to_itself),
     "flat": PathStep(_flat),
 }
-"""Of each path that is registered as compared."""
+"""How a step is taken on each path that is registered as compared."""
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
 def compare_numbers(plain: Numbers, found: Numbers) -> NumbersComparison:
-    """What a path computed, compared with the plain model."""
+    """Compare the numbers of a path with those of the plain model."""
     return NumbersComparison(
         _equality({"the loss": plain.loss}, {"the loss": found.loss}),
         _equality(plain.gradients, found.gradients),

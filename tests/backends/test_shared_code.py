@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import policylang
 from policylang.audit.report import Report
-from policylang.commands.small_llama.memory import step_memory
+from policylang.commands.small_llama import step_memory
 from tests.support.compiled import fresh_dynamo
 
 POLICY = policylang.parse("recompute everything in block; save matmul in block")

@@ -13,7 +13,7 @@ from benchmarks import schedule, schedule_peers
 from benchmarks.schedule_graphs import cut, laid_out, process_groups, synthetic_half
 from benchmarks.schedule_on_ranks import combined, started_early
 from benchmarks.slept_steps import SleptGraph, simulated
-from policylang.api.devices import load_device
+from policylang.api.load import load_device
 from policylang.graph.facts import Group
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.simulation.collective_times import collective_seconds

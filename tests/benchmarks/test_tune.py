@@ -14,7 +14,7 @@ from benchmarks import tune, tuned_steps
 from benchmarks.graphs import JointGraph, llama_joint
 from benchmarks.tuning_peers import Point, hand_written, of_policy, of_saved, saved_by_torch
 from benchmarks.tuning_picture import picture
-from policylang.api.devices import load_device
+from policylang.api.load import load_device
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import node_times
 

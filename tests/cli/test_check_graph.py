@@ -12,7 +12,6 @@ from policylang.graph.facts import GraphKind
 from policylang.graph.snapshot import write
 from tests.support.flat_graphs import flat_graph
 from tests.support.models import llama
-from tests.support.shared_graphs import JOINT, shared_facts
 from tests.support.textgraph import facts_of
 
 GRAPH = """
@@ -186,19 +185,6 @@ def test_expectations_that_hold_are_shown(policylang, folder):
         (graph, status) for graph in ("sin.graph", "cos.graph") for status in ("held", "held", "failed")
     ]
     assert found[0]["found"] == "512 B"
-
-
-def test_no_torch_is_needed_for_a_large_graph(process, tmp_path):
-    path = str(tmp_path / "llama.graph")
-    write(shared_facts(JOINT), path)
-    script = (
-        "import sys; from policylang.commands.cli import main; "
-        "code = main(['check', 'torchtitan_full', '--graph', sys.argv[1]]); "
-        "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
-    )
-    outcome = process("-c", script, path)
-    assert outcome.code == 0
-    assert "checked 1 file on 1 graph" in outcome.out
 
 
 def test_in_python(folder):

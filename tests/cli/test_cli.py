@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +51,24 @@ def test_names_that_the_terminal_cannot_show(process, tmp_path):
     assert outcome.code == 1
     assert "Traceback" not in outcome.err
     assert "APL101" in outcome.out
+
+
+def test_graphs_and_policies_need_no_torch(process, tmp_path):
+    """All commands in one process."""
+    shutil.copy(Path(__file__).parents[2] / "docs" / "graphs" / "tutorial.graph", tmp_path / "a.graph")
+    (tmp_path / "a.apl").write_text("save matmul, attention\nrecompute every 2nd mm per block\n")
+    (tmp_path / "a.md").write_text("```apl graph=a.graph\nsave mm  # matches: 0\n```\n")
+    on, device = ("a.apl", "--graph", "a.graph"), ("--device", "h100-sxm")
+    commands = [("list",), ("fmt", "a.apl"), ("check", "a.apl"), ("check", *on, *device), ("test", "a.md")]
+    commands += [("show", "a.graph", *device), ("plan", *on, *device, "--html", "a.html", "--trace", "a.json")]
+    commands += [("diff", "llama3_sac", *on), ("explain", *on, "--rule", "1")]
+    script = (
+        "import json, sys; from policylang.commands.cli import main; codes = list(map(main, json.loads(sys.argv[1]))); "
+        "print(codes, 'torch' in sys.modules, file=sys.stderr)"
+    )
+    outcome = process("-c", script, json.dumps(commands), cwd=str(tmp_path))
+    assert outcome.code == 0, outcome.err
+    codes, _, torch = outcome.err.splitlines()[-1].rpartition(" ")
+    assert torch == "False"
+    assert 2 not in json.loads(codes)
+    assert 101 not in json.loads(codes)

@@ -7,8 +7,8 @@ from functools import cache
 
 import pytest
 
-from policylang.commands.small_llama import demo as command
-from policylang.commands.small_llama.training import Settings
+from policylang.commands import demo as command
+from policylang.commands.small_llama import Settings
 
 SMALL = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 128, "batch": 2, "sequence": 32}
 
@@ -16,7 +16,7 @@ SMALL = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 128, "batch": 2, "
 @pytest.fixture
 def small(monkeypatch):
     """The demo on a model that trains in a second."""
-    import policylang.commands.small_llama.training as training
+    import policylang.commands.small_llama as training
 
     monkeypatch.setattr(training, "Settings", lambda **chosen: Settings(**SMALL, **chosen))
 
@@ -56,7 +56,7 @@ def test_the_table_names_every_rule_and_both_measurements(policylang):
 
 def test_a_difference_fails_the_demo(policylang, small, monkeypatch):
     """Not a formality: one flipped bit in one gradient has to be seen."""
-    import policylang.commands.small_llama.training as training
+    import policylang.commands.small_llama as training
 
     runs = []
     digests = training._digests

@@ -126,11 +126,3 @@ def test_standard_input_that_cannot_be_read(policylang, monkeypatch):
 
 def test_standard_input_stands_alone(policylang, messy):
     assert policylang("fmt", "-", str(messy)).code == 2
-
-
-def test_formatting_needs_no_torch(process, messy):
-    script = (
-        "import sys; from policylang.commands.cli import main; code = main(['fmt', sys.argv[1]]); "
-        "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
-    )
-    assert process("-c", script, str(messy)).code == 0

@@ -189,12 +189,3 @@ def test_the_trace_is_written_where_there_is_a_device(policylang, graph, policy,
     assert (outcome.code, outcome.err) == (0, f"wrote {out}\n")
     events = json.loads(Path(out).read_text(encoding="utf-8"))["traceEvents"]
     assert {each["ph"] for each in events} == {"M", "X", "C"}
-
-
-def test_planning_needs_no_torch(process, graph, policy, tmp_path):
-    script = (
-        "import sys; from policylang.commands.cli import main; code = main(sys.argv[1:]); "
-        "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
-    )
-    outcome = process("-c", script, "plan", policy(), "--graph", graph, "--html", str(tmp_path / "plan.html"))
-    assert outcome.code == 0, outcome.err

@@ -10,7 +10,7 @@ from textwrap import dedent
 import pytest
 
 import policylang as library
-from policylang.api.project.settings import ProjectSettings, project_settings
+from policylang.api.settings import ProjectSettings, project_settings
 
 GRAPHS = Path(__file__).resolve().parents[2] / "docs" / "graphs"
 POLICY = "recompute everything in block\nsave attention in block\n"

@@ -8,7 +8,7 @@ import re
 import pytest
 from attrs import evolve
 
-from policylang.api.library import bundled_policies, description_of
+from policylang.api.load import bundled_policies, description_of
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import GraphKind
 from policylang.graph.snapshot import write
@@ -254,14 +254,6 @@ def test_a_large_graph_is_counted_in_one_pass():
     assert reads < 30 * len(facts)
     assert len(json.loads(text)["nodes"]) == len(facts) == 5_001
     assert [sums.forward for _, sums in found.blocks] == [100] * 50
-
-
-def test_needs_no_torch(process, graph):
-    script = (
-        "import sys; from policylang.commands.cli import main; code = main(['show', sys.argv[1]]) or main(['list']); "
-        "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
-    )
-    assert process("-c", script, graph).code == 0
 
 
 def test_the_bundled_policies(policylang):

@@ -107,11 +107,3 @@ def test_nothing_to_test(policylang, tmp_path, monkeypatch, files, asked, said):
     outcome = policylang("test", asked)
     assert (outcome.code, outcome.err) == (2, "")
     assert outcome.out.startswith(f"error[APL515]: {said}")
-
-
-def test_testing_needs_no_torch(process, page):
-    script = (
-        "import sys; from policylang.commands.cli import main; code = main(['test', sys.argv[1]]); "
-        "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
-    )
-    assert process("-c", script, page("a")) == (0, "tested 1 policy in 1 file: 1 claim, all hold\n", "")

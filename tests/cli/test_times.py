@@ -232,15 +232,6 @@ def test_a_device_in_python(folder):
         library.load("mine.apl", device="cuda")
 
 
-def test_times_need_no_torch(process, folder):
-    script = (
-        "import sys; from policylang.commands.cli import main; code = main(sys.argv[1:]); "
-        "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
-    )
-    outcome = process("-c", script, "plan", "mine.apl", *ON, "--html", "plan.html", cwd=str(folder))
-    assert outcome.code == 0, outcome.err
-
-
 def test_the_groups_add_up_to_the_time_of_the_step(folder):
     device = library.load_device("./slow.toml")
     found = breakdown(plan(library.load("mine.apl"), load("small.graph"), JOINT, device=device))

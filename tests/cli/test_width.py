@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from policylang.commands.shared.output import text_width
+from policylang.commands.output import text_width
 from policylang.graph.snapshot import write
 from policylang.report.layout import columns, fit, fitted, table
 from tests.cli.test_plan import GRAPH

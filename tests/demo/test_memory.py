@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from policylang.commands.small_llama.memory import step_memory
+from policylang.commands.small_llama import step_memory
 from tests.support.keeping import KIB, kept_two
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from policylang.commands.small_llama.training import Settings, differences, train
+from policylang.commands.small_llama import Settings, differences, train
 
 SMALL = Settings(steps=3, layers=1, hidden=32, heads=2, vocabulary=64, batch=1, sequence=16)
 

@@ -19,7 +19,7 @@ pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
 
 from lsprotocol import types
 
-from policylang.api.devices import load_device
+from policylang.api.load import load_device
 from policylang.api.planned_graphs import facts_of
 from policylang.commands.cli import main
 from policylang.editor.features.hover import hover

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lsprotocol import types
 
-from policylang.api.format import format_text
+from policylang.api.load import format_text
 from policylang.editor.features.layout import formatted, formatted_between
 from policylang.editor.positions import Positions
 from policylang.editor.state import Document, State, read_text

@@ -10,9 +10,8 @@ from policylang.graph.textual import read_graph
 from policylang.language.diagnostics import Source
 from policylang.language.resources import policies_folder
 from policylang.report.diagnostics import render_text
-from policylang.testing.coverage import Coverage
-from policylang.testing.fences import fences, lifted
-from policylang.testing.suites import run_files
+from policylang.testing.claims import fences, lifted
+from policylang.testing.suites import Coverage, run_files
 
 TESTS = Path(__file__).parent
 POLICIES = policies_folder()

@@ -15,7 +15,8 @@ from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.worth import worth_of_rules
 from policylang.planning.planner import plan
-from policylang.report.plan_page import Curve, MemoryAxis, memory_chart, plan_page
+from policylang.report.plan_page import memory_chart, plan_page
+from policylang.simulation.memory import Peak
 from tests.support.browser import KEYS, MISSING, browser
 from tests.support.textgraph import facts_of
 
@@ -133,8 +134,9 @@ def test_a_graph_with_next_to_nothing_in_it(text):
 def test_a_curve_of_many_moments_keeps_its_peaks():
     moments = [0] * 5000
     moments[1234] = moments[4999] = 1000
-    axis, flat = MemoryAxis([0] * 2500 + [1] * 2500, 0), Curve("b", [1] * 5000, 1, "y")
-    drawn = memory_chart(axis, Curve("a", moments, 1000, "x"), flat)
+    sides = [{"name": "a", "moments": moments}, {"name": "b", "moments": [1] * 5000}]
+    memory = {"curves": sides, "backward": [0] * 2500 + [1] * 2500, "resident": 0}
+    drawn = memory_chart(memory, [Peak(1000, 1000, "x"), Peak(1, 1, "y")])
     (edge,) = re.findall(r'class="first edge" d="M(.*?)"', drawn)
     points = [tuple(map(float, point.split(","))) for point in edge.split("L")]
     top = min(y for _, y in points)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from policylang.commands.small_llama.memory import StepMemory
+from policylang.commands.small_llama import StepMemory
 
 KIB = 1024
 

@@ -17,8 +17,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.api.library import bundled_policies
-from policylang.api.load import load, parse
+from policylang.api.load import bundled_policies, load, parse
 from policylang.errors import PolicyError
 from policylang.graph import snapshot
 from policylang.graph.blocks import BlockTable, blocks_of

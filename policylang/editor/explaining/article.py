@@ -65,7 +65,7 @@ class Article:
         return printable(self._joined(lambda line: line.translate(_MARKS), lambda text: text))
 
     def content(self, *, markdown: bool) -> types.MarkupContent:
-        if layout:
+        if markdown:
             return types.MarkupContent(types.MarkupKind.Markdown, self.markdown())
         return types.MarkupContent(types.MarkupKind.PlainText, self.plain())
 

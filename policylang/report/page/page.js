@@ -333,7 +333,7 @@ function chooseNode(row) {
   paint();
 }
 
-function letGo() {
+function clearChoice() {
   list.rule = null;
   list.active = -1;
   byId("detail").replaceChildren();
@@ -343,5 +343,5 @@ function letGo() {
 
 showMemory();
 showPolicy(chooseRule);
-showNodes(chooseNode, letGo);
-document.addEventListener("keydown", (event) => { if (event.key === "Escape") letGo(); });
+showNodes(chooseNode, clearChoice);
+document.addEventListener("keydown", (event) => { if (event.key === "Escape") clearChoice(); });

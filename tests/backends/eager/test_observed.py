@@ -20,7 +20,7 @@ from torch.utils import _python_dispatch
 from torch.utils.flop_counter import FlopCounterMode
 
 import policylang
-from policylang.commands.small_llama.memory import step_memory
+from policylang.commands.small_llama import step_memory
 from policylang.errors import PolicyGraphError, PolicyWarning
 from tests.backends.eager.test_checkpoint import counted
 from tests.support.eager import Step, differences, train

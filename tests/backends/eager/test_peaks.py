@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import policylang
 from policylang.api.snapshot import facts_of
-from policylang.commands.small_llama.memory import step_memory
+from policylang.commands.small_llama import step_memory
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device

@@ -17,7 +17,7 @@ _WIDEST = 64
 
 @cache
 def _state(policy: str, graph: str, device: str) -> State:
-    from policylang.api.devices import load_device
+    from policylang.api.load import load_device
     from policylang.api.planned_graphs import facts_of
     from policylang.editor.state import Document, State, read_graph, read_text
     from policylang.language.diagnostics import Source

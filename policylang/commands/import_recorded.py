@@ -14,8 +14,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_import, add_snapshot, print_snapshot
+from policylang.commands.inputs import add_import, add_snapshot, print_snapshot
+from policylang.commands.output import Exit
+from policylang.commands.users_code import need_torch
 
 NAME = "import"
 SUMMARY = "make a snapshot of a graph recorded as JSON"
@@ -28,8 +29,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.users_code import need_torch
-
     need_torch()
     from policylang.graph.recorded import recorded_facts
     from policylang.graph.snapshot import write

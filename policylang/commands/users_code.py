@@ -1,21 +1,23 @@
-"""Runs code of the user's: an error in it is shown as Python shows it, from the user's first frame on."""
+"""Runs code of the user's: functions that are named, and modules for the operators that they register."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
 import policylang
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.output import tell
+from policylang.commands.inputs import print_findings, refuse
+from policylang.commands.output import Exit, UsageError, tell
 from policylang.errors import PolicyError
+from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.report.diagnostics import RENDERERS, CheckResult
 
 _OURS = os.path.dirname(os.path.abspath(policylang.__file__)) + os.sep
 _IMPORTS = ("<frozen importlib", import_module.__code__.co_filename)
@@ -69,8 +71,6 @@ def named_function(text: str) -> Callable[[], Any]:
 
 def show(failed: UsersCodeError, command: str, function: str, help: str) -> Exit:
     """Print what the user's code raised: the diagnostics of a policy, or the traceback from its own first frame on."""
-    from policylang.commands.shared.inputs import refuse
-
     error = failed.error
     if isinstance(error, PolicyError):
         if error.__cause__ is not None:
@@ -96,7 +96,7 @@ def _print(error: BaseException) -> None:
 
 
 def _from_first_frame(frames: TracebackType | None) -> TracebackType | None:
-    """Without the frames that lead to the user's code: ours, the import system's, and torch's where it calls back."""
+    """Drop the frames that lead to the user's code: ours, the import system's, and torch's where it calls back."""
     while frames is not None and _leads_there(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return frames
@@ -112,3 +112,70 @@ def need_torch() -> None:
     """Raise ``UsageError`` where there is no torch."""
     if find_spec("torch") is None:
         raise UsageError("`torch` is not installed here", "pip install torch")
+
+
+CANNOT_IMPORT = "APL372"
+_MOST = 200
+_FORM = "the name of a module, as Python imports it: `package.module`"
+_NOT_HERE = "the current folder is searched for it first, then the environment of this Python"
+_FAILS = 'run `python -c "import {}"` to see all of it'
+
+
+def import_modules(names: Sequence[str]) -> tuple[Diagnostic, ...]:
+    """Import modules in order; why each of the others cannot be. What they print goes to the standard error, so that
+    the standard output stays the command's."""
+    if names and "" not in sys.path:
+        sys.path.insert(0, "")
+    found = []
+    for name in dict.fromkeys(names):
+        with redirect_stdout(sys.stderr):
+            problem = _problem(name)
+        if problem is not None:
+            found.append(problem)
+    return tuple(found)
+
+
+def refused_imports(names: Sequence[str], form: str, *, findings: bool) -> Exit | None:
+    """Import modules; where one cannot be, say so in the form of the command's output, and how the command ends.
+    ``findings`` says that diagnostics are what the command prints, on its standard output."""
+    problems = import_modules(names)
+    if not problems:
+        return None
+
+    if form in RENDERERS and (findings or form != "text"):
+        return print_findings(CheckResult((), problems), form, failed=True)
+    return refuse(problems)
+
+
+def _problem(name: str) -> Diagnostic | None:
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        stem = os.path.normpath(name.removesuffix(".py"))
+        mend = ".".join(stem.split(os.sep)) if name.endswith(".py") else ""
+        help = f"did you mean `{mend}`?" if mend and all(map(str.isidentifier, mend.split("."))) else _FORM
+        return diagnose(CANNOT_IMPORT, f"`{name}` is no module", help=help)
+    try:
+        import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return diagnose(CANNOT_IMPORT, f"there is no module `{error.name}`", help=_NOT_HERE)
+        return _failed(name, error)
+    except BaseException as error:  # SystemExit too: a module that ends the process has registered nothing
+        return _failed(name, error)
+    return None
+
+
+def _failed(name: str, error: BaseException) -> Diagnostic:
+    said = " ".join(str(error).split())
+    what = type(error).__name__ + (f": {said[:_MOST]}" if said else "")
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_import_system(each.filename)]
+    here = [f"in {each.filename}:{each.lineno}{f': {each.line}' if each.line else ''}" for each in frames[:1]]
+    deepest = [f"raised in {frames[-1].filename}:{frames[-1].lineno}"] if len(frames) > 1 else []
+    return diagnose(
+        CANNOT_IMPORT, f"`{name}` cannot be imported: {what}", help=_FAILS.format(name), details=(*here, *deepest)
+    )
+
+
+def _is_import_system(file: str) -> bool:
+    return file.startswith("<frozen ") or file in (__file__, import_module.__code__.co_filename)

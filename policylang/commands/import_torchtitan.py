@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import argparse
 
-from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_graph, add_import, read_graph, refuse
-from policylang.commands.shared.output import say
-from policylang.commands.shared.written_files import write_output
+from policylang.commands.inputs import add_graph, add_import, read_graph, refuse, write_output
+from policylang.commands.output import Exit, say
+from policylang.language.diagnostics import is_error
 
 NAME = "import-torchtitan"
 SUMMARY = "write the policy of a TorchTitan full_recompute_save_ops string"
@@ -35,7 +34,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Exit:
     from policylang.api.load import operators_at_hand, operators_in
     from policylang.integrations.torchtitan_save_ops import import_save_ops
-    from policylang.language.diagnostics import is_error
 
     facts = None if options.graph is None else read_graph(options.graph)
     operators = operators_at_hand(met=() if facts is None else operators_in(facts))

@@ -1,11 +1,32 @@
-"""Text as a terminal shows it: as wide as the terminal, and as wide as it comes in a pipe or a file."""
+"""Output of a command, as wide as the terminal is, and its exit codes."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 import sys
+from enum import IntEnum
 from textwrap import TextWrapper
+
+from policylang.language.wording import logged
+from policylang.report.layout import fit
+
+
+class Exit(IntEnum):
+    CLEAN = 0
+    DIAGNOSTICS = 1
+    """At or above the level that fails, or a demo whose results differ."""
+    USAGE = 2
+    """The command line, a file that cannot be read, a package that is not installed."""
+    BUG = 101
+    """Something went wrong in policylang itself."""
+
+
+class UsageError(Exception):
+    """A command cannot do what it was asked. ``mend`` says what can be asked instead, where there is such a thing."""
+
+    def __init__(self, reason: str, mend: str = "") -> None:
+        super().__init__(f"{reason}\nhelp: {mend}" if mend else reason)
 
 
 def text_width(asked: int | None) -> int | None:
@@ -22,8 +43,6 @@ def say(text: object, form: str = "text", end: str = "\n") -> None:
     ``form``: as ``--output-format`` names it. Text for people is as wide as it may be. JSON escapes what it holds, but
     for the marks of commands to a runner, which are escaped here; those of ``github`` are meant.
     """
-    from policylang.language.wording import logged
-    from policylang.report.layout import fit
 
     said = str(text)
     if form in ("json", "sarif"):
@@ -36,8 +55,6 @@ def say(text: object, form: str = "text", end: str = "\n") -> None:
 
 def tell(text: object) -> None:
     """Print text that people read on the standard error."""
-    from policylang.language.wording import logged
-    from policylang.report.layout import fit
 
     print(logged(fit(str(text))), file=sys.stderr)
 

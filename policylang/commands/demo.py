@@ -19,12 +19,13 @@ import json
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_width
+from policylang.commands.inputs import add_width
+from policylang.commands.output import Exit, UsageError, say, tell
+from policylang.errors import PolicyError
 
 if TYPE_CHECKING:
-    from policylang.commands.small_llama.training import Settings
-    from policylang.commands.small_llama.two_runs import RunComparison
+    from policylang.commands.small_llama import RunComparison, Settings
+
 
 NAME = "demo"
 SUMMARY = "train a small Llama without and with a policy, and compare"
@@ -48,9 +49,7 @@ def run(options: argparse.Namespace) -> Exit:
         raise UsageError(f"the demo needs {names}", f"pip install {' '.join(missing)}")
     import torch
 
-    from policylang.commands.shared.output import say, tell
-    from policylang.commands.small_llama.training import Settings
-    from policylang.errors import PolicyError
+    from policylang.commands.small_llama import Settings
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("torch sees no CUDA device here", "leave out `--device cuda`")
@@ -72,8 +71,7 @@ def _compare(settings: Settings, policy: str) -> RunComparison:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     import policylang
-    from policylang.commands.small_llama.training import train
-    from policylang.commands.small_llama.two_runs import RunComparison
+    from policylang.commands.small_llama import RunComparison, train
 
     loaded = policylang.load(policy)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

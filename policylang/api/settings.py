@@ -50,11 +50,11 @@ class ProjectSettings:
     file: Path | None = None
     """The ``pyproject.toml`` with the table."""
     places: Mapping[str, Span] = field(factory=dict, repr=False, eq=False)
-    """Where the file says each of them."""
+    """The location of each in the file."""
 
 
 def project_settings(folder: Path) -> tuple[ProjectSettings, tuple[Diagnostic, ...]]:
-    """Of the nearest ``pyproject.toml`` in a folder or above it that has the table, and what is wrong with it.
+    """Read the nearest ``pyproject.toml`` in a folder or above it that has the table, and find what is wrong with it.
 
     An empty table is one too: nothing above it counts. A file that cannot be read, and may have the table, is an error.
     Diagnostics name the file as seen from the folder.

@@ -1,1 +1,0 @@
-"""The project that policies stand in, and what it says of them."""

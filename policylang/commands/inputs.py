@@ -1,0 +1,383 @@
+"""Inputs and outputs of commands: policies, graphs, the project's settings, output formats and files."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, field, frozen
+
+from policylang.commands.output import Exit, UsageError, say, tell
+from policylang.errors import PolicyMeaningError
+from policylang.language.diagnostics import Diagnostic, Related
+from policylang.language.files import find_policy, policy_files, reason_of, write_whole
+from policylang.language.wording import joined
+from policylang.planning.capabilities import PLANNED
+from policylang.report.diagnostics import RENDERERS, CheckResult, render_text
+
+if TYPE_CHECKING:
+    from policylang.graph.facts import Facts
+    from policylang.language.devices.profile import DeviceProfile
+    from policylang.language.diagnostics import Diagnostic, Source, Span
+    from policylang.language.syntax import Policy
+    from policylang.planning.plan import Plan
+
+
+STDIN = "-"
+STDIN_NAME = "<stdin>"
+
+
+def add_graph(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--graph",
+        metavar="GRAPH",
+        help="a snapshot that `policylang snapshot` wrote, a recorded graph in JSON, or a graph as text",
+    )
+
+
+def add_path(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--path",
+        choices=PLANNED,
+        help="plan as this path carries policies out, and refuse what it refuses: eager checkpoints (eager), "
+        "torch.compile's backend (joint), a traced step (flat), a half of a partition (half), a hook of Inductor's "
+        "(hook); by default what the graph is",
+    )
+
+
+def add_device(parser: argparse.ArgumentParser, *, of_policy: bool = True) -> None:
+    default = "; by default the one that the policy's `device` line names, where it has one" if of_policy else ""
+    parser.add_argument(
+        "--device",
+        metavar="NAME|FILE",
+        help=f"say times too, of this device: a bundled profile such as h100-sxm, or a file with one{default}",
+    )
+
+
+def add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--import",
+        action="append",
+        default=[],
+        dest="imports",
+        metavar="MODULE",
+        help="import this Python module first, for the operators that it registers; the current folder is searched "
+        "for it; may be given several times",
+    )
+
+
+def add_form(parser: argparse.ArgumentParser, *more: str, help: str | None = None) -> None:
+    parser.add_argument("--output-format", choices=tuple(dict.fromkeys(("text", *more))), default="text", help=help)
+    add_width(parser)
+
+
+def add_planning(parser: argparse.ArgumentParser) -> None:
+    """What a command takes that plans policies on one graph."""
+    add_graph(parser)
+    add_path(parser)
+    add_device(parser)
+    add_project(parser)
+    add_import(parser)
+
+
+class _Gone(argparse.Action):
+    """An option that is no more: it says what there is instead."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error(f"there is no page of this any more\nhelp: {self.const}")
+
+
+def add_gone_page(parser: argparse.ArgumentParser, instead: str) -> None:
+    parser.add_argument("--html", action=_Gone, const=instead, help=argparse.SUPPRESS)
+
+
+def add_width(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--width",
+        type=_width,
+        metavar="COLUMNS",
+        help="fit text to so many columns; 0 for as many as it takes (default: the terminal's, all in a pipe or file)",
+    )
+
+
+def _width(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"`{text}` is no number of columns")
+    return int(text)
+
+
+def add_form_of_findings(parser: argparse.ArgumentParser) -> None:
+    add_form(parser, *RENDERERS, help="how to print what was found (default: text)")
+
+
+def add_snapshot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the snapshot, such as llama3_8b.graph")
+
+
+def read_policy(name: str, facts: Facts | None = None) -> Policy:
+    """The policy of a file, of the library, or, for ``-``, of the standard input; ``facts`` are of the graph that it is
+    for. Raises ``PolicyError`` with every diagnostic of the file."""
+    from policylang.api.load import operators_at_hand, operators_in
+    from policylang.language.loader import load_policy, load_source
+
+    operators = operators_at_hand(met=() if facts is None else operators_in(facts))
+    if name == STDIN:
+        source = read_stdin()
+        if isinstance(source, Diagnostic):
+            raise PolicyMeaningError((source,))
+        loaded = load_source(source, None, operators=operators)
+    else:
+        loaded = load_policy(name, operators=operators)
+    if loaded.policy is None:
+        raise PolicyMeaningError(loaded.diagnostics)
+    return loaded.policy
+
+
+def read_stdin() -> Source | Diagnostic:
+    """The policy in the standard input, or why it cannot be read. What it includes is looked for from the current
+    folder."""
+    from policylang.language.files import source_of
+    from policylang.language.lexer import MAX_FILE
+
+    return source_of(sys.stdin.buffer.read(MAX_FILE + 1), STDIN_NAME)
+
+
+def check_policies(names: Sequence[str], **how: Any) -> CheckResult:
+    """``policylang.check`` of policies one of which may be the standard input."""
+    from policylang.api.check import check
+
+    given = [(name, read_stdin() if name == STDIN else name) for name in names]
+    result = check(*(each for _, each in given if not isinstance(each, Diagnostic)), **how)
+    problems = tuple(each for _, each in given if isinstance(each, Diagnostic))
+    if not problems:
+        return result
+    return evolve(
+        result,
+        files=(*result.files, STDIN_NAME),
+        diagnostics=(*(each.found_in(STDIN_NAME) for each in problems), *result.diagnostics),
+    )
+
+
+def once_at_most(*names: str) -> None:
+    """Raise ``UsageError`` where the standard input is named twice: it can be read once."""
+    if names.count(STDIN) > 1:
+        raise UsageError("`-`, the standard input, can be read once")
+
+
+def read_graph(name: str) -> Facts:
+    """Raises ``PolicyError`` for a file that holds no graph."""
+    from policylang.api.planned_graphs import facts_of
+
+    return facts_of(name)
+
+
+def read_profile(name: str | None) -> DeviceProfile | None:
+    """The profile that ``--device`` names. Raises ``PolicyError`` where there is none."""
+    from policylang.api.load import device_of
+
+    return device_of(name)
+
+
+def planned(policy: Policy, facts: Facts, path: str | None, device: DeviceProfile | None = None) -> Plan:
+    from policylang.planning.capabilities import capabilities_for
+    from policylang.planning.planner import plan
+
+    return plan(policy, facts, capabilities_for(facts.kind, path), device=device)
+
+
+def warn_of_devices(facts: Facts, *plans: Plan) -> None:
+    """Say on the standard error where the graph has other kernels than those of the device that it trains on, and where
+    the device that is to say times has no figure for something."""
+    from policylang.graph.traced_device import kernel_findings
+
+    untold = (made.untold for made in plans if made.untold is not None)
+    if found := tuple(dict.fromkeys((*kernel_findings(facts), *untold))):
+        tell(render_text(found))
+
+
+def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:
+    """Print what is wrong on the standard error; the exit code that goes with it."""
+    from policylang.api.settings import PROBLEMS as WRONG_SETTINGS
+
+    found = tuple(diagnostics)
+    tell(render_text(found))
+    unreadable = CheckResult((), found).unreadable or any(each.code in WRONG_SETTINGS for each in found)
+    return Exit.USAGE if unreadable else Exit.DIAGNOSTICS
+
+
+def print_findings(found: CheckResult, form: str, summary: str = "", *, failed: bool) -> Exit:
+    """Print what was found in a format, for people with a last line that sums all up; the exit code that goes with
+    it."""
+    printed = RENDERERS[form](found).rstrip("\n")
+    if form == "text":
+        printed = "\n\n".join(filter(None, (printed, summary)))
+    if printed:
+        say(printed, form)
+    return Exit.USAGE if found.unreadable else Exit.DIAGNOSTICS if failed else Exit.CLEAN
+
+
+def print_snapshot(path: Path, facts: Facts) -> None:
+    say(f"{path}: {facts.kind.value} graph of {len(facts):,} nodes, {path.stat().st_size:,} bytes")
+
+
+_IN_PROJECT = 'or in pyproject.toml below `[tool.policylang]`: `graph = "model.graph"`'
+
+
+def add_project(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-project",
+        action="store_false",
+        dest="project",
+        help="take nothing from `[tool.policylang]` of the pyproject.toml in the current folder or above it",
+    )
+
+
+@frozen
+class Taken:
+    """The values that came from the project's settings."""
+
+    values: Mapping[str, str] = field(factory=dict)
+    file: str = ""
+    """As seen from the current folder."""
+    places: Mapping[str, Span] = field(factory=dict)
+
+    def __str__(self) -> str:
+        """``graph llama3_8b.graph and path joint from pyproject.toml``; empty where nothing was taken."""
+        named = joined([f"{key} {value}" for key, value in self.values.items()])
+        return f"{named} from {self.file}" if named else ""
+
+    def placed(self, diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+        """Those that say why a graph or a profile cannot be read, with a note of where the project names it."""
+        return tuple(map(self._placed, diagnostics))
+
+    def _placed(self, found: Diagnostic) -> Diagnostic:
+
+        for key, value in self.values.items():
+            if found.span is None and key in self.places and f"`{value}`" in found.message:
+                return evolve(found, related=(*found.related, Related("named here", self.places[key])))
+        return found
+
+
+def take_settings(options: argparse.Namespace, *keys: str) -> Taken:
+    """Fill in those of a command's options that were not given; what was taken, also as ``options.taken``.
+
+    A path and a device are those of a graph: where there is none, they are not taken. Raises ``PolicyError`` where the
+    settings are wrong: a command that went on without them would do something else.
+    """
+    wanted = [key for key in keys if not getattr(options, key)]
+    options.taken = taken = _taken(options, wanted) if options.project and wanted else Taken()
+    return taken
+
+
+def tell_settings(options: argparse.Namespace) -> None:
+    """Say on the standard error what was taken, where anything was."""
+    if options.taken.values:
+        tell(f"policylang {options.command}: {options.taken}")
+
+
+def _taken(options: argparse.Namespace, wanted: Sequence[str]) -> Taken:
+    from policylang.api.settings import as_typed, project_settings
+
+    settings, problems = project_settings(Path())
+    if problems:
+        mend = "`--no-project` leaves the project's settings out"
+        raise PolicyMeaningError([evolve(each, details=(*each.details, mend)) for each in problems])
+    if not (options.graph or settings.graph):
+        return Taken()
+    values = {key: as_typed(value) for key in wanted if (value := getattr(settings, key)) is not None}
+    for key, value in values.items():
+        setattr(options, key, [value] if isinstance(getattr(options, key), list) else value)
+    return Taken(values, "" if settings.file is None else as_typed(str(settings.file)), settings.places)
+
+
+def need_graph(options: argparse.Namespace, how: str = "--graph GRAPH") -> None:
+    """Raises ``UsageError`` where neither the command line nor the project names a graph."""
+    if options.graph is None:
+        raise UsageError("no graph is given", f"name one with `{how}`, {_IN_PROJECT}")
+
+
+_OUTPUTS = {"output": "-o", "html": "--html", "trace": "--trace"}
+_FILES = ("policy", "old", "new", "subject", "graph", "file", "files", "paths", "cover", "device")
+_MODULES = ("imports", "function", "model")
+_NAMED = re.compile(r'"([^"\n]+)"')
+_NAMES_FILES = (".apl", ".toml", ".md")
+_MOST = 4 << 20
+"""Bytes of a text that names others; what is longer is not read either."""
+
+
+def check_outputs(options: argparse.Namespace) -> None:
+    """Raises ``UsageError`` for an output that is an input too, by whatever name, or that is another output.
+
+    Inputs are the files that the command line names, those that they name in turn (what is included, the profile of a
+    device and its tables, the project's graph), and the modules that it imports.
+    """
+    outputs = {flag: out for name, flag in _OUTPUTS.items() if (out := getattr(options, name, None))}
+    for flag, out in outputs.items():
+        if os.path.isdir(out):
+            raise UsageError(f"`{out}` is a folder", "name a file in it")
+        if not os.path.isdir(parent := os.path.dirname(out) or os.curdir):
+            raise UsageError(f"cannot write `{out}`: there is no folder `{parent}`")
+        if any(_is_same(out, other) for name, other in outputs.items() if name != flag):
+            raise UsageError(f"`{out}` is written by {' and by '.join(f'`{each}`' for each in outputs)}", _MEND)
+    there = {flag: out for flag, out in outputs.items() if os.path.isfile(out)}
+    for read in _inputs(options) if there else ():
+        for flag, out in there.items():
+            if os.path.exists(read) and os.path.samefile(read, out):
+                raise UsageError(f"`{flag} {out}` would replace a file that the command reads", _MEND)
+
+
+_MEND = "name another file"
+
+
+def write_output(text: str, out: str) -> None:
+    """Write a whole file and say so. Raises ``UsageError`` where it cannot be written."""
+    try:
+        write_whole(Path(out), text.encode())
+    except OSError as error:
+        raise UsageError(f"cannot write `{out}`: {reason_of(error)}") from None
+    tell(f"wrote {out}")
+
+
+def _is_same(one: str, other: str) -> bool:
+    there = os.path.exists(one) and os.path.exists(other)
+    return os.path.samefile(one, other) if there else os.path.realpath(one) == os.path.realpath(other)
+
+
+def _inputs(options: argparse.Namespace) -> Iterator[str]:
+    from policylang.api.settings import project_settings
+
+    waiting = [find_policy(file)[0] for word in _words(options, _FILES) for file in policy_files(word)]
+    if getattr(options, "project", False):
+        settings = project_settings(Path())[0]
+        waiting += [Path(file) for file in (settings.file, settings.graph, settings.device) if file is not None]
+    known = set[str]()
+    while waiting:
+        file = waiting.pop()
+        if str(file) not in known:
+            known.add(str(file))
+            yield str(file)
+            waiting.extend(file.parent / name for name in _named_in(file))
+    for module in _words(options, _MODULES):
+        path = os.path.join(*module.partition(":")[0].split("."))
+        yield from (f"{path}.py", os.path.join(path, "__init__.py"))
+
+
+def _words(options: argparse.Namespace, names: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        value = getattr(options, name, None)
+        yield from value if isinstance(value, list) else [value] if value else []
+
+
+def _named_in(file: Path) -> list[str]:
+    """The quoted strings of a file: any of them may name another file."""
+    try:
+        if file.suffix not in _NAMES_FILES or not file.is_file() or file.stat().st_size > _MOST:
+            return []
+        return _NAMED.findall(file.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return []

@@ -1,1 +1,0 @@
-"""``policylang demo``: a small Llama trained twice, without and with a policy, and what differs."""
