@@ -14,8 +14,7 @@ from pathlib import Path
 
 from attrs import define, field, frozen
 
-from policylang.editor.locations import uri_of_path
-from policylang.editor.state import Document
+from policylang.editor.state import Document, uri_of_path
 from policylang.language.files import SUFFIX, bundled_file, read_source
 from policylang.language.parsing.lexer import Lexeme
 from policylang.language.parsing.parser import parse_file, words_of

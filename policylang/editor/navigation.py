@@ -10,10 +10,8 @@ from pathlib import Path
 from attrs import evolve, frozen
 from lsprotocol import types
 
-from policylang.editor.locations import location, positions_of, uri_of_path
 from policylang.editor.names import Occurrence, PolicyFiles, PolicyText, is_bundled, occurrences
-from policylang.editor.positions import Positions
-from policylang.editor.state import State
+from policylang.editor.state import Positions, State, location, positions_of, uri_of_path
 from policylang.language.devices.reading import find_device
 from policylang.language.files import bundled_file
 from policylang.language.parsing.parser import keywords, parse_file

@@ -1,23 +1,23 @@
-"""The open documents and what is known of each: read at once as text, and on the snapshot in a thread.
-
-A change makes what is under way for its document unwanted, and planning ends soon after
-(:mod:`policylang.language.interruption.wanted`). What takes long happens in one thread beside (``worker.py``): reading
-a graph, planning, figures. All the rest happens on the event loop's thread.
-"""
+"""The open documents and what is known of each: read at once as text, planned on the snapshot in a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from threading import Event
+from typing import Any, TypeVar
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 from lsprotocol import types
 
-from policylang.editor.snapshots import ReadGraph, Snapshots
+from policylang.api.planned_graphs import read_graphs
+from policylang.editor.graph_index import index_of
 from policylang.editor.state import (
     Document,
     GraphState,
@@ -28,22 +28,138 @@ from policylang.editor.state import (
     read_text,
     unsettled,
 )
-from policylang.editor.worker import Worker
-from policylang.editor.workspace import EditorSettings, Workspace, path_of, stamp_of
+from policylang.editor.statements import forget_snapshots
+from policylang.editor.workspace import EditorSettings, Stamp, Workspace, path_of, stamp_of
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.language.devices.reading import find_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import read_source
-from policylang.language.interruption.wanted import Cancelled
+from policylang.language.interruption.wanted import Cancelled, cancellable, stop_unless_wanted
 from policylang.language.source import Source
 from policylang.language.syntax import Device
+
+_IDLE = 0.1
+"""Seconds after which what gave way is tried again."""
+T = TypeVar("T")
+
+
+class Worker:
+    """Does one thing after the other, in the order in which they are asked for."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "planning")
+        self._goes_on = Event()
+        self._goes_on.set()
+        self._asked: set[Future[Any]] = set()
+
+    async def do(self, work: Callable[[], T], wanted: Callable[[], bool]) -> T:
+        """The result of some work. Raises :class:`Cancelled` once it is not ``wanted`` any more."""
+        job = self._submitted(work, wanted)
+        self._asked.add(job)
+        job.add_done_callback(self._asked.discard)
+        return await asyncio.wrap_future(job)
+
+    async def do_when_idle(self, work: Callable[[], T], wanted: Callable[[], bool]) -> T:
+        """The same of what gives way to everything that somebody waits for, and is begun again afterwards."""
+        while True:
+            try:
+                return await asyncio.wrap_future(self._submitted(work, lambda: wanted() and not self._asked))
+            except Cancelled:
+                if not wanted():
+                    raise
+                await asyncio.sleep(_IDLE)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What is under way stands still meanwhile, from the next place on where it could be given up."""
+        self._goes_on.clear()
+        try:
+            yield
+        finally:
+            self._goes_on.set()
+
+    def close(self) -> None:
+        """Nothing is begun any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _submitted(self, work: Callable[[], T], wanted: Callable[[], bool]) -> Future[T]:
+        def goes_on() -> bool:
+            if not self._goes_on.is_set():
+                self._goes_on.wait()
+            return wanted()
+
+        def run() -> T:
+            with cancellable(goes_on):
+                stop_unless_wanted()
+                found = work()
+                stop_unless_wanted()
+                return found
+
+        return self._thread.submit(run)
+
+
+UNREADABLE = "APL355"
+_MOST = 4
+
+
+@frozen
+class ReadGraph:
+    """A graph as it was read, or why it could not be."""
+
+    facts: Facts | None = None
+    problems: tuple[Diagnostic, ...] = ()
+    stamp: Stamp = None
+
+
+NO_GRAPH = ReadGraph()
+
+
+@define(eq=False)
+class Snapshots:
+    """The last few that were asked for. Reading takes a tenth of a second, of a recorded graph in JSON several."""
+
+    _read: dict[str, ReadGraph] = field(factory=dict)
+
+    def known(self, name: str | None) -> ReadGraph:
+        """As it was read last, whatever has become of its file; nothing where it was never read."""
+        return NO_GRAPH if name is None else self._read.get(name, NO_GRAPH)
+
+    def is_read(self, name: str | None) -> bool:
+        """Whether :meth:`known` is what the file holds now."""
+        return name is None or (name in self._read and self._read[name].stamp == stamp_of(name))
+
+    def read(self, name: str) -> ReadGraph:
+        """What the file holds now. To be called in one thread at a time."""
+        if self.is_read(name):
+            return self._read[name]
+        stamp = stamp_of(name)
+        graphs, problems = ({}, (_irregular(name),)) if _is_irregular(name) else read_graphs([name])
+        found = ReadGraph(next(iter(graphs.values()), None), problems, stamp)
+        self._read = {**{key: each for key, each in [*self._read.items()][1 - _MOST :] if key != name}, name: found}
+        forget_snapshots()
+        if (index := index_of(found.facts)) is not None:
+            index.prepare()  # here nobody waits for it, and who completes a word does
+        return found
+
+
+def _is_irregular(name: str) -> bool:
+    """Whether it is a pipe or the like, which would be waited for."""
+    try:
+        mode = os.stat(name).st_mode
+    except (OSError, ValueError):
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def _irregular(name: str) -> Diagnostic:
+    return diagnose(UNREADABLE, f"`{name}` is not a regular file", help="name a snapshot")
+
 
 FAILED = "APL641"
 _BYTE_ORDER_MARK = "\ufeff"
 
 Publish = Callable[[State], None]
-T = TypeVar("T")
 
 
 @define(eq=False, slots=False)

@@ -1,12 +1,12 @@
-"""What is known of one version of one open document: its text, and what it comes to on the snapshot.
-
-States are immutable and belong together: no answer mixes a text with a plan of another.
-"""
+"""One version of an open document: its positions, its text, and what it comes to on the snapshot."""
 
 from __future__ import annotations
 
+import os
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -15,15 +15,18 @@ from lsprotocol import types
 
 from policylang.api.load import operators_at_hand, operators_in
 from policylang.api.planned_graphs import PathName, on_graph
-from policylang.editor.positions import Positions
 from policylang.graph.facts import Facts
+from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
+from policylang.language.devices.reading import bundled_devices, find_device
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.files import bundled_file
 from policylang.language.parsing.parser import parse_file
 from policylang.language.resolution.doubtful import SELDOM_IN_GRAPHS
 from policylang.language.resolution.includes import Expansion, Reader
 from policylang.language.resolution.loader import Loaded, load_expanded
-from policylang.language.source import Source
+from policylang.language.resources import devices_folder
+from policylang.language.source import Source, Span
 from policylang.language.syntax import Bucket, ExpectTotal, File
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.breakdown import Breakdown, breakdown
@@ -34,6 +37,87 @@ from policylang.planning.inspection.policy_index import PolicyIndex
 from policylang.planning.inspection.rule_amounts import RuleAmounts, amounts_of_rules
 from policylang.planning.plan import Plan
 from policylang.planning.selection.selectors import Selections, selections_for
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_UNITS = {
+    types.PositionEncodingKind.Utf8: "utf-8",
+    types.PositionEncodingKind.Utf16: "utf-16-le",
+    types.PositionEncodingKind.Utf32: "utf-32-le",
+}
+_WIDTH = {
+    types.PositionEncodingKind.Utf8: 1,
+    types.PositionEncodingKind.Utf16: 2,
+    types.PositionEncodingKind.Utf32: 4,
+}
+
+
+@frozen(slots=False)
+class Positions:
+    """Places in a text as the language counts them, in characters, and as the protocol does, in code units of a line.
+
+    The protocol counts in UTF-16 unless a client asks for UTF-8 or UTF-32. A line ends with ``\\n``, ``\\r\\n`` or
+    ``\\r`` there, and with nothing else.
+    """
+
+    text: str = field(repr=False)
+    encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [0, *(found.end() for found in _LINE_END.finditer(self.text))]
+
+    def position(self, offset: int) -> types.Position:
+        """Of a character offset; one beyond the text is its end."""
+        offset = max(0, min(offset, len(self.text)))
+        line = bisect_right(self._starts, offset) - 1
+        return types.Position(line, self._units(self.text[self._starts[line] : offset]))
+
+    def offset(self, position: types.Position) -> int:
+        """Of a position; one behind the end of its line is that end, one behind the last line the end of the text, one
+        within a character its start."""
+        if position.line >= len(self._starts):
+            return len(self.text)
+        start = self._starts[position.line]
+        end = self._starts[position.line + 1] if position.line + 1 < len(self._starts) else len(self.text)
+        line = self.text[start:end].rstrip("\r\n")
+        if self.encoding is types.PositionEncodingKind.Utf32 or line.isascii():
+            return start + min(position.character, len(line))
+        units = 0
+        for index, character in enumerate(line):
+            units += self._units(character)
+            if units > position.character:
+                return start + index
+        return start + len(line)
+
+    def range(self, span: Span) -> types.Range:
+        """Of a span of this text."""
+        return self.between(span.start, span.end)
+
+    def between(self, start: int, end: int) -> types.Range:
+        """Of two character offsets."""
+        return types.Range(self.position(start), self.position(end))
+
+    def _units(self, text: str) -> int:
+        if self.encoding is types.PositionEncodingKind.Utf32 or text.isascii():
+            return len(text)
+        return len(text.encode(_UNITS[self.encoding], "surrogatepass")) // _WIDTH[self.encoding]
+
+
+def changed_text(
+    text: str,
+    changes: Sequence[types.TextDocumentContentChangeEvent],
+    encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16,
+) -> str:
+    """A text after changes that were made one after the other, of the whole or of parts."""
+    for change in changes:
+        if isinstance(change, types.TextDocumentContentChangePartial):
+            positions = Positions(text, encoding)
+            start, end = positions.offset(change.range.start), positions.offset(change.range.end)
+            text = text[:start] + change.text + text[max(start, end) :]
+        else:
+            text = change.text
+    return text
+
 
 _OF_OPERATORS = frozenset(("APL101", "APL102", SELDOM_IN_GRAPHS))
 
@@ -206,3 +290,53 @@ def read_graph(
         return None
     (plan,), found = on_graph(text.loaded.policy, {name: facts}, path, one_model=False, device=device)
     return GraphState(name, facts, plan, found, path)
+
+
+def location(state: State, span: Span) -> types.Location | None:
+    """Of a span in the document, in a file that it includes, in the prelude or in a device profile; None where the
+    text came from no file that is known, a table that a profile names for instance."""
+    uri = uri_of(state, span.source)
+    return None if uri is None else types.Location(uri, positions_of(state, span.source).range(span))
+
+
+def uri_of(state: State, source: Source) -> str | None:
+    """Of the file that a source was read from, as the document met it."""
+    if source == state.document.source:
+        return state.document.uri
+    path = path_of_source(state, source.name)
+    return None if path is None else uri_of_path(path)
+
+
+def path_of_source(state: State, name: str) -> Path | None:
+    """Of the file that reports call by this name."""
+    path = state.text.expansion.files.get(name)
+    if path is not None:
+        return path
+    if name.startswith("<") and name.endswith(">"):
+        word = name[1:-1]
+        return bundled_file(word) or (devices_folder() / f"{word}.toml" if word in bundled_devices() else None)
+    for placed in state.text.expansion.statements:
+        if isinstance(placed.statement, syntax.Device) and placed.statement.target == name:
+            found = find_device(name, placed.folder)
+            return found[0] if isinstance(found, tuple) else None
+    beside = Path() if state.document.path is None else state.document.path.parent
+    named = beside / name  # the project's settings are called as seen from the document, the client's in full
+    return named if "\0" not in name and os.path.isfile(named) else None
+
+
+def uri_of_path(path: Path) -> str:
+    """Of a file, without ``..``: editors take two spellings of one file for two files."""
+    plain = os.path.abspath(path)
+    return Path(plain if os.path.realpath(plain) == os.path.realpath(path) else os.path.realpath(path)).as_uri()
+
+
+def positions_of(state: State, source: Source) -> Positions:
+    """Of a source, in the encoding that the document's client and the server agreed on."""
+    if source == state.document.source:
+        return state.document.positions
+    return _positions_of_text(source.text, state.document.encoding)
+
+
+@lru_cache(maxsize=64)
+def _positions_of_text(text: str, encoding: types.PositionEncodingKind) -> Positions:
+    return Positions(text, encoding)

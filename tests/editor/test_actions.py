@@ -16,8 +16,7 @@ pytest.importorskip("pytest_lsp", reason="needs a client of the language server"
 from lsprotocol import types
 from pytest_lsp import ClientServerConfig, make_test_lsp_client
 
-from policylang.editor.features import on_request as asked
-from policylang.editor.features.actions import FIX_ALL, actions
+from policylang.editor.actions import FIX_ALL, actions, explained_code, explained_line, explained_node
 from policylang.editor.state import State
 from policylang.language.resolution.operator_names import OperatorTable
 from tests.editor.conftest import GRAPHS, SERVER
@@ -147,15 +146,15 @@ def test_explained_as_the_command_line_explains(state_of, tmp_path: Path, capsys
         assert main(["explain", str(file), "--graph", str(GRAPHS / GRAPH), what, name]) == 0
         said[name] = capsys.readouterr().out.replace(str(file), "mine.apl").rstrip()
     for name in ("mm_3", "*mm_1?"):
-        _, _, rest = asked.explained_node(state, name).partition("```text\n")
+        _, _, rest = explained_node(state, name).partition("```text\n")
         assert rest.removesuffix("\n```\n").split() == said[name].partition("\n")[2].split()
-    _, _, rest = asked.explained_line(state, 1).partition("```text\n")
+    _, _, rest = explained_line(state, 1).partition("```text\n")
     assert rest.removesuffix("\n```\n").split() == said["2"].partition("\n")[2].split()
-    assert "did you mean" in asked.explained_node(state, "mm_3333")
-    assert asked.explained_line(state, 7) == ""
-    assert asked.explained_node(state_of("save mm"), "mm_3") == ""
-    assert asked.explained_code("APL301").startswith("# APL301: matches nothing")
-    assert asked.explained_code("../README") == ""
+    assert "did you mean" in explained_node(state, "mm_3333")
+    assert explained_line(state, 7) == ""
+    assert explained_node(state_of("save mm"), "mm_3") == ""
+    assert explained_code("APL301").startswith("# APL301: matches nothing")
+    assert explained_code("../README") == ""
 
 
 def test_a_client_mends_a_policy_and_is_shown_what_it_asks_for(tmp_path: Path) -> None:

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from policylang.api.planned_graphs import facts_of
 from policylang.commands.cli import main
-from policylang.editor.features.completion import completion, resolved
-from policylang.editor.features.offers.cursor_place import WordPlace, offers_at
-from policylang.editor.features.offers.graph_index import index_of
-from policylang.editor.features.offers.items import MOST, WordOffer
-from policylang.editor.features.offers.keyword_offers import MARKS, keyword_offers
+from policylang.editor.completion import WordPlace, completion, offers_at, resolved
+from policylang.editor.graph_index import index_of
 from policylang.editor.state import Document, State, read_text
+from policylang.editor.word_offers import MARKS, MOST, WordOffer, keyword_offers
 from policylang.graph.facts import Facts
 from policylang.language.files import bundled_names, read_source
 from policylang.language.parsing import parser
@@ -136,7 +134,7 @@ def test_there_are_places_of_every_kind() -> None:
 
 
 def test_the_next_word_is_among_those_that_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policylang.editor.features.offers.cursor_place.lets_above", lambda text, cursor: {})
+    monkeypatch.setattr("policylang.editor.completion.lets_above", lambda text, cursor: {})
     known: dict[tuple, set[str]] = {}
     missing = []
     for here, cursors, word, kind in PLACES:
@@ -166,7 +164,7 @@ def is_read(text: str) -> bool:
 
 
 def test_whatever_is_offered_is_read_where_it_is_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policylang.editor.features.offers.cursor_place.lets_above", lambda text, cursor: {})
+    monkeypatch.setattr("policylang.editor.completion.lets_above", lambda text, cursor: {})
     here = state("", FACTS)
     wrong = []
     for cursor, before in distinct():

@@ -12,7 +12,7 @@ pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
 
 from lsprotocol import types
 
-from policylang.editor.features.hints import hints
+from policylang.editor.hover import hints
 from policylang.editor.state import State
 from policylang.language.figures import figure
 from policylang.language.parsing.parser import parse_file

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from lsprotocol import types
 
 from policylang.api.format import format_text
-from policylang.editor.features.layout import formatted, formatted_between
-from policylang.editor.positions import Positions
-from policylang.editor.state import Document, State, read_text
+from policylang.editor.outline import formatted, formatted_between
+from policylang.editor.state import Document, Positions, State, read_text
 from policylang.language.files import read_source
 from policylang.language.formatting.changes import applied, layout_changes, layout_changes_between
 from policylang.language.parsing.parser import parse_file

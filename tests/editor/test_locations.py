@@ -7,8 +7,7 @@ from pathlib import Path
 from attrs import evolve
 from lsprotocol import types
 
-from policylang.editor.locations import location, uri_of, uri_of_path
-from policylang.editor.state import Document, State, read_text
+from policylang.editor.state import Document, State, location, read_text, uri_of, uri_of_path
 from policylang.language.files import read_source
 from policylang.language.resources import devices_folder, policies_folder
 from policylang.language.source import Source, Span

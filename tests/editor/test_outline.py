@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lsprotocol import types
 
-from policylang.editor.features.outline import flat, symbols, workspace_symbols
+from policylang.editor.outline import flat, symbols, workspace_symbols
 from policylang.editor.state import State
 from policylang.language.resources import policies_folder
 from tests.editor.policies import PoliciesAtHand

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lsprotocol import types
 
-from policylang.editor.positions import Positions, changed_text
+from policylang.editor.state import Positions, changed_text
 
 TEXTS = st.text(st.sampled_from("ab \t\n\r\f\v\x1c\x85\u2028\u2029é𝔘𐐀e\u0301\ufeff\ud800"), max_size=40)
 ENCODINGS = st.sampled_from(types.PositionEncodingKind)

@@ -12,7 +12,7 @@ pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
 from attrs import evolve
 from lsprotocol import types
 
-from policylang.editor.features.published import Shown, published
+from policylang.editor.actions import Shown, published
 from policylang.language.codes import diagnose
 
 

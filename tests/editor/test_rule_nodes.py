@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policylang.editor.features.rule_nodes import nodes_of_rule
+from policylang.editor.actions import nodes_of_rule
 from policylang.editor.server import server
 from policylang.editor.workspace import SETTINGS
 

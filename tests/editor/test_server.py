@@ -256,9 +256,9 @@ def test_reading_a_recorded_graph_is_shown_and_holds_nothing_up(tmp_path: Path) 
 @pytest.mark.slow
 def test_an_error_inside_a_feature_is_answered_and_logged_and_the_server_lives_on(tmp_path: Path) -> None:
     broken = (
-        "import sys; from policylang.editor import server; from policylang.editor.features import hover, outline\n"
+        "import sys; from policylang.editor import server\n"
         "def fails(*of, **more): raise IndexError('of our own')\n"
-        "hover.hover = fails; outline.symbols = lambda state: print('noise') or []\n"
+        "server.hover = fails; server.symbols = lambda state: print('noise') or []\n"
         "sys.exit(server.serve())"
     )
 

@@ -1,17 +1,166 @@
-"""What can be done about a place of a policy: the mends of its diagnostics as edits, and what can be shown of it."""
+"""Diagnostics as the protocol has them, what can be done about a place of a policy, and what can be shown of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
+from attrs import evolve, frozen
 from lsprotocol import types
 
-from policylang.editor.features.on_request import EXPLAIN_CODE, EXPLAIN_NODE, EXPLAIN_RULE, SHOW_PLAN
-from policylang.editor.features.published import Shown, place_in_document, published
-from policylang.editor.locations import positions_of, uri_of
-from policylang.editor.state import Document, State
-from policylang.language.diagnostics import Diagnostic, Mend, TextChange
-from policylang.language.source import Source
+from policylang.editor.state import Document, State, location, positions_of, uri_of
+from policylang.language.codes import CODES
+from policylang.language.diagnostics import Diagnostic, Mend, Related, Severity, TextChange
+from policylang.language.resources import codes_folder
+from policylang.language.shown import one_line
+from policylang.language.source import Source, Span
+from policylang.planning.capabilities import capabilities_for
+from policylang.report.asked_about import (
+    Explained,
+    NothingToExplain,
+    explain_named,
+    explain_statement,
+    explained_statements,
+)
+from policylang.report.markdown import fenced
+from policylang.report.plan.html import plan_page
+
+_SEVERITIES = {
+    Severity.ERROR: types.DiagnosticSeverity.Error,
+    Severity.WARNING: types.DiagnosticSeverity.Warning,
+    Severity.NOTE: types.DiagnosticSeverity.Information,
+}
+_UNNECESSARY = frozenset(("APL110", "APL303", "APL307", "APL309"))
+"""Of a name that nothing uses, and of rules that decide nothing, or nothing that the backward reads."""
+
+
+@frozen
+class Shown:
+    """What a client can show of a diagnostic."""
+
+    related: bool = True
+    links: bool = True
+    tags: bool = True
+
+
+def published(state: State, shown: Shown | None = None) -> list[types.Diagnostic]:
+    """The diagnostics of a document, in the order of ``policylang check``.
+
+    What is wrong in an included file is shown at the ``include`` that brings it, with its own place as related
+    information: the same lines may be right in another policy, and an open file says itself what is wrong with it.
+    """
+    return [_published(state, each, shown or Shown()) for each in state.diagnostics]
+
+
+def place_in_document(state: State, found: Diagnostic) -> Span | None:
+    """Where a diagnostic stands in its document: itself, or the include that brings its line; None for neither."""
+    for span in (found.span, *(each.span for each in found.related)):
+        if span is not None and span.source == state.document.source:
+            return span
+    return None if found.span is None else state.text.expansion.brought.get(found.span.source.name)
+
+
+def _published(state: State, found: Diagnostic, shown: Shown) -> types.Diagnostic:
+    positions, place = state.document.positions, place_in_document(state, found)
+    elsewhere = () if found.span is None or place is found.span else (Related(found.message, found.span),)
+    lines = [found.message, *found.details]
+    related: list[types.DiagnosticRelatedInformation] = []
+    for each in (*elsewhere, *found.related):
+        where = None if each.span is None else location(state, each.span)
+        if where is not None and shown.related:
+            related.append(types.DiagnosticRelatedInformation(where, each.message))
+        elif each.span is None:
+            lines.append(f"note: {each.message}")
+        else:
+            lines.append(f"note: {each.message} ({each.span.location})")
+    if elsewhere:
+        lines[0] = f"{elsewhere[0].span.location if elsewhere[0].span else ''}: {found.message}"
+    if found.help:
+        lines.append(f"help: {found.help}")
+    page = codes_folder() / f"{found.code}.md"
+    return types.Diagnostic(
+        range=positions.between(0, 0) if place is None else positions.range(place),
+        message="\n".join(lines),
+        severity=_SEVERITIES[found.severity],
+        code=found.code,
+        code_description=types.CodeDescription(page.as_uri()) if shown.links else None,
+        source="policylang",
+        tags=[types.DiagnosticTag.Unnecessary] if shown.tags and found.code in _UNNECESSARY else None,
+        related_information=related or None,
+    )
+
+
+EXPLAIN_NODE = "policylang.explainNode"
+EXPLAIN_RULE = "policylang.explainRule"
+EXPLAIN_CODE = "policylang.explainCode"
+SHOW_PLAN = "policylang.showPlan"
+
+
+def explained_node(state: State, node: str) -> str:
+    """What ``policylang explain --node`` says, as Markdown: of a node, of several by a glob, or of a module's. Empty
+    where the policy has no plan."""
+    if state.graph is None:
+        return ""
+    try:
+        return "\n\n".join(map(_markdown, explain_named(state.graph.plan, node)))
+    except NothingToExplain as error:
+        return "\n\n".join(error.args)
+
+
+def explained_line(state: State, line: int) -> str:
+    """What ``policylang explain --rule`` says of the rules and scheduling lines on a line, which counts from 0; empty
+    where there are none, or the policy has no plan."""
+    if state.graph is None:
+        return ""
+    plan, source = state.graph.plan, state.document.source
+    spans = [span for found in explained_statements(plan) for span in found]
+    here = [each for each in spans if each.source == source and each.line - 1 <= line <= each.end_line - 1]
+    capabilities = capabilities_for(state.graph.facts.kind, state.graph.path)
+    return "\n\n".join(_markdown(explain_statement(plan, each, capabilities)) for each in here)
+
+
+def explained_code(code: str) -> str:
+    """The page of a diagnostic's code; empty for what is no code."""
+    return (codes_folder() / f"{code}.md").read_text(encoding="utf-8") if code in CODES else ""
+
+
+def page_of(state: State) -> str | None:
+    """The page of ``policylang plan --html``; None where the policy has no plan. Weighs each rule."""
+    graph = state.graph
+    if graph is None:
+        return None
+    found = graph.breakdown if graph.order is None else evolve(graph.breakdown, communication=graph.order)
+    return plan_page(found, graph.worth, Path(graph.name).name)
+
+
+def _markdown(explained: Explained) -> str:
+    """A table of text keeps its columns in a block of code."""
+    first, _, rest = str(explained).partition("\n")
+    return f"## {_literal(first)}\n\n{fenced(rest.strip(chr(10)), 'text')}\n"
+
+
+def _literal(text: str) -> str:
+    """Text of a policy as Markdown that shows it as it is."""
+    return "".join(f"\\{each}" if each in "\\`*_{}[]<>()#+!|~" else each for each in one_line(text))
+
+
+NODES_OF_RULE = "policylang.nodesOfRule"
+
+
+def nodes_of_rule(state: State, line: int) -> list[str]:
+    """What the rules on a line match, in graph order; a line counts from 0, as in the protocol. Nothing where there is
+    no rule, or no plan."""
+    if state.graph is None:
+        return []
+    source, plan = state.document.source, state.graph.plan
+    rows = {
+        row
+        for outcome in plan.rules
+        if outcome.rule.span.source == source and outcome.rule.span.line - 1 <= line <= outcome.rule.span.end_line - 1
+        for row in outcome.matched
+    }
+    return [plan.facts.names[row] for row in sorted(rows)]
+
 
 FIX_ALL = "source.fixAll.policylang"
 KINDS = (types.CodeActionKind.QuickFix, FIX_ALL, types.CodeActionKind.Empty)

@@ -1,4 +1,4 @@
-"""What the name of an operator, a group or a ``let`` stands for, and what it denotes on the snapshot."""
+"""What names, tests, modules and blocks in a selector mean, and what they denote on the snapshot."""
 
 from __future__ import annotations
 
@@ -6,21 +6,157 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 
-from policylang.editor.explaining.article import Article, code, with_code
-from policylang.editor.explaining.on_snapshot import backward_counts, part_lines, rows_of, selections_of
-from policylang.editor.explaining.statements import picked
+from policylang.editor.article import Article, code, with_code
 from policylang.editor.state import State
+from policylang.editor.statements import backward_counts, part_lines, picked, rows_of, selections_of
+from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag
-from policylang.language.figures import counted, figure, joined, listed
+from policylang.language.figures import counted, figure, folded_names, joined, listed
+from policylang.language.globs import PathGlob, path_glob_problem
 from policylang.language.manifest.tags import tagged
 from policylang.language.parsing.statements import comment_above
 from policylang.language.resolution import prelude
 from policylang.language.resolution.operator_names import OperatorTable, split_operator
 from policylang.language.resolution.public_names import TRACED_AS
-from policylang.language.syntax import Difference, Intersection, Let, Operator, Reference, Selector, Union, Word
-from policylang.planning.selection.empty_matches import part_counts
-from policylang.planning.selection.predicates import split_target
+from policylang.language.syntax import (
+    TIMES,
+    BlockSet,
+    Compare,
+    Difference,
+    Intersection,
+    Let,
+    Operator,
+    Reference,
+    Selector,
+    Test,
+    Union,
+    Where,
+    Word,
+)
+from policylang.language.units import UNITS, Dimension, read
+from policylang.planning.selection.empty_matches import nearest_paths_hint, part_counts
+from policylang.planning.selection.ordinals import chosen_blocks
+from policylang.planning.selection.predicates import compile_predicate, split_target
 from policylang.planning.selection.selectors import Selections, operator_matcher
+
+_MOST_MODULES = 8
+
+
+def modules_article(state: State, glob: str) -> Article:
+    """The modules that a glob matches, the first ones by name, and how many forward nodes lie in them."""
+    selections = selections_of(state)
+    if selections is None or path_glob_problem(glob) is not None:
+        return Article()
+    found = modules_of(selections.facts, glob)
+    if not found:
+        return Article().say(
+            f"No module matches {code(glob)}; {with_code(nearest_paths_hint(glob, selections.facts))}."
+        )
+    nodes = sum(found.values())
+    article = Article().say(f"{counted(len(found), 'module')}, {counted(nodes, 'forward node')} in them.")
+    shown = [f"{code(module)}: {counted(count, 'node')}" for module, count in list(found.items())[:_MOST_MODULES]]
+    more = len(found) - _MOST_MODULES
+    return article.items((*shown, *([f"and {more:,} more"] if more > 0 else ())))
+
+
+def modules_of(facts: Facts, glob: str) -> Counter[str]:
+    """The outermost modules that match to how many forward nodes lie in them, in graph order."""
+    outermost = cache(PathGlob(glob).outermost)
+    found = Counter[str]()
+    for path, count in Counter(facts.modules[row] for row in facts.forward).items():
+        module = outermost(path)
+        if module is not None:
+            found[module] += count
+    return found
+
+
+def blocks_article(state: State, which: BlockSet, *, outside: bool) -> Article:
+    """Which blocks of the snapshot a place means."""
+    selections = selections_of(state)
+    if selections is None:
+        return Article()
+    blocks = selections.blocks
+    if not blocks.names:
+        return Article().say("The graph has no blocks.")
+    holds = chosen_blocks(which, len(blocks.names))
+    chosen = [block for block, is_in in enumerate(holds) if is_in]
+    nodes = sum(block >= 0 and holds[block] for block in (blocks.block_of[row] for row in selections.facts.forward))
+    of = counted(len(blocks.names), "block")
+    said = f"{len(chosen):,} of {of}: {_named(blocks, chosen)}" if chosen else f"None of {of}"
+    of_them = f"{counted(nodes, 'forward node')} in them"
+    if outside:
+        of_them = f"{counted(len(selections.facts.forward) - nodes, 'forward node')} outside them"
+    return Article().say(f"{said}. {of_them}.")
+
+
+def all_blocks_article(state: State) -> Article:
+    """The blocks that the model has under the policy."""
+    return blocks_article(state, BlockSet("any"), outside=False)
+
+
+def _named(blocks: BlockTable, chosen: list[int]) -> str:
+    return code(folded_names([blocks.names[block] for block in chosen]))
+
+
+_BASE: dict[Dimension, str] = {
+    "bytes": "bytes",
+    "flops": "operations",
+    "seconds": "s",
+    "fraction": "of the whole",
+    "number": "",
+}
+
+
+def test_article(state: State, test: Test, where: Where) -> Article:
+    """How many of the nodes before ``where`` pass the test by itself."""
+    selections = selections_of(state)
+    rows = None if selections is None else rows_of(selections, where.selector)
+    if selections is None or rows is None:
+        return Article()
+    if isinstance(test, Compare) and test.quantity in TIMES and selections.prices is None:
+        return Article().say("Without a device nothing is known of times.")
+    graph = selections.facts, selections.blocks, selections.chains, selections.cuts, selections.prices
+    holds = compile_predicate(test, *graph)
+    count = sum(map(holds, rows))
+    article = Article().say(
+        f"{code(test.span.one_line)} holds of {count:,} of the {counted(len(rows), 'forward node')} of "
+        f"{code(where.selector.span.one_line)}."
+    )
+    if not count and test == where.predicate:
+        article.items(part_lines(part_counts(where, selections)[-1:]))
+    return article
+
+
+def selector_article(state: State, part: Selector) -> Article:
+    """How many nodes a part of a selector denotes."""
+    selections = selections_of(state)
+    rows = None if selections is None else rows_of(selections, part)
+    if rows is None:
+        return Article()
+    return Article().say(f"{code(part.span.one_line)}: {counted(len(rows), 'forward node')} here.")
+
+
+def unit_article(unit: str, number: str) -> Article:
+    """``1 GiB = 1,073,741,824 bytes``, and the figure that is written with it."""
+    scale, dimension = UNITS[unit]
+    base = _BASE[dimension]
+    lines = [f"{code(f'1 {unit}' if unit != '%' else '1%')} = {_plain(scale)} {base}"]
+    if number and number != "1":
+        try:
+            value, _ = read(number, unit)
+        except ValueError:
+            return Article().say(*lines)
+        lines.append(f"{code(f'{number}{unit}' if unit == '%' else f'{number} {unit}')} = {_plain(value)} {base}")
+    return Article().say(*lines)
+
+
+def _plain(value: float) -> str:
+    """Whole numbers with thousands, small ones without an exponent."""
+    if value == int(value):
+        return f"{int(value):,}"
+    text = f"{value:.12f}".rstrip("0")
+    return text if float(text) else f"{value:g}"
+
 
 _MOST_OPERATORS = 8
 _MOST_NAMES = 8

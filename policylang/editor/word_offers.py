@@ -1,14 +1,109 @@
-"""The words of the language that may stand at a place: the grammar says which, this module in which order they are
-wanted and what usually follows."""
+"""Offers of completion, and those that need no graph: words of the language, bundled policies and files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
-from policylang.editor.features.offers.items import Kind, WordOffer
+from attrs import frozen
+from lsprotocol import types
+
+from policylang.language.devices.reading import SUFFIX as DEVICE_SUFFIX
+from policylang.language.devices.reading import bundled_devices
+from policylang.language.files import SUFFIX, bundled_names
 from policylang.language.parsing.cursor import Cursor
 from policylang.language.parsing.parser import Reading, reading, terminal_texts
 from policylang.language.parsing.statement_tree import ACTIONS
+from policylang.language.resolution.includes import PRELUDE
+from policylang.language.resources import devices_folder, policies_folder
+
+MOST = 200
+"""Items of one answer: nobody reads more, and who types on is asked again."""
+Kind = types.CompletionItemKind
+_PLACEHOLDER = re.compile(r"\$\{\d+:([^}]*)\}|\$0")
+_BREAK = re.compile(r"[._\s{,\"</]")
+
+
+@frozen
+class WordOffer:
+    """A text for the place of the word at the cursor."""
+
+    text: str
+    kind: types.CompletionItemKind = Kind.Keyword
+    detail: str = ""
+    snippet: str = ""
+    """The text for clients that step through placeholders, ``saved <= ${1:4 GiB}``."""
+    about: str = ""
+    """What it is, ``bundled:fsdp``, for who asks what that means. Empty for a word that means what it says."""
+    elsewhere: bool = False
+    """Whether the snapshot has nothing of it."""
+    typed: str | None = None
+    """What stands for it in the text so far, where it does not begin so: a glob that it fits."""
+
+    @property
+    def example(self) -> str:
+        """The snippet as it stands when nobody changes its placeholders."""
+        return _PLACEHOLDER.sub(lambda found: found[1] or "", self.snippet or self.text).rstrip()
+
+
+def listed(offers: Iterable[WordOffer], cursor: Cursor) -> tuple[list[WordOffer], bool]:
+    """The offers that what is typed leaves, in their order: what the snapshot has before what it has not, and of each
+    what begins with it first; and whether these are all of them."""
+    typed = cursor.typed.lower()
+    ranked: list[dict[str, WordOffer]] = [{}, {}, {}, {}]
+    for offer in offers:
+        fit = _fit(offer, typed)
+        if fit is not None:
+            ranked[fit + 2 * offer.elsewhere].setdefault(offer.text, offer)
+    found: dict[str, WordOffer] = {}
+    for rank in ranked:
+        for text, offer in rank.items():
+            found.setdefault(text, offer)
+    return [*found.values()][:MOST], len(found) <= MOST
+
+
+def _fit(offer: WordOffer, typed: str) -> int | None:
+    """0 where it begins with what is typed, 1 where one of its parts does, None where none does."""
+    text = offer.text.lower()
+    if offer.typed is not None or text.startswith(typed):
+        return 0
+    bare = typed.lstrip('"')
+    if text.lstrip('"').startswith(bare):
+        return 0
+    return 1 if len(bare) > 1 and any(text.startswith(bare, at.end()) for at in _BREAK.finditer(text)) else None
+
+
+def _escaped(text: str) -> str:
+    """As the text of a snippet."""
+    return re.sub(r"([\\$}])", r"\\\1", text)
+
+
+def protocol_items(
+    offers: Iterable[WordOffer], range: types.Range, data: dict[str, Any], *, snippets: bool
+) -> Iterator[types.CompletionItem]:
+    """The offers as the protocol has them, in their order. ``data``: what every item carries to be explained by.
+
+    Several words are a snippet where the client has them: of a plain text some insert the first word alone.
+    """
+    for number, offer in enumerate(islice(offers, MOST)):
+        snippet = offer.snippet or (_escaped(offer.text) if " " in offer.text else "")
+        is_snippet = snippets and bool(snippet)
+        yield types.CompletionItem(
+            label=offer.text,
+            kind=offer.kind,
+            detail=offer.detail or None,
+            sort_text=f"{number:03}",
+            filter_text=offer.text if offer.typed is None else offer.typed,
+            insert_text_format=types.InsertTextFormat.Snippet if is_snippet else types.InsertTextFormat.PlainText,
+            text_edit=types.TextEdit(range, snippet if is_snippet else offer.text),
+            data={**data, "about": offer.about},
+        )
+
 
 MARKS = frozenset(("LPAR", "RPAR", "COMMA", "EQUAL"))
 """What everybody types faster than he chooses it."""
@@ -160,3 +255,70 @@ def _distances(cursor: Cursor) -> Iterator[WordOffer]:
     ahead = {"PREFETCH": " ahead", "DELAY": ""}.get(opener(cursor))
     if ahead is not None and "BLOCK" in reading((*cursor.kinds, "INT")).accepted and "INT" in cursor.accepted:
         yield WordOffer(f"1 block{ahead}", Kind.Value, snippet=f"${{1:1}} block{ahead}")
+
+
+_MOST_ENTRIES = 2000
+
+
+def include_offers(path: Path | None, cursor: Cursor) -> Iterator[WordOffer]:
+    """Bundled policies, and policy files beside this one."""
+    if not cursor.typed.startswith('"'):
+        for name in bundled_names():
+            if name != PRELUDE:  # it is always there
+                detail = first_sentence(comment_of(policies_folder() / f"{name}{SUFFIX}"))
+                yield WordOffer(f"<{name}>", Kind.File, detail, about=f"bundled:{name}")
+    if not cursor.typed.startswith("<"):
+        yield from _beside(path, cursor, SUFFIX)
+
+
+def device_offers(path: Path | None, cursor: Cursor) -> Iterator[WordOffer]:
+    """Bundled profiles, and files beside this policy."""
+    if not cursor.typed.startswith('"'):
+        for name in bundled_devices():
+            detail = first_sentence(comment_of(devices_folder() / f"{name}{DEVICE_SUFFIX}"))
+            yield WordOffer(name, Kind.File, detail, about=f"device:{name}")
+    if cursor.typed.startswith('"') or not cursor.typed:
+        yield from _beside(path, cursor, DEVICE_SUFFIX)
+
+
+@cache
+def comment_of(file: Path) -> str:
+    """The comment that a bundled file starts with, without its marks; empty where there is none."""
+    lines: list[str] = []
+    try:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("#"):
+                break
+            lines.append(line.removeprefix("#").strip())
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return "\n".join(lines)
+
+
+def first_sentence(comment: str) -> str:
+    """Of the first paragraph."""
+    text = " ".join(comment.partition("\n\n")[0].split())
+    return text.partition(". ")[0].rstrip(".")
+
+
+def _beside(path: Path | None, cursor: Cursor, suffix: str) -> Iterator[WordOffer]:
+    """Files and folders, as they are named from the policy's own; none of a text that is in no file."""
+    if path is None:
+        return
+    typed = cursor.typed.removeprefix('"')
+    folder, slash, _ = typed.rpartition("/")
+    before = f"{folder}{slash}"
+    mine = path.resolve()
+    try:
+        with os.scandir(path.parent / before) as entries:
+            found = sorted((each.name, each.is_dir()) for each, _ in zip(entries, range(_MOST_ENTRIES), strict=False))
+    except (OSError, ValueError):
+        return
+    for name, is_folder in found:
+        if name.startswith(".") or '"' in name:
+            continue
+        if not is_folder and name.endswith(suffix) and (path.parent / before / name).resolve() != mine:
+            yield WordOffer(f'"{before}{name}"', Kind.File)
+    for name, is_folder in found:
+        if is_folder and not name.startswith(".") and '"' not in name:
+            yield WordOffer(f'"{before}{name}/', Kind.Folder)  # the quote comes with the file

@@ -1,4 +1,4 @@
-"""Symbols of a policy: its statements, under the comments that head them, and the names of a whole workspace."""
+"""Symbols of a policy and of a workspace, and formatting as edits of the places that differ."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from attrs import define, field, frozen
 from lsprotocol import types
 
 from policylang.editor.names import PolicyFiles
-from policylang.editor.positions import Positions
-from policylang.editor.state import State
+from policylang.editor.state import Positions, State
 from policylang.language import syntax
 from policylang.language.figures import shortened
+from policylang.language.formatting.changes import LayoutChange, layout_changes, layout_changes_between
 from policylang.language.parsing.parser import words_of
 from policylang.language.parsing.statements import comments, split
 from policylang.language.source import Source, Span
@@ -241,3 +241,18 @@ def _line(source: Source, offset: int) -> int:
 def _fits(query: str, name: str) -> bool:
     letters = iter(name.lower())
     return all(letter in letters for letter in query.lower())
+
+
+def formatted(state: State) -> list[types.TextEdit] | None:
+    """The edits that bring a document into canonical form; None where a mistake leaves it without one."""
+    changes = layout_changes(state.document.source)
+    return None if changes is None else [_edit(state, each) for each in changes]
+
+
+def formatted_between(state: State, start: int, end: int) -> list[types.TextEdit]:
+    """Those of the statements between two offsets that can be read, whatever else there is in the document."""
+    return [_edit(state, each) for each in layout_changes_between(state.document.source, start, end)]
+
+
+def _edit(state: State, change: LayoutChange) -> types.TextEdit:
+    return types.TextEdit(state.document.positions.between(change.start, change.end), change.text)

@@ -1,32 +1,57 @@
-"""Which kinds of words a place takes, by the words before it and by what the grammar takes there."""
+"""What may stand at a place of a policy, asked of the grammar and of the snapshot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
 
+import attrs
 from attrs import evolve, frozen
+from lsprotocol import types
 
-from policylang.editor.features.offers.file_offers import device_offers, include_offers
-from policylang.editor.features.offers.graph_index import GraphIndex
-from policylang.editor.features.offers.items import Kind, WordOffer
-from policylang.editor.features.offers.keyword_offers import keyword_offers, opener
-from policylang.editor.features.offers.module_offers import module_offers
-from policylang.editor.features.offers.operator_offers import group_offers, lets_above, name_offers, operator_offers
-from policylang.editor.features.offers.predicate_offers import (
+from policylang.editor.article import Article, with_code
+from policylang.editor.graph_index import GraphIndex, index_of
+from policylang.editor.graph_offers import (
     figure_offers,
     flag_offers,
+    group_offers,
+    lets_above,
     limit_offers,
+    module_offers,
+    name_offers,
+    operator_offers,
     predicate_offers,
     subject_offers,
     unit_offers,
     value_offers,
 )
+from policylang.editor.pointed import meaning_at
+from policylang.editor.selectors import name_article
 from policylang.editor.state import State
-from policylang.language.parsing.cursor import Cursor
-from policylang.language.parsing.parser import is_policy_name
+from policylang.editor.word_offers import (
+    Kind,
+    WordOffer,
+    comment_of,
+    device_offers,
+    include_offers,
+    keyword_offers,
+    listed,
+    opener,
+    protocol_items,
+)
+from policylang.language.devices.reading import SUFFIX as DEVICE_SUFFIX
+from policylang.language.files import SUFFIX
+from policylang.language.meanings.dictionary import Meaning, Sense, meaning
+from policylang.language.parsing.cursor import Cursor, cursors_at
+from policylang.language.parsing.lexer import Lexeme, StatementOrigin
+from policylang.language.parsing.parser import is_policy_name, terminal_texts, words_of
 from policylang.language.parsing.predicate_tree import MEASURES, PROPERTIES
 from policylang.language.parsing.statement_tree import FATES, FIGURES
 from policylang.language.resolution.fitting import LANGUAGE_VERSION
+from policylang.language.resources import devices_folder, policies_folder
+from policylang.language.source import Source
+from policylang.language.syntax import Word
 
 
 @frozen
@@ -260,3 +285,103 @@ _PLACES = (
     _Row("", "", "", _keywords),
 )
 """The first row that fits says it."""
+
+
+_NAMES = ("op", "group", "let")
+_SENSES: dict[str, Sense] = {
+    "flag": "predicate",
+    "measure": "measure",
+    "property": "property",
+    "figure": "figure",
+    "unit": "unit",
+    "position": "position",
+}
+
+
+def documentation(state: State, cursors: Sequence[Cursor], text: str, about: str) -> Article:
+    """Of the offer of ``text`` at a place; empty where there is nothing to say."""
+    kind, _, name = about.partition(":")
+    if kind == "bundled":
+        return _comment(policies_folder() / f"{name}{SUFFIX}")
+    if kind == "device":
+        return _comment(devices_folder() / f"{name}{DEVICE_SUFFIX}")
+    if kind in _NAMES:
+        return name_article(state, Word(name))
+    sense = _SENSES.get(kind)
+    found = None if sense is None else meaning(name, sense)
+    found = found or next(filter(None, (_in_its_place(each, text) for each in cursors)), None)
+    return Article() if found is None else Article().say(with_code(found.text)).policy(found.example)
+
+
+def _comment(file: Path) -> Article:
+    """The paragraphs of a bundled file's first comment."""
+    return Article().say(*(with_code(" ".join(part.split())) for part in comment_of(file).split("\n\n")))
+
+
+def _in_its_place(cursor: Cursor, text: str) -> Meaning | None:
+    """Of a word of the language, in the sense that it has behind the words before it."""
+    origin = StatementOrigin(Source("", text))
+    terminal = next(
+        (name for name, texts in terminal_texts().items() if text in texts and name in cursor.accepted), None
+    )
+    words = words_of(origin.source, 0, len(text))
+    if terminal is not None:
+        words = [Lexeme.make(terminal, text, 0, origin)]
+    return meaning_at([*cursor.words, *words], len(cursor.words)) if words else None
+
+
+TRIGGERS = [".", "<", '"', "/", "(", "{", " "]
+"""Characters behind which an editor asks by itself, beside letters. They are answered where they begin something: a
+blank only where a statement cannot end yet, for where it can, who goes on with Enter must not choose from a list."""
+_MARKDOWN = (types.MarkupKind.Markdown,)
+_NONE = types.CompletionList(is_incomplete=False, items=[])
+
+
+def completion(
+    state: State, offset: int, *, snippets: bool = False, trigger: str | None = None
+) -> types.CompletionList:
+    """At a character offset, what fits best first. ``snippets``: whether the client steps through placeholders.
+    ``trigger``: the character behind which the client asked by itself."""
+    cursors = cursors_at(state.document.source, offset)
+    if not cursors or not _is_begun(cursors[0], trigger):
+        return _NONE
+    index, cursor = index_of(state.facts), cursors[0]
+    offers = [offers_at(WordPlace(state, each, index)) for each in cursors]
+    found, complete = listed(chain.from_iterable(each for each, _ in offers), cursor)
+    grows = any(each for _, each in offers)
+    range = state.document.positions.between(cursor.start, cursor.end)
+    data = {"uri": state.document.uri, "at": cursor.start}
+    items = list(protocol_items(found, range, data, snippets=snippets))
+    return types.CompletionList(is_incomplete=grows or not complete, items=items)
+
+
+def resolved(
+    state: State | None, item: types.CompletionItem, formats: Container[str] = _MARKDOWN
+) -> types.CompletionItem:
+    """An item with what is said of it, in one of the formats of the client; without that where its document is closed
+    by now."""
+    data = item.data if isinstance(item.data, dict) else {}
+    about, at = data.get("about"), data.get("at")
+    if state is None or not isinstance(about, str) or not isinstance(at, int):
+        return item
+    said = documentation(state, cursors_at(state.document.source, at), item.label, about)
+    if not said.blocks:
+        return item
+    is_markup = types.MarkupKind.Markdown in formats or types.MarkupKind.PlainText in formats
+    shown = said.content(markdown=types.MarkupKind.Markdown in formats)
+    return attrs.evolve(item, documentation=shown if is_markup else shown.value)
+
+
+def uri_of_item(item: types.CompletionItem) -> str:
+    """Of the document that an item is for; empty where it does not say."""
+    uri = item.data.get("uri") if isinstance(item.data, dict) else None
+    return uri if isinstance(uri, str) else ""
+
+
+def _is_begun(cursor: Cursor, trigger: str | None) -> bool:
+    """Whether the character that was typed last begins something, or somebody asked."""
+    if trigger == " ":
+        return bool(cursor.kinds) and not cursor.typed and not cursor.accepted & {"$END", "OR"}
+    if trigger == '"':
+        return cursor.typed.startswith('"')
+    return trigger != "<" or "BUNDLED" in cursor.accepted
