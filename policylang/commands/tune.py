@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from policylang.graph.facts import Facts
     from policylang.language.devices.profile import DeviceProfile
     from policylang.language.diagnostics import Diagnostic
-    from policylang.tuning.outcome.tuned_policy import TunedPolicy
-    from policylang.tuning.trade_off import Besides, Budget
+    from policylang.tuning.evaluation import Besides, Budget
+    from policylang.tuning.tuned_policy import TunedPolicy
 
 NAME = "tune"
 SUMMARY = "write a policy from a budget of memory or time"
@@ -129,8 +129,8 @@ def _asked(
 ) -> tuple[Budget | None, Besides] | Diagnostic:
     from policylang.api.tune import no_budget
     from policylang.language.diagnostics import Diagnostic
-    from policylang.tuning.request.asked import read_budget, read_optimizer, read_reserve
-    from policylang.tuning.trade_off import Besides
+    from policylang.tuning.budgets import read_budget, read_optimizer, read_reserve
+    from policylang.tuning.evaluation import Besides
 
     budget = read_budget(options.peak, options.saved, options.recompute_time)
     optimizer = read_optimizer(options.optimizer, facts)
@@ -186,7 +186,7 @@ def _print_refused(diagnostic: Diagnostic, form: str) -> None:
 def _write_page(found: TunedPolicy, facts: Facts, device: DeviceProfile, options: argparse.Namespace) -> None:
     from policylang.planning.capabilities import capabilities_for
     from policylang.report.tuning.page import trade_off_page
-    from policylang.tuning.outcome.bundled import bundled_candidates
+    from policylang.tuning.tuned_policy import bundled_candidates
 
     with _progress() as progress:
         known = bundled_candidates(facts, device, capabilities_for(facts.kind, options.path), progress)

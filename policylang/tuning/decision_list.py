@@ -12,8 +12,7 @@ from itertools import groupby
 
 from attrs import evolve, frozen
 
-from policylang.tuning.phrases import EVERYTHING, Phrase, Vocabulary
-from policylang.tuning.value_classes import Fate
+from policylang.tuning.phrases import EVERYTHING, Fate, Phrase, Vocabulary
 
 MOST_STATEMENTS = 10
 _MOST_LISTED = 5

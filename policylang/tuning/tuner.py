@@ -22,16 +22,22 @@ from policylang.planning.capabilities import Capabilities
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes
+from policylang.tuning.candidates import (
+    Fates,
+    Prospects,
+    Writer,
+    by_hand,
+    host_variants,
+    of_choice,
+    prospects,
+    stacks,
+    texts_by_hand,
+    thinned,
+)
 from policylang.tuning.composition import Composition, Pieces
-from policylang.tuning.evaluation import Evaluation, uncollected
-from policylang.tuning.host_variants import host_variants
+from policylang.tuning.evaluation import Besides, Budget, Candidate, Evaluation, Infeasible, Tuned, uncollected
 from policylang.tuning.lower_hull import HullPoint, bound_at, lower_hull
-from policylang.tuning.patterns import Fates, by_hand, of_choice, texts_by_hand, thinned
-from policylang.tuning.phrases import Vocabulary
-from policylang.tuning.prospects import Prospects, Writer, prospects
-from policylang.tuning.stacks import stacks
-from policylang.tuning.trade_off import Besides, Budget, Candidate, Infeasible, Tuned
-from policylang.tuning.value_classes import Fate, value_classes
+from policylang.tuning.phrases import Fate, Vocabulary, value_classes
 
 Progress = Callable[[str], None]
 NOTHING_BESIDES = Besides()

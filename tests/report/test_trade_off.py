@@ -13,8 +13,8 @@ from policylang.report.tuning.page import trade_off_page
 from policylang.report.tuning.rows import distinctions
 from policylang.report.tuning.scatter import trade_off_svg
 from policylang.simulation.node_times import node_times
-from policylang.tuning.outcome.written import neighbour_words, subject_of
-from policylang.tuning.trade_off import Besides, Budget, Candidate, Tuned
+from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned
+from policylang.tuning.tuned_policy import neighbour_words, subject_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

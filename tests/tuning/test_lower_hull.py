@@ -32,10 +32,8 @@ from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.simulation.step_time import step_time
+from policylang.tuning.choices import NONE, choices_of, hidden_bytes
 from policylang.tuning.lower_hull import bound_at, bytes_at, hull_of, lower_hull
-from policylang.tuning.solving.choices import choices_of
-from policylang.tuning.solving.movable import hidden_bytes
-from policylang.tuning.solving.second_runs import NONE
 from tests.support.joint import capture_joints
 from tests.support.models import ZOO
 from tests.support.random_flat import random_flat

@@ -11,7 +11,7 @@ from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.simulation.node_times import node_times
-from policylang.tuning.trade_off import Budget, Tuned
+from policylang.tuning.evaluation import Budget, Tuned
 from policylang.tuning.tuner import Tuner
 from tests.support.compiled import assert_bitwise_equal, train
 from tests.support.flat_graphs import flat_graph

@@ -22,10 +22,10 @@ from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.simulation.peak import estimate_peak
 from policylang.simulation.step_time import step_time
+from policylang.tuning.evaluation import Budget, Candidate, Tuned
 from policylang.tuning.lower_hull import bound_at
-from policylang.tuning.trade_off import Budget, Candidate, Tuned
+from policylang.tuning.phrases import Fate
 from policylang.tuning.tuner import Tuner
-from policylang.tuning.value_classes import Fate
 from tests.support.flat_graphs import Flat, flat_graph
 from tests.support.hand import same_bits
 from tests.support.models import ZOO

@@ -15,9 +15,9 @@ from policylang.graph.facts import GraphKind
 from policylang.language.devices.reading import read_device
 from policylang.planning.capabilities import JOINT
 from policylang.simulation.node_times import node_times
-from policylang.tuning.outcome.obstacles import infeasible
-from policylang.tuning.outcome.written import at_most, rounded_up
-from policylang.tuning.trade_off import Besides, Budget, Infeasible
+from policylang.tuning.budgets import infeasible
+from policylang.tuning.evaluation import Besides, Budget, Infeasible
+from policylang.tuning.tuned_policy import at_most, rounded_up
 from tests.support.textgraph import facts_of
 from tests.support.tuned import tuned_facts, tuned_graph, written
 

@@ -25,9 +25,9 @@ from policylang.planning.schedule.builder import build_checkpointed_schedule
 from policylang.simulation.node_times import node_times
 from policylang.simulation.peak import estimate_peak
 from policylang.simulation.step_time import step_time
+from policylang.tuning.candidates import by_hand
+from policylang.tuning.evaluation import Besides, Budget, Candidate, Infeasible, Tuned
 from policylang.tuning.lower_hull import bound_at
-from policylang.tuning.patterns import by_hand
-from policylang.tuning.trade_off import Besides, Budget, Candidate, Infeasible, Tuned
 from policylang.tuning.tuner import Tuner, tune
 from tests.support.textgraph import CHAIN, facts_of
 from tests.support.tuned_graphs import DEVICE, stacked, stacked_text, times_of, tuner_of

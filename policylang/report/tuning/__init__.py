@@ -6,7 +6,7 @@ How a notebook shows it is entered here, and ``policylang.tune`` imports this: n
 from __future__ import annotations
 
 from policylang.language.shown import as_html
-from policylang.tuning.outcome.tuned_policy import TunedPolicy
+from policylang.tuning.tuned_policy import TunedPolicy
 
 
 def _trade_off(found: TunedPolicy) -> str:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from policylang.language.figures import figure
 from policylang.report.width import table
-from policylang.tuning.outcome.tuned_policy import TunedPolicy
-from policylang.tuning.outcome.written import besides_words, bound_words, budget_words, memory_of, step_words
-from policylang.tuning.trade_off import Candidate, Tuned
+from policylang.tuning.evaluation import Candidate, Tuned
+from policylang.tuning.tuned_policy import TunedPolicy, besides_words, bound_words, budget_words, memory_of, step_words
 
 
 def account_text(found: TunedPolicy) -> str:

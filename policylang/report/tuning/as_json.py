@@ -8,8 +8,8 @@ from typing import Any
 from attrs import asdict
 
 from policylang.report.diagnostics import render_json
-from policylang.tuning.outcome.tuned_policy import TunedPolicy
-from policylang.tuning.trade_off import Candidate, Tuned
+from policylang.tuning.evaluation import Candidate, Tuned
+from policylang.tuning.tuned_policy import TunedPolicy
 
 VERSION = 1
 

@@ -12,9 +12,8 @@ from policylang.report.plan.sections import tile
 from policylang.report.tuning.account import share_text
 from policylang.report.tuning.rows import distinctions
 from policylang.report.tuning.scatter import trade_off_svg
-from policylang.tuning.outcome.tuned_policy import TunedPolicy
-from policylang.tuning.outcome.written import bound_words, budget_words, memory_of, step_words
-from policylang.tuning.trade_off import Candidate
+from policylang.tuning.evaluation import Candidate
+from policylang.tuning.tuned_policy import TunedPolicy, bound_words, budget_words, memory_of, step_words
 
 
 def trade_off_page(found: TunedPolicy, known: Sequence[tuple[str, Candidate]]) -> str:

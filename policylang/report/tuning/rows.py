@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from policylang.language.figures import figure, shortened
 from policylang.report.tuning.account import share_text
 from policylang.report.width import table
-from policylang.tuning.outcome.tuned_policy import TunedPolicy
-from policylang.tuning.outcome.written import step_words
-from policylang.tuning.trade_off import Candidate
+from policylang.tuning.evaluation import Candidate
+from policylang.tuning.tuned_policy import TunedPolicy, step_words
 
 _LONGEST = 96
 

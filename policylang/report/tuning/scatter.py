@@ -15,8 +15,8 @@ from policylang.language.figures import figure
 from policylang.report.markup import Markup, element, joined
 from policylang.report.tuning.account import share_text
 from policylang.report.tuning.rows import statements
-from policylang.tuning.outcome.written import memory_of
-from policylang.tuning.trade_off import Candidate, Tuned
+from policylang.tuning.evaluation import Candidate, Tuned
+from policylang.tuning.tuned_policy import memory_of
 
 _WIDTH, _HEIGHT = 960, 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 24, 20, 56

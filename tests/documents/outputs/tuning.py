@@ -15,7 +15,7 @@ from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.capabilities import capabilities_for
 from policylang.report.tuning.scatter import trade_off_svg
-from policylang.tuning.outcome.bundled import bundled_candidates
+from policylang.tuning.tuned_policy import bundled_candidates
 from tests.documents.outputs.pages import ROOT, Shown
 
 GRAPH = "llama3_8b.graph"

@@ -1,16 +1,16 @@
-"""The problem that a tuned policy solves: which operators run again and which memory is kept, as plain columns.
+"""The problem that a tuned policy solves: which operators are recomputed and which memory is kept, as plain columns.
 
-A column is one thing to be done or not: an operator runs again, at the price of its seconds, or a piece of memory is
+A column is one thing to be done or not: an operator is recomputed, at the price of its seconds, or a piece of memory is
 kept, at the price of its bytes. A clause says that something has to be there when something else runs: its memory is
-kept, or its operator runs again. Both follow planning (:mod:`policylang.planning.liveness`) to the letter, so that what
-is chosen here costs what the planner says:
+kept, or its operator is recomputed. Both follow planning (:mod:`policylang.planning.liveness`) to the letter, so that
+what is chosen here costs what the planner says:
 
-- what the backward reads is kept or made again; what is made again needs its own inputs in the same way;
+- what the backward reads is kept or recomputed; what is recomputed needs its own inputs in the same way;
 - an operator and what follows it are one decision, and all views of one memory are kept for the price of it;
-- what may not run again is kept where it is needed: see :mod:`policylang.planning.decisions.safety`, routing choices,
-  seeds; sizes and what the graph is given are there anyway; what the user has tagged stays as it is tagged.
+- what may not be recomputed is kept where it is needed: see :mod:`policylang.planning.decisions.safety`, routing
+  choices, seeds; sizes and what the graph is given are there anyway; what the user has tagged stays as it is tagged.
 
-Planning counts bytes over all that it decides, the schedule seconds over what really runs a second time. The two differ
+Planning counts bytes over all that it decides, the schedule seconds over what is really recomputed. The two differ
 where a backward node leads to nothing, and where the rest of a flat graph's forward holds a value anyway. An operator
 then has a column more, without a price: it is decided *recompute*, and does not run.
 
@@ -21,18 +21,141 @@ never below.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import fsum
 
 from attrs import field, frozen
 
 from policylang.graph.blocks import BlockTable
-from policylang.graph.facts import Facts, Flag, GraphKind
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, is_gradient
 from policylang.graph.storage import storage_roots
+from policylang.language.syntax import Action, Policy
+from policylang.planning.block_graph import around_blocks
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.decisions.offloading import resolve_offloads
+from policylang.planning.decisions.routing import routing_owners
+from policylang.planning.decisions.safety import why_unsafe
+from policylang.planning.decisions.user_tags import user_decisions
+from policylang.planning.liveness import Needs
+from policylang.planning.value_decision import Decision, Why, offloads
 from policylang.simulation.node_times import NodeTimes
-from policylang.tuning.solving.fixed import MUST_RUN, STAYS, fixed_owners
-from policylang.tuning.solving.second_runs import NONE, SecondRuns
+
+NONE = -1
+"""In a clause no such column; else no such row."""
+
+
+class SecondRuns:
+    """Which reads of the backward have a value that is decided *recompute* run again.
+
+    In a flat graph a value that the forward still holds at the end of a region is read there as it is. Whether it does
+    depends on all decisions; here it is taken to do so wherever it can, which leaves the price a lower bound.
+    """
+
+    def __init__(self, facts: Facts, roots: Sequence[int]) -> None:
+        self.facts = facts
+        self.roots = roots
+        self.flat = facts.kind is GraphKind.FLAT
+        self.first_end = array("i", [len(facts)]) * len(facts)
+        """By row: the end of the first region that may make it again."""
+        self.held_until = array("i", [NONE]) * len(facts)
+        self.live = bytearray(len(facts))
+        self.ends = array("i", [NONE]) * len(facts)
+        if self.flat:
+            self._read_flat()
+        else:
+            self._read_joint()
+
+    def _read_flat(self) -> None:
+        facts, end = self.facts, NONE
+        for row in range(len(facts) - 1, -1, -1):
+            if facts.phases[row] == Phase.BACKWARD:
+                end = row if end == NONE else end
+                self.ends[row] = end
+                self.live[row] = 1
+                continue
+            if facts.phases[row] == Phase.FORWARD and facts.ops[row] == "call_function":
+                end = NONE
+            for source in facts.inputs[row]:
+                root = self.roots[source]
+                if self.held_until[root] == NONE:
+                    self.held_until[root] = row
+
+    def _read_joint(self) -> None:
+        facts = self.facts
+        effect = Flag.RANDOM | Flag.EFFECTFUL
+        for row in range(len(facts) - 1, -1, -1):
+            flags, phase = facts.flags[row], facts.phases[row]
+            if phase == Phase.BACKWARD and (flags & effect or flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES):
+                self.live[row] = 1
+            if phase == Phase.OUTPUT or (phase == Phase.BACKWARD and self.live[row]):
+                for source in facts.inputs[row]:
+                    self.live[source] = 1
+                self.live[row] = 1
+
+    def reads(self) -> list[tuple[int, int]]:
+        """``(reader, forward row)``: what planning takes the backward to read."""
+        facts, forward = self.facts, self.facts.forward_mask
+        found: list[tuple[int, int]] = []
+        for row, phase in enumerate(facts.phases):
+            if phase == Phase.BACKWARD:
+                found += [(row, source) for source in facts.inputs[row] if forward[source]]
+            elif phase == Phase.OUTPUT and facts.kind is GraphKind.JOINT:
+                found += [
+                    (row, source) for source in facts.inputs[row] if forward[source] and is_gradient(facts, source)
+                ]
+        return found
+
+    def end_of(self, reader: int) -> int:
+        return self.ends[reader] if self.flat else len(self.facts)
+
+    def reached(self, row: int, end: int) -> None:
+        self.first_end[row] = min(self.first_end[row], end)
+
+    def makes_again(self, reader: int, row: int) -> bool:
+        """Whether a value that is decided *recompute* runs again for a reader in the backward."""
+        return bool(self.live[reader]) and self.held_until[self.roots[row]] <= self.ends[reader]
+
+    def makes_again_for(self, row: int, read: int) -> bool:
+        """The same for an operator that runs again."""
+        return not self.flat or self.held_until[self.roots[read]] <= self.first_end[row]
+
+
+STAYS, MUST_RUN = 1, 2
+"""An owner that is not run again, and one that is wherever the backward comes down to it."""
+
+
+def fixed_owners(
+    facts: Facts, capabilities: Capabilities, keep: Collection[int], override: bool, blocks: BlockTable | None
+) -> tuple[bytearray, frozenset[int]]:
+    """By owner :data:`STAYS`, :data:`MUST_RUN` or 0, and the owners that the user's tags move to the host.
+
+    A path that runs one block at a time knows no tags: the policy's checkpoints take the place of the user's own. It
+    decides nothing outside ``blocks``, and nothing of what they hand on.
+    """
+    owners, fixed = facts.owners, bytearray(len(facts))
+    by_block = capabilities.block_by_block
+    tagged = {} if override or by_block else user_decisions(facts)
+    moved: set[int] = set()
+    for owner in (*(owners[row] for row in keep), *routing_owners(facts)):
+        fixed[owner] = STAYS
+    if by_block and blocks is not None:
+        around = around_blocks(facts, blocks)
+        for row in (*around.outside, *around.handed_on):
+            fixed[owners[row]] = STAYS
+    for owner, decision in tagged.items():
+        action = decision.action
+        assert action is not None
+        fixed[owner] = MUST_RUN if action.recomputes else STAYS
+        if action.offloads:
+            moved.add(owner)
+    for row in facts.forward:
+        owner = owners[row]
+        if facts.flags[owner] & (Flag.SYMBOLIC | Flag.SEED) or (
+            owner == row and fixed[row] != STAYS and why_unsafe(facts, row, capabilities) is not None
+        ):
+            fixed[owner] = STAYS
+    return fixed, frozenset(moved)
+
 
 Clause = tuple[int, int, int]
 """``(kept, runs, asked by)``: the first or the second column is 1 wherever the third is, or always where there is no
@@ -242,3 +365,63 @@ class _Problem:
         self.sizes.append(size)
         self.rows.append(row)
         return len(self.rows) - 1
+
+
+_OFFLOAD = Decision(Action.OFFLOAD, None, Why.RULE)
+_RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.RULE)
+_SAVE = Decision(Action.SAVE, None, Why.ALWAYS)
+_NO_RULES = Policy("tuned", {}, None, (), None, (), ())
+
+
+def movable_memory(choices: Choices, *, override: bool) -> dict[int, int]:
+    """The memory that planning would move where all that may be needed is offloaded: by the row that allocated it, the
+    row that is copied."""
+    facts, roots = choices.facts, storage_roots(choices.facts)
+    tagged = {} if override else user_decisions(facts)
+    decisions: list[Decision | None] = [None] * len(facts)
+    for row in facts.forward:
+        decisions[row] = _RECOMPUTE
+    for row in choices.asked:
+        owner = facts.owners[row]
+        always = facts.flags[owner] & (Flag.SYMBOLIC | Flag.SEED)
+        decisions[row] = _SAVE if always else tagged.get(owner, _OFFLOAD)
+    moving = tuple(row for row in choices.asked if offloads(decisions[row]))
+    staying = tuple(row for row in choices.asked if not offloads(decisions[row]))
+    resolve_offloads(_NO_RULES, facts, decisions, Needs(saved=staying, offloaded=moving))
+    needing_more = {roots[row] for row in choices.asked if _needs_more(choices, choices.same_as[row])}
+    found = {roots[row]: row for row in facts.forward if offloads(decisions[row])}
+    return {root: row for root, row in found.items() if root not in needing_more}
+
+
+def _needs_more(choices: Choices, row: int) -> bool:
+    """Whether a view is made again of what is copied and of something else, which would have to be kept for that."""
+    facts = choices.facts
+    if storage_roots(facts)[row] == row:
+        return False
+    others = (each for each in facts.inputs[row][1:] if facts.forward_mask[each])
+    return any(not facts.flags[each] & Flag.SYMBOLIC for each in others)
+
+
+def hidden_bytes(facts: Facts, times: NodeTimes) -> int:
+    """What can be copied each way while the device computes: to the host during the forward, back during the backward.
+    Second runs are left out."""
+    computes = [0.0, 0.0]
+    for row, phase in enumerate(facts.phases):
+        if phase in (Phase.FORWARD, Phase.BACKWARD) and not facts.flags[row] & Flag.COLLECTIVE:
+            computes[phase == Phase.BACKWARD] += times.seconds[row]
+    return int(min(computes) * (times.device.host_bandwidth or 0.0))
+
+
+def most_moved(facts: Facts, kept: Mapping[int, int], room: int) -> dict[int, int]:
+    """Of some memory, each with the row that is copied, what is moved: the largest and of equals the earliest first, as
+    far as there is room. The pieces of an operator share its decision, and go together."""
+    together: dict[int, list[int]] = {}
+    for root, row in kept.items():
+        together.setdefault(facts.owners[row], []).append(root)
+    sizes = {owner: sum(facts.bytes[kept[root]] for root in roots) for owner, roots in together.items()}
+    taken: dict[int, int] = {}
+    for owner in sorted(together, key=lambda owner: (-sizes[owner], owner)):
+        if sizes[owner] <= room:
+            room -= sizes[owner]
+            taken.update((root, kept[root]) for root in together[owner])
+    return taken
