@@ -35,7 +35,7 @@ from policylang.language.codes import diagnose
 from policylang.language.devices.reading import find_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import read_source
-from policylang.language.interruption.wanted import Cancelled, cancellable, stop_unless_wanted
+from policylang.language.interruption.wanted import Cancelled, cancellable, check_cancelled
 from policylang.language.source import Source
 from policylang.language.syntax import Device
 
@@ -91,9 +91,9 @@ class Worker:
 
         def run() -> T:
             with cancellable(goes_on):
-                stop_unless_wanted()
+                check_cancelled()
                 found = work()
-                stop_unless_wanted()
+                check_cancelled()
                 return found
 
         return self._thread.submit(run)

@@ -7,7 +7,7 @@ from attrs import evolve
 from policylang.graph.facts import Facts, Flag
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.language.syntax import Action, ExpectFate, Policy
 from policylang.planning import refusals
 from policylang.planning.batch.thresholds import flipping_thresholds
@@ -72,12 +72,12 @@ def plan(
     tagged = {} if apart else user_decisions(facts)  # the policy's checkpoints take the place of the user's own
     fate = _fate(policy, capabilities)
     verdict = judge(policy, facts, selections, tagged, around)
-    stop_unless_wanted()
+    check_cancelled()
     decisions = first_decisions(policy, facts, verdict, tagged, fate, capabilities, around)
     routing = keep_routing(policy, facts, decisions)
     safety = Safety(policy, facts, capabilities, decisions)
     needs = safety.enforce()
-    stop_unless_wanted()
+    check_cancelled()
     stays: tuple[int, ...] = ()
     if capabilities.offloads and (policy.offloads or any(map(offloads, decisions))):
         stays = resolve_offloads(policy, facts, decisions, needs)
@@ -90,16 +90,16 @@ def plan(
     needs = with_checkpoints(needs, facts, decisions, checkpoints)
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
-    stop_unless_wanted()
+    check_cancelled()
     order = None
     if policy.orders and capabilities.orders:
         schedule = schedule_of(facts, decisions)
         order = plan_order(policy, facts, schedule, capabilities, ranks=ranks, device=used, blocks=blocks)
-    stop_unless_wanted()
+    check_cancelled()
     expectations, failures = check_expectations(
         policy.expectations, selections, decisions, outcome, checkpoints=checkpoints, order=order
     )
-    stop_unless_wanted()
+    check_cancelled()
     unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
     unmatched = [index for index, each in enumerate(rules) if not each.matched]
     by_fsdp = answered(policy, aside, unmatched, _about_nothing(policy, selections) if aside is not None else ())

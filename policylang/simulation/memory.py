@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.simulation.lifetimes import ALLOCATES, Lifetimes, lifetimes
 
 
@@ -39,7 +39,7 @@ class Timeline:
 
 def simulate(facts: Facts, schedule: Schedule) -> Timeline:
     """The memory of a step that runs in this order."""
-    stop_unless_wanted()
+    check_cancelled()
     found = lifetimes(facts, schedule)
     length = len(schedule)
     changes = array("q", bytes(8 * (length + 2)))  # the first of what is there before the first step

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.graph.storage import returns_memory_of_input, storage_roots
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.operators.names import GETITEM, WAITS
 from policylang.simulation.collective_times import written_by
 from policylang.simulation.node_times import NodeTimes
@@ -88,7 +88,7 @@ def streams_of(facts: Facts) -> Streams:
 
 def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None = None) -> Walked:
     """One pass over the steps; ``log`` is filled in where it is given."""
-    stop_unless_wanted()
+    check_cancelled()
     streams = streams_of(facts)
     started, awaited, seconds = streams.started, streams.awaited, times.seconds
     host = times.device.host_bandwidth

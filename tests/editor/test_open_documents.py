@@ -17,7 +17,7 @@ import policylang
 from policylang.editor import open_documents
 from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.state import State, before_the_order, read_graph
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from tests.editor.conftest import GRAPHS
 from tests.editor.weighed import weighed
 
@@ -110,7 +110,7 @@ def test_a_change_ends_what_is_under_way(tmp_path, graph, monkeypatch) -> None:
         try:
             while True:
                 time.sleep(0.001)
-                stop_unless_wanted()
+                check_cancelled()
         finally:
             ended.append(text)
 

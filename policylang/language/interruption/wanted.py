@@ -1,6 +1,6 @@
 """Work that may be given up: who asks for it says whether it is still wanted, and what takes long asks now and then.
 
-``stop_unless_wanted`` stands where nothing is half written that outlives the work: once a statement, a rule, a unit of
+``check_cancelled`` stands where nothing is half written that outlives the work: once a statement, a rule, a unit of
 a step. Nobody pays for it who did not say that work may be given up: it reads one context variable.
 """
 
@@ -27,7 +27,7 @@ def cancellable(wanted: Callable[[], bool]) -> Iterator[None]:
         _WANTED.reset(token)
 
 
-def stop_unless_wanted() -> None:
+def check_cancelled() -> None:
     """Raise :class:`Cancelled` where whoever asked for this work does not want it any more."""
     wanted = _WANTED.get()
     if wanted is not None and not wanted():

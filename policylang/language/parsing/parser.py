@@ -14,7 +14,7 @@ from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from policylang.language.codes import MOST, diagnose
 from policylang.language.diagnostics import Diagnostic, written
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.language.parsing.grammar_table import parser_of
 from policylang.language.parsing.lexer import Lexeme, Lexer
 from policylang.language.parsing.mending import find_mend
@@ -156,7 +156,7 @@ def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
     diagnostics = list(slices.diagnostics)
     statements: list[Statement] = []
     for start, end in slices.ranges:
-        stop_unless_wanted()
+        check_cancelled()
         statement = _parse_statement(source, start, end, diagnostics)
         if statement is not None:
             statements.append(statement)

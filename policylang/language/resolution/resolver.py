@@ -16,7 +16,7 @@ from policylang.language.codes import diagnose, is_error
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import meant_devices, read_device
 from policylang.language.diagnostics import Diagnostic, Mend, Related, moved, removed, written
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.language.resolution.doubtful import doubtful_selectors
 from policylang.language.resolution.fitting import check_path_glob, check_version, fit_total
 from policylang.language.resolution.includes import PlacedStatement
@@ -36,7 +36,7 @@ def resolve(
     to be used: what could not be looked up is missing from it."""
     resolver = _Resolver(source, Definitions.of(statements, operators))
     for placed in statements:
-        stop_unless_wanted()
+        check_cancelled()
         resolver.take(placed)
     return resolver.finish(statements)
 

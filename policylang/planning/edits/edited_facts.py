@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve
 
 from policylang.graph.facts import LATER_COLUMNS, Facts, Flag, Group, InputKind, Ref, read_by_backward, users_of
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.operators.names import FOLLOWERS
 from policylang.operators.table import MOVERS
 from policylang.planning.graph_edit import Edit, FusedGroup, NewNode, Node
@@ -57,7 +57,7 @@ class _EditedFacts:
         self.groups = dict(facts.groups)
 
     def facts(self) -> Facts:
-        stop_unless_wanted()
+        check_cancelled()
         old, column, like = self.old, self._column, self._like
         inputs = [self._inputs(each) for each in self.order]
         users = users_of(inputs)
@@ -99,7 +99,7 @@ class _EditedFacts:
         )
 
     def _column(self, old: Sequence[Any], new: Callable[[NewNode], Any]) -> list[Any]:
-        stop_unless_wanted()
+        check_cancelled()
         return [old[each] if isinstance(each, int) else new(each) for each in self.order]
 
     def _like(self, old: Sequence[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic, prefixed
 from policylang.language.figures import counted
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.language.syntax import Bucket, Policy, Rewriting
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
@@ -92,7 +92,7 @@ def _attempt(
     for number, statement in enumerate(policy.rewrites):
         if (pick is not None) is not isinstance(statement, Bucket):
             continue
-        stop_unless_wanted()
+        check_cancelled()
         unread = unread_pieces(facts)
         own = without_pieces(facts, unread)
         setting = Setting(own, number, capabilities, NodeNames(facts.index), prover, known, ledger, pick, held)

@@ -17,7 +17,7 @@ from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.schedule import Schedule
 from policylang.graph.storage import storage_roots
 from policylang.language.figures import folded_names
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
 from policylang.planning.expectations.data_sizes import counted_by_data
@@ -169,12 +169,12 @@ def breakdown(plan: Plan) -> Breakdown:
     """A few passes over the graph; needs no torch."""
     counted = as_counted(plan.decisions)
     outcome = saved_and_recomputed(plan, counted)
-    stop_unless_wanted()
+    check_cancelled()
     fates = _fates(plan, outcome)
     plain = evolve(plan, checkpoints=None)
     everything = [None if decision is None else _KEPT for decision in plan.decisions]
     ordered = communication(plan)
-    stop_unless_wanted()
+    check_cancelled()
     under = _scenario(plan, plan.schedule, outcome, fates)
     return Breakdown(
         plan=plan,

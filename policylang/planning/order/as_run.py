@@ -21,7 +21,7 @@ from policylang.graph.facts import (
     is_gradient,
 )
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.operators.names import GETITEM, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.planning.order.reading.run_columns import RunColumns, RunRow, statistics_left_out
 from policylang.planning.order.run_names import RunNames
@@ -108,7 +108,7 @@ class _Runs:
 
     def _take(self, steps: Iterable[ScheduleStep]) -> None:
         for kind, row, region in steps:
-            stop_unless_wanted()
+            check_cancelled()
             if kind == _FIRST:
                 self._first_run(row, region)
             elif kind == _SECOND:

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from policylang.graph.facts import Facts, Phase
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.planning.order.dependencies import Dependencies
 from policylang.planning.order.hiding.latest_starts import LatestStarts
 from policylang.planning.order.hiding.list_scheduler import Leeway, ListScheduler
@@ -111,7 +111,7 @@ class _Search:
 
     def hold(self, units: list[int]) -> int:
         """Keeps the best order so far. Of a better one that the limit on the peak rules out: the bytes over it."""
-        stop_unless_wanted()
+        check_cancelled()
         found = _Candidate(self._facts, self._read.in_rows(units), self._times)
         if found.exposed >= self.best.exposed:
             return 0

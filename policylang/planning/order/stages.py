@@ -9,7 +9,7 @@ from functools import cached_property
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts, GraphKind, Phase
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.planning.order.reading.block_labels import UNSAID, BackwardLabels
 from policylang.planning.order.reading.roles import Role, roles_of
 from policylang.planning.order.reading.turns import turns
@@ -92,9 +92,9 @@ class _Stages:
             if op == "call_function":
                 calls.setdefault(self.turn_of[row], []).append(row)
         for turn, rows in calls.items():
-            stop_unless_wanted()
+            check_cancelled()
             self._turn(turn, rows)
-        stop_unless_wanted()
+        check_cancelled()
         of_position = self._by_position()
         uses, makes = self._uses(of_position), self._makes(of_position)
         stage_of = array("i", of_position)

@@ -12,7 +12,7 @@ from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
@@ -94,15 +94,15 @@ class _OrderPlanner:
         self.block_names = blocks.names
         said = {name: blocks.block_of[old] for name, old in zip(traced.names, self.as_run.origin, strict=True)}
         again = frozenset(traced.names[row] for row in self.as_run.again)
-        stop_unless_wanted()
+        check_cancelled()
         self.traced_times = None if device is None else node_times(traced, device)
         self.picks = Picks(policy, said, blocks.names, again, self.traced_times)
         self.errors = OrderErrors(policy, traced, self.picks)
         self.named = [self._named(number) for number in range(len(policy.scheduling))]
-        stop_unless_wanted()
+        check_cancelled()
         held = frozenset(traced.names[row] for row in held_rows(traced, self._kept()))
         self.edits, self.facts = plan_edits(policy, traced, capabilities, ranks, self.picks.of, held)
-        stop_unless_wanted()
+        check_cancelled()
         self.times = None if device is None else node_times(self.facts, device)
 
     def _named(self, number: int) -> list[str]:
@@ -122,7 +122,7 @@ class _OrderPlanner:
 
     def plan(self) -> OrderPlan:
         policy, facts, errors = self.policy, self.facts, self.errors
-        stop_unless_wanted()
+        check_cancelled()
         for number, statement in enumerate(policy.rewrites):
             if isinstance(statement, Bucket):
                 errors.bucket(number, statement, self.edits, self._kept())
@@ -131,7 +131,7 @@ class _OrderPlanner:
         needs = dependencies(facts, kept)
         self.stages = self.picks.stages(facts)
         calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
-        stop_unless_wanted()
+        check_cancelled()
         found = moved(
             facts,
             needs,
@@ -141,7 +141,7 @@ class _OrderPlanner:
             kept,
             frozenset(unknown_operators(facts)),
         )
-        stop_unless_wanted()
+        check_cancelled()
         order = found.order
         too_tight: list[TooTight] = []
         if self.times is not None:
@@ -151,7 +151,7 @@ class _OrderPlanner:
                 if isinstance(each.statement, Overlap):
                     too_large = {row: why for row, why in limited.too_large.items() if row in each.taken}
                     found.left.setdefault(number, {}).update(too_large)
-        stop_unless_wanted()
+        check_cancelled()
         outcomes = self._outcomes(picked, found, calls, order)
         for number, (each, outcome) in enumerate(zip(picked, outcomes, strict=True)):
             errors.statement(number, each, outcome, found, self.stages, facts)

@@ -18,7 +18,7 @@ from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.graph.rowsets import difference, intersection, mask_of, members, union
 from policylang.language.globs import NameGlob, PathGlob
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS
 from policylang.language.syntax import (
     Chain,
@@ -128,7 +128,7 @@ class Selections:
         return self._rows[numbers[id(selector)]]
 
     def _evaluate_once(self, node: Selector, parts: list[int]) -> None:
-        stop_unless_wanted()
+        check_cancelled()
         own = (getattr(node, f.name) for f in fields(type(node)) if f.eq and f.name not in _CHILD_FIELDS)
         key = (type(node), *own, *parts)
         number = self._classes.get(key)

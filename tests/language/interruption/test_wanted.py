@@ -6,7 +6,7 @@ import pytest
 
 from policylang.api.planned_graphs import facts_of
 from policylang.graph.facts import Facts
-from policylang.language.interruption.wanted import Cancelled, cancellable, stop_unless_wanted
+from policylang.language.interruption.wanted import Cancelled, cancellable, check_cancelled
 from policylang.language.resolution.loader import load_policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.breakdown import breakdown
@@ -28,12 +28,12 @@ def planned(name: str, facts: Facts) -> Plan:
 
 
 def test_without_anybody_to_ask_nothing_stops() -> None:
-    stop_unless_wanted()
+    check_cancelled()
     with cancellable(lambda: True):
-        stop_unless_wanted()
+        check_cancelled()
     with pytest.raises(Cancelled), cancellable(lambda: False):
-        stop_unless_wanted()
-    stop_unless_wanted()
+        check_cancelled()
+    check_cancelled()
 
 
 @pytest.mark.parametrize("name", ["llama3_sac", "fsdp_overlap"])

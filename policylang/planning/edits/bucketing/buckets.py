@@ -16,7 +16,7 @@ from functools import partial
 from attrs import evolve, field, frozen, mutable
 
 from policylang.graph.facts import Facts
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.language.syntax import Bucket
 from policylang.operators.names import GATHER
 from policylang.planning.edits.bucketing.bucket_members import Alike, Member, depths, group_sizes, grouped, member_of
@@ -78,7 +78,7 @@ class Buckets(EditPlanner[Bucket]):
     def outcomes(self) -> list[Edit | Refusal]:
         done: list[_Done] = []
         for members, alone in self._candidates():
-            stop_unless_wanted()
+            check_cancelled()
             for pile in self._piled(members, alone):
                 if len(pile) > 1 and (found := self._bucket(pile)) is not None:
                     done.append(found)

@@ -14,7 +14,7 @@ from itertools import islice
 
 from attrs import frozen
 
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.planning.order.hiding.latest_starts import LatestStarts
 from policylang.planning.order.hiding.memory_ahead import Touches
 from policylang.planning.order.hiding.step_so_far import StepSoFar
@@ -73,7 +73,7 @@ class ListScheduler(StepSoFar):
         """The units in the order in which they run; ``~unit`` where its collective is awaited before anybody reads."""
         units, count = self.units, len(self.units)
         while True:
-            stop_unless_wanted()
+            check_cancelled()
             while self._head < count and self._planned[self._head]:
                 self._head += 1
             if self._head == count:

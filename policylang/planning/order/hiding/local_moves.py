@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import nlargest
 
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.planning.order.hiding.units import Units
 
 _EXPOSED = 6
@@ -99,7 +99,7 @@ class LocalMoves:
 
     def _walk(self, order: Sequence[int]) -> tuple[float, list[float]]:
         """The length of the step, and how long computation waits for each collective."""
-        stop_unless_wanted()
+        check_cancelled()
         self._left -= 1
         units = self._units
         now = 0.0

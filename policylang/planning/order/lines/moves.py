@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from attrs import define, field, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
-from policylang.language.interruption.wanted import stop_unless_wanted
+from policylang.language.interruption.wanted import check_cancelled
 from policylang.planning.order.dependencies import Dependencies
 from policylang.planning.order.reading.roles import Role, roles_of
 from policylang.planning.order.reading.shared_memory import awaited
@@ -97,11 +97,11 @@ class _Mover:
 
     def moves(self) -> Moves:
         for wish in sorted(self.prefetches.values(), key=lambda wish: wish.row):
-            stop_unless_wanted()
+            check_cancelled()
             self._prefetch(wish)
         late: dict[int, int] = {}
         for wish in sorted(self.delays.values(), key=lambda wish: wish.row):
-            stop_unless_wanted()
+            check_cancelled()
             self._delay(wish, late)
         self.found.order = in_order(self.calls, self.before, self.keys)
         return self.found
