@@ -24,10 +24,10 @@ from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.liveness import Needs, backward_needs
 from policylang.planning.value_decision import Decision, Why, offloads
 from policylang.simulation.node_times import NodeTimes
-from policylang.tuning.composition import NO_RULES, Composition, Ints, Mixtures, Pieces
+from policylang.tuning.composition import NO_RULES, Composition, Ints, Mixtures, SegmentProfile
 from policylang.tuning.decision_list import Zone, scripts
 from policylang.tuning.lower_hull import HullPoint
-from policylang.tuning.phrases import Fate, ValueClasses, Vocabulary
+from policylang.tuning.phrases import Option, ValueClasses, Vocabulary
 
 _LEAST = 0.1
 """The share of the forward's values that a stack has at least."""
@@ -78,8 +78,8 @@ def _is_in(parts: list[str], prefixes: list[Prefix]) -> bool:
     )
 
 
-Fates = tuple[int, ...]
-"""A :class:`Fate` for each class."""
+Pattern = tuple[int, ...]
+"""A :class:`Option` for each class."""
 
 _SAVED_BY_HAND = (
     (),
@@ -90,7 +90,7 @@ _SAVED_BY_HAND = (
 )
 
 
-def of_choice(facts: Facts, classes: ValueClasses, kept: Collection[int], again: Collection[int]) -> Fates:
+def of_choice(facts: Facts, classes: ValueClasses, kept: Collection[int], again: Collection[int]) -> Pattern:
     """What most values of each class come to where some owners are saved and some run again."""
     roots, of, owners = storage_roots(facts), classes.of, facts.owners
     saved, repeated = [0] * (len(classes) + 1), [0] * (len(classes) + 1)
@@ -103,34 +103,34 @@ def of_choice(facts: Facts, classes: ValueClasses, kept: Collection[int], again:
     for owner in sorted(again):
         if owner not in marked:
             repeated[of[owner]] += 1
-    fates = []
+    pattern = []
     for number in range(len(classes)):
         if not saved[number] and not repeated[number]:
-            fates.append(int(Fate.EITHER))
+            pattern.append(int(Option.EITHER))
         else:
-            fates.append(int(Fate.SAVE if saved[number] >= repeated[number] else Fate.RECOMPUTE))
-    return tuple(fates)
+            pattern.append(int(Option.SAVE if saved[number] >= repeated[number] else Option.RECOMPUTE))
+    return tuple(pattern)
 
 
-def by_hand(classes: ValueClasses, inside: Vocabulary, outside: Vocabulary) -> Iterator[Fates]:
-    """Save all; recompute all but what blocks hand on, and but some operators."""
-    yield tuple(int(Fate.SAVE) for _ in classes.all)
+def by_hand(classes: ValueClasses, inside: Vocabulary, outside: Vocabulary) -> Iterator[Pattern]:
+    """Save all; recompute all but the outputs of blocks, and but some operators."""
+    yield tuple(int(Option.SAVE) for _ in classes.all)
     for groups in _SAVED_BY_HAND:
         kept = set(classes.crossing)
         for vocabulary in (inside, outside):
             for group in groups:
                 kept.update(vocabulary.of_group(group))
         yield tuple(
-            int(Fate.SAVE if number in kept or (inside.numbers and not each.inside) else Fate.RECOMPUTE)
+            int(Option.SAVE if number in kept or (inside.numbers and not each.inside) else Option.RECOMPUTE)
             for number, each in enumerate(classes.all)
         )
     for kept_inside in (classes.crossing, frozenset[int]()):
-        yield tuple(int(Fate.SAVE if number in kept_inside else Fate.RECOMPUTE) for number in range(len(classes)))
-    yield tuple(int(Fate.RECOMPUTE if each.inside else Fate.SAVE) for each in classes.all)
+        yield tuple(int(Option.SAVE if number in kept_inside else Option.RECOMPUTE) for number in range(len(classes)))
+    yield tuple(int(Option.RECOMPUTE if each.inside else Option.SAVE) for each in classes.all)
 
 
 def texts_by_hand(blocks: int) -> Iterator[str]:
-    """What is no pattern of blocks that keep what they hand on: blocks that run again from what their attention or
+    """What is no pattern of blocks that save their outputs: blocks that run again from what their attention or
     their products return, every second block, stages that follow what is alive."""
     if blocks > 1:
         yield "recompute everything in every 2nd block\nundecided -> save\n"
@@ -180,15 +180,15 @@ _RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.RULE)
 
 
 def host_variants(
-    facts: Facts, times: NodeTimes, classes: ValueClasses, patterns: Sequence[Pieces]
-) -> Iterator[tuple[int, Fates]]:
+    facts: Facts, times: NodeTimes, classes: ValueClasses, patterns: Sequence[SegmentProfile]
+) -> Iterator[tuple[int, Pattern]]:
     """Each with the number of the pattern that it is a variant of. Patterns that nothing beats in both bytes and time,
     a few over the whole range, are varied."""
     sizes = _movable_bytes(facts, classes)
     room = _hidden_in_a_block(facts, times, classes)
     for at, number in enumerate(_bases(patterns, _BASES // max(len(facts), 1))):
-        fates = patterns[number].asked
-        movable = [each for each, size in enumerate(sizes) if size and fates[each] == Fate.SAVE]
+        pattern = patterns[number].asked
+        movable = [each for each, size in enumerate(sizes) if size and pattern[each] == Option.SAVE]
         movable.sort(key=lambda each: (-sizes[each], each))
         large = [each for each in movable if sizes[each] >= _LARGE * sizes[movable[0]]]
         filled = _filled(large, sizes, _SHARE * room)
@@ -198,7 +198,7 @@ def host_variants(
             kinds += [tuple(each for each in large if each in classes.crossing), tuple(large)]
         for chosen in dict.fromkeys(kinds):
             if chosen:
-                yield number, _with(fates, chosen)
+                yield number, _with(pattern, chosen)
 
 
 def _filled(numbers: Sequence[int], sizes: Sequence[int], room: float) -> tuple[int, ...]:
@@ -215,20 +215,20 @@ def _total(numbers: Sequence[int], sizes: Sequence[int]) -> int:
     return sum(sizes[each] for each in numbers)
 
 
-def _with(fates: Fates, moved: Sequence[int]) -> Fates:
-    varied = list(fates)
+def _with(pattern: Pattern, moved: Sequence[int]) -> Pattern:
+    varied = list(pattern)
     for each in moved:
-        varied[each] = int(Fate.OFFLOAD)
+        varied[each] = int(Option.OFFLOAD)
     return tuple(varied)
 
 
-def _bases(patterns: Sequence[Pieces], count: int) -> list[int]:
+def _bases(patterns: Sequence[SegmentProfile], count: int) -> list[int]:
     """Some of those that nothing beats, by rising bytes, the first and the last among them."""
-    usable = [number for number, each in enumerate(patterns) if each.hands_on or not each.waits]
-    ordered = sorted(usable, key=lambda number: (patterns[number].saved.sum(), patterns[number].again.sum()))
+    usable = [number for number, each in enumerate(patterns) if each.saves_outputs or not each.waits]
+    ordered = sorted(usable, key=lambda number: (patterns[number].saved.sum(), patterns[number].recompute.sum()))
     kept: list[int] = []
     for number in ordered:
-        if not kept or patterns[number].again.sum() < patterns[kept[-1]].again.sum():
+        if not kept or patterns[number].recompute.sum() < patterns[kept[-1]].recompute.sum():
             kept.append(number)
     count = min(max(count, _LEAST_BASES), _MOST_BASES)
     if len(kept) <= count:
@@ -276,7 +276,7 @@ _NEAR = 3
 
 
 @frozen(eq=False)
-class Prospects:
+class CandidateTable:
     """One entry a mixture: the blocks of a zone follow one pattern, the last few another, all others a third."""
 
     zone: Ints
@@ -299,15 +299,15 @@ class Prospects:
         return len(self.zone)
 
 
-def prospects(
+def candidate_table(
     composition: Composition,
-    patterns: Sequence[Pieces],
+    patterns: Sequence[SegmentProfile],
     *,
     mixed: bool,
-    variants: Sequence[tuple[int, Pieces]] = (),
-) -> Prospects:
+    variants: Sequence[tuple[int, SegmentProfile]] = (),
+) -> CandidateTable:
     """Every pattern in all blocks, and every two of them in the first or last so many or every so manyth: of those
-    whose blocks keep what they hand on, or with ``mixed`` of all. A step from one number of blocks to the next is a
+    whose blocks save their outputs, or with ``mixed`` of all. A step from one number of blocks to the next is a
     large one; between two of them the last block, or where blocks are few the last two, may follow a third pattern.
 
     ``variants`` are patterns that copy to the host, each with the number of the pattern of which it is one: these are
@@ -323,7 +323,7 @@ def prospects(
     for one in range(count):
         for other in range(count):
             alone = one == other
-            if not alone and not mixed and not (patterns[one].hands_on and patterns[other].hands_on):
+            if not alone and not mixed and not (patterns[one].saves_outputs and patterns[other].saves_outputs):
                 continue
             arounds = dict.fromkeys((one, *unlike) if alone else (one, other, least))
             for kind, number in shapes:
@@ -335,7 +335,7 @@ def prospects(
             thirds = [
                 third
                 for third in range(count)
-                if third not in (one, other) and patterns[third].hands_on
+                if third not in (one, other) and patterns[third].saves_outputs
                 if blocks <= _FEW_BLOCKS or min(abs(one - third), abs(other - third)) <= _NEAR
             ]
             rows += [
@@ -365,11 +365,11 @@ def prospects(
     return _made(composition, [*patterns, *(each for _, each in variants)], rows)
 
 
-def _near(patterns: Sequence[Pieces]) -> list[list[int]]:
-    """By pattern, itself and those next to it by their bytes whose blocks keep what they hand on."""
+def _near(patterns: Sequence[SegmentProfile]) -> list[list[int]]:
+    """By pattern, itself and those next to it by their bytes whose blocks save their outputs."""
     ordered = sorted(range(len(patterns)), key=lambda each: patterns[each].saved.sum())
     rank = {number: at for at, number in enumerate(ordered)}
-    usable = sorted((each for each in rank if patterns[each].hands_on), key=rank.__getitem__)
+    usable = sorted((each for each in rank if patterns[each].saves_outputs), key=rank.__getitem__)
     found = []
     for number in range(len(patterns)):
         below = [each for each in usable if rank[each] < rank[number]][-_NEAR:]
@@ -378,7 +378,9 @@ def _near(patterns: Sequence[Pieces]) -> list[list[int]]:
     return found
 
 
-def _made(composition: Composition, patterns: Sequence[Pieces], rows: Sequence[tuple[int, ...]]) -> Prospects:
+def _made(
+    composition: Composition, patterns: Sequence[SegmentProfile], rows: Sequence[tuple[int, ...]]
+) -> CandidateTable:
     blocks = composition.count
     zone, rest, end, around, kind, number, last = np.array(rows, dtype=np.int64).T
     positions = np.arange(blocks)
@@ -388,10 +390,10 @@ def _made(composition: Composition, patterns: Sequence[Pieces], rows: Sequence[t
     chosen = np.where(in_zone, zone[:, None], rest[:, None])
     chosen = np.where(positions >= blocks - last[:, None], end[:, None], chosen)
     figures = composition.mixtures(patterns, chosen, around)
-    return Prospects(zone, rest, end, around, kind, number, last, figures)
+    return CandidateTable(zone, rest, end, around, kind, number, last, figures)
 
 
-def _unlike_outside(composition: Composition, patterns: Sequence[Pieces]) -> list[int]:
+def _unlike_outside(composition: Composition, patterns: Sequence[SegmentProfile]) -> list[int]:
     """One pattern for each thing that is done outside of blocks: any of them goes with any pattern in all blocks, and
     that which keeps least with any two."""
     outside = [number for number, each in enumerate(composition.classes.all) if not each.inside]
@@ -412,12 +414,12 @@ def place_of(kind: int, number: int, blocks: int) -> str:
 
 
 class Writer:
-    """Writes prospects as policies. How to tell two patterns apart is worked out once for any number of blocks."""
+    """Writes candidates as policies. How to tell two patterns apart is worked out once for any number of blocks."""
 
     _MARK, _END = "in first 0 blocks", "in last 0 blocks"
 
     def __init__(
-        self, patterns: Sequence[Fates], inside: Vocabulary, outside: Vocabulary, *, head: str, override: bool
+        self, patterns: Sequence[Pattern], inside: Vocabulary, outside: Vocabulary, *, head: str, override: bool
     ) -> None:
         self.patterns = patterns
         self.head = head
@@ -426,8 +428,8 @@ class Writer:
         self.override = override
         self._known: dict[tuple[int, int, int, int, bool], str | None] = {}
 
-    def text(self, all_of: Prospects, at: int, blocks: int) -> str | None:
-        """The text of a prospect; None where ten statements do not hold it."""
+    def text(self, all_of: CandidateTable, at: int, blocks: int) -> str | None:
+        """The text of a candidate; None where ten statements do not hold it."""
         zone, rest, around = int(all_of.zone[at]), int(all_of.rest[at]), int(all_of.around[at])
         kind, number, last = int(all_of.kind[at]), int(all_of.number[at]), int(all_of.last[at])
         end = int(all_of.end[at]) if last else -1

@@ -130,7 +130,7 @@ def fixed_owners(
     """By owner :data:`STAYS`, :data:`MUST_RUN` or 0, and the owners that the user's tags move to the host.
 
     A path that runs one block at a time knows no tags: the policy's checkpoints take the place of the user's own. It
-    decides nothing outside ``blocks``, and nothing of what they hand on.
+    decides nothing outside ``blocks``, and nothing of their outputs.
     """
     owners, fixed = facts.owners, bytearray(len(facts))
     by_block = capabilities.block_by_block

@@ -51,7 +51,7 @@ class Candidate:
     """Bytes kept on the device for the backward."""
     offloaded: int
     recompute: float
-    """Seconds of second runs."""
+    """Seconds of recomputation."""
     exposed: float
     """Seconds in which computation waits for a collective or a copy."""
     step: float

@@ -12,7 +12,7 @@ pivots of 1 and -1, is whole and exact in a double, and comes out alike on every
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from math import frexp, fsum, inf, ldexp
 from typing import Any
@@ -249,10 +249,10 @@ class HullPoint:
     saved: int
     """Bytes kept on the device for the backward, as planning counts them."""
     seconds: float
-    """Of second runs."""
+    """Of recomputation."""
     kept: frozenset[int] = field(repr=False)
     """Owners whose value is saved."""
-    again: frozenset[int] = field(repr=False)
+    recomputed: frozenset[int] = field(repr=False)
     """Owners that run again, views of what runs again among them."""
     moved: frozenset[int] = field(default=frozenset(), repr=False)
     """Owners whose value waits on the host in between, views of what is copied among them."""
@@ -332,7 +332,7 @@ def _is_above(here: HullPoint, between: HullPoint, there: HullPoint) -> bool:
 
 
 def bound_at(hull: Sequence[HullPoint], saved: float) -> float:
-    """The seconds of second runs that no choice goes below which keeps at most so many bytes: straight between two
+    """The seconds of recomputation that no choice goes below which keeps at most so many bytes: straight between two
     points of the hull. Infinite below what must be kept."""
     after = bisect_left(hull, -saved, key=lambda point: -point.saved)  # the first that keeps no more
     if after == len(hull):
@@ -342,19 +342,6 @@ def bound_at(hull: Sequence[HullPoint], saved: float) -> float:
         return there.seconds
     here = hull[after - 1]
     return here.seconds + (there.seconds - here.seconds) * (here.saved - saved) / (here.saved - there.saved)
-
-
-def bytes_at(hull: Sequence[HullPoint], seconds: float) -> float:
-    """The bytes that no choice goes below whose second runs take at most so many seconds. Infinite below what must run
-    again."""
-    after = bisect_right(hull, seconds, key=lambda point: point.seconds)  # the first that takes longer
-    if after == 0:
-        return inf
-    here = hull[after - 1]
-    if after == len(hull):
-        return here.saved
-    there = hull[after]
-    return here.saved - (here.saved - there.saved) * (seconds - here.seconds) / (there.seconds - here.seconds)
 
 
 def _point(choices: Choices, columns: Sequence[int], moved: Mapping[int, int] = NOTHING) -> HullPoint:
@@ -387,7 +374,7 @@ def _point(choices: Choices, columns: Sequence[int], moved: Mapping[int, int] = 
         saved=sum(choices.sizes[column] for column in columns if choices.rows[column] not in moved),
         seconds=fsum(choices.seconds[column] for column in columns),
         kept=frozenset(kept),
-        again=frozenset(again),
+        recomputed=frozenset(again),
         moved=frozenset(offloaded),
     )
 

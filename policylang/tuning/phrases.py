@@ -33,7 +33,7 @@ from policylang.planning.selection.selectors import Selections
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-class Fate(IntEnum):
+class Option(IntEnum):
     """What is to become of the values of a class."""
 
     EITHER = -1
@@ -72,7 +72,7 @@ class ValueClasses:
     block_glob: str
     """A glob of the blocks' own modules; empty where they have none in common."""
     crossing: frozenset[int] = field(repr=False)
-    """What blocks hand on to each other or to what follows them."""
+    """The outputs that blocks pass to each other or to what follows them."""
     kept: frozenset[int] = field(repr=False)
     """What must not run again if the backward asks for it: effects, routing, draws that cannot be repeated."""
     views: frozenset[int] = field(repr=False)

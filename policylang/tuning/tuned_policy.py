@@ -95,7 +95,7 @@ class TunedPolicy:
 
     @property
     def recompute_seconds(self) -> float:
-        """Seconds of second runs."""
+        """Seconds of recomputation."""
         return self.tuned.chosen.recompute
 
     @property
@@ -125,7 +125,7 @@ class TunedPolicy:
 
     @property
     def bound_seconds(self) -> float | None:
-        """Seconds of second runs that no choice of values can go below that saves as many bytes; None where that is
+        """Seconds of recomputation that no choice of values can go below that saves as many bytes; None where that is
         not known."""
         return self.tuned.bound
 

@@ -24,7 +24,7 @@ from policylang.simulation.peak import estimate_peak
 from policylang.simulation.step_time import step_time
 from policylang.tuning.evaluation import Budget, Candidate, Tuned
 from policylang.tuning.lower_hull import bound_at
-from policylang.tuning.phrases import Fate
+from policylang.tuning.phrases import Option
 from policylang.tuning.tuner import Tuner
 from tests.support.flat_graphs import Flat, flat_graph
 from tests.support.hand import same_bits
@@ -145,8 +145,8 @@ def fates_under(text: str) -> tuple[tuple[int, ...], ...]:
 def test_what_is_composed_of_blocks_that_copy_is_what_is_simulated() -> None:
     tuner = offloading(MIDDLING)
     chosen, seen = tuner._set(Budget("peak", inf)), 0
-    moving = [at for at, fates in enumerate(chosen.writer.patterns) if Fate.OFFLOAD in fates]
-    made = chosen.prospects
+    moving = [at for at, fates in enumerate(chosen.writer.patterns) if Option.OFFLOAD in fates]
+    made = chosen.table
     for at in range(0, len(made), 7):
         if made.zone[at] not in moving:
             continue

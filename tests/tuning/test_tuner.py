@@ -154,8 +154,8 @@ def test_saved_bytes_come_close_to_the_bound() -> None:
 def test_what_is_composed_of_blocks_is_what_is_simulated(path: Capabilities) -> None:
     tuner = Tuner(stacked(), times_of(), path)
     patterns = list(by_hand(tuner.classes, tuner.inside, tuner.outside))
-    composed = [tuner.composition.pieces(fates, with_peak=True) for fates in patterns]
-    usable = [at for at, each in enumerate(composed) if each.hands_on]
+    composed = [tuner.composition.profile(fates, with_peak=True) for fates in patterns]
+    usable = [at for at, each in enumerate(composed) if each.saves_outputs]
     random = np.random.default_rng(0)
     for _ in range(20):
         blocks = random.choice(usable, size=(1, 6)).astype(np.int32)
