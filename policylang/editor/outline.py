@@ -50,11 +50,6 @@ class Comment:
     end: int
 
     @property
-    def lines(self) -> tuple[int, int]:
-        """The first and the last, counted from 0."""
-        return _line(self.source, self.start), _line(self.source, self.end)
-
-    @property
     def banner(self) -> str | None:
         """The title of a comment such as ``# --- the work ----``."""
         if self.end - self.start > _LONGEST_BANNER:
@@ -97,19 +92,10 @@ class Paragraph:
         return self.statements[-1].end
 
 
-@frozen
-class Shape:
-    """How a text is laid out, in its order."""
-
-    paragraphs: tuple[Paragraph, ...]
-    comments: tuple[Comment, ...]
-
-
-def shape_of(state: State) -> Shape:
-    """Of the statements of a document that can be read."""
+def _layout(state: State) -> list[Comment | Paragraph]:
+    """The banners of a document, and the paragraphs of its statements that can be read, in the order of the text."""
     source = state.document.source
-    paragraphs: list[Paragraph] = []
-    blocks: list[Comment] = []
+    found: list[Comment | Paragraph] = []
     above: Comment | None = None
     last = -1
     for item in _items(state):
@@ -119,26 +105,24 @@ def shape_of(state: State) -> Shape:
                 above.end = item.end
             else:
                 above = item
-                blocks.append(above)
-        elif above is None and paragraphs and line <= last + 1:
-            paragraphs[-1].statements.append(item)
+                if item.banner is not None:
+                    found.append(item)
+        elif above is None and line <= last + 1 and found and isinstance(paragraph := found[-1], Paragraph):
+            paragraph.statements.append(item)
         else:
             heads = above is not None and line == last + 1 and above.banner is None
-            paragraphs.append(Paragraph(above if heads else None, [item]))
+            found.append(Paragraph(above if heads else None, [item]))
             above = None
         last = _line(source, item.end)
-    return Shape(tuple(paragraphs), tuple(blocks))
+    return found
 
 
 def symbols(state: State) -> list[types.DocumentSymbol]:
     """The statements of a document, under the comment lines that head them."""
-    shape = shape_of(state)
     positions = state.document.positions
     top: list[types.DocumentSymbol] = []
-    pending: list[Comment | Paragraph] = [each for each in shape.comments if each.banner is not None]
-    pending = sorted([*pending, *shape.paragraphs], key=_start_of)
     section: types.DocumentSymbol | None = None
-    for each in pending:
+    for each in _layout(state):
         if isinstance(each, Comment):
             section = _heading(positions, each.banner or "", each.start, each.end, each.end, [])
             top.append(section)
@@ -228,10 +212,6 @@ def _heading(
 ) -> types.DocumentSymbol:
     whole, selected = positions.between(start, end), positions.between(start, comment)
     return types.DocumentSymbol(title or "#", _KIND.Namespace, whole, selected, children=inner)
-
-
-def _start_of(part: Comment | Paragraph) -> int:
-    return part.start if isinstance(part, Comment) else part.statements[0].start
 
 
 def _line(source: Source, offset: int) -> int:

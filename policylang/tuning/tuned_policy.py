@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
@@ -28,9 +27,6 @@ from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned, candidate_of
-
-if TYPE_CHECKING:
-    from policylang.tuning.evaluation import Candidate, Tuned
 
 
 def bundled_candidates(
