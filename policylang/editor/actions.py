@@ -31,12 +31,12 @@ _SEVERITIES = {
     Severity.NOTE: types.DiagnosticSeverity.Information,
 }
 _UNNECESSARY = frozenset(("APL110", "APL303", "APL307", "APL309"))
-"""Of a name that nothing uses, and of rules that decide nothing, or nothing that the backward reads."""
+"""The codes of unused names, and of rules that decide nothing, or nothing that the backward reads."""
 
 
 @frozen
 class Shown:
-    """What a client can show of a diagnostic."""
+    """The parts of a diagnostic that a client can show."""
 
     related: bool = True
     links: bool = True
@@ -53,7 +53,7 @@ def published(state: State, shown: Shown | None = None) -> list[types.Diagnostic
 
 
 def place_in_document(state: State, found: Diagnostic) -> Span | None:
-    """Where a diagnostic stands in its document: itself, or the include that brings its line; None for neither."""
+    """The place of a diagnostic in its document: its own, or the include that brings its line; None for neither."""
     for span in (found.span, *(each.span for each in found.related)):
         if span is not None and span.source == state.document.source:
             return span
@@ -97,7 +97,7 @@ SHOW_PLAN = "policylang.showPlan"
 
 
 def explained_node(state: State, node: str) -> str:
-    """What ``policylang explain --node`` says, as Markdown: of a node, of several by a glob, or of a module's. Empty
+    """The answer of ``policylang explain --node`` as Markdown, for a node, a glob of several, or a module. Empty
     where the policy has no plan."""
     if state.graph is None:
         return ""
@@ -108,7 +108,7 @@ def explained_node(state: State, node: str) -> str:
 
 
 def explained_line(state: State, line: int) -> str:
-    """What ``policylang explain --rule`` says of the rules and scheduling lines on a line, which counts from 0; empty
+    """The answer of ``policylang explain --rule`` for the rules and scheduling lines on a line, counted from 0; empty
     where there are none, or the policy has no plan."""
     if state.graph is None:
         return ""
@@ -148,8 +148,8 @@ NODES_OF_RULE = "policylang.nodesOfRule"
 
 
 def nodes_of_rule(state: State, line: int) -> list[str]:
-    """What the rules on a line match, in graph order; a line counts from 0, as in the protocol. Nothing where there is
-    no rule, or no plan."""
+    """The nodes that the rules on a line match, in graph order; lines count from 0, as in the protocol. Empty
+    where there is no rule, or no plan."""
     if state.graph is None:
         return []
     source, plan = state.document.source, state.graph.plan
@@ -177,7 +177,7 @@ def actions(
     shown: Shown | None = None,
     versioned: bool = True,
 ) -> list[types.CodeAction]:
-    """What can be done about the text between two character offsets, of the kinds that are asked for.
+    """The actions for the text between two character offsets, of the kinds that are asked for.
 
     ``versioned``: whether the client takes edits of a version of a document, and refuses them once it is another.
     """
@@ -239,7 +239,7 @@ def _all_optional(
 
 
 def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool, *, least: int) -> Iterator[types.CodeAction]:
-    """What is mended in one way only, all at once, where there are so many mistakes of that kind.
+    """One action for all mistakes with a single fix, where there are at least so many.
 
     What an author has to want, a rule that goes for instance, is not among it: some editors do this whenever a file is
     saved.

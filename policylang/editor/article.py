@@ -24,18 +24,18 @@ _MARKS = str.maketrans("", "", _OPEN + _CLOSE)
 
 
 def code(text: str) -> str:
-    """What the policy or the graph says, within a line."""
+    """Marks text of the policy or the graph as code within a line."""
     return f"{_OPEN}{' '.join(text.translate(_MARKS).split())}{_CLOSE}"
 
 
 def with_code(text: str) -> str:
-    """A line in which code stands between backticks, as messages and meanings are written."""
+    """Marks as code what a line has between backticks."""
     return re.sub(r"`([^`]*)`", lambda found: code(found[1]), text)
 
 
 @define
 class Article:
-    """What is said of one thing, a block after the other."""
+    """The text about one thing, in blocks."""
 
     blocks: list[tuple[Literal["text", "item", "policy"], str]] = field(factory=list)
 
@@ -107,7 +107,7 @@ def in_short(parts: Iterable[str]) -> str:
 
 
 def worth_parts(worth: Worth) -> list[str]:
-    """What a rule changes of what is kept and what runs twice: bytes, FLOPs and, on a device, time."""
+    """The changes that a rule makes: bytes kept, FLOPs recomputed and, on a device, time."""
     found = [signed(worth.saved_bytes, "bytes"), signed(worth.recomputed_flops, "flops")]
     if worth.recomputed_seconds is not None:
         found.append(signed(worth.recomputed_seconds, "seconds"))
@@ -130,7 +130,7 @@ def totals(found: Breakdown) -> str:
 
 
 def recomputed_share(found: Breakdown) -> str:
-    """Of the operations; in bytes where it takes none. Empty where nothing runs twice."""
+    """The recomputed share of the operations; in bytes where it has none. Empty where nothing is recomputed."""
     amounts = found.under.amounts
     if not amounts.recomputed:
         return ""

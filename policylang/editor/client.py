@@ -30,16 +30,16 @@ _UNSAFE = re.compile(r"[^\w.-]+")
 
 
 _MARKS = re.compile(r"^(?:```.*\n|#+ )|\\(?=[^\w\s])", re.MULTILINE)
-"""What Markdown has and a message shows as it is: fences, signs of headings, and what keeps a sign from being one."""
+"""Markdown that a message would show literally: fences, headings, and escapes."""
 
 
 def plain(markdown: str) -> str:
-    """A text that was made here as a message has it."""
+    """Markdown without its marks, for a message."""
     return _MARKS.sub("", markdown).strip()
 
 
 class ShownFiles:
-    """What was shown, a file each; shown again under one name it is written anew."""
+    """The answers that were shown, each in a file of its own; one of the same name is overwritten."""
 
     @cached_property
     def _folder(self) -> TemporaryDirectory[str]:
@@ -114,13 +114,13 @@ class PolicyServer(LanguageServer):
         )
         self.shown = Shown()
         self.markdown = False
-        """Whether the client shows Markdown in hovers."""
+        """True if the client shows Markdown in hovers."""
         self.snippets = False
-        """Whether it steps through the placeholders of what it completes."""
+        """True if it steps through the placeholders of completions."""
         self.item_formats: tuple[str, ...] = ()
-        """What it shows beside them: Markdown, plain text, or neither by that name."""
+        """The formats of the documentation that it shows beside completions; may be empty."""
         self.ended = False
-        """Whether the client said that it would go."""
+        """True once the client has asked to shut down."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._files = ShownFiles()
 
@@ -182,7 +182,7 @@ class PolicyServer(LanguageServer):
                 folders[new.uri] = path
 
     async def ask_for_settings(self) -> None:
-        """Those of each folder, and those that belong to none, where the client can say them."""
+        """Ask for the settings of each folder, and those of no folder, where the client answers."""
         workspace = self.client_capabilities.workspace
         if workspace is None or not workspace.configuration:
             return
@@ -258,7 +258,7 @@ class PolicyServer(LanguageServer):
 
     @property
     def versioned(self) -> bool:
-        """Whether the client takes edits of versions of documents."""
+        """True if the client takes edits of a version of a document."""
         workspace = self.client_capabilities.workspace
         edit = None if workspace is None else workspace.workspace_edit
         return edit is not None and bool(edit.document_changes)
@@ -311,7 +311,7 @@ class PolicyServer(LanguageServer):
         self.tell(f"this is a bug in policylang: {type(error).__name__}: {error}")
 
     def report_server_error(self, error: Exception, source: object) -> None:
-        """Of a request that failed its answer says why; the client's log and the standard error say it too."""
+        """Log an error of a request in the client's log and on the standard error, beside its answer."""
         if isinstance(error, _EXPECTED):
             return
         data = error.data if isinstance(error, JsonRpcException) else None

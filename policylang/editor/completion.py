@@ -1,4 +1,4 @@
-"""What may stand at a place of a policy, asked of the grammar and of the snapshot."""
+"""Completion: the words that may follow at a place of a policy, by the grammar and by the snapshot."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from policylang.language.syntax import Word
 
 @frozen
 class WordPlace:
-    """A cursor, and what is known around it."""
+    """A cursor with the state of its document and the index of its graph."""
 
     state: State
     cursor: Cursor
@@ -74,7 +74,7 @@ Offers = Callable[[WordPlace], Iterator[WordOffer]]
 
 
 def offers_at(place: WordPlace) -> tuple[Iterator[WordOffer], bool]:
-    """What fits the place, the best first; and whether whoever types on may be offered something else."""
+    """The offers for a place, the best first; and whether further typing may bring others."""
     row = next(row for row in _PLACES if row.fits(place.cursor))
     return row.offers(place), row.grows and (len(place.cursor.typed) < _TOLD or "INT" in place.cursor.accepted)
 
@@ -117,7 +117,7 @@ def _dims(place: WordPlace) -> Iterator[WordOffer]:
 
 
 def _selector(place: WordPlace) -> Iterator[WordOffer]:
-    """Of a statement that begins with a selector the action comes behind it, so what opens statements is first."""
+    """Where a selector may begin a statement, the words that open statements come first."""
     cursor, index = place.cursor, place.index
     names = lets_above(place.state.text, cursor)
     words = [] if cursor.typed.startswith('"') else [_named(each, place) for each in keyword_offers(cursor)]
@@ -193,7 +193,7 @@ def _value(place: WordPlace) -> Iterator[WordOffer]:
 
 
 def _measured(cursor: Cursor) -> str:
-    """What the figure at the cursor is a limit of, or is compared with."""
+    """The quantity that the figure at the cursor limits, or is compared with."""
     kinds = cursor.kinds
     if "COMPARISON" not in kinds:
         return "bytes"
@@ -239,7 +239,7 @@ class _Row:
     accepted: str
     offers: Offers
     grows: bool = False
-    """Whether there is more than is offered while little or nothing is typed."""
+    """True if there is more than is offered while little or nothing is typed."""
 
     def fits(self, cursor: Cursor) -> bool:
         last = cursor.kinds[-1] if cursor.kinds else ""
@@ -299,7 +299,7 @@ _SENSES: dict[str, Sense] = {
 
 
 def documentation(state: State, cursors: Sequence[Cursor], text: str, about: str) -> Article:
-    """Of the offer of ``text`` at a place; empty where there is nothing to say."""
+    """Explains the offer of ``text`` at a place; may be empty."""
     kind, _, name = about.partition(":")
     if kind == "bundled":
         return _comment(policies_folder() / f"{name}{SUFFIX}")
@@ -319,7 +319,7 @@ def _comment(file: Path) -> Article:
 
 
 def _in_its_place(cursor: Cursor, text: str) -> Meaning | None:
-    """Of a word of the language, in the sense that it has behind the words before it."""
+    """The meaning of a word of the language behind the words before it."""
     origin = StatementOrigin(Source("", text))
     terminal = next(
         (name for name, texts in terminal_texts().items() if text in texts and name in cursor.accepted), None
@@ -373,13 +373,13 @@ def resolved(
 
 
 def uri_of_item(item: types.CompletionItem) -> str:
-    """Of the document that an item is for; empty where it does not say."""
+    """The address of the document that an item is for; may be empty."""
     uri = item.data.get("uri") if isinstance(item.data, dict) else None
     return uri if isinstance(uri, str) else ""
 
 
 def _is_begun(cursor: Cursor, trigger: str | None) -> bool:
-    """Whether the character that was typed last begins something, or somebody asked."""
+    """True if the last typed character begins something, or the user asked."""
     if trigger == " ":
         return bool(cursor.kinds) and not cursor.typed and not cursor.accepted & {"$END", "OR"}
     if trigger == '"':

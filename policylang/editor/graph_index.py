@@ -1,4 +1,4 @@
-"""What a graph has that a policy can name, counted once for each snapshot."""
+"""The operators, groups, modules and values that a policy can name in a graph, counted once for each snapshot."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class ModuleBranch:
     path: str = ""
     children: dict[str, ModuleBranch] = field(factory=dict)
     nodes: int = 0
-    """In it or deeper, of all phases."""
+    """Nodes in it or deeper, of all phases."""
     forward: int = 0
-    """Of these, the calls of the forward."""
+    """The calls of the forward among these."""
 
     @property
     def is_numbered(self) -> bool:
-        """Whether its children are numbers, as those of a ``ModuleList``."""
+        """True if its children are numbers, as those of a ``ModuleList``."""
         return any(name.isdecimal() for name in self.children)
 
 
@@ -48,7 +48,7 @@ class ModuleTree:
 
     @classmethod
     def of(cls, nodes: Mapping[str, int], forward: Mapping[str, int]) -> ModuleTree:
-        """From how many nodes, and how many calls of the forward, each module path has itself."""
+        """The tree of the nodes, and the calls of the forward, that each module path has itself."""
         root = ModuleBranch()
         for path, count in nodes.items():
             calls = forward.get(path, 0)
@@ -103,7 +103,7 @@ def _all(branch: ModuleBranch) -> list[ModuleBranch]:
 
 
 def counted_once(branches: Iterable[ModuleBranch]) -> tuple[int, int]:
-    """How many nodes, and calls of the forward, lie in any of some modules, of which some may be in others."""
+    """Count nodes, and calls of the forward, in some modules, nested ones once."""
     counts: Counter[str] = Counter()
     paths = {branch.path for branch in branches}
     for branch in branches:
@@ -145,7 +145,7 @@ class GraphIndex:
 
     @property
     def facts(self) -> Facts:
-        """Held by whoever asks: an index that held them would keep its own entry, and with it every snapshot."""
+        """The caller holds them: an index that held them would keep its own entry, and with it every snapshot."""
         found = self._facts()
         assert found is not None
         return found

@@ -26,7 +26,7 @@ _OPEN_BRACE = re.compile(r"(?P<before>.*\{)(?P<chosen>(?:[^{},]*,\s*)*)(?P<begun
 
 
 def module_offers(index: GraphIndex | None, cursor: Cursor, *, lists_first: bool = False) -> Iterator[WordOffer]:
-    """What may go on where the path that is typed ends. ``lists_first``: whether numbered modules are wanted."""
+    """The continuations of a typed module path. ``lists_first``: numbered modules are wanted."""
     if index is None:
         return
     in_quotes = cursor.typed.startswith('"')
@@ -38,7 +38,7 @@ def module_offers(index: GraphIndex | None, cursor: Cursor, *, lists_first: bool
 
 
 def _paths(index: GraphIndex, typed: str, lists_first: bool) -> Iterator[tuple[str, list[ModuleBranch], str | None]]:
-    """Each glob that is offered, the modules that it leads to, and what is typed for it where it is a glob itself."""
+    """Yield each glob to offer, the modules that it leads to, and the typed glob that it replaces, if any."""
     tree, anchored = index.modules, typed.startswith("/")
     *head, tail = split_outside_braces(typed.removeprefix("/"))
     start = "/" if anchored else ""
@@ -202,7 +202,7 @@ def _written(namespace: str, name: str, taken: set[str]) -> str:
 
 
 def _qualified(typed: str, called: Tree) -> Iterator[WordOffer]:
-    """What may follow the dot: the names of a namespace, or the overloads of an operator."""
+    """The offers behind a dot: the names of a namespace, or the overloads of an operator."""
     known = manifest().namespaces
     first, *rest = split_outside_braces(typed)
     if first in called or first in known:
@@ -313,7 +313,7 @@ _TESTS = ("==", "!=")
 
 
 def predicate_offers(index: GraphIndex | None, cursor: Cursor) -> Iterator[WordOffer]:
-    """Whatever a predicate can begin with, in full."""
+    """The predicates, in full."""
     for measure in MEASURES:
         text, snippet = ("shape[0]", "shape[${1:0}]") if measure == "shape" else (measure, "")
         yield WordOffer(text, Kind.Property, "", snippet, about=f"measure:{measure}")
@@ -329,7 +329,7 @@ def predicate_offers(index: GraphIndex | None, cursor: Cursor) -> Iterator[WordO
 
 
 def flag_offers(begun: str) -> Iterator[WordOffer]:
-    """What ends a predicate whose first word is written."""
+    """The second words of predicates whose first word is written."""
     for flag in FLAGS:
         first, _, second = flag.partition(" ")
         if first == begun:
@@ -337,7 +337,7 @@ def flag_offers(begun: str) -> Iterator[WordOffer]:
 
 
 def subject_offers(index: GraphIndex | None, begun: str) -> Iterator[WordOffer]:
-    """What follows the first word of a predicate: the rest of it, or a comparison."""
+    """The offers behind the first word of a predicate: the rest of it, or a comparison."""
     yield from flag_offers(begun)
     if begun == "crosses":
         yield WordOffer("cut per 2 GiB", Kind.EnumMember, snippet="cut per ${1:2 GiB}", about="flag:crosses cut")
@@ -350,7 +350,7 @@ def subject_offers(index: GraphIndex | None, begun: str) -> Iterator[WordOffer]:
 
 
 def value_offers(index: GraphIndex | None, cursor: Cursor, compared: str) -> Iterator[WordOffer]:
-    """What a measure or property may be compared with: the values that it has in the graph."""
+    """The values of a measure or property in the graph."""
     name, number = _subject(compared)
     if name == "module":
         yield from module_offers(index, cursor)
@@ -390,14 +390,14 @@ def unit_offers(measured: str) -> Iterator[WordOffer]:
 
 
 def units_of(dimension: Dimension) -> list[str]:
-    """Those that people use first; of two ways to write one, the one that everybody can type."""
+    """The units of a dimension, common ones first; of two spellings of one, the ASCII one."""
     fitting = [unit for unit, (_, of) in UNITS.items() if of == dimension and unit.isascii() and not unit.endswith("s")]
     fitting += [unit for unit, (_, of) in UNITS.items() if of == dimension == "seconds" and unit.isascii()]
     return sorted(fitting, key=lambda unit: _COMMON.index(unit) if unit in _COMMON else len(_COMMON))
 
 
 def limit_offers() -> Iterator[WordOffer]:
-    """What can be expected of a plan, with a limit to change."""
+    """The figures that an expectation may be about, with a limit to change."""
     for figure in FIGURES:
         dimensions = dimensions_of(figure)
         usual: Dimension = "fraction" if "fraction" in dimensions and dimensions[0] != "bytes" else dimensions[0]

@@ -1,4 +1,4 @@
-"""What a word or a rule means and does, under the pointer, and the figures at the end of each line."""
+"""Hovers that explain a word or a statement, and hints: figures at the end of each line."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from policylang.language.syntax import Statement
 
 _NUMBER = re.compile(r"[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?")
 _OF_THE_STATEMENT = frozenset({"action", "statement", "modifier", "figure", "fate", "bound", "limit", "name"})
-"""Senses of words that say what the statement does: what it comes to is shown with them."""
+"""Senses of words that say what the statement does: their hover shows the statement's figures."""
 _TESTS = (syntax.Compare, syntax.Match, syntax.Is, syntax.CrossesCut, syntax.Annotated)
 _NAMES = (syntax.Word, syntax.Operator, syntax.Reference)
 
 
 def hover(state: State, offset: int, *, markdown: bool = True) -> types.Hover | None:
-    """Of the word at a character offset, else of the statement around it; None in comments and between statements.
+    """Explains the word at a character offset, else the statement around it; None in comments and between statements.
     ``markdown``: whether the client shows it."""
     pointed = pointed_at(state, offset)
     if pointed is None:
@@ -58,7 +58,7 @@ def hover(state: State, offset: int, *, markdown: bool = True) -> types.Hover | 
 
 
 def explained(state: State, pointed: Pointed) -> tuple[Article, int, int]:
-    """What is said of a place, and from where to where the text is of which it is said."""
+    """The explanation of a place, and the start and end of the text that it is about."""
     word = pointed.word
     if word is None:
         return _whole(state, pointed)
@@ -98,7 +98,7 @@ def _ranged(article: Article, span: Span) -> tuple[Article, int, int]:
 
 
 def _whole(state: State, pointed: Pointed) -> tuple[Article, int, int]:
-    """Of the statement: its text, and what it comes to; of one that cannot be read what its first words mean."""
+    """The statement's text and figures; for one that cannot be read, the meaning of its first words."""
     statement, article = pointed.statement, Article()
     text = state.document.source.text[pointed.start : pointed.end]
     if isinstance(statement, syntax.Let):
@@ -120,7 +120,7 @@ def _opening(pointed: Pointed) -> Meaning | None:
 
 
 def _meaning(said: Meaning, before: Article | None = None) -> Article:
-    """``before``: what is said already, and not again."""
+    """``before``: the text that is not repeated."""
     text = with_code(said.text)
     is_said = before is not None and any(text in each for _, each in before.blocks)
     return Article().say("" if is_said else text, f"For example {code(said.example)}; more in {code(said.page)}.")
@@ -137,7 +137,7 @@ def _titled(said: Meaning, word: str) -> Article:
 
 
 def _unit(pointed: Pointed, at: int) -> tuple[Article, int, int]:
-    """Of a number with its unit, from either of them."""
+    """Explains a number with its unit, from either of them."""
     words = pointed.words
     unit = unit_at(words, at)
     assert unit is not None
@@ -151,7 +151,7 @@ def _unit(pointed: Pointed, at: int) -> tuple[Article, int, int]:
 
 
 def _test(state: State, pointed: Pointed, test: syntax.Test, said: Meaning | None) -> tuple[Article, int, int]:
-    """Of a predicate, from any of its words: what it means, and how many nodes pass."""
+    """Explains a predicate, from any of its words, with the number of nodes that pass."""
     where = next(part for part in reversed(pointed.parts) if isinstance(part, syntax.Where))
     if said is None or said.sense == "sign":
         first = next(at for at, word in enumerate(pointed.words) if word.span.start >= test.span.start)
@@ -161,7 +161,7 @@ def _test(state: State, pointed: Pointed, test: syntax.Test, said: Meaning | Non
 
 
 def _place(state: State, pointed: Pointed) -> Article:
-    """Of a glob the modules that it matches, of words about blocks which of them are meant."""
+    """The modules that a glob matches; the blocks that a phrase about blocks means."""
     word, statement = pointed.word, pointed.statement
     assert word is not None
     assert pointed.at is not None
@@ -178,7 +178,7 @@ def _place(state: State, pointed: Pointed) -> Article:
 
 
 def hints(state: State, start: int, end: int, *, markdown: bool = True) -> list[types.InlayHint]:
-    """Of the statements that end between two character offsets; none where the text has no plan. What a rule is worth
+    """Hints of the statements that end between two character offsets; none where the text has no plan. A rule's worth
     is left out until it is worked out."""
     graph = state.graph
     if graph is None or state.text.loaded.policy is None:
@@ -195,14 +195,14 @@ def hints(state: State, start: int, end: int, *, markdown: bool = True) -> list[
 
 
 def statements_of(state: State) -> list[Statement]:
-    """Those of the document, with their names looked up where they have any."""
+    """The statements of the document, with their names resolved."""
     policy, source = state.text.loaded.policy, state.document.source
     planned = {} if policy is None else {each.span.start: each for each in own_statements(policy, source)}
     return [planned.get(each.span.start, each) for each in state.text.file.statements]
 
 
 def hint_text(state: State, graph: GraphState, statement: Statement) -> str:
-    """What stands behind a statement; empty where nothing does."""
+    """The text behind a statement; may be empty."""
     if isinstance(statement, syntax.Rule):
         index = rule_index(graph, statement)
         return "" if index is None else rule_hint(graph, index)
@@ -232,7 +232,7 @@ def _first_statement(state: State) -> Statement | None:
 
 
 def _tooltip(state: State, graph: GraphState, statement: Statement) -> Article:
-    """Without names of nodes, which the hover has."""
+    """The hover's text without names of nodes."""
     if isinstance(statement, syntax.Rule) and (index := rule_index(graph, statement)) is not None:
         return rule_figures(graph, index)
     if isinstance(statement, syntax.Let) and picked(graph, statement) is None:

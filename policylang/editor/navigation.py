@@ -30,7 +30,7 @@ Around = Callable[[], PolicyFiles]
 
 
 def definition(state: State, offset: int, around: Around) -> list[types.LocationLink]:
-    """Of the ``let`` name, the group or the file at a character offset. A name that its own policy does not define is
+    """Finds the ``let``, the group or the file at a character offset. A name that its own policy does not define is
     looked for in the policies ``around`` that include it."""
     part = occurrences(state.document.source).at(offset)
     if isinstance(part, Include | Device):
@@ -177,7 +177,7 @@ def _policies_that_define(state: State, around: PolicyFiles, name: str) -> tuple
 
 
 class RenameRefused(Exception):
-    """Why a name stays as it is, as one lowercase sentence."""
+    """The reason why a name cannot be changed, as one lowercase sentence."""
 
 
 def renameable(state: State, around: PolicyFiles, offset: int) -> types.Range | None:

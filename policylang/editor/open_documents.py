@@ -1,4 +1,4 @@
-"""The open documents and what is known of each: read at once as text, planned on the snapshot in a thread."""
+"""The open documents and their states: texts are read at once, and planned on the snapshot in a thread."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Worker:
         return await asyncio.wrap_future(job)
 
     async def do_when_idle(self, work: Callable[[], T], wanted: Callable[[], bool]) -> T:
-        """The same of what gives way to everything that somebody waits for, and is begun again afterwards."""
+        """Like :meth:`do`, for work that gives way to any other and is restarted afterwards."""
         while True:
             try:
                 return await asyncio.wrap_future(self._submitted(work, lambda: wanted() and not self._asked))
@@ -72,7 +72,7 @@ class Worker:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """What is under way stands still meanwhile, from the next place on where it could be given up."""
+        """Pauses the work in the thread meanwhile, at its next cancellation point."""
         self._goes_on.clear()
         try:
             yield
@@ -122,15 +122,15 @@ class Snapshots:
     _read: dict[str, ReadGraph] = field(factory=dict)
 
     def known(self, name: str | None) -> ReadGraph:
-        """As it was read last, whatever has become of its file; nothing where it was never read."""
+        """The graph as it was read last, whatever has become of its file; empty where it was never read."""
         return NO_GRAPH if name is None else self._read.get(name, NO_GRAPH)
 
     def is_read(self, name: str | None) -> bool:
-        """Whether :meth:`known` is what the file holds now."""
+        """True if :meth:`known` is what the file holds now."""
         return name is None or (name in self._read and self._read[name].stamp == stamp_of(name))
 
     def read(self, name: str) -> ReadGraph:
-        """What the file holds now. To be called in one thread at a time."""
+        """Read the file as it is now. To be called in one thread at a time."""
         if self.is_read(name):
             return self._read[name]
         stamp = stamp_of(name)
@@ -144,7 +144,7 @@ class Snapshots:
 
 
 def _is_irregular(name: str) -> bool:
-    """Whether it is a pipe or the like, which would be waited for."""
+    """True for a pipe or the like, which would block."""
     try:
         mode = os.stat(name).st_mode
     except (OSError, ValueError):
@@ -169,17 +169,17 @@ class OpenDocument:
     document: Document
     settings: EditorSettings
     graph: ReadGraph
-    """As known when the text was read last."""
+    """The graph that was known when the text was read last."""
     reads: dict[Path, object] = field(factory=dict)
     """The files that the text names, and what told their contents from others."""
     current: bool = True
-    """Whether that is what its file held, or the file is still to be read."""
+    """False while the graph's file is still to be read."""
     state: State | None = None
     """None only while the text is read."""
     task: asyncio.Task[None] | None = None
-    """What publishes: it reads the graph, and plans."""
+    """Reads the graph, plans, and publishes."""
     weighing: asyncio.Task[None] | None = None
-    """What works out the rest when nothing else is asked for."""
+    """Works out what rules are worth when nothing else is asked for."""
 
     @cached_property
     def real(self) -> str | None:
@@ -235,26 +235,26 @@ class OpenDocuments:
             self._stop(uri)
         self._worker.close()
 
-    # --- what is known ---
+    # --- states ---
 
     def text(self, uri: str) -> str | None:
-        """Of a document that is open."""
+        """The text of an open document."""
         return self._open[uri].document.source.text if uri in self._open else None
 
     def state(self, uri: str) -> State | None:
-        """Of the text as it is now, with a plan where that is ready. None for a document that is not open."""
+        """The state of the text as it is now, with a plan where that is ready. None for a document that is not open."""
         opened = self._open.get(uri)
         return None if opened is None else opened.state
 
     async def settled(self, uri: str) -> State | None:
-        """With the plan of the text as it is now, its selections and its breakdown; of a later text where there was a
+        """The state with the plan, selections and breakdown of the text as it is now; of a later text where there was a
         change while it was made."""
         while (opened := self._open.get(uri)) is not None and opened.task is not None and opened.pending:
             await asyncio.wait([opened.task])
         return self.state(uri)
 
     def states(self) -> list[State]:
-        """Of all open documents."""
+        """The states of all open documents."""
         return [opened.state for opened in self._open.values() if opened.state is not None]
 
     async def in_worker(self, work: Callable[[], T], state: State) -> T:
@@ -292,7 +292,7 @@ class OpenDocuments:
         return state
 
     async def _go_on(self, opened: OpenDocument) -> None:
-        """What takes long: in steps, each of which ends where nobody wants its result any more."""
+        """Run the slow steps, each of which is cancelled once its result is not wanted."""
         try:
             await asyncio.sleep(opened.settings.pause)
             await self._to_the_end(opened)
@@ -327,7 +327,7 @@ class OpenDocuments:
         self.settled_now(state)
 
     async def _weigh(self, opened: OpenDocument, state: State, graph: GraphState) -> None:
-        """What rules and scheduling lines are worth takes a plan a line: it gives way to everything else. After each
+        """Weigh rules and scheduling lines, a plan a line, when nothing else is to be done. After each
         step there is more to show."""
         try:
             for step in graph.steps_of_weighing():
@@ -360,7 +360,7 @@ class OpenDocuments:
                 task.cancel()
 
     def _say_failure(self, opened: OpenDocument, error: Exception) -> None:
-        """In place of a plan: it is a bug here, and whoever writes the policy should know that nothing was planned."""
+        """Publish a bug of ours as a diagnostic, so that the author knows that nothing was planned."""
         self.failed(error)
         if not self._is_current(opened):
             return

@@ -38,7 +38,7 @@ _KINDS: dict[type, types.SymbolKind] = {
     syntax.Device: _KIND.Property,
     syntax.Blocks: _KIND.Property,
 }
-"""Of what is not here, rewrites and scheduling lines, it is an event's."""
+"""Rewrites and scheduling lines, which are not here, are events."""
 
 
 @define
@@ -84,7 +84,7 @@ class Paragraph:
 
     @property
     def is_headed(self) -> bool:
-        """Whether the comment is about several statements; one about a single one belongs to it."""
+        """True if the comment is about several statements; one about a single statement belongs to it."""
         return self.heading is not None and len(self.statements) > 1
 
     @property
@@ -139,7 +139,7 @@ def symbols(state: State) -> list[types.DocumentSymbol]:
 
 
 def flat(state: State, found: Sequence[types.DocumentSymbol], inside: str = "") -> list[types.SymbolInformation]:
-    """The same for a client that takes no tree."""
+    """The symbols as a list, for a client that takes no tree."""
     made: list[types.SymbolInformation] = []
     for each in found:
         where = types.Location(state.document.uri, each.range)
@@ -230,7 +230,7 @@ def formatted(state: State) -> list[types.TextEdit] | None:
 
 
 def formatted_between(state: State, start: int, end: int) -> list[types.TextEdit]:
-    """Those of the statements between two offsets that can be read, whatever else there is in the document."""
+    """The edits of the readable statements between two offsets, whatever else the document holds."""
     return [_edit(state, each) for each in layout_changes_between(state.document.source, start, end)]
 
 

@@ -1,4 +1,4 @@
-"""What stands at an offset of a text: the statement, its words with their senses, and the parts of its tree there."""
+"""The statement at an offset of a text, its words with their senses, and the parts of its tree there."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ _INDEXED = re.compile(r"(\w+)\[-?\d+\]")
 
 
 def meaning_at(words: Sequence[Lexeme], at: int) -> Meaning | None:
-    """Of one of the words of a statement; None for names, numbers and what only the user knows."""
+    """The meaning of one of the words of a statement; None for names and numbers of the user's."""
     found = _sense(words, at)
     return None if found is None else meaning(*found)
 
 
 def unit_at(words: Sequence[Lexeme], at: int) -> str | None:
-    """The unit that a word is or ends in; also of the number before a unit that stands apart."""
+    """The unit that a word is or ends in, or that follows a number."""
     word = words[at]
     following = _kind(words, at + 1), _text(words, at + 1)
     if word.type in ("INT", "NUMBER"):
@@ -215,7 +215,7 @@ _ENDS_PREDICATE = frozenset(
 
 
 def _in_predicate(words: Sequence[Lexeme], at: int) -> bool:
-    """Whether a word belongs to a ``where``: ``and`` and ``or`` behind one do until the phrase ends."""
+    """True if a word belongs to a ``where``: ``and`` and ``or`` behind one do until the phrase ends."""
     depth = 0
     for index in range(at - 1, -1, -1):
         kind = words[index].type
@@ -248,11 +248,11 @@ class Pointed:
     """A place inside a statement."""
 
     words: Sequence[Lexeme]
-    """Of the whole statement, as far as it can be read."""
+    """The words of the whole statement, as far as it can be read."""
     at: int | None
-    """Which of them holds the place; None between two of them."""
+    """The index of the word at the place; None between two of them."""
     statement: Statement | None
-    """With its names looked up where the policy has no errors, else as written; None where it cannot be read."""
+    """Its names are resolved where the policy has no errors; None where it cannot be read."""
     parts: tuple[Any, ...]
     """The selectors, predicates and figures of its tree that hold the place, outermost first."""
 
@@ -262,12 +262,12 @@ class Pointed:
 
     @property
     def start(self) -> int:
-        """Of the statement."""
+        """The start of the statement."""
         return self.words[0].span.start
 
     @property
     def end(self) -> int:
-        """Of its last word: comments behind it belong to nobody."""
+        """The end of its last word."""
         return self.words[-1].span.end
 
 
@@ -287,7 +287,7 @@ def pointed_at(state: State, offset: int) -> Pointed | None:
 
 
 Ranges = Sequence[tuple[int, int]]
-"""Of characters, in order, none of which overlap."""
+"""Ranges of characters, in order, without overlap."""
 
 
 @lru_cache(maxsize=4)

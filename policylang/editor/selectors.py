@@ -1,4 +1,4 @@
-"""What names, tests, modules and blocks in a selector mean, and what they denote on the snapshot."""
+"""Explains names, tests, modules and blocks in a selector, with what they denote on the snapshot."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def modules_of(facts: Facts, glob: str) -> Counter[str]:
 
 
 def blocks_article(state: State, which: BlockSet, *, outside: bool) -> Article:
-    """Which blocks of the snapshot a place means."""
+    """The blocks of the snapshot that a place means."""
     selections = selections_of(state)
     if selections is None:
         return Article()
@@ -108,7 +108,7 @@ _BASE: dict[Dimension, str] = {
 
 
 def test_article(state: State, test: Test, where: Where) -> Article:
-    """How many of the nodes before ``where`` pass the test by itself."""
+    """The number of nodes before ``where`` that pass the test by itself."""
     selections = selections_of(state)
     rows = None if selections is None else rows_of(selections, where.selector)
     if selections is None or rows is None:
@@ -128,7 +128,7 @@ def test_article(state: State, test: Test, where: Where) -> Article:
 
 
 def selector_article(state: State, part: Selector) -> Article:
-    """How many nodes a part of a selector denotes."""
+    """The number of nodes that a part of a selector denotes."""
     selections = selections_of(state)
     rows = None if selections is None else rows_of(selections, part)
     if rows is None:
@@ -170,11 +170,11 @@ _KINDS = (
     (Flag.EFFECTFUL, "has an effect beyond its result"),
 )
 _TAGS = {"view": Flag.VIEW, "random": Flag.RANDOM, "compute": Flag.COMPUTE}
-"""What the manifest says of an operator, as the graph says it of a node."""
+"""The manifest's tags of an operator, as flags of a node."""
 
 
 def name_article(state: State, part: Word | Operator | Reference) -> Article:
-    """Of a word that selects."""
+    """Explains a word that selects."""
     if isinstance(part, Word):
         return _of_word(state, part)
     if isinstance(part, Operator):
@@ -189,7 +189,7 @@ def name_article(state: State, part: Word | Operator | Reference) -> Article:
 
 
 def let_article(state: State, let: Let, selector: Selector) -> Article:
-    """A name of the policy's own: what it stands for, what its author says of it, and how many nodes that are."""
+    """Explains a ``let``: its text, its comment, and how many nodes it denotes."""
     article = Article().policy(let.span.text)
     own = let.span.source == state.document.source
     article.say(with_code(comment_above(let.span)), "" if own else f"Defined in {code(let.span.location)}.")
@@ -207,7 +207,7 @@ def let_article(state: State, let: Let, selector: Selector) -> Article:
 
 
 def _of_word(state: State, word: Word) -> Article:
-    """Of a text with errors: its own names first."""
+    """Explains a word of a text with errors; its own names come first."""
     for placed in reversed(state.text.expansion.statements):
         let = placed.statement
         if isinstance(let, Let) and let.name == word.text:
@@ -327,7 +327,7 @@ def _from_manifest(operator: Operator) -> Iterator[str]:
 
 
 def _overloads(operator: Operator) -> str:
-    """Of one operator its overloads, of a glob the operators that it matches, as the bundled manifest has them."""
+    """The overloads of an operator, or the operators that a glob matches, by the bundled manifest."""
     known = _known(operator)
     if not known:
         return "The bundled list of torch's operators has none of that name."
@@ -338,7 +338,7 @@ def _overloads(operator: Operator) -> str:
 
 
 def _targets(operator: Operator, facts: Facts | None) -> list[str]:
-    """Full names that it stands for: of the snapshot, else of the manifest."""
+    """The full names that it matches in the snapshot, else in the manifest."""
     matches = operator_matcher(operator)
     found = [] if facts is None else [target for target in facts.by_target if matches(target)]
     return found or list(_known(operator))
@@ -376,5 +376,5 @@ def _names(selector: Selector, target: str) -> bool:
 
 @cache
 def traced_from(name: str) -> tuple[str, ...]:
-    """What people call operations that are traced as an operator of this name."""
+    """The names that people use for operations that are traced as an operator of this name."""
     return tuple(people for people, forms in TRACED_AS.items() if name in forms and people != name)

@@ -68,7 +68,7 @@ def server() -> PolicyServer:
         return found
 
     async def settled(uri: str) -> State:
-        """The same with the plan of the text as it is now."""
+        """The state with the plan of the text as it is now."""
         asked = now(uri)
         await documents.settled(uri)
         found = now(uri)

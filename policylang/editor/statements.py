@@ -1,4 +1,4 @@
-"""What each kind of statement comes to on the snapshot: a few lines, and a few words for a hint."""
+"""The effect of each kind of statement on the snapshot: lines for a hover, and words for a hint."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ _MOST_GROUPS = 6
 
 
 def rule_index(graph: GraphState, rule: Rule) -> int | None:
-    """Its place in the policy."""
+    """The index of a rule in the policy."""
     return graph.index.rules.get(beginning_of(rule.span))
 
 
@@ -115,7 +115,7 @@ def worth_of(graph: GraphState, index: int) -> Worth | None:
 
 
 def rule_meaning(rule: Rule) -> Article:
-    """What a rule means, without a graph."""
+    """The meaning of a rule, without a graph."""
     article = Article()
     said = meaning(rule.action.word, "action")
     assert said is not None
@@ -129,25 +129,25 @@ def rule_meaning(rule: Rule) -> Article:
 
 
 def rule_article(graph: GraphState, index: int) -> Article:
-    """What it decides on the snapshot."""
+    """The decisions of a rule on the snapshot."""
     plan, outcome = graph.plan, graph.plan.rules[index]
     return rule_figures(graph, index).say(_nodes(plan, outcome)).items(_parts(graph, outcome))
 
 
 def rule_figures(graph: GraphState, index: int) -> Article:
-    """The same without the names of nodes and the parts of the selector."""
+    """The figures of a rule, without names of nodes and parts of the selector."""
     plan, outcome = graph.plan, graph.plan.rules[index]
     article = Article().say(f"It {counts_text(outcome)}.", *_amounts(graph, index))
     return article.items(taken_over(plan, outcome)).say(*worth_text(graph, index))
 
 
 def counts_text(outcome: RuleOutcome) -> str:
-    """As ``policylang explain --rule`` says it."""
+    """The words of ``policylang explain --rule``."""
     return f"matches {counted(len(outcome.matched), 'node')}, decides {len(outcome.decided):,}"
 
 
 def taken_over(plan: Plan, outcome: RuleOutcome) -> Iterator[str]:
-    """Which later rules decide what it matches, and what the user's own checkpoint keeps."""
+    """The later rules that decide nodes of this one, and what the user's own checkpoint keeps."""
     for other, count in outcome.overridden_by.items():
         rule = plan.policy.rules[other]
         own = rule.span.source == outcome.rule.span.source
@@ -181,7 +181,7 @@ def _in_blocks(found: RuleInBlocks) -> str:
 
 
 def worth_text(graph: GraphState, index: int) -> Iterator[str]:
-    """Its margin and its price."""
+    """The worth of a rule, with its price."""
     outcome = graph.plan.rules[index]
     if not graph.knows("worth"):
         if outcome.decided:
@@ -218,7 +218,7 @@ def _nodes(plan: Plan, outcome: RuleOutcome) -> str:
 
 
 def _parts(graph: GraphState, outcome: RuleOutcome) -> list[str]:
-    """What each part of its selector matches, where it has several, or matches nothing."""
+    """The matches of each part of its selector, where it has several, or matches nothing."""
     if not graph.knows("selections"):
         return []
     found = part_counts(outcome.rule.selector, graph.selections)
@@ -245,7 +245,7 @@ EXPECTATIONS = (syntax.ExpectTotal, syntax.ExpectCount, syntax.ExpectFate)
 
 
 def statement_article(state: State, statement: Statement) -> Article:
-    """Without the meaning of its words."""
+    """The effect of a statement, without the meaning of its words."""
     graph = state.graph
     if isinstance(statement, syntax.Rule):
         index = None if graph is None else rule_index(graph, statement)
@@ -343,7 +343,7 @@ def _include(state: State, include: syntax.Include) -> Article:
 
 
 def statement_hint(graph: GraphState, statement: Statement) -> str:
-    """What a rewrite, a scheduling line or an expectation comes to, in a few words; empty of what comes to nothing, and
+    """The effect of a rewrite, a scheduling line or an expectation in a few words; empty for other statements, and
     until it is known."""
     if isinstance(statement, SCHEDULING):
         line = line_of(graph, statement)
@@ -417,7 +417,7 @@ def _undecided(graph: GraphState) -> Article:
 
 
 def undecided(graph: GraphState) -> int:
-    """How many values no rule decides, as reports count them: a tuple with its pieces is one."""
+    """The number of values that no rule decides, as reports count them: a tuple with its pieces is one."""
     owners = graph.plan.facts.owners
     decisions = enumerate(graph.plan.decisions)
     return sum(by is not None and by.why is Why.UNDECIDED and owners[row] == row for row, by in decisions)
@@ -448,14 +448,14 @@ def rewrite_hint(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) ->
 
 
 def _ordered(graph: GraphState) -> Communication | None:
-    """With what each line is worth, once that is worked out."""
+    """The communication of the plan, with the worth of each line once that is known."""
     if graph.knows("order"):
         return graph.order
     return graph.breakdown.communication if graph.knows("breakdown") else None
 
 
 def line_of(graph: GraphState, statement: Statement) -> tuple[Communication, LineInOrder] | None:
-    """What a scheduling line came to; None until that is known."""
+    """The effect of a scheduling line; None until that is known."""
     found, policy = _ordered(graph), graph.plan.policy
     if found is None:
         return None
@@ -498,7 +498,7 @@ def line_hint(found: Communication, line: LineInOrder) -> str:
 
 
 def picked(graph: GraphState, let: syntax.Let) -> int | None:
-    """How many collectives the lines pick by a name that only they use: in the whole step, and not in its forward. None
+    """The number of collectives in the whole step that the lines pick by a name that only they use. None
     for every other name, and until it is known."""
     policy = graph.plan.policy
     if let.name in graph.index.named_by_rules:
@@ -526,7 +526,7 @@ def _expectation(statement: Statement, outcome: ExpectationOutcome) -> Article:
 
 
 def margin_text(statement: Statement, outcome: ExpectationOutcome) -> str:
-    """How far the figure is from the limit; empty where that is not said."""
+    """The distance between figure and limit; may be empty."""
     if not outcome.margin:
         return ""
     dimension = statement.limit.dimension if isinstance(statement, syntax.ExpectTotal) else "number"

@@ -39,20 +39,20 @@ class WordOffer:
     snippet: str = ""
     """The text for clients that step through placeholders, ``saved <= ${1:4 GiB}``."""
     about: str = ""
-    """What it is, ``bundled:fsdp``, for who asks what that means. Empty for a word that means what it says."""
+    """The key of its documentation, ``bundled:fsdp``; empty for words of the language."""
     elsewhere: bool = False
-    """Whether the snapshot has nothing of it."""
+    """True if the snapshot does not contain it."""
     typed: str | None = None
-    """What stands for it in the text so far, where it does not begin so: a glob that it fits."""
+    """The typed glob that it replaces, if any."""
 
     @property
     def example(self) -> str:
-        """The snippet as it stands when nobody changes its placeholders."""
+        """The snippet with its placeholders as given."""
         return _PLACEHOLDER.sub(lambda found: found[1] or "", self.snippet or self.text).rstrip()
 
 
 def listed(offers: Iterable[WordOffer], cursor: Cursor) -> tuple[list[WordOffer], bool]:
-    """The offers that what is typed leaves, in their order: what the snapshot has before what it has not, and of each
+    """The offers that fit what is typed, in order: names that the snapshot has before others, and of each
     what begins with it first; and whether these are all of them."""
     typed = cursor.typed.lower()
     ranked: list[dict[str, WordOffer]] = [{}, {}, {}, {}]
@@ -79,7 +79,7 @@ def _fit(offer: WordOffer, typed: str) -> int | None:
 
 
 def _escaped(text: str) -> str:
-    """As the text of a snippet."""
+    """Escapes text for a snippet."""
     return re.sub(r"([\\$}])", r"\\\1", text)
 
 
@@ -106,7 +106,7 @@ def protocol_items(
 
 
 MARKS = frozenset(("LPAR", "RPAR", "COMMA", "EQUAL"))
-"""What everybody types faster than he chooses it."""
+"""Signs that are typed faster than chosen."""
 _USER_WORDS = frozenset(("NAME", "PATH", "STRING", "BUNDLED"))
 _STATEMENTS = (
     "recompute", "save", "offload", "expect", "let", "optional", "include", "bucket", "prefetch", "delay", "overlap",
@@ -126,9 +126,9 @@ _COUNTING = frozenset(("FIRST", "LAST", "ORDINAL", "EVERY_NTH", "BUCKET", "EXACT
 _SELDOM: dict[str, frozenset[str]] = {"per": _COUNTING, "from": frozenset(("EVERY_NTH",)), "up": frozenset()}
 """Words that mean nothing without one of these before them, and come last then."""
 _ENDS = {"BUCKET": ("per block", "up to"), "OVERLAP": ("up to", "within")}
-"""What a statement ends with."""
+"""The last words of a statement."""
 _HEAD = ("policy", "requires", "include", "device", "blocks")
-"""What a file begins with."""
+"""The words that a file begins with."""
 _EXAMPLES = {
     "policy": "policy ${1:name}",
     "requires": "requires policylang >= ${1:0.2}",
@@ -148,7 +148,7 @@ _EXAMPLES = {
     "cut per": "cut per ${1:2 GiB}",
     "from": "from ${1:1st}",
 }
-"""What usually follows a word, for who steps through placeholders."""
+"""The usual continuations of a word, with placeholders."""
 _LIMITS = {
     "BUCKET": "up to ${1:256 MiB}",
     "OVERLAP": "up to ${1:2 GiB} in flight",
@@ -240,7 +240,7 @@ def _snippet(text: str, cursor: Cursor) -> str:
 
 
 def _numbers(cursor: Cursor) -> Iterator[WordOffer]:
-    """Examples of what is numbered here."""
+    """Examples of numbered words."""
     accepted = cursor.accepted
     if "EVERY_NTH" in accepted:
         yield WordOffer("every 2nd", snippet="every ${1:2nd}")
@@ -251,7 +251,7 @@ def _numbers(cursor: Cursor) -> Iterator[WordOffer]:
 
 
 def _distances(cursor: Cursor) -> Iterator[WordOffer]:
-    """What ends a ``prefetch`` or a ``delay``."""
+    """The ends of a ``prefetch`` or a ``delay``."""
     ahead = {"PREFETCH": " ahead", "DELAY": ""}.get(opener(cursor))
     if ahead is not None and "BLOCK" in reading((*cursor.kinds, "INT")).accepted and "INT" in cursor.accepted:
         yield WordOffer(f"1 block{ahead}", Kind.Value, snippet=f"${{1:1}} block{ahead}")
@@ -296,7 +296,7 @@ def comment_of(file: Path) -> str:
 
 
 def first_sentence(comment: str) -> str:
-    """Of the first paragraph."""
+    """The first sentence of the first paragraph."""
     text = " ".join(comment.partition("\n\n")[0].split())
     return text.partition(". ")[0].rstrip(".")
 

@@ -128,7 +128,7 @@ ON_COLLECTIVES = 0.5
 
 @frozen(eq=False)
 class Profiling:
-    """What is to be measured, and for how long."""
+    """A measurement to be made: its device and budget."""
 
     device: torch.device
     name: str
@@ -140,15 +140,15 @@ class Profiling:
 
 @frozen(eq=False)
 class Profiled:
-    """What a measurement gave."""
+    """A measured profile with the texts of its files."""
 
     profile: DeviceProfile
     text: str
-    """Of the profile's file."""
+    """The text of the profile's file."""
     table: str
-    """Of the file of collectives beside it; empty in a job of one rank."""
+    """The text of the file of collectives beside it; empty in a job of one rank."""
     refused: dict[str, str]
-    """What the machine cannot do, and what it said."""
+    """Trials that the machine cannot do, with its error."""
 
 
 def profiled(
@@ -195,5 +195,5 @@ def _trials(what: Profiling, operands: Operands) -> Iterator[Trial]:
 
 
 def _dtype_of_shares(what: Profiling) -> str:
-    """What most steps compute in there."""
+    """The dtype that most steps compute in on the device."""
     return "bfloat16" if what.device.type == "cuda" else "float32"

@@ -1,4 +1,4 @@
-"""What is asked of a tuning: a budget and what memory holds besides; and why it cannot be had."""
+"""Reads the budget of a tuning and the memory that is used besides, and explains budgets that cannot be met."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BARE_UNITS = {prefix: (f"{prefix}iB", f"{prefix}B") for prefix in "KMGT"}
 _BYTE_UNITS = tuple(unit for unit, (_, dimension) in UNITS.items() if dimension == "bytes")
 _MOST_OF_A_TEXT = 40
 _STATE_IN_GRAPH = "optimizer."
-"""How the inputs of a traced step begin that are an optimizer's state."""
+"""Prefixes of the inputs of a traced step that are an optimizer's state."""
 
 STATES: Mapping[str, int] = {
     "sgd": 0,
@@ -255,7 +255,7 @@ BELOW_PARAMETERS = "APL626"
 _RESIDENT = ("parameter", "buffer")
 _ALL = 1 << 30
 _LARGE = 0.25
-"""Of what is alive beside parameters and buffers: what takes so much stands in the way."""
+"""The share of live memory, beside parameters and buffers, from which on a value is an obstacle."""
 _MOST_SHARES = 6
 _MOST_SAVED = 4
 _WORDS = {

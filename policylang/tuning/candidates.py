@@ -91,7 +91,7 @@ _SAVED_BY_HAND = (
 
 
 def of_choice(facts: Facts, classes: ValueClasses, kept: Collection[int], again: Collection[int]) -> Pattern:
-    """What most values of each class come to where some owners are saved and some run again."""
+    """What most values of each class come to where some owners are saved and some are recomputed."""
     roots, of, owners = storage_roots(facts), classes.of, facts.owners
     saved, repeated = [0] * (len(classes) + 1), [0] * (len(classes) + 1)
     marked: set[int] = set()
@@ -130,7 +130,7 @@ def by_hand(classes: ValueClasses, inside: Vocabulary, outside: Vocabulary) -> I
 
 
 def texts_by_hand(blocks: int) -> Iterator[str]:
-    """What is no pattern of blocks that save their outputs: blocks that run again from what their attention or
+    """What is no pattern of blocks that save their outputs: blocks that are recomputed from what their attention or
     their products return, every second block, stages that follow what is alive."""
     if blocks > 1:
         yield "recompute everything in every 2nd block\nundecided -> save\n"

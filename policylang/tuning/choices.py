@@ -45,7 +45,7 @@ NONE = -1
 
 
 class SecondRuns:
-    """Which reads of the backward have a value that is decided *recompute* run again.
+    """Tells which reads of the backward cause a recomputation of a value that is decided *recompute*.
 
     In a flat graph a value that the forward still holds at the end of a region is read there as it is. Whether it does
     depends on all decisions; here it is taken to do so wherever it can, which leaves the price a lower bound.
@@ -112,16 +112,16 @@ class SecondRuns:
         self.first_end[row] = min(self.first_end[row], end)
 
     def makes_again(self, reader: int, row: int) -> bool:
-        """Whether a value that is decided *recompute* runs again for a reader in the backward."""
+        """True if a value that is decided *recompute* is recomputed for a reader in the backward."""
         return bool(self.live[reader]) and self.held_until[self.roots[row]] <= self.ends[reader]
 
     def makes_again_for(self, row: int, read: int) -> bool:
-        """The same for an operator that runs again."""
+        """True if an operator that is recomputed recomputes it."""
         return not self.flat or self.held_until[self.roots[read]] <= self.first_end[row]
 
 
 STAYS, MUST_RUN = 1, 2
-"""An owner that is not run again, and one that is wherever the backward comes down to it."""
+"""An owner that is never recomputed, and one that is recomputed wherever the backward needs it."""
 
 
 def fixed_owners(
@@ -168,7 +168,7 @@ class Choices:
 
     facts: Facts
     seconds: Sequence[float] = field(repr=False)
-    """By column: of the second run; 0 for memory and for what is decided so and does not run."""
+    """By column: of recomputation; 0 for memory and for what is decided so and does not run."""
     sizes: Sequence[int] = field(repr=False)
     """By column: bytes of the memory; 0 for operators."""
     rows: Sequence[int] = field(repr=False)

@@ -206,7 +206,7 @@ class SegmentProfile:
 
     @property
     def offloads(self) -> bool:
-        """Whether anything waits on the host."""
+        """True if any value is on the host in between."""
         return int(Option.OFFLOAD) in self.asked
 
 
@@ -222,7 +222,7 @@ class Mixtures:
 
     @property
     def price(self) -> Floats:
-        """What candidates are tried by."""
+        """The seconds that order the candidates."""
         return self.recompute + self.copies
 
 
@@ -270,7 +270,7 @@ class Composition:
         return decisions
 
     def profile(self, pattern: Sequence[int], *, with_peak: bool) -> SegmentProfile:
-        """Simulate a pattern in all blocks; without the peak only what is kept and runs again is worked out."""
+        """Simulate a pattern in all blocks; without the peak only bytes kept and seconds recomputed are worked out."""
         decisions = self.decisions(pattern)
         needs = backward_needs(self.facts, decisions)
         if needs.offloaded:
@@ -391,7 +391,7 @@ class Composition:
         return saved, again
 
     def _asked(self, needs: Needs) -> tuple[int, ...]:
-        """What is kept is laid to the value that allocated it: a look at that costs nothing either way."""
+        """Saved views are attributed to the storage they alias: saving a view is free."""
         of, facts, roots = self.classes.of, self.facts, self.roots
         asked = [int(Option.EITHER)] * (len(self.classes) + 1)
         kept = {roots[row] for row in needs.saved}

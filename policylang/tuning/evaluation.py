@@ -30,7 +30,7 @@ from policylang.simulation.step_time import StepTime, step_time
 
 @frozen
 class Budget:
-    """What must not be exceeded; the other of memory and time is then as little as can be."""
+    """A limit on memory or time; the other of the two is minimised."""
 
     figure: Literal["peak", "saved", "recompute time"]
     limit: float
@@ -57,17 +57,17 @@ class Candidate:
     step: float
     """Seconds of the whole step."""
     copies: float = 0.0
-    """Of ``exposed`` what copies to the host and back add: zero where computation hides them."""
+    """The part of ``exposed`` that copies to the host and back add: zero where computation hides them."""
 
     @property
     def price(self) -> float:
-        """Seconds that are lost to have it fit: second runs, and waiting for copies."""
+        """Seconds that fitting it costs: recomputation, and waiting for copies."""
         return self.recompute + self.copies
 
 
 @frozen
 class Besides:
-    """What takes memory beside the graph."""
+    """Memory that is used beside the graph."""
 
     optimizer: int = 0
     """Bytes of the optimizer's state."""
@@ -77,7 +77,7 @@ class Besides:
     """The share of the memory that the allocator wastes."""
 
     def on(self, peak: int) -> int:
-        """The bytes that a peak of the graph comes to."""
+        """The peak with the memory beside the graph."""
         return round((peak + self.optimizer + self.gradients) / (1 - self.reserve))
 
 
@@ -113,7 +113,7 @@ class Infeasible:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without a search for what is in a circle: of steps by the million none is, and going through them takes a sixth
+    """Runs with the cyclic garbage collector off: schedule steps form no cycles, and scanning them takes a sixth
     of the time."""
     collects = gc.isenabled()
     gc.disable()
@@ -187,7 +187,7 @@ class Evaluation:
 
 
 def candidate_of(rules: str, made: Plan, needs: CostedNeeds, times: NodeTimes) -> Candidate:
-    """What a plan comes to when it is simulated; ``times`` are of the graph that it leaves."""
+    """Simulate a plan; ``times`` are of the graph that it leaves."""
     peak = peak_of(simulate(made.facts, made.schedule), made.facts)
     took = step_time(made.facts, made.schedule, times)
     return Candidate(
@@ -204,7 +204,7 @@ def candidate_of(rules: str, made: Plan, needs: CostedNeeds, times: NodeTimes) -
 
 
 def _waits_for_copies(made: Plan, times: NodeTimes, took: StepTime) -> float:
-    """How much longer the step waits than one in which copies take no time."""
+    """Seconds that the step waits longer than one in which copies take no time."""
     at_once = evolve(times, device=evolve(times.device, host_bandwidth=None))
     return max(took.exposed - step_time(made.facts, made.schedule, at_once).exposed, 0.0)
 

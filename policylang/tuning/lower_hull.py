@@ -164,7 +164,7 @@ class Relaxation:
 
 
 TICKS = 45
-"""Times are counted in ticks, 2**45 of them in the time of all that may run again, or half as many."""
+"""Times are counted in ticks, 2**45 of them in the time of all that may be recomputed, or half as many."""
 STRAIGHT = 10**9
 """A point that lies less than this part below the line between its neighbours is on it."""
 
@@ -244,7 +244,7 @@ NOTHING: Mapping[int, int] = {}
 
 @frozen(eq=False)
 class HullPoint:
-    """From the most bytes, where nothing runs again that takes time, to the fewest."""
+    """From the most bytes, where nothing is recomputed that takes time, to the fewest."""
 
     saved: int
     """Bytes kept on the device for the backward, as planning counts them."""
@@ -253,7 +253,7 @@ class HullPoint:
     kept: frozenset[int] = field(repr=False)
     """Owners whose value is saved."""
     recomputed: frozenset[int] = field(repr=False)
-    """Owners that run again, views of what runs again among them."""
+    """Owners that are recomputed, views of what is recomputed among them."""
     moved: frozenset[int] = field(default=frozenset(), repr=False)
     """Owners whose value waits on the host in between, views of what is copied among them."""
 

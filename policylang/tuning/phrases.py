@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 class Option(IntEnum):
-    """What is to become of the values of a class."""
+    """A decision about the values of a class."""
 
     EITHER = -1
     """The backward does not ask for them."""
@@ -47,10 +47,10 @@ class Option(IntEnum):
 
 @frozen
 class ValueClass:
-    """What the values of a class have in common."""
+    """The attributes that the values of a class share."""
 
     inside: bool
-    """Whether they lie in blocks."""
+    """True if they are in blocks."""
     target: str
     """The operator in full."""
     module: str
@@ -74,9 +74,9 @@ class ValueClasses:
     crossing: frozenset[int] = field(repr=False)
     """The outputs that blocks pass to each other or to what follows them."""
     kept: frozenset[int] = field(repr=False)
-    """What must not run again if the backward asks for it: effects, routing, draws that cannot be repeated."""
+    """What must not be recomputed if the backward asks for it: effects, routing, draws that cannot be repeated."""
     views: frozenset[int] = field(repr=False)
-    """What looks into memory of other values."""
+    """Views of other values."""
 
     def __len__(self) -> int:
         return len(self.all)

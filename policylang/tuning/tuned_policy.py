@@ -50,7 +50,7 @@ def bundled_candidates(
 
 @frozen(eq=False)
 class TunedPolicy:
-    """What :func:`policylang.tune` returns. ``str()`` is the policy's text; a notebook shows the trade-off.
+    """The result of :func:`policylang.tune`. ``str()`` is the policy's text; a notebook shows the trade-off.
 
     Bytes are those of one rank, times those of the device profile.
     """
@@ -60,9 +60,9 @@ class TunedPolicy:
     tuned: Tuned = field(repr=False)
     """The choice as plain data."""
     subject: TuningSubject
-    """What it is tuned for."""
+    """The graph and device that it is tuned for."""
     notes: tuple[Diagnostic, ...] = ()
-    """What is to be said beside it, such as that nothing has to be recomputed."""
+    """Notes beside it, such as that nothing has to be recomputed."""
 
     @property
     def rules(self) -> str:
@@ -76,7 +76,7 @@ class TunedPolicy:
 
     @property
     def graph_peak(self) -> int:
-        """Bytes of the graph alone at its highest moment: what ``expect peak`` is held against."""
+        """Bytes of the graph alone at its highest moment, which ``expect peak`` limits."""
         return self.tuned.chosen.peak
 
     @property
@@ -96,7 +96,7 @@ class TunedPolicy:
 
     @property
     def recompute_share(self) -> float:
-        """The same as a fraction of the forward's time; 0 where the forward takes none."""
+        """Recomputation as a fraction of the forward's time; 0 where the forward takes none."""
         return self.recompute_seconds / self.tuned.forward if self.tuned.forward else 0.0
 
     @property
@@ -111,7 +111,7 @@ class TunedPolicy:
 
     @property
     def copies_seconds(self) -> float:
-        """Of these, seconds that copies to the host and back add: zero where computation hides them."""
+        """The seconds among these that copies to the host and back add: zero where computation hides them."""
         return self.tuned.chosen.copies
 
     @property
@@ -151,14 +151,14 @@ _SIZES = ("TiB", "GiB", "MiB", "KiB", "B")
 
 @frozen
 class TuningSubject:
-    """What a policy is tuned for, in words that are the same wherever it is done."""
+    """The graph and device that a policy is tuned for, in words that are the same on every machine."""
 
     graph: str
     """The name of the graph's file, without the folder; empty where it came from none."""
     kind: str
     nodes: int
     fingerprint: str
-    """Of the facts, hex."""
+    """The fingerprint of the facts, hex."""
     device: str
     """The name that its profile gives itself."""
     device_named: str
@@ -166,13 +166,13 @@ class TuningSubject:
     optimizer: str = ""
     """The name of the optimizer whose state counts; empty where its size is given, or there is none."""
     path: str = ""
-    """What is to carry the policy out, where that was said."""
+    """The path that the policy is for, where that was said."""
     priced_by_bytes: Mapping[str, int] = field(factory=dict)
     """The operators that no FLOP formula counts, and how many calls: their times are those of moving their bytes."""
 
     @property
     def called(self) -> str:
-        """What a heading calls the graph."""
+        """The name of the graph in headings."""
         return self.graph or f"a {self.kind} graph"
 
 
@@ -305,7 +305,7 @@ def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
 
 
 def bound_words(tuned: Tuned) -> str:
-    """What no choice of values can beat; empty where it is not known, and where nothing is lost."""
+    """The bound that no choice of values can beat; empty where it is unknown or zero."""
     if tuned.bound is None or not tuned.chosen.recompute:
         return ""
     keeps = "saves or offloads" if tuned.chosen.offloaded else "saves"

@@ -1,6 +1,6 @@
 """From a budget to a policy. The set of candidates is fixed for a graph and a device, and the budget only picks.
 
-The search counts a candidate with what its text comes to when it is planned and simulated, and with what was composed
+The search counts a candidate with the figures of its text when it is planned and simulated, and with what was composed
 for it where that is more: so more memory never costs time. A candidate is planned when it is its turn, the fastest
 first, so that few are. Of all that were planned the best is chosen by what it comes to alone.
 """
@@ -75,7 +75,7 @@ def tune(
 
 @frozen(eq=False)
 class _Set:
-    """What is chosen among for one kind of memory."""
+    """The candidates for one kind of memory."""
 
     table: CandidateTable
     writer: Writer
@@ -127,7 +127,7 @@ class Tuner:
 
     @cached_property
     def hull(self) -> tuple[HullPoint, ...]:
-        """What nothing goes below: seconds against bytes kept."""
+        """The lower bound: seconds against bytes kept."""
         self._say("solving for the bound")
         return self._hull(())
 
@@ -136,7 +136,7 @@ class Tuner:
         return lower_hull(self.facts, self.times, self.capabilities, keep=keep, override=self.override, blocks=blocks)
 
     def _set(self, budget: Budget) -> _Set:
-        """What is chosen among. For a peak, blocks save their outputs; for what is saved they may not."""
+        """The candidates. For a peak, blocks save their outputs; for bytes saved they need not."""
         by_peak = budget.figure != "saved"
         if by_peak not in self._sets:
             self._sets[by_peak] = self._made_set(by_peak=by_peak)
@@ -240,7 +240,7 @@ class Tuner:
 
     @property
     def _evaluated(self) -> tuple[Candidate, ...]:
-        """What was planned for a budget."""
+        """The candidates that were planned for a budget."""
         return (*((self.save_all,) if self.save_all is not None else ()), *self.evaluation.evaluated)
 
     def _unbeaten(self, budget: Budget, first: Candidate) -> Candidate | None:

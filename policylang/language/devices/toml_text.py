@@ -1,4 +1,4 @@
-"""The text of a TOML file: reading it, where a key stands in it, and what ``tomllib`` says is wrong with it."""
+"""Reads the text of a TOML file, and finds the places of its keys."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_text(path: Path, name: str, noun: str) -> Source | Diagnostic:
 
 
 def tables_of(source: Source, code: str) -> dict[str, Any] | Diagnostic:
-    """What a TOML text holds; a diagnostic of this code where it is none."""
+    """Parse a TOML text; a diagnostic of this code where it is none."""
     try:
         return tomllib.loads(source.text)
     except RecursionError:
@@ -74,7 +74,7 @@ class Place:
 
 
 def place_of(source: Source, table: Sequence[str], key: str | None = None, number: int = 0) -> Place:
-    """Where a key stands, found by its name on the lines below its table's header; the header, or the start of the
+    """Find a key by its name on the lines below its table's header; the header, or the start of the
     text, where it is not found. ``number``: which of the tables of one name."""
     nowhere = Span(source, 0, 0)
     place, start = Place(nowhere, nowhere), 0
