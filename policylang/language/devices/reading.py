@@ -14,7 +14,7 @@ from attrs import evolve
 
 from policylang.language.codes import diagnose
 from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate, collective_kind
-from policylang.language.devices.toml_text import Place, place_of, read_text, tables_of
+from policylang.language.devices.toml_text import KeyPlace, place_of, read_text, tables_of
 from policylang.language.diagnostics import Diagnostic, Related
 from policylang.language.dtypes import ALIASES, DTYPES
 from policylang.language.figures import shortened
@@ -274,7 +274,7 @@ class _Reader:
 
     # --- figures ---
 
-    def _place(self, path: _Path) -> Place:
+    def _place(self, path: _Path) -> KeyPlace:
         names = [each for each in path if isinstance(each, str)]
         number = next((each for each in path if isinstance(each, int)), 0)
         return place_of(self.source, names[:1], names[1] if len(names) > 1 else None, number)
