@@ -33,7 +33,7 @@ _MARKS = re.compile(r"^(?:```.*\n|#+ )|\\(?=[^\w\s])", re.MULTILINE)
 """Markdown that a message would show literally: fences, headings, and escapes."""
 
 
-def plain(markdown: str) -> str:
+def _plain_text(markdown: str) -> str:
     """Markdown without its marks, for a message."""
     return _MARKS.sub("", markdown).strip()
 
@@ -268,7 +268,7 @@ class PolicyServer(LanguageServer):
         if text and self._opens_files:
             self._open(self._files.write(name, uri, text))
         else:
-            said = plain(text) or "there is nothing to show: no rule here, or no plan on a snapshot"
+            said = _plain_text(text) or "there is nothing to show: no rule here, or no plan on a snapshot"
             self.window_show_message(types.ShowMessageParams(types.MessageType.Info, said))
         return text
 

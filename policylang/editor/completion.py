@@ -34,9 +34,9 @@ from policylang.editor.word_offers import (
     WordOffer,
     comment_of,
     device_offers,
+    fitting_offers,
     include_offers,
     keyword_offers,
-    listed,
     opener,
     protocol_items,
 )
@@ -347,7 +347,7 @@ def completion(
         return _NONE
     index, cursor = index_of(state.facts), cursors[0]
     offers = [offers_at(WordPlace(state, each, index)) for each in cursors]
-    found, complete = listed(chain.from_iterable(each for each, _ in offers), cursor)
+    found, complete = fitting_offers(chain.from_iterable(each for each, _ in offers), cursor)
     grows = any(each for _, each in offers)
     range = state.document.positions.between(cursor.start, cursor.end)
     data = {"uri": state.document.uri, "at": cursor.start}
@@ -355,7 +355,7 @@ def completion(
     return types.CompletionList(is_incomplete=grows or not complete, items=items)
 
 
-def resolved(
+def with_documentation(
     state: State | None, item: types.CompletionItem, formats: Container[str] = _MARKDOWN
 ) -> types.CompletionItem:
     """An item with what is said of it, in one of the formats of the client; without that where its document is closed

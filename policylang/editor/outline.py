@@ -164,7 +164,7 @@ def workspace_symbols(
     return made
 
 
-def written(span: Span) -> str:
+def _one_line(span: Span) -> str:
     """A statement on one line, without the comments in it."""
     parts, done = [], span.start
     for start, end in comments(Source("", span.text)):
@@ -195,7 +195,7 @@ def _items(state: State) -> Iterator[StatementExtent | Comment]:
 
 def _symbol(positions: Positions, extent: StatementExtent) -> types.DocumentSymbol:
     span = Span(extent.statement.span.source, extent.start, extent.end)
-    name, detail = written(span), None
+    name, detail = _one_line(span), None
     selected = positions.between(span.start, span.start + len(span.text.partition("\n")[0].rstrip()))
     if isinstance(extent.statement, Let):
         detail = name.partition("=")[2]

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 
 from policylang.editor.article import Article, code, with_code
 from policylang.editor.state import State
-from policylang.editor.statements import backward_counts, part_lines, picked, rows_of, selections_of
+from policylang.editor.statements import backward_counts, part_lines, picked, selected_rows, selections_of
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag
 from policylang.language.figures import counted, figure, folded_names, joined, listed
@@ -110,7 +110,7 @@ _BASE: dict[Dimension, str] = {
 def test_article(state: State, test: Test, where: Where) -> Article:
     """The number of nodes before ``where`` that pass the test by itself."""
     selections = selections_of(state)
-    rows = None if selections is None else rows_of(selections, where.selector)
+    rows = None if selections is None else selected_rows(selections, where.selector)
     if selections is None or rows is None:
         return Article()
     if isinstance(test, Compare) and test.quantity in TIMES and selections.prices is None:
@@ -130,7 +130,7 @@ def test_article(state: State, test: Test, where: Where) -> Article:
 def selector_article(state: State, part: Selector) -> Article:
     """The number of nodes that a part of a selector denotes."""
     selections = selections_of(state)
-    rows = None if selections is None else rows_of(selections, part)
+    rows = None if selections is None else selected_rows(selections, part)
     if rows is None:
         return Article()
     return Article().say(f"{code(part.span.one_line)}: {counted(len(rows), 'forward node')} here.")
@@ -194,7 +194,7 @@ def let_article(state: State, let: Let, selector: Selector) -> Article:
     own = let.span.source == state.document.source
     article.say(with_code(comment_above(let.span)), "" if own else f"Defined in {code(let.span.location)}.")
     selections = selections_of(state)
-    rows = None if selections is None else rows_of(selections, selector)
+    rows = None if selections is None else selected_rows(selections, selector)
     collectives = None if state.graph is None else picked(state.graph, let)
     if collectives is not None:
         article.say(f"The lines that use it pick {counted(collectives, 'collective')} of the whole step.")
@@ -227,7 +227,7 @@ def _group(state: State, let: Let, selector: Selector) -> Article:
         Article().say("A group that every policy knows.", with_code(comment_above(let.span))).policy(let.span.text)
     )
     selections = selections_of(state)
-    rows = None if selections is None else rows_of(selections, selector)
+    rows = None if selections is None else selected_rows(selections, selector)
     if selections is not None and rows is not None:
         article.say(f"{_counted(rows, selections)}.").items(_by_operator(rows, selections.facts))
         if not rows:
@@ -248,7 +248,7 @@ def _by_operator(rows: Sequence[int], facts: Facts) -> list[str]:
 def _operator(state: State, operator: Operator) -> Article:
     article = Article()
     selections = selections_of(state)
-    rows = None if selections is None else rows_of(selections, operator)
+    rows = None if selections is None else selected_rows(selections, operator)
     if selections is None or rows is None:
         article.say(*_from_manifest(operator))
     else:

@@ -33,7 +33,7 @@ from policylang.editor.actions import (
     page_of,
 )
 from policylang.editor.client import PolicyServer
-from policylang.editor.completion import TRIGGERS, completion, resolved, uri_of_item
+from policylang.editor.completion import TRIGGERS, completion, uri_of_item, with_documentation
 from policylang.editor.hover import hints, hover
 from policylang.editor.names import PolicyFiles, PolicyFolder
 from policylang.editor.navigation import (
@@ -153,7 +153,7 @@ def server() -> PolicyServer:
 
     @made.feature(types.COMPLETION_ITEM_RESOLVE)
     def completion_resolved(item: types.CompletionItem) -> types.CompletionItem:
-        return resolved(documents.state(uri_of_item(item)), item, made.item_formats)
+        return with_documentation(documents.state(uri_of_item(item)), item, made.item_formats)
 
     @made.feature(types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions(code_action_kinds=KINDS))
     async def acted(params: types.CodeActionParams) -> list[types.CodeAction]:

@@ -60,7 +60,7 @@ def selections_of(state: State) -> Selections | None:
     return None if state.facts is None else _without_policy(state.facts, state.document.source)
 
 
-def rows_of(selections: Selections, selector: Selector) -> list[int] | None:
+def selected_rows(selections: Selections, selector: Selector) -> list[int] | None:
     """None for a selector with words that nobody has looked up."""
     try:
         return selections.rows(selector)

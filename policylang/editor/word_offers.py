@@ -51,7 +51,7 @@ class WordOffer:
         return _PLACEHOLDER.sub(lambda found: found[1] or "", self.snippet or self.text).rstrip()
 
 
-def listed(offers: Iterable[WordOffer], cursor: Cursor) -> tuple[list[WordOffer], bool]:
+def fitting_offers(offers: Iterable[WordOffer], cursor: Cursor) -> tuple[list[WordOffer], bool]:
     """The offers that fit what is typed, in order: names that the snapshot has before others, and of each
     what begins with it first; and whether these are all of them."""
     typed = cursor.typed.lower()

@@ -31,7 +31,7 @@ from policylang.profiling.trials import Timing, Timings, Trial
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
-def described(device: torch.device) -> str:
+def machine_description(device: torch.device) -> str:
     """One line: the processor or the GPU, the threads, and the version of torch. Nothing that names the host."""
     if device.type == "cuda":
         fast = torch.backends.cuda.matmul.allow_tf32

@@ -13,7 +13,7 @@ from attrs import frozen
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.profiling.collectives import MIB, MeasuredGroup, measured_groups, milliseconds
 from policylang.profiling.families import BEFORE, functions, fused, host_copies, products, shares, streams
-from policylang.profiling.measured import MeasuredDevice, capacity, described, measured
+from policylang.profiling.measured import MeasuredDevice, capacity, machine_description, measured
 from policylang.profiling.trials import Clock, DeviceClock, Operands, Trial, measure
 
 FIRST_LINE = "# Measured by `policylang profile`"
@@ -173,7 +173,7 @@ def profiled(
     if device is None:
         return None
     device = device.joined_by(tuple(group.network for group in groups))
-    text = profile_text(device, described(what.device), compiled=what.compiled, groups=groups, table=table)
+    text = profile_text(device, machine_description(what.device), compiled=what.compiled, groups=groups, table=table)
     return Profiled(device.profile, text, table_text(groups) if groups else "", device.refused)
 
 

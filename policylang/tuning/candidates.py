@@ -403,7 +403,7 @@ def _unlike_outside(composition: Composition, patterns: Sequence[SegmentProfile]
     return list(found.values())
 
 
-def place_of(kind: int, number: int, blocks: int) -> str:
+def blocks_phrase(kind: int, number: int, blocks: int) -> str:
     """``in first 3 blocks``; all of them are ``in block``."""
     if number >= blocks:
         return "in block"
@@ -435,13 +435,13 @@ class Writer:
         end = int(all_of.end[at]) if last else -1
         if zone == rest:
             return self._template(rest, rest, end, around)
-        ways = [(self._template(rest, zone, end, around), place_of(kind, number, blocks))]
+        ways = [(self._template(rest, zone, end, around), blocks_phrase(kind, number, blocks))]
         if kind != EVERY:
-            opposite = place_of(LAST if kind == FIRST else FIRST, blocks - number, blocks)
+            opposite = blocks_phrase(LAST if kind == FIRST else FIRST, blocks - number, blocks)
             ways.append((self._template(zone, rest, end, around, nested=True), opposite))
         found = [template.replace(self._MARK, place) for template, place in ways if template is not None]
         text = min(found, key=lambda text: (text.count("\n"), len(text), text), default=None)
-        return None if text is None else text.replace(self._END, place_of(LAST, last, blocks))
+        return None if text is None else text.replace(self._END, blocks_phrase(LAST, last, blocks))
 
     def _template(self, base: int, zone: int, end: int, around: int, *, nested: bool = False) -> str | None:
         key = base, zone, end, around, nested

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from policylang.api.planned_graphs import facts_of
 from policylang.commands.cli import main
-from policylang.editor.completion import WordPlace, completion, offers_at, resolved
+from policylang.editor.completion import WordPlace, completion, offers_at, with_documentation
 from policylang.editor.graph_index import index_of
 from policylang.editor.state import Document, State, read_text
 from policylang.editor.word_offers import MARKS, MOST, WordOffer, keyword_offers
@@ -348,7 +348,7 @@ def test_bundled_policies_come_with_their_first_sentence(tmp_path: Path) -> None
     assert set(found) == {f"<{name}>" for name in bundled_names() if name != "prelude"}
     assert found["<llama3_sac>"].detail.startswith("Selective checkpointing for decoder-only transformers")
     here = state("include <")
-    assert "recompute" in resolved(here, found["<llama3_sac>"]).documentation.value
+    assert "recompute" in with_documentation(here, found["<llama3_sac>"]).documentation.value
 
 
 def test_files_beside_and_below(tmp_path: Path) -> None:
@@ -491,11 +491,11 @@ def test_long_lists_are_cut_and_asked_for_again(tmp_path: Path) -> None:
 def test_items_say_what_they_mean_when_asked(tmp_path: Path) -> None:
     text = "save mm "
     here = made(tmp_path, text)
-    found = {item.label: resolved(here, item) for item in completion(here, len(text)).items}
+    found = {item.label: with_documentation(here, item) for item in completion(here, len(text)).items}
     assert "in" in found
     assert all(item.documentation is not None for item in found.values())
     assert all(item.documentation is None for item in completion(here, len(text)).items)
-    assert resolved(None, found["in"]).label == "in"  # the document is closed by now
+    assert with_documentation(None, found["in"]).label == "in"  # the document is closed by now
 
 
 def test_a_broken_include_takes_no_word_away(at: At) -> None:
