@@ -26,9 +26,20 @@ from policylang.editor.state import State
 from policylang.editor.workspace import SECTION, path_of, section_of
 from policylang.language.version import installed_version
 
+_WATCHED = ("**/*.apl", "**/pyproject.toml", "**/*.toml", "**/*.graph", "**/*.json", "**/*.json.gz")
+_POLL = 2.0
+"""Seconds between two looks at the files that open documents depend on: some clients watch none, and others only those
+of their folders."""
+_AT_ONCE = 0.3
+"""Seconds that reading a graph may take without a word to the user."""
+_MOST_CHOICES = 8
+"""Names that a message offers; a client with a list of its own asks for all of them."""
+_KEPT_HERE = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, types.TEXT_DOCUMENT_DID_CLOSE)
+"""Texts are held once: pygls would hold them too, and fail on a change to a document that was closed."""
+_EXPECTED = (JsonRpcContentModified, JsonRpcInvalidParams, JsonRpcRequestCancelled, BrokenPipeError)
+
+_VERSIONED = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE)
 _UNSAFE = re.compile(r"[^\w.-]+")
-
-
 _MARKS = re.compile(r"^(?:```.*\n|#+ )|\\(?=[^\w\s])", re.MULTILINE)
 """Markdown that a message would show literally: fences, headings, and escapes."""
 
@@ -52,21 +63,6 @@ class ShownFiles:
         file = Path(self._folder.name) / f"{stem[-60:]}-{own}{dot}{ending}"
         file.write_text(text, encoding="utf-8", errors="replace")
         return file.as_uri()
-
-
-_WATCHED = ("**/*.apl", "**/pyproject.toml", "**/*.toml", "**/*.graph", "**/*.json", "**/*.json.gz")
-_POLL = 2.0
-"""Seconds between two looks at the files that open documents depend on: some clients watch none, and others only those
-of their folders."""
-_AT_ONCE = 0.3
-"""Seconds that reading a graph may take without a word to the user."""
-_MOST_CHOICES = 8
-"""Names that a message offers; a client with a list of its own asks for all of them."""
-_KEPT_HERE = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, types.TEXT_DOCUMENT_DID_CLOSE)
-"""Texts are held once: pygls would hold them too, and fail on a change to a document that was closed."""
-_EXPECTED = (JsonRpcContentModified, JsonRpcInvalidParams, JsonRpcRequestCancelled, BrokenPipeError)
-
-_VERSIONED = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE)
 
 
 class PatientProtocol(LanguageServerProtocol):

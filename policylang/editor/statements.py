@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import assert_never
 
 from policylang.audit.summary.assemble import rewrite_reports
 from policylang.editor.article import (
@@ -101,6 +102,8 @@ def _blocks_and_chains(facts: Facts) -> tuple[BlockTable, Chains]:
 
 
 _MOST_NAMES = 4
+_MOST_LINES = 12
+_SAID = {"held": "holds", "failed": "does not hold", "deferred": "cannot be told yet"}
 _MOST_GROUPS = 6
 
 
@@ -238,41 +241,35 @@ def rule_hint(graph: GraphState, index: int) -> str:
     )
 
 
-_MOST_LINES = 12
-_SAID = {"held": "holds", "failed": "does not hold", "deferred": "cannot be told yet"}
-SCHEDULING = (syntax.Bucket, syntax.Prefetch, syntax.Delay, syntax.Overlap, syntax.KeepOrder)
-EXPECTATIONS = (syntax.ExpectTotal, syntax.ExpectCount, syntax.ExpectFate)
-
-
 def statement_article(state: State, statement: Statement) -> Article:
     """The effect of a statement, without the meaning of its words."""
     graph = state.graph
-    if isinstance(statement, syntax.Rule):
-        index = None if graph is None else rule_index(graph, statement)
-        if graph is None or index is None:
-            return rule_meaning(statement)
-        return rule_article(graph, index)
-    if isinstance(statement, syntax.Include):
-        return _include(state, statement)
-    if isinstance(statement, syntax.Requires):
-        return Article().say(f"The version of policylang here is {installed_version()}.")
-    if isinstance(statement, syntax.Device):
-        return _device(state)
-    if graph is None:
-        return Article()
-    if isinstance(statement, syntax.PolicyName):
-        return policy_article(graph)
-    if isinstance(statement, syntax.Undecided):
-        return _undecided(graph)
-    if isinstance(statement, SCHEDULING):
-        line = line_of(graph, statement)
-        return Article() if line is None else _scheduling(graph, *line)
-    if isinstance(statement, syntax.Fuse | syntax.Collapse):
-        return _rewrite(graph, statement)
-    if isinstance(statement, EXPECTATIONS):
-        outcome = outcome_of(graph, statement)
-        return Article() if outcome is None else _expectation(statement, outcome)
-    return Article()
+    match statement:
+        case syntax.Rule():
+            index = None if graph is None else rule_index(graph, statement)
+            return rule_meaning(statement) if graph is None or index is None else rule_article(graph, index)
+        case syntax.Include():
+            return _include(state, statement)
+        case syntax.Requires():
+            return Article().say(f"The version of policylang here is {installed_version()}.")
+        case syntax.Device():
+            return _device(state)
+        case syntax.PolicyName():
+            return Article() if graph is None else policy_article(graph)
+        case syntax.Undecided():
+            return Article() if graph is None else _undecided(graph)
+        case syntax.Bucket() | syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
+            line = None if graph is None else line_of(graph, statement)
+            return Article() if graph is None or line is None else _scheduling(graph, *line)
+        case syntax.Fuse() | syntax.Collapse():
+            return Article() if graph is None else _rewrite(graph, statement)
+        case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
+            outcome = None if graph is None else outcome_of(graph, statement)
+            return Article() if outcome is None else _expectation(statement, outcome)
+        case syntax.Let() | syntax.Blocks():
+            return Article()
+        case _:
+            assert_never(statement)
 
 
 # --- the policy ---
@@ -345,14 +342,15 @@ def _include(state: State, include: syntax.Include) -> Article:
 def statement_hint(graph: GraphState, statement: Statement) -> str:
     """The effect of a rewrite, a scheduling line or an expectation in a few words; empty for other statements, and
     until it is known."""
-    if isinstance(statement, SCHEDULING):
-        line = line_of(graph, statement)
-        return "" if line is None else line_hint(*line)
-    if isinstance(statement, syntax.Fuse | syntax.Collapse):
-        return rewrite_hint(graph, statement)
-    if isinstance(statement, EXPECTATIONS):
-        outcome = outcome_of(graph, statement)
-        return "" if outcome is None else expectation_hint(statement, outcome)
+    match statement:
+        case syntax.Bucket() | syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
+            line = line_of(graph, statement)
+            return "" if line is None else line_hint(*line)
+        case syntax.Fuse() | syntax.Collapse():
+            return rewrite_hint(graph, statement)
+        case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
+            outcome = outcome_of(graph, statement)
+            return "" if outcome is None else expectation_hint(statement, outcome)
     return ""
 
 
@@ -379,13 +377,16 @@ def _kinds(state: State, include: syntax.Include) -> list[str]:
 
 
 def _kind(statement: Statement) -> str:
-    if isinstance(statement, syntax.Rule):
-        return "rule"
-    if isinstance(statement, EXPECTATIONS):
-        return "expectation"
-    if isinstance(statement, SCHEDULING):
-        return "scheduling line"
-    return "name" if isinstance(statement, syntax.Let) else "other statement"
+    match statement:
+        case syntax.Rule():
+            return "rule"
+        case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
+            return "expectation"
+        case syntax.Bucket() | syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
+            return "scheduling line"
+        case syntax.Let():
+            return "name"
+    return "other statement"
 
 
 def _device(state: State) -> Article:
