@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
-from policylang.language.devices.profile import DeviceProfile, Network, Rate
+from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.profiling.families import (
     ATTENTION,
     BEFORE,
@@ -104,9 +104,6 @@ class MeasuredDevice:
     spread: Spread
     refused: dict[str, str] = field(factory=dict)
     """Trials that the machine cannot do, with its error."""
-
-    def joined_by(self, networks: tuple[Network, ...]) -> MeasuredDevice:
-        return evolve(self, profile=evolve(self.profile, networks=networks))
 
 
 def measured(timings: Timings, name: str, dtype: str, capacity: int | None = None) -> MeasuredDevice | None:

@@ -8,7 +8,7 @@ from math import floor, log10
 
 import torch
 import torch.distributed as dist
-from attrs import frozen
+from attrs import evolve, frozen
 
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.profiling.collectives import MIB, MeasuredGroup, measured_groups, milliseconds
@@ -147,8 +147,6 @@ class Profiled:
     """The text of the profile's file."""
     table: str
     """The text of the file of collectives beside it; empty in a job of one rank."""
-    refused: dict[str, str]
-    """Trials that the machine cannot do, with its error."""
 
 
 def profiled(
@@ -172,9 +170,10 @@ def profiled(
     (device,) = found
     if device is None:
         return None
-    device = device.joined_by(tuple(group.network for group in groups))
+    networks = tuple(group.network for group in groups)
+    device = evolve(device, profile=evolve(device.profile, networks=networks))
     text = profile_text(device, machine_description(what.device), compiled=what.compiled, groups=groups, table=table)
-    return Profiled(device.profile, text, table_text(groups) if groups else "", device.refused)
+    return Profiled(device.profile, text, table_text(groups) if groups else "")
 
 
 def _of_device(what: Profiling, clock: Clock, budget: float, progress: Progress) -> MeasuredDevice | None:
