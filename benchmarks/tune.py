@@ -40,8 +40,8 @@ from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
 from policylang.planning.capabilities import JOINT
 from policylang.simulation.node_times import NodeTimes, node_times
+from policylang.tuning.evaluation import Budget, Candidate, Infeasible
 from policylang.tuning.lower_hull import bound_at
-from policylang.tuning.trade_off import Budget, Candidate, Infeasible
 from policylang.tuning.tuner import Tuner, tune
 
 GIB = 2**30

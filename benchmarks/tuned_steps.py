@@ -31,7 +31,7 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, InputKind
 from policylang.planning.capabilities import FLAT, JOINT
 from policylang.simulation.node_times import node_times
-from policylang.tuning.trade_off import Budget, Candidate, Infeasible
+from policylang.tuning.evaluation import Budget, Candidate, Infeasible
 from policylang.tuning.tuner import Tuner
 
 MIB = 2**20

@@ -43,7 +43,7 @@ _PUBLIC = {
     "TracedStep": "policylang.api.traced_step",
     "trace_step": "policylang.api.traced_step",
     "tune": "policylang.api.tune",
-    "TunedPolicy": "policylang.tuning.outcome.tuned_policy",
+    "TunedPolicy": "policylang.tuning.tuned_policy",
 }
 """Public name to the module that has it. Looked up on first use: importing policylang imports no torch."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from attrs import field, frozen
 
 from policylang.language.devices.reading import find_device
-from policylang.language.devices.toml_text import Place, place_of, tables_of
+from policylang.language.devices.toml_text import KeyPlace, place_of, tables_of
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.files import reason_of
 from policylang.language.wording import did_you_mean, nearest, shortened
@@ -162,7 +162,7 @@ class _SettingsReader:
     def _in_folder(self, path: str) -> Path:
         return Path(os.path.normpath(self.file.parent / path))
 
-    def _place(self, key: str | None = None) -> Place:
+    def _place(self, key: str | None = None) -> KeyPlace:
         return place_of(self.source, _TABLE, key)
 
     def _wrong(self, code: str, message: str, span: Span, help: str | None = None) -> None:

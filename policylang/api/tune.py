@@ -21,13 +21,23 @@ from policylang.language.wording import figure
 from policylang.planning.capabilities import PLANNED, Capabilities, capabilities_for
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import NodeTimes, lacking, node_times
-from policylang.tuning.evaluation import Evaluation
-from policylang.tuning.outcome.obstacles import infeasible
-from policylang.tuning.outcome.tuned_policy import TunedPolicy
-from policylang.tuning.outcome.written import memory_of, subject_of, tuned_text
-from policylang.tuning.request.asked import NO_BUDGET, STATES, Share, Size, read_budget, read_optimizer, read_reserve
-from policylang.tuning.request.suitable import UNSUITABLE, decides_nothing, no_copies, unsuitable, without_blocks
-from policylang.tuning.trade_off import Besides, Budget, Infeasible, Tuned
+from policylang.tuning.budgets import (
+    NO_BUDGET,
+    STATES,
+    UNSUITABLE,
+    Share,
+    Size,
+    decides_nothing,
+    infeasible,
+    no_copies,
+    read_budget,
+    read_optimizer,
+    read_reserve,
+    unsuitable,
+    without_blocks,
+)
+from policylang.tuning.evaluation import Besides, Budget, Evaluation, Infeasible, Tuned
+from policylang.tuning.tuned_policy import TunedPolicy, memory_of, subject_of, tuned_text
 
 NO_SOLVER = "APL619"
 NO_PATH = "APL633"
@@ -61,7 +71,7 @@ def tune(
         recompute_time: instead, how much of the forward's time second runs may take: ``"5%"``, or ``0.05``.
         device: the name of a bundled device profile, the path of a file, or a profile.
         optimizer: whose state takes memory beside the graph: ``"adamw"``, another name of
-            :data:`policylang.tuning.request.asked.STATES`, or a size. State has the dtype of its parameter, as in
+            :data:`policylang.tuning.budgets.STATES`, or a size. State has the dtype of its parameter, as in
             ``torch.optim``, and a parameter without a gradient has none.
         reserve: the share of the memory that is set aside for what the allocator wastes: ``"5%"``.
         offload: whether values may also be copied to the host.

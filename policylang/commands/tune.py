@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from policylang.graph.facts import Facts
     from policylang.language.devices.profile import DeviceProfile
     from policylang.language.diagnostics import Diagnostic
-    from policylang.tuning.outcome.tuned_policy import TunedPolicy
-    from policylang.tuning.trade_off import Besides, Budget
+    from policylang.tuning.evaluation import Besides, Budget
+    from policylang.tuning.tuned_policy import TunedPolicy
 
 NAME = "tune"
 SUMMARY = "write a policy from a budget of memory or time"
@@ -131,8 +131,9 @@ def _asked(
     options: argparse.Namespace, facts: Facts, device: DeviceProfile
 ) -> tuple[Budget | None, Besides] | Diagnostic:
     from policylang.api.tune import no_budget
-    from policylang.tuning.request.asked import read_budget, read_optimizer, read_reserve
-    from policylang.tuning.trade_off import Besides
+    from policylang.language.diagnostics import Diagnostic
+    from policylang.tuning.budgets import read_budget, read_optimizer, read_reserve
+    from policylang.tuning.evaluation import Besides
 
     budget = read_budget(options.peak, options.saved, options.recompute_time)
     optimizer = read_optimizer(options.optimizer, facts)

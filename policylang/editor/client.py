@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from cattrs import transform_error
@@ -15,8 +20,7 @@ from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcIn
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol
 
-from policylang.editor.explaining.shown_files import ShownFiles, plain
-from policylang.editor.features.published import Shown, published
+from policylang.editor.actions import Shown, published
 from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.state import State
 from policylang.editor.workspace import SECTION, path_of, section_of
@@ -35,6 +39,30 @@ _KEPT_HERE = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, type
 _EXPECTED = (JsonRpcContentModified, JsonRpcInvalidParams, JsonRpcRequestCancelled, BrokenPipeError)
 
 _VERSIONED = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE)
+_UNSAFE = re.compile(r"[^\w.-]+")
+_MARKS = re.compile(r"^(?:```.*\n|#+ )|\\(?=[^\w\s])", re.MULTILINE)
+"""Markdown that a message would show literally: fences, headings, and escapes."""
+
+
+def _plain_text(markdown: str) -> str:
+    """Markdown without its marks, for a message."""
+    return _MARKS.sub("", markdown).strip()
+
+
+class ShownFiles:
+    """The answers that were shown, each in a file of its own; one of the same name is overwritten."""
+
+    @cached_property
+    def _folder(self) -> TemporaryDirectory[str]:
+        return TemporaryDirectory(prefix="policylang-", ignore_cleanup_errors=True)  # 0700, and gone at exit
+
+    def write(self, name: str, uri: str, text: str) -> str:
+        """The address of a file with this text. ``name``: with its ending; ``uri``: of what it is about."""
+        stem, dot, ending = _UNSAFE.sub("-", name).rpartition(".")
+        own = sha256(uri.encode(errors="surrogatepass")).hexdigest()[:8]
+        file = Path(self._folder.name) / f"{stem[-60:]}-{own}{dot}{ending}"
+        file.write_text(text, encoding="utf-8", errors="replace")
+        return file.as_uri()
 
 
 class PatientProtocol(LanguageServerProtocol):
@@ -82,13 +110,13 @@ class PolicyServer(LanguageServer):
         )
         self.shown = Shown()
         self.markdown = False
-        """Whether the client shows Markdown in hovers."""
+        """True if the client shows Markdown in hovers."""
         self.snippets = False
-        """Whether it steps through the placeholders of what it completes."""
+        """True if it steps through the placeholders of completions."""
         self.item_formats: tuple[str, ...] = ()
-        """What it shows beside them: Markdown, plain text, or neither by that name."""
+        """The formats of the documentation that it shows beside completions; may be empty."""
         self.ended = False
-        """Whether the client said that it would go."""
+        """True once the client has asked to shut down."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._files = ShownFiles()
 
@@ -150,7 +178,7 @@ class PolicyServer(LanguageServer):
                 folders[new.uri] = path
 
     async def ask_for_settings(self) -> None:
-        """Those of each folder, and those that belong to none, where the client can say them."""
+        """Ask for the settings of each folder, and those of no folder, where the client answers."""
         workspace = self.client_capabilities.workspace
         if workspace is None or not workspace.configuration:
             return
@@ -226,7 +254,7 @@ class PolicyServer(LanguageServer):
 
     @property
     def versioned(self) -> bool:
-        """Whether the client takes edits of versions of documents."""
+        """True if the client takes edits of a version of a document."""
         workspace = self.client_capabilities.workspace
         edit = None if workspace is None else workspace.workspace_edit
         return edit is not None and bool(edit.document_changes)
@@ -236,7 +264,7 @@ class PolicyServer(LanguageServer):
         if text and self._opens_files:
             self._open(self._files.write(name, uri, text))
         else:
-            said = plain(text) or "there is nothing to show: no rule here, or no plan on a snapshot"
+            said = _plain_text(text) or "there is nothing to show: no rule here, or no plan on a snapshot"
             self.window_show_message(types.ShowMessageParams(types.MessageType.Info, said))
         return text
 
@@ -279,7 +307,7 @@ class PolicyServer(LanguageServer):
         self.tell(f"this is a bug in policylang: {type(error).__name__}: {error}")
 
     def report_server_error(self, error: Exception, source: object) -> None:
-        """Of a request that failed its answer says why; the client's log and the standard error say it too."""
+        """Log an error of a request in the client's log and on the standard error, beside its answer."""
         if isinstance(error, _EXPECTED):
             return
         data = error.data if isinstance(error, JsonRpcException) else None

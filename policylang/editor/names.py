@@ -14,8 +14,7 @@ from pathlib import Path
 
 from attrs import define, field, frozen
 
-from policylang.editor.locations import uri_of_path
-from policylang.editor.state import Document
+from policylang.editor.state import Document, uri_of_path
 from policylang.language.diagnostics import Source, Span
 from policylang.language.files import SUFFIX, bundled_file, read_source
 from policylang.language.grammar import words_of
@@ -69,7 +68,7 @@ class Occurrences:
         return tuple(each for each in self.names if each.name == name)
 
     def at(self, offset: int) -> Occurrence | Include | Device | None:
-        """What the word at an offset is part of, the offset behind its last character too."""
+        """The part at an offset, the offset behind its last character included."""
         return next((part for part in self.parts if part.span.start <= offset <= part.span.end), None)
 
 
@@ -98,7 +97,7 @@ def _read(statement: Statement) -> Iterator[Occurrence | Include | Device]:
 
 
 def _unread(source: Source, start: int, end: int) -> Iterator[Occurrence]:
-    """The names in what stands between two statements, line by line: it cannot be parsed."""
+    """The names in unparsable text between two statements, line by line."""
     text = _COMMENT.sub(lambda found: " " * len(found[0]), source.text[start:end])
     for line in _LINE.finditer(text):
         at = start + line.start()
@@ -114,7 +113,7 @@ def _unread(source: Source, start: int, end: int) -> Iterator[Occurrence]:
 
 
 def _words(line: Source) -> Iterator[Lexeme]:
-    """Those of a line, also behind a character that no word has. An open quote holds the rest of it."""
+    """The words of a line, past characters that no word has, as far as an open quote."""
     done = 0
     while done < len(line.text):
         words = words_of(line, done, len(line.text))
@@ -138,7 +137,7 @@ class PolicyText:
 
     @property
     def key(self) -> str:
-        """Its identity, however its path is written."""
+        """Identifies it, however its path is written."""
         return self.uri if self.path is None else os.path.realpath(self.path)
 
     @property
@@ -169,7 +168,7 @@ class PolicyFiles:
 
     texts: Mapping[str, PolicyText]
     roots: tuple[str, ...]
-    """Those that may be loaded by themselves: all but what is there only because another includes it."""
+    """The policies that may be loaded by themselves: all but files that are only included."""
     _included: dict[str, tuple[str, ...]] = field(factory=dict)
 
     def text_of(self, document: Document) -> PolicyText:
@@ -194,7 +193,7 @@ class PolicyFiles:
         return self.texts.get(os.path.realpath(_prelude()))
 
     def defines(self, root: str, name: str) -> bool:
-        """Whether a policy has a ``let`` of this name."""
+        """True if a policy has a ``let`` of this name."""
         return any(text.definition(name) for text in self.policy_of(root))
 
     def policies_with(self, keys: Iterable[str]) -> tuple[str, ...]:
@@ -214,7 +213,7 @@ class PolicyFolder:
     _read: dict[str, tuple[tuple[int, int], PolicyText | None]] = field(factory=dict)
 
     def files(self, folders: Iterable[Path], documents: Iterable[Document]) -> PolicyFiles:
-        """As they are now. ``folders``: the workspace's; ``documents``: the open ones."""
+        """Read the policies of the workspace's folders as they are now, and the open documents."""
         texts = {_key(each): PolicyText(each.uri, each.source, each.path) for each in documents}
         tops = tuple(folders)
         for path in _policies_below(tops):
@@ -256,7 +255,7 @@ def _key(document: Document) -> str:
 
 
 def _name_of(path: Path, tops: Sequence[Path]) -> str:
-    """What messages call a file: its path from its folder on, where it lies in one of the workspace's."""
+    """The name of a file in messages: its path from its folder of the workspace on."""
     if is_bundled(path):
         return f"<{path.stem}>"
     plain = Path(os.path.abspath(path))

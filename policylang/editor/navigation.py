@@ -10,10 +10,8 @@ from pathlib import Path
 from attrs import evolve, frozen
 from lsprotocol import types
 
-from policylang.editor.locations import location, positions_of, uri_of_path
 from policylang.editor.names import Occurrence, PolicyFiles, PolicyText, is_bundled, occurrences
-from policylang.editor.positions import Positions
-from policylang.editor.state import State
+from policylang.editor.state import Positions, State, location, positions_of, uri_of_path
 from policylang.language.devices.reading import find_device
 from policylang.language.diagnostics import Source, Span
 from policylang.language.files import bundled_file
@@ -33,7 +31,7 @@ Around = Callable[[], PolicyFiles]
 
 
 def definition(state: State, offset: int, around: Around) -> list[types.LocationLink]:
-    """Of the ``let`` name, the group or the file at a character offset. A name that its own policy does not define is
+    """Finds the ``let``, the group or the file at a character offset. A name that its own policy does not define is
     looked for in the policies ``around`` that include it."""
     part = occurrences(state.document.source).at(offset)
     if isinstance(part, Include | Device):
@@ -180,7 +178,7 @@ def _policies_that_define(state: State, around: PolicyFiles, name: str) -> tuple
 
 
 class RenameRefused(Exception):
-    """Why a name stays as it is, as one lowercase sentence."""
+    """The reason why a name cannot be changed, as one lowercase sentence."""
 
 
 def renameable(state: State, around: PolicyFiles, offset: int) -> types.Range | None:

@@ -1,23 +1,23 @@
-"""The open documents and what is known of each: read at once as text, and on the snapshot in a thread.
-
-A change makes what is under way for its document unwanted, and planning ends soon after
-(:mod:`policylang.language.cancellation`). What takes long happens in one thread beside (``worker.py``): reading
-a graph, planning, figures. All the rest happens on the event loop's thread.
-"""
+"""The open documents and their states: texts are read at once, and planned on the snapshot in a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from threading import Event
+from typing import Any, TypeVar
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 from lsprotocol import types
 
-from policylang.editor.snapshots import ReadGraph, Snapshots
+from policylang.api.planned_graphs import read_graphs
+from policylang.editor.graph_index import index_of
 from policylang.editor.state import (
     Document,
     GraphState,
@@ -28,20 +28,136 @@ from policylang.editor.state import (
     read_text,
     unsettled,
 )
-from policylang.editor.worker import Worker
-from policylang.editor.workspace import EditorSettings, Workspace, path_of, stamp_of
+from policylang.editor.statements import forget_snapshots
+from policylang.editor.workspace import EditorSettings, Stamp, Workspace, path_of, stamp_of
 from policylang.graph.facts import Facts
-from policylang.language.cancellation import Cancelled
+from policylang.language.cancellation import Cancelled, cancellable, check_cancelled
 from policylang.language.devices.reading import find_device
 from policylang.language.diagnostics import Diagnostic, Source, diagnose
 from policylang.language.files import read_source
 from policylang.language.syntax import Device
 
+_IDLE = 0.1
+"""Seconds after which what gave way is tried again."""
+T = TypeVar("T")
+
+
+class Worker:
+    """Does one thing after the other, in the order in which they are asked for."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "planning")
+        self._goes_on = Event()
+        self._goes_on.set()
+        self._asked: set[Future[Any]] = set()
+
+    async def do(self, work: Callable[[], T], wanted: Callable[[], bool]) -> T:
+        """The result of some work. Raises :class:`Cancelled` once it is not ``wanted`` any more."""
+        job = self._submitted(work, wanted)
+        self._asked.add(job)
+        job.add_done_callback(self._asked.discard)
+        return await asyncio.wrap_future(job)
+
+    async def do_when_idle(self, work: Callable[[], T], wanted: Callable[[], bool]) -> T:
+        """Like :meth:`do`, for work that gives way to any other and is restarted afterwards."""
+        while True:
+            try:
+                return await asyncio.wrap_future(self._submitted(work, lambda: wanted() and not self._asked))
+            except Cancelled:
+                if not wanted():
+                    raise
+                await asyncio.sleep(_IDLE)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Pauses the work in the thread meanwhile, at its next cancellation point."""
+        self._goes_on.clear()
+        try:
+            yield
+        finally:
+            self._goes_on.set()
+
+    def close(self) -> None:
+        """Nothing is begun any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _submitted(self, work: Callable[[], T], wanted: Callable[[], bool]) -> Future[T]:
+        def goes_on() -> bool:
+            if not self._goes_on.is_set():
+                self._goes_on.wait()
+            return wanted()
+
+        def run() -> T:
+            with cancellable(goes_on):
+                check_cancelled()
+                found = work()
+                check_cancelled()
+                return found
+
+        return self._thread.submit(run)
+
+
+UNREADABLE = "APL355"
+_MOST = 4
+
+
+@frozen
+class ReadGraph:
+    """A graph as it was read, or why it could not be."""
+
+    facts: Facts | None = None
+    problems: tuple[Diagnostic, ...] = ()
+    stamp: Stamp = None
+
+
+NO_GRAPH = ReadGraph()
+
+
+@define(eq=False)
+class Snapshots:
+    """The last few that were asked for. Reading takes a tenth of a second, of a recorded graph in JSON several."""
+
+    _read: dict[str, ReadGraph] = field(factory=dict)
+
+    def known(self, name: str | None) -> ReadGraph:
+        """The graph as it was read last, whatever has become of its file; empty where it was never read."""
+        return NO_GRAPH if name is None else self._read.get(name, NO_GRAPH)
+
+    def is_read(self, name: str | None) -> bool:
+        """True if :meth:`known` is what the file holds now."""
+        return name is None or (name in self._read and self._read[name].stamp == stamp_of(name))
+
+    def read(self, name: str) -> ReadGraph:
+        """Read the file as it is now. To be called in one thread at a time."""
+        if self.is_read(name):
+            return self._read[name]
+        stamp = stamp_of(name)
+        graphs, problems = ({}, (_irregular(name),)) if _is_irregular(name) else read_graphs([name])
+        found = ReadGraph(next(iter(graphs.values()), None), problems, stamp)
+        self._read = {**{key: each for key, each in [*self._read.items()][1 - _MOST :] if key != name}, name: found}
+        forget_snapshots()
+        if (index := index_of(found.facts)) is not None:
+            index.prepare()  # here nobody waits for it, and who completes a word does
+        return found
+
+
+def _is_irregular(name: str) -> bool:
+    """True for a pipe or the like, which would block."""
+    try:
+        mode = os.stat(name).st_mode
+    except (OSError, ValueError):
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def _irregular(name: str) -> Diagnostic:
+    return diagnose(UNREADABLE, f"`{name}` is not a regular file", help="name a snapshot")
+
+
 FAILED = "APL641"
 _BYTE_ORDER_MARK = "\ufeff"
 
 Publish = Callable[[State], None]
-T = TypeVar("T")
 
 
 @define(eq=False, slots=False)
@@ -51,17 +167,17 @@ class OpenDocument:
     document: Document
     settings: EditorSettings
     graph: ReadGraph
-    """As known when the text was read last."""
+    """The graph that was known when the text was read last."""
     reads: dict[Path, object] = field(factory=dict)
     """The files that the text names, and what told their contents from others."""
     current: bool = True
-    """Whether that is what its file held, or the file is still to be read."""
+    """False while the graph's file is still to be read."""
     state: State | None = None
     """None only while the text is read."""
     task: asyncio.Task[None] | None = None
-    """What publishes: it reads the graph, and plans."""
+    """Reads the graph, plans, and publishes."""
     weighing: asyncio.Task[None] | None = None
-    """What works out the rest when nothing else is asked for."""
+    """Works out what rules are worth when nothing else is asked for."""
 
     @cached_property
     def real(self) -> str | None:
@@ -117,26 +233,26 @@ class OpenDocuments:
             self._stop(uri)
         self._worker.close()
 
-    # --- what is known ---
+    # --- states ---
 
     def text(self, uri: str) -> str | None:
-        """Of a document that is open."""
+        """The text of an open document."""
         return self._open[uri].document.source.text if uri in self._open else None
 
     def state(self, uri: str) -> State | None:
-        """Of the text as it is now, with a plan where that is ready. None for a document that is not open."""
+        """The state of the text as it is now, with a plan where that is ready. None for a document that is not open."""
         opened = self._open.get(uri)
         return None if opened is None else opened.state
 
     async def settled(self, uri: str) -> State | None:
-        """With the plan of the text as it is now, its selections and its breakdown; of a later text where there was a
+        """The state with the plan, selections and breakdown of the text as it is now; of a later text where there was a
         change while it was made."""
         while (opened := self._open.get(uri)) is not None and opened.task is not None and opened.pending:
             await asyncio.wait([opened.task])
         return self.state(uri)
 
     def states(self) -> list[State]:
-        """Of all open documents."""
+        """The states of all open documents."""
         return [opened.state for opened in self._open.values() if opened.state is not None]
 
     async def in_worker(self, work: Callable[[], T], state: State) -> T:
@@ -174,7 +290,7 @@ class OpenDocuments:
         return state
 
     async def _go_on(self, opened: OpenDocument) -> None:
-        """What takes long: in steps, each of which ends where nobody wants its result any more."""
+        """Run the slow steps, each of which is cancelled once its result is not wanted."""
         try:
             await asyncio.sleep(opened.settings.pause)
             await self._to_the_end(opened)
@@ -209,7 +325,7 @@ class OpenDocuments:
         self.settled_now(state)
 
     async def _weigh(self, opened: OpenDocument, state: State, graph: GraphState) -> None:
-        """What rules and scheduling lines are worth takes a plan a line: it gives way to everything else. After each
+        """Weigh rules and scheduling lines, a plan a line, when nothing else is to be done. After each
         step there is more to show."""
         try:
             for step in graph.steps_of_weighing():
@@ -242,7 +358,7 @@ class OpenDocuments:
                 task.cancel()
 
     def _say_failure(self, opened: OpenDocument, error: Exception) -> None:
-        """In place of a plan: it is a bug here, and whoever writes the policy should know that nothing was planned."""
+        """Publish a bug of ours as a diagnostic, so that the author knows that nothing was planned."""
         self.failed(error)
         if not self._is_current(opened):
             return

@@ -17,16 +17,35 @@ from typing import Any, TypeVar
 from lsprotocol import types
 from pygls.exceptions import JsonRpcContentModified, JsonRpcInvalidParams
 
-from policylang.editor import navigation
+from policylang.editor.actions import (
+    EXPLAIN_CODE,
+    EXPLAIN_NODE,
+    EXPLAIN_RULE,
+    KINDS,
+    NODES_OF_RULE,
+    SHOW_PLAN,
+    actions,
+    edit_of,
+    explained_code,
+    explained_line,
+    explained_node,
+    nodes_of_rule,
+    page_of,
+)
 from policylang.editor.client import PolicyServer
-from policylang.editor.features import actions as acting
-from policylang.editor.features import completion, hints, hover, layout, outline
-from policylang.editor.features import on_request as asked
-from policylang.editor.features.actions import edit_of
-from policylang.editor.features.rule_nodes import NODES_OF_RULE, nodes_of_rule
+from policylang.editor.completion import TRIGGERS, completion, uri_of_item, with_documentation
+from policylang.editor.hover import hints, hover
 from policylang.editor.names import PolicyFiles, PolicyFolder
-from policylang.editor.positions import changed_text
-from policylang.editor.state import State
+from policylang.editor.navigation import (
+    RenameRefused,
+    definition,
+    highlights,
+    references,
+    renameable,
+    renamed,
+)
+from policylang.editor.outline import flat, formatted, formatted_between, symbols, workspace_symbols
+from policylang.editor.state import State, changed_text
 from policylang.editor.workspace import SETTINGS, path_of
 from policylang.language.cancellation import Cancelled
 
@@ -49,7 +68,7 @@ def server() -> PolicyServer:
         return found
 
     async def settled(uri: str) -> State:
-        """The same with the plan of the text as it is now."""
+        """The state with the plan of the text as it is now."""
         asked = now(uri)
         await documents.settled(uri)
         found = now(uri)
@@ -114,36 +133,36 @@ def server() -> PolicyServer:
     @made.feature(types.TEXT_DOCUMENT_HOVER)
     async def hovered(params: types.HoverParams) -> types.Hover | None:
         state = await settled(params.text_document.uri)
-        return hover.hover(state, state.document.positions.offset(params.position), markdown=made.markdown)
+        return hover(state, state.document.positions.offset(params.position), markdown=made.markdown)
 
     @made.feature(types.TEXT_DOCUMENT_INLAY_HINT)
     async def hinted(params: types.InlayHintParams) -> list[types.InlayHint]:
         state = await settled(params.text_document.uri)
-        return hints.hints(state, *_offsets(state, params.range), markdown=made.markdown)
+        return hints(state, *_offsets(state, params.range), markdown=made.markdown)
 
     @made.feature(
         types.TEXT_DOCUMENT_COMPLETION,
-        types.CompletionOptions(trigger_characters=completion.TRIGGERS, resolve_provider=True),
+        types.CompletionOptions(trigger_characters=TRIGGERS, resolve_provider=True),
     )
     def completed(params: types.CompletionParams) -> types.CompletionList:
         state = now(params.text_document.uri)
         trigger = None if params.context is None else params.context.trigger_character
-        return completion.completion(
+        return completion(
             state, state.document.positions.offset(params.position), snippets=made.snippets, trigger=trigger
         )
 
     @made.feature(types.COMPLETION_ITEM_RESOLVE)
     def completion_resolved(item: types.CompletionItem) -> types.CompletionItem:
-        return completion.resolved(documents.state(completion.uri_of(item)), item, made.item_formats)
+        return with_documentation(documents.state(uri_of_item(item)), item, made.item_formats)
 
-    @made.feature(types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions(code_action_kinds=acting.KINDS))
+    @made.feature(types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions(code_action_kinds=KINDS))
     async def acted(params: types.CodeActionParams) -> list[types.CodeAction]:
         state = await settled(params.text_document.uri)
         found = _offsets(state, params.range)
-        return acting.actions(state, *found, params.context.only, shown=made.shown, versioned=made.versioned)
+        return actions(state, *found, params.context.only, shown=made.shown, versioned=made.versioned)
 
-    @made.command(asked.EXPLAIN_NODE)
-    async def explained(uri: str, node: str | None, *more: Any) -> str:
+    @made.command(EXPLAIN_NODE)
+    async def node_explained(uri: str, node: str | None, *more: Any) -> str:
         """``more``: a line to choose a node from where none is named, and whether to show the answer."""
         line, show = (*more, *(0, False)[len(more) :])[:2]
         state = await settled(uri)
@@ -151,24 +170,24 @@ def server() -> PolicyServer:
             node = await made.choose(f"Which of the {len(names):,} nodes of line {line + 1}?", names)
             if node is None:
                 return ""
-        text = "" if node is None else await in_worker(lambda: asked.explained_node(state, str(node)), state)
+        text = "" if node is None else await in_worker(lambda: explained_node(state, str(node)), state)
         return made.show(f"{node}.md", uri, text) if show else text
 
-    @made.command(asked.EXPLAIN_RULE)
-    async def explained_rule(uri: str, line: int, *show: bool) -> str:
+    @made.command(EXPLAIN_RULE)
+    async def rule_explained(uri: str, line: int, *show: bool) -> str:
         state = await settled(uri)
-        text = await in_worker(lambda: asked.explained_line(state, line), state)
+        text = await in_worker(lambda: explained_line(state, line), state)
         return made.show(f"line {line + 1}.md", uri, text) if any(show) else text
 
-    @made.command(asked.EXPLAIN_CODE)
-    def explained_code(code: str, *show: bool) -> str:
-        text = asked.explained_code(code)
+    @made.command(EXPLAIN_CODE)
+    def code_explained(code: str, *show: bool) -> str:
+        text = explained_code(code)
         return made.show(f"{code}.md", "", text) if any(show) else text
 
-    @made.command(asked.SHOW_PLAN)
+    @made.command(SHOW_PLAN)
     async def plan_shown(uri: str, *show: bool) -> dict[str, str] | None:
         state = await settled(uri)
-        page = await in_worker(lambda: asked.page_of(state), state)
+        page = await in_worker(lambda: page_of(state), state)
         if page is None and any(show):
             made.show("", uri, "")
         if page is None:
@@ -202,7 +221,7 @@ def _register_navigation(server: PolicyServer, now: Callable[[str], State]) -> N
 
     @server.feature(types.TEXT_DOCUMENT_DEFINITION)
     def defined(params: types.DefinitionParams) -> list[types.LocationLink] | list[types.Location]:
-        found = navigation.definition(*at(params.text_document, params.position), around)
+        found = definition(*at(params.text_document, params.position), around)
         client = server.client_capabilities.text_document
         if client is not None and client.definition is not None and client.definition.link_support:
             return found
@@ -211,50 +230,50 @@ def _register_navigation(server: PolicyServer, now: Callable[[str], State]) -> N
     @server.feature(types.TEXT_DOCUMENT_REFERENCES)
     def referred(params: types.ReferenceParams) -> list[types.Location]:
         state, offset = at(params.text_document, params.position)
-        return navigation.references(state, around(), offset, declaration=params.context.include_declaration)
+        return references(state, around(), offset, declaration=params.context.include_declaration)
 
     @server.feature(types.TEXT_DOCUMENT_DOCUMENT_HIGHLIGHT)
     def highlighted(params: types.DocumentHighlightParams) -> list[types.DocumentHighlight]:
-        return navigation.highlights(*at(params.text_document, params.position))
+        return highlights(*at(params.text_document, params.position))
 
     @server.feature(types.TEXT_DOCUMENT_PREPARE_RENAME)
-    def renameable(params: types.PrepareRenameParams) -> types.Range | None:
+    def rename_asked(params: types.PrepareRenameParams) -> types.Range | None:
         state, offset = at(params.text_document, params.position)
         try:
-            return navigation.renameable(state, around(), offset)
-        except navigation.RenameRefused as refused:
+            return renameable(state, around(), offset)
+        except RenameRefused as refused:
             raise JsonRpcInvalidParams(str(refused)) from None
 
     @server.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
-    def renamed(params: types.RenameParams) -> types.WorkspaceEdit:
+    def rename_made(params: types.RenameParams) -> types.WorkspaceEdit:
         state, offset = at(params.text_document, params.position)
         try:
-            found = navigation.renamed(state, around(), offset, params.new_name)
-        except navigation.RenameRefused as refused:
+            found = renamed(state, around(), offset, params.new_name)
+        except RenameRefused as refused:
             raise JsonRpcInvalidParams(str(refused)) from None
         return edit_of(state.document, {state.document.uri: found}, server.versioned)
 
     @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
     def outlined(params: types.DocumentSymbolParams) -> list[types.DocumentSymbol] | list[types.SymbolInformation]:
         state = now(params.text_document.uri)
-        found = outline.symbols(state)
+        found = symbols(state)
         client = server.client_capabilities.text_document
         symbol = None if client is None else client.document_symbol
         tree = symbol is not None and symbol.hierarchical_document_symbol_support
-        return found if tree else outline.flat(state, found)
+        return found if tree else flat(state, found)
 
     @server.feature(types.WORKSPACE_SYMBOL)
     def looked_for(params: types.WorkspaceSymbolParams) -> list[types.SymbolInformation]:
-        return outline.workspace_symbols(around(), params.query, documents.encoding)
+        return workspace_symbols(around(), params.query, documents.encoding)
 
     @server.feature(types.TEXT_DOCUMENT_FORMATTING)
-    def formatted(params: types.DocumentFormattingParams) -> list[types.TextEdit] | None:
-        return layout.formatted(now(params.text_document.uri))
+    def format_asked(params: types.DocumentFormattingParams) -> list[types.TextEdit] | None:
+        return formatted(now(params.text_document.uri))
 
     @server.feature(types.TEXT_DOCUMENT_RANGE_FORMATTING)
-    def formatted_between(params: types.DocumentRangeFormattingParams) -> list[types.TextEdit]:
+    def format_asked_between(params: types.DocumentRangeFormattingParams) -> list[types.TextEdit]:
         state = now(params.text_document.uri)
-        return layout.formatted_between(state, *_offsets(state, params.range))
+        return formatted_between(state, *_offsets(state, params.range))
 
 
 def serve() -> int:

@@ -1,12 +1,12 @@
-"""What is known of one version of one open document: its text, and what it comes to on the snapshot.
-
-States are immutable and belong together: no answer mixes a text with a plan of another.
-"""
+"""One version of an open document: its positions, its text, and its plan on the snapshot."""
 
 from __future__ import annotations
 
+import os
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -15,13 +15,16 @@ from lsprotocol import types
 
 from policylang.api.load import operators_at_hand, operators_in
 from policylang.api.planned_graphs import PathName, on_graph
-from policylang.editor.positions import Positions
 from policylang.graph.facts import Facts
+from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import Diagnostic, Source
+from policylang.language.devices.reading import bundled_devices, find_device
+from policylang.language.diagnostics import Diagnostic, Source, Span
+from policylang.language.files import bundled_file
 from policylang.language.loader import Expansion, Loaded, Reader, load_expanded
 from policylang.language.parser import parse_file
 from policylang.language.public_names import SELDOM_IN_GRAPHS
+from policylang.language.resources import devices_folder
 from policylang.language.syntax import Bucket, ExpectTotal, File
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.breakdown import Breakdown, RuleAmounts, amounts_of_rules, breakdown
@@ -30,6 +33,87 @@ from policylang.planning.inspection.explain import PolicyIndex
 from policylang.planning.inspection.worth import Worth, weighed, worth_of_rules
 from policylang.planning.plan import Plan
 from policylang.planning.selection.selectors import Selections, selections_for
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_UNITS = {
+    types.PositionEncodingKind.Utf8: "utf-8",
+    types.PositionEncodingKind.Utf16: "utf-16-le",
+    types.PositionEncodingKind.Utf32: "utf-32-le",
+}
+_WIDTH = {
+    types.PositionEncodingKind.Utf8: 1,
+    types.PositionEncodingKind.Utf16: 2,
+    types.PositionEncodingKind.Utf32: 4,
+}
+
+
+@frozen(slots=False)
+class Positions:
+    """Places in a text as the language counts them, in characters, and as the protocol does, in code units of a line.
+
+    The protocol counts in UTF-16 unless a client asks for UTF-8 or UTF-32. A line ends with ``\\n``, ``\\r\\n`` or
+    ``\\r`` there, and with nothing else.
+    """
+
+    text: str = field(repr=False)
+    encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [0, *(found.end() for found in _LINE_END.finditer(self.text))]
+
+    def position(self, offset: int) -> types.Position:
+        """The position of a character offset; one beyond the text is its end."""
+        offset = max(0, min(offset, len(self.text)))
+        line = bisect_right(self._starts, offset) - 1
+        return types.Position(line, self._units(self.text[self._starts[line] : offset]))
+
+    def offset(self, position: types.Position) -> int:
+        """The character offset of a position; one behind its line is the line's end, one behind the text its end, one
+        within a character its start."""
+        if position.line >= len(self._starts):
+            return len(self.text)
+        start = self._starts[position.line]
+        end = self._starts[position.line + 1] if position.line + 1 < len(self._starts) else len(self.text)
+        line = self.text[start:end].rstrip("\r\n")
+        if self.encoding is types.PositionEncodingKind.Utf32 or line.isascii():
+            return start + min(position.character, len(line))
+        units = 0
+        for index, character in enumerate(line):
+            units += self._units(character)
+            if units > position.character:
+                return start + index
+        return start + len(line)
+
+    def range(self, span: Span) -> types.Range:
+        """The range of a span of this text."""
+        return self.between(span.start, span.end)
+
+    def between(self, start: int, end: int) -> types.Range:
+        """The range between two character offsets."""
+        return types.Range(self.position(start), self.position(end))
+
+    def _units(self, text: str) -> int:
+        if self.encoding is types.PositionEncodingKind.Utf32 or text.isascii():
+            return len(text)
+        return len(text.encode(_UNITS[self.encoding], "surrogatepass")) // _WIDTH[self.encoding]
+
+
+def changed_text(
+    text: str,
+    changes: Sequence[types.TextDocumentContentChangeEvent],
+    encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16,
+) -> str:
+    """A text after changes that were made one after the other, of the whole or of parts."""
+    for change in changes:
+        if isinstance(change, types.TextDocumentContentChangePartial):
+            positions = Positions(text, encoding)
+            start, end = positions.offset(change.range.start), positions.offset(change.range.end)
+            text = text[:start] + change.text + text[max(start, end) :]
+        else:
+            text = change.text
+    return text
+
 
 _OF_OPERATORS = frozenset(("APL101", "APL102", SELDOM_IN_GRAPHS))
 
@@ -41,7 +125,7 @@ class Document:
     uri: str
     version: int
     source: Source
-    """Its name is what messages call the file: relative to the workspace where it lies in one."""
+    """Its name is the file's in messages: relative to its folder of the workspace."""
     path: Path | None = None
     encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16
 
@@ -52,15 +136,15 @@ class Document:
 
 @frozen(slots=False)
 class TextState:
-    """What a text says by itself; made in milliseconds."""
+    """The policy of a text, read without a graph; made in milliseconds."""
 
     loaded: Loaded
     """The policy, or why there is none; its diagnostics are those of ``policylang check``."""
     expansion: Expansion
-    """Its statements with those of the files that it includes, as written: no name is looked up there."""
+    """Its statements with those of the files that it includes, with names unresolved."""
     source: Source
     unsettled: bool = False
-    """Whether a graph that is still being read may know operators that are unknown here."""
+    """True while a graph is read that may know operators that are unknown here."""
 
     @cached_property
     def file(self) -> File:
@@ -70,14 +154,14 @@ class TextState:
 
 @frozen(slots=False)
 class GraphState:
-    """What a policy comes to on a snapshot, as ``policylang check --graph`` and ``plan`` say it."""
+    """The plan of a policy on a snapshot, as ``policylang check --graph`` and ``plan`` report it."""
 
     name: str
-    """Of the snapshot, as the settings give it."""
+    """The snapshot, as the settings name it."""
     facts: Facts
     plan: Plan
     diagnostics: tuple[Diagnostic, ...]
-    """Those of the plan, without those of the text."""
+    """The diagnostics of the plan, without those of the text."""
     path: PathName | None = None
 
     @cached_property
@@ -86,12 +170,12 @@ class GraphState:
 
     @cached_property
     def worth(self) -> tuple[Worth, ...]:
-        """Of each rule that decides something; takes a plan a rule."""
+        """The worth of each rule that decides something; takes a plan a rule."""
         return worth_of_rules(self.plan, capabilities_for(self.facts.kind, self.path))
 
     @cached_property
     def order(self) -> Communication | None:
-        """What the scheduling lines come to, and each is worth; takes an order a line, where there is a device."""
+        """The effect of the scheduling lines, with the worth of each; takes an order a line on a device."""
         found = self.breakdown.communication
         return found and weighed(found, self.plan, capabilities_for(self.facts.kind, self.path))
 
@@ -106,7 +190,7 @@ class GraphState:
 
     @cached_property
     def amounts(self) -> Mapping[str, RuleAmounts]:
-        """What the values that a rule decides come to, by ``file:line``."""
+        """The amounts that each rule decides, by ``file:line``."""
         return amounts_of_rules(self.breakdown)
 
     @cached_property
@@ -114,7 +198,7 @@ class GraphState:
         return PolicyIndex(self.plan.policy)
 
     def knows(self, *names: Literal["breakdown", "amounts", "worth", "order", "selections"]) -> bool:
-        """Whether these have been worked out. The event loop asks before it reads one: none is worked out there."""
+        """True if these have been worked out. The event loop asks before it reads one: none is worked out there."""
         return all(name in self.__dict__ for name in names)
 
     def look(self) -> None:
@@ -122,7 +206,7 @@ class GraphState:
         _ = self.selections, self.breakdown, self.amounts, self.index
 
     def steps_of_weighing(self) -> tuple[Callable[[], object], ...]:
-        """What works out the rest of what they show: after each there is more."""
+        """The slow work for hovers and hints, in steps: after each there is more to show."""
         worth, order = (lambda: self.worth), (lambda: self.order)
         return (*([worth] if self.plan.rules else ()), *([order] if self.plan.order is not None else ()))
 
@@ -133,20 +217,20 @@ class GraphState:
 
 @frozen(slots=False)
 class State:
-    """What an answer is made from. ``graph`` is None where no snapshot is set, none can be read, or the text has
+    """The data of every answer. ``graph`` is None where no snapshot is set, none can be read, or the text has
     errors."""
 
     document: Document
     text: TextState
     graph: GraphState | None = None
     facts: Facts | None = None
-    """Of the snapshot, also where the text has errors: what completion offers."""
+    """The facts of the snapshot, also where the text has errors: completion reads them."""
     problems: tuple[Diagnostic, ...] = field(default=())
-    """Of the settings and the snapshot: why it cannot be read."""
+    """The diagnostics of the settings and of the snapshot."""
     plans: bool = True
-    """Whether the settings allow for a plan: not where the path or the device that they name is none."""
+    """False where the settings name an unknown path or device."""
     early: tuple[Diagnostic, ...] = ()
-    """Of the plan while it is made: what holds whatever the order of its collectives comes to."""
+    """The diagnostics of an unfinished plan that hold whatever order is found for its collectives."""
 
     @property
     def can_plan(self) -> bool:
@@ -154,7 +238,7 @@ class State:
 
     @property
     def diagnostics(self) -> Sequence[Diagnostic]:
-        """As ``policylang check`` says them: of the snapshot, of the text, of both together."""
+        """The diagnostics of ``policylang check``: of the snapshot, of the text, of both together."""
         said = self.text.loaded.diagnostics
         if self.facts is not None:
             said = tuple(each for each in said if each.code != SELDOM_IN_GRAPHS)
@@ -170,7 +254,7 @@ def read_text(document: Document, facts: Facts | None, read: Reader) -> TextStat
 
 
 def unsettled(text: TextState) -> TextState:
-    """The same while a graph is read: without complaints about operators that it may know."""
+    """The text without diagnostics about operators that a graph which is still read may know."""
     said = tuple(each for each in text.loaded.diagnostics if each.code not in _OF_OPERATORS)
     return evolve(text, loaded=evolve(text.loaded, diagnostics=said), unsettled=True)
 
@@ -178,7 +262,7 @@ def unsettled(text: TextState) -> TextState:
 def before_the_order(
     text: TextState, facts: Facts, name: str, path: PathName | None, device: DeviceProfile | None
 ) -> tuple[Diagnostic, ...] | None:
-    """What is wrong between a policy and a graph whatever order its scheduling lines come to, which takes a second on
+    """The diagnostics of a policy on a graph that do not depend on the order of collectives, which takes a second on
     a large graph; None for a policy without any. All of it is in the diagnostics of :func:`read_graph` too."""
     policy = text.loaded.policy
     if policy is None or not policy.orders or not capabilities_for(facts.kind, path).orders:
@@ -202,3 +286,53 @@ def read_graph(
         return None
     (plan,), found = on_graph(text.loaded.policy, {name: facts}, path, one_model=False, device=device)
     return GraphState(name, facts, plan, found, path)
+
+
+def location(state: State, span: Span) -> types.Location | None:
+    """The location of a span in the document, an included file, the prelude or a device profile; None where the
+    text came from no file that is known, a table that a profile names for instance."""
+    uri = uri_of(state, span.source)
+    return None if uri is None else types.Location(uri, positions_of(state, span.source).range(span))
+
+
+def uri_of(state: State, source: Source) -> str | None:
+    """The address of the file that a source was read from."""
+    if source == state.document.source:
+        return state.document.uri
+    path = path_of_source(state, source.name)
+    return None if path is None else uri_of_path(path)
+
+
+def path_of_source(state: State, name: str) -> Path | None:
+    """The path of the file with this name in reports."""
+    path = state.text.expansion.files.get(name)
+    if path is not None:
+        return path
+    if name.startswith("<") and name.endswith(">"):
+        word = name[1:-1]
+        return bundled_file(word) or (devices_folder() / f"{word}.toml" if word in bundled_devices() else None)
+    for placed in state.text.expansion.statements:
+        if isinstance(placed.statement, syntax.Device) and placed.statement.target == name:
+            found = find_device(name, placed.folder)
+            return found[0] if isinstance(found, tuple) else None
+    beside = Path() if state.document.path is None else state.document.path.parent
+    named = beside / name  # the project's settings are called as seen from the document, the client's in full
+    return named if "\0" not in name and os.path.isfile(named) else None
+
+
+def uri_of_path(path: Path) -> str:
+    """The address of a file, without ``..``: editors take two spellings of one file for two files."""
+    plain = os.path.abspath(path)
+    return Path(plain if os.path.realpath(plain) == os.path.realpath(path) else os.path.realpath(path)).as_uri()
+
+
+def positions_of(state: State, source: Source) -> Positions:
+    """The positions of a source, in the encoding of the document."""
+    if source == state.document.source:
+        return state.document.positions
+    return _positions_of_text(source.text, state.document.encoding)
+
+
+@lru_cache(maxsize=64)
+def _positions_of_text(text: str, encoding: types.PositionEncodingKind) -> Positions:
+    return Positions(text, encoding)

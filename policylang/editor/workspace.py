@@ -1,7 +1,7 @@
-"""Which settings hold for which document: those of the client over those of the project.
+"""The settings of each document: the client's before the project's.
 
-A client says them when it starts the server, pushes them, or is asked for those of each of its folders. Below stands
-``[tool.policylang]`` of the ``pyproject.toml`` nearest to the document.
+A client sends them when it starts the server, pushes them, or is asked for those of each of its folders. The project's
+are ``[tool.policylang]`` of the ``pyproject.toml`` nearest to the document.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _FOLDER = "${workspaceFolder}"
 _LONGEST_PAUSE = 10_000
 
 Stamp = tuple[int, int, int] | None
-"""What tells one content of a file from the next; None where there is no file."""
+"""Identifies the content of a file; None where there is no file."""
 
 
 @frozen
 class EditorSettings:
-    """What holds for one document, with what is wrong with it."""
+    """The settings of one document, with what is wrong with them."""
 
     graph: str | None = None
     path: PathName | None = None
@@ -46,7 +46,7 @@ class EditorSettings:
     """Seconds without a change after which a policy is planned on the snapshot."""
     problems: tuple[Diagnostic, ...] = ()
     plans: bool = True
-    """Whether a plan would be one under what was asked for: not where part of that is none."""
+    """False where a setting is wrong, so that nothing can be planned under it."""
 
 
 @define(eq=False)
@@ -54,31 +54,31 @@ class Workspace:
     """The folders that are open in an editor, and what it says of them. Nothing here raises for a wrong setting."""
 
     folders: dict[str, Path] = field(factory=dict)
-    """By their addresses, in the order of the editor."""
+    """Paths by their addresses, in the order of the editor."""
     started_with: Mapping[str, Any] = field(factory=dict)
-    """What the server was started with."""
+    """The settings that the server was started with."""
     pushed: Mapping[str, Any] = field(factory=dict)
     asked: dict[str | None, Mapping[str, Any]] = field(factory=dict)
-    """What the client answered, by the address of a folder; None for what belongs to no folder."""
+    """The client's answers, by the address of a folder; None for no folder."""
     _projects: dict[Path, tuple[tuple[Stamp, ...], ProjectSettings, tuple[Diagnostic, ...]]] = field(factory=dict)
     _devices: dict[str, tuple[Stamp, DeviceProfile | Diagnostic]] = field(factory=dict)
 
     def folder_of(self, path: Path | None) -> Path | None:
-        """The innermost folder that a file lies in; the first one for a text that is in no file."""
+        """The innermost folder that holds a file; the first one for a text that is in no file."""
         if path is None:
             return next(iter(self.folders.values()), None)
         around = [each for each in self.folders.values() if path.is_relative_to(each)]
         return max(around, key=lambda each: len(each.parts), default=None)
 
     def name_of(self, path: Path | None, uri: str) -> str:
-        """What messages call a document: its path from its folder on."""
+        """The name of a document in messages: its path from its folder on."""
         if path is None:
             return uri
         folder = self.folder_of(path)
         return str(path if folder is None else path.relative_to(folder))
 
     def settings_of(self, path: Path | None) -> EditorSettings:
-        """Of the document in a file, or in none."""
+        """The settings of the document in a file, or in none."""
         folder = self.folder_of(path)
         base = folder or next(iter(self.folders.values()), None) or (Path() if path is None else path.parent)
         project, problems = self._project(path.parent if path is not None else base)
@@ -137,7 +137,7 @@ def path_of(uri: str) -> Path | None:
 
 
 def stamp_of(path: str | os.PathLike[str]) -> Stamp:
-    """Of the content that a file has now."""
+    """The stamp of the content that a file has now."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -154,7 +154,7 @@ def section_of(settings: object) -> Mapping[str, Any]:
 
 
 def _said(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what an editor sends for a setting that nobody gave: null, or a text without a word."""
+    """The settings without those that nobody gave, which editors send as null or empty texts."""
     return {key: value for key, value in settings.items() if value is not None and value != ""}
 
 

@@ -1,7 +1,7 @@
 """A policy as a memory policy of TorchTitan's graph trainer (TorchTitan 0.3.0).
 
 The graph trainer traces forward, loss and backward as one flat graph and runs passes over it. One of them asks a
-registry for the memory policy that ``compile.memory_policy`` names. What stands there under a policy of ours carries it
+registry for the memory policy that ``compile.memory_policy`` names. What is registered for a policy of ours carries it
 out, whole: planned, rematerialised, audited. TorchTitan's own rematerialisation, two passes later, then has nothing to
 do.
 """
@@ -64,7 +64,7 @@ def register(policy: PolicyLike, name: str = NAME, *, mesh: Any = None) -> str:
 
 
 class MemoryPolicy:
-    """What the registry holds: TorchTitan calls it with the traced graph and its own configuration."""
+    """The registered policy: TorchTitan calls it with the traced graph and its own configuration."""
 
     def __init__(self, policy: Policy, mesh: Any = None) -> None:
         self.policy = policy
@@ -103,7 +103,7 @@ class MemoryPolicy:
 
 
 def _refuse_another_order(options: Any) -> None:
-    """What TorchTitan runs behind the memory policy would leave nothing of an order."""
+    """Refuse an order that TorchTitan's later passes would undo."""
     passes = [_JOINS, *(name for setting, name in _SWITCHED.items() if getattr(options, setting, False))]
     if getattr(getattr(options, "ep_overlap", None), "enabled", False):
         passes.append("ep_overlap_schedule_pass")
@@ -180,7 +180,7 @@ def _fits(value: Any, gradient: torch.Tensor) -> bool:
 
 
 def _gradients(gm: fx.GraphModule) -> Iterator[torch.Tensor]:
-    """What the step returns behind the loss, without the meshes of DTensors."""
+    """The outputs of the step behind the loss, without the meshes of DTensors."""
     output = next(iter(reversed(gm.graph.nodes)))
     for returned in output.args[0][1:]:
         value = returned.meta.get("val") if isinstance(returned, fx.Node) else None

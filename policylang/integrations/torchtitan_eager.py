@@ -19,7 +19,7 @@ _ONLY = {"determinism_check": "default", "debug": False}
 
 
 class PolicyAC(ActivationCheckpointing):  # type: ignore[misc]  # TorchTitan is optional, so its classes have no type here
-    """What ``PolicyAC.Config(policy=…).build()`` makes; TorchTitan calls its ``apply`` with the model."""
+    """Made by ``PolicyAC.Config(policy=…).build()``; TorchTitan calls its ``apply`` with the model."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(ActivationCheckpointing.Config):  # type: ignore[misc]
@@ -28,7 +28,7 @@ class PolicyAC(ActivationCheckpointing):  # type: ignore[misc]  # TorchTitan is 
         policy: str
         """The path of a policy, or the name of a bundled one."""
         strict: bool = False
-        """Whether a block that runs other operators than were recorded is an error, as in ``checkpoint_model``."""
+        """True makes an error of a block that runs other operators than were recorded, as in ``checkpoint_model``."""
 
     def apply(self, model: nn.Module) -> None:
         """Put a checkpoint that follows the policy around every block.

@@ -40,7 +40,7 @@ class MeasuredGroup:
 
 
 def measured_groups(device: torch.device, budget: float, progress: Callable[[str], object]) -> list[MeasuredGroup]:
-    """Of the ranks of this machine, where there are others, and of all ranks; narrow groups first. Nothing in a job of
+    """Measure the ranks of this machine, where there are others, and all ranks; narrow groups first. Empty in a job of
     one rank. To be called on every rank of the default process group.
 
     ``budget``: the seconds that all of it may take, about.
@@ -70,7 +70,7 @@ def measured_groups(device: torch.device, budget: float, progress: Callable[[str
 
 
 def in_a_table(points: Mapping[str, Sequence[tuple[float, float]]], ranks: int) -> tuple[CollectiveTimes, ...]:
-    """As the rows of a table hold them: to a tenth of a microsecond, and as many sizes for each as for the shortest."""
+    """The rows of a table: to a tenth of a microsecond, and as many sizes for each as for the shortest."""
     measured = {collective: each for collective, each in points.items() if each}
     sizes = min(map(len, measured.values()), default=0)
     return tuple(
@@ -116,7 +116,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _slowest(seconds: float, device: torch.device) -> float:
-    """Of all ranks, the same number on each."""
+    """The greatest of all ranks' seconds, the same on each."""
     told = torch.tensor([seconds], dtype=torch.float64, device=device)
     dist.all_reduce(told, op=dist.ReduceOp.MAX)
     return float(told.item())

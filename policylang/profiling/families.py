@@ -87,7 +87,7 @@ def _add(operands: Operands, size: float) -> Run:
 
 
 def _from_afar(operands: Operands, size: float) -> Run:
-    """As a step does it: operands that no cache holds any more, and results that are kept for the backward."""
+    """Operands that no cache holds any more and results that are kept, as in a training step."""
     length = int(size / 12)
     places = min(MOST_PLACES, max(2, int(AFAR / 4 / length)))
     (buffer,) = operands.of(torch.float32, (places * length,))
@@ -143,9 +143,9 @@ class MatrixWork:
     shapes: Sequence[Sequence[int]]
     call: Callable[..., Tensor]
     flops: float
-    """Of the forward, as :mod:`policylang.operators.work` counts it."""
+    """FLOPs of the forward, as :mod:`policylang.operators.work` counts them."""
     backward: float
-    """How many times as many the backward has."""
+    """FLOPs of the backward, as a multiple of the forward's."""
 
 
 def matrix_work(kind: str) -> Iterator[MatrixWork]:
@@ -185,11 +185,11 @@ def _backward(work: MatrixWork, operands: Operands, dtype: torch.dtype) -> Run:
 FUNCTION_ROWS = {"cpu": 1024, "cuda": 2**16}
 COLUMNS = 1024
 CHANNELS, EDGE = 64, 32
-"""Of the same values as images."""
+"""The shape of the same values as images."""
 BEFORE = "function: "
 
 Call = Callable[[Tensor, Tensor, Tensor, Tensor], object]
-"""Of two matrices, a row and a column."""
+"""A call on two matrices, a row and a column."""
 _aten = torch.ops.aten
 _DTYPE = torch.float32
 
@@ -256,12 +256,12 @@ FUNCTIONS: dict[str, tuple[float, Call]] = {
     "max_pool2d_with_indices": (1.75, _pool),  # a quarter of the values, with a position of eight bytes each
     "native_dropout": (2.25, lambda x, y, row, mean: _aten.native_dropout.default(x, 0.1, True)),
 }
-"""By name without overload: how many times the bytes of its first argument it reads and writes, and the call."""
+"""Name without overload to the multiple of its first argument's bytes that it reads and writes, and the call."""
 
 
 def functions(operands: Operands) -> Iterator[Trial]:
     """Trials whose work is in bytes read and written, each under :data:`BEFORE` and the name of its operator; the
-    stream that they are held against is ``mul``, measured beside them."""
+    stream that they are compared with is ``mul``, measured beside them."""
     rows = FUNCTION_ROWS[operands.device.type]
     stream: tuple[float, Call] = (2.0, lambda x, y, row, mean: _aten.mul.Tensor(x, 2.0))
     calls = {"mul": stream, **FUNCTIONS}

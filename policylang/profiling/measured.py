@@ -1,4 +1,4 @@
-"""From timings to the figures of a device profile, and what machine they are of."""
+"""Turns timings into the figures of a device profile, and describes the machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
-from policylang.language.devices.profile import DeviceProfile, Network, Rate
+from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.profiling.families import (
     ATTENTION,
     BEFORE,
@@ -31,7 +31,7 @@ from policylang.profiling.trials import Timing, Timings, Trial
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
-def described(device: torch.device) -> str:
+def machine_description(device: torch.device) -> str:
     """One line: the processor or the GPU, the threads, and the version of torch. Nothing that names the host."""
     if device.type == "cuda":
         fast = torch.backends.cuda.matmul.allow_tf32
@@ -84,12 +84,12 @@ def _of_cgroup() -> int | None:
 SLOW = 0.8
 """An operator has a rate of its own where it reaches less than this share of a stream's."""
 MOST_SHARE = {ATTENTION: 1.0, CONVOLUTION: 10.0}
-"""As profiles allow it."""
+"""The greatest shares that a profile may have."""
 
 
 @frozen
 class Spread:
-    """How far the rounds of timings lie apart, as shares of their medians."""
+    """The spread of the rounds of timings, as shares of their medians."""
 
     middle: float
     worst: float
@@ -103,10 +103,7 @@ class MeasuredDevice:
     profile: DeviceProfile
     spread: Spread
     refused: dict[str, str] = field(factory=dict)
-    """What the machine cannot do, and what it said."""
-
-    def joined_by(self, networks: tuple[Network, ...]) -> MeasuredDevice:
-        return evolve(self, profile=evolve(self.profile, networks=networks))
+    """Trials that the machine cannot do, with its error."""
 
 
 def measured(timings: Timings, name: str, dtype: str, capacity: int | None = None) -> MeasuredDevice | None:
@@ -141,7 +138,7 @@ def rounded(figure: float) -> float:
 
 
 def _rate(timed: Sequence[tuple[Trial, Timing]], overhead: float) -> Rate | None:
-    """By size what a run reaches beyond its overhead, all families of one size together. A size that is mostly overhead
+    """The rate beyond the overhead by size, all trials of one size together. A size that is mostly overhead
     says nothing of the rate; the largest is always there."""
     sizes: dict[float, list[float]] = defaultdict(list)
     for trial, timing in timed:
@@ -155,7 +152,7 @@ def _rate(timed: Sequence[tuple[Trial, Timing]], overhead: float) -> Rate | None
 
 
 def _share(timings: Timings, kind: str, products: Rate | None, overhead: float) -> float:
-    """Of the rate of products with as many FLOPs, the mean over sizes, forward and backward."""
+    """The share of the rate of products with as many FLOPs, the mean over sizes, forward and backward."""
     if products is None:
         return 1.0
     reached = [
@@ -184,7 +181,7 @@ def _pointwise(timings: Timings) -> float:
 
 
 def _host(timings: Timings) -> float | None:
-    """Of the slower way."""
+    """The rate of the slower direction."""
     rates = [trial.work / timing.seconds for key in (TO_HOST, FROM_HOST) for trial, timing in timings.of_key(key)]
     return rounded(min(rates)) if rates else None
 

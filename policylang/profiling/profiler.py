@@ -8,12 +8,12 @@ from math import floor, log10
 
 import torch
 import torch.distributed as dist
-from attrs import frozen
+from attrs import evolve, frozen
 
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.profiling.collectives import MIB, MeasuredGroup, measured_groups, milliseconds
 from policylang.profiling.families import BEFORE, functions, fused, host_copies, products, shares, streams
-from policylang.profiling.measured import MeasuredDevice, capacity, described, measured
+from policylang.profiling.measured import MeasuredDevice, capacity, machine_description, measured
 from policylang.profiling.trials import Clock, DeviceClock, Operands, Trial, measure
 
 FIRST_LINE = "# Measured by `policylang profile`"
@@ -128,7 +128,7 @@ ON_COLLECTIVES = 0.5
 
 @frozen(eq=False)
 class Profiling:
-    """What is to be measured, and for how long."""
+    """A measurement to be made: its device and budget."""
 
     device: torch.device
     name: str
@@ -140,15 +140,13 @@ class Profiling:
 
 @frozen(eq=False)
 class Profiled:
-    """What a measurement gave."""
+    """A measured profile with the texts of its files."""
 
     profile: DeviceProfile
     text: str
-    """Of the profile's file."""
+    """The text of the profile's file."""
     table: str
-    """Of the file of collectives beside it; empty in a job of one rank."""
-    refused: dict[str, str]
-    """What the machine cannot do, and what it said."""
+    """The text of the file of collectives beside it; empty in a job of one rank."""
 
 
 def profiled(
@@ -172,9 +170,10 @@ def profiled(
     (device,) = found
     if device is None:
         return None
-    device = device.joined_by(tuple(group.network for group in groups))
-    text = profile_text(device, described(what.device), compiled=what.compiled, groups=groups, table=table)
-    return Profiled(device.profile, text, table_text(groups) if groups else "", device.refused)
+    networks = tuple(group.network for group in groups)
+    device = evolve(device, profile=evolve(device.profile, networks=networks))
+    text = profile_text(device, machine_description(what.device), compiled=what.compiled, groups=groups, table=table)
+    return Profiled(device.profile, text, table_text(groups) if groups else "")
 
 
 def _of_device(what: Profiling, clock: Clock, budget: float, progress: Progress) -> MeasuredDevice | None:
@@ -195,5 +194,5 @@ def _trials(what: Profiling, operands: Operands) -> Iterator[Trial]:
 
 
 def _dtype_of_shares(what: Profiling) -> str:
-    """What most steps compute in there."""
+    """The dtype that most steps compute in on the device."""
     return "bfloat16" if what.device.type == "cuda" else "float32"

@@ -21,11 +21,11 @@ class Trial:
     """One operation of one size."""
 
     name: str
-    """``float32 product, linear``: what is said where it cannot be measured."""
+    """``float32 product, linear``: its name in messages."""
     key: str
-    """What it is a measurement of: ``float32``, ``stream``."""
+    """The figure that it measures: ``float32``, ``stream``."""
     work: float
-    """What one run does: FLOPs, bytes, or kernels."""
+    """The work of one run: FLOPs, bytes, or kernels."""
     prepare: Callable[[], Run] = field(repr=False)
     """Makes its operands, and returns what is timed. Raises what torch raises where the machine cannot do it."""
     ladder: str = ""
@@ -33,13 +33,13 @@ class Trial:
 
 
 class Clock(Protocol):
-    """What times a trial."""
+    """Times a trial."""
 
     def now(self) -> float:
         """Seconds since some moment, on a clock at the wall: what a budget is spent by."""
 
     def seconds(self, trial: Trial) -> float:
-        """Of one run, on the device. Raises what torch raises where the machine cannot do it."""
+        """Seconds of one run on the device. Raises what torch raises where the machine cannot do it."""
 
 
 @frozen
@@ -54,17 +54,17 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """How far the rounds lie apart, as a share of their median: half of the distance from least to most."""
+        """The spread of the rounds as a share of their median: half of the distance from least to most."""
         return (max(self.rounds) - min(self.rounds)) / 2 / self.seconds if self.seconds else 0.0
 
 
 @define(eq=False)
 class Timings:
-    """What came of the trials."""
+    """The timings of the trials."""
 
     of: dict[Trial, Timing] = field(factory=dict)
     refused: dict[str, str] = field(factory=dict)
-    """What the machine cannot do in any size, by its key, and the first line of what it said."""
+    """Keys that the machine cannot do in any size, with the first line of its error."""
     rounds: int = 0
 
     def of_key(self, key: str) -> list[tuple[Trial, Timing]]:
@@ -111,7 +111,7 @@ def measure(
 
 
 def _ends_before(trial: Trial, seconds: dict[Trial, list[float]], ended: set[str], budget: float) -> bool:
-    """Whether a smaller trial of its ladder could not be done, or says that this one takes too long."""
+    """True if a smaller trial of its ladder failed, or shows that this one takes too long."""
     if not trial.ladder:
         return False
     if trial.ladder in ended:

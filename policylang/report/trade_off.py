@@ -11,9 +11,8 @@ from attrs import asdict
 from policylang.language.wording import figure, shortened
 from policylang.report.diagnostics import render_json
 from policylang.report.layout import table
-from policylang.tuning.outcome.tuned_policy import TunedPolicy
-from policylang.tuning.outcome.written import besides_words, bound_words, budget_words, memory_of, step_words
-from policylang.tuning.trade_off import Candidate, Tuned
+from policylang.tuning.evaluation import Candidate, Tuned
+from policylang.tuning.tuned_policy import TunedPolicy, besides_words, bound_words, budget_words, memory_of, step_words
 
 
 def account_text(found: TunedPolicy) -> str:

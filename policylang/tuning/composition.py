@@ -1,10 +1,16 @@
 """The figures of mixtures of patterns, composed of what each pattern does in each block.
 
-Where blocks keep what they hand on, what one block keeps and runs again depends on its own pattern alone. So each
-pattern is simulated once, in all blocks, and its step is cut where forward and backward pass from one block to the
-next. Of each piece two figures are kept: by how much the memory in use rises in it at most, and by how much it is
-higher after it. The peak of a mixture is the highest point of the pieces of its blocks put together; what it keeps and
-runs again is the sum over its blocks.
+Where blocks save their outputs, what one block keeps and recomputes depends on its own pattern alone. So each pattern
+is simulated once, in all blocks, and its step is cut into segments where forward and backward pass from one block to
+the next. A segment has two figures: by how much the memory in use rises in it at most, and by how much it is higher
+after it. The peak of a mixture is the highest point of its blocks' segments put together; what it keeps and recomputes
+is the sum over its blocks.
+
+How long computation waits for copies to the host and back (:mod:`policylang.planning.schedule` says
+when they start and are awaited) is max-plus linear (Baccelli et al., *Synchronization and Linearity*, 1992): a small
+matrix a segment, which does not depend on what other blocks do. Of the forward the moments are the present, and when
+the last copy and the one before it are done; of the backward the present, when the last value and the one before it
+were used first, and when the last copy is done.
 """
 
 from __future__ import annotations
@@ -24,16 +30,147 @@ from policylang.planning.liveness import SavedForBackward, backward_needs, with_
 from policylang.planning.plan import schedule_of
 from policylang.planning.schedule import build_checkpointed_schedule
 from policylang.planning.value_outcome import Decision, Why
-from policylang.simulation.memory import lifetimes
+from policylang.simulation.memory import Lifetimes, Origin, lifetimes
 from policylang.simulation.node_times import NodeTimes
-from policylang.tuning.copy_waits import CopyWaits, PieceWaits, on_their_way, waits_of, where_zones_meet
-from policylang.tuning.value_classes import Fate, ValueClasses
+from policylang.tuning.phrases import Option, ValueClasses
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_NEVER = -1e30
+_MOMENTS = 4
+_NOW = 0
+_LAST, _BEFORE = 1, 2
+_DONE = 3
+
+
+@frozen(eq=False)
+class SegmentWaits:
+    """Of a pattern that all blocks follow."""
+
+    matrices: Floats
+    """By segment: of each moment after it and each before it, how much later the one is at least."""
+    computes: Floats
+    """By segment, seconds."""
+
+
+def waits_of(
+    facts: Facts, times: NodeTimes, schedule: Schedule, keys: Ints, segments: int, backward: int
+) -> SegmentWaits:
+    """``keys``: by step its segment, the first of the backward ``backward``. A collective counts as computation: what
+    waits for it can hide a copy."""
+    kinds, rows = np.frombuffer(schedule.kinds, dtype=np.uint8), np.frombuffer(schedule.rows, dtype=np.int32)
+    seconds = np.where(kinds <= StepKind.SECOND_RUN, np.asarray(times.seconds, dtype=np.float64)[rows], 0.0)
+    computes = np.bincount(keys, weights=seconds, minlength=segments).astype(np.float64)
+    matrices = np.full((segments, _MOMENTS, _MOMENTS), _NEVER)
+    matrices[:, range(_MOMENTS), range(_MOMENTS)] = 0.0
+    since = np.cumsum(seconds) - seconds
+    starts = dict(zip(*(each.tolist() for each in _first_steps(keys, since)), strict=True))
+    spent = np.zeros(segments)
+    host = times.device.host_bandwidth or np.inf
+    for step in np.flatnonzero((kinds == StepKind.COPY_TO_HOST) | (kinds == StepKind.WAIT_FROM_HOST)).tolist():
+        leaves = kinds[step] == StepKind.COPY_TO_HOST
+        segment = int(keys[step])
+        if leaves is (segment >= backward):
+            segment = backward - 1 if leaves else backward
+        matrix, length = matrices[segment], facts.bytes[rows[step]] / host
+        gap = max(since[step] - starts.get(segment, since[step]) - spent[segment], 0.0)
+        spent[segment] += gap
+        matrix[_NOW] += gap
+        if leaves:
+            matrix[_NOW] = np.maximum(matrix[_NOW], matrix[_BEFORE])
+            matrix[_BEFORE] = matrix[_LAST]
+            matrix[_LAST] = np.maximum(matrix[_NOW], matrix[_LAST]) + length
+        else:
+            matrix[_DONE] = np.maximum(matrix[_BEFORE], matrix[_DONE]) + length
+            matrix[_NOW] = np.maximum(matrix[_NOW], matrix[_DONE])
+            matrix[_BEFORE] = matrix[_LAST]
+            matrix[_LAST] = matrix[_NOW]
+    matrices[:, _NOW] += np.maximum(computes - spent, 0.0)[:, None]
+    return SegmentWaits(matrices, computes)
+
+
+def _first_steps(keys: Ints, since: Floats) -> tuple[Ints, Floats]:
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    return keys[starts], since[starts]
+
+
+class CopyWaits:
+    """The patterns of some mixtures."""
+
+    def __init__(self, patterns: Sequence[SegmentWaits], backward: int) -> None:
+        self._matrices = np.stack([each.matrices for each in patterns])
+        self._computes = np.stack([each.computes for each in patterns])
+        self._backward = backward
+
+    def of(self, by_segment: Ints) -> Floats:
+        """Seconds; ``by_segment`` says, mixture by segment, the number of the pattern."""
+        count, segments = by_segment.shape
+        waits = np.zeros(count)
+        for part in (range(self._backward), range(self._backward, segments)):
+            moments = np.full((count, _MOMENTS), _NEVER)
+            moments[:, _NOW] = 0.0
+            if part.start:
+                moments[:] = 0.0
+            for segment in part:
+                number = by_segment[:, segment]
+                later = self._matrices[number, segment]
+                found = later[:, :, 0] + moments[:, 0, None]
+                for each in range(1, _MOMENTS):
+                    np.maximum(found, later[:, :, each] + moments[:, each, None], out=found)
+                moments = found
+                waits -= self._computes[number, segment]
+            waits += moments[:, _NOW] if part.start else moments[:, : _BEFORE + 1].max(axis=1)
+        return np.maximum(waits, 0.0)
+
+
+def on_their_way(found: Lifetimes, schedule: Schedule, keys: Ints, backward: Sequence[int]) -> tuple[Ints, Ints]:
+    """By block, of what it and earlier blocks move: the bytes that are on their way to the host as its forward ends,
+    and those that are back, or on their way, as its backward begins. Last, for what lies outside, none.
+
+    ``keys``: by step its segment; ``backward``: by block the segment of its backward, as the one after 0 is of its
+    forward.
+    """
+    moved = set(schedule.rows_of(StepKind.COPY_TO_HOST))
+    leaving, returned = np.zeros((2, len(backward) + 1), dtype=np.int64)
+    begins = np.searchsorted(keys, backward)
+    ends = np.searchsorted(keys, np.arange(len(backward)) + 1, side="right") - 1
+    makes: dict[int, int] = {}
+    for origin, row, _, size, made, last in found:
+        if row not in moved or origin not in (Origin.FIRST_RUN, Origin.COPY_FROM_HOST):
+            continue
+        own = ends >= makes.setdefault(row, made)
+        if origin == Origin.FIRST_RUN:
+            leaving[:-1] += size * (own & (last > ends))
+        else:
+            returned[:-1] += size * (own & (made < begins) & (last >= begins))
+    return leaving, returned
+
+
+def where_zones_meet(
+    leaving: Ints, returned: Ints, moves: NDArray[np.bool_], chosen: Ints, backward: Sequence[int]
+) -> Ints:
+    """By mixture and segment, the bytes that segments of later blocks would have added or freed for copies of earlier
+    ones if both followed one pattern. Where the later ones copy nothing, what is on its way is held until the forward
+    ends.
+
+    The first three by pattern; ``chosen``: by mixture and block the pattern.
+    """
+    more = np.zeros((len(chosen), 2 * len(backward) + 4), dtype=np.int64)
+    for block in range(len(backward) - 1):
+        here, there = chosen[:, block], chosen[:, block + 1]
+        held = leaving[here, block] - leaving[there, block]
+        back = returned[here, block] - returned[there, block]
+        more[:, 2 + block] -= np.where(moves[there], held, 0)
+        more[:, backward[block]] = np.where(moves[there], back, back - held)
+    return more
+
 
 _DECISIONS = {
-    int(Fate.SAVE): Decision(Action.SAVE, None, Why.RULE),
-    int(Fate.RECOMPUTE): Decision(Action.RECOMPUTE, None, Why.RULE),
-    int(Fate.OFFLOAD): Decision(Action.OFFLOAD, None, Why.RULE),
-    int(Fate.REBUILT): Decision(Action.RECOMPUTE, None, Why.RULE),
+    int(Option.SAVE): Decision(Action.SAVE, None, Why.RULE),
+    int(Option.RECOMPUTE): Decision(Action.RECOMPUTE, None, Why.RULE),
+    int(Option.OFFLOAD): Decision(Action.OFFLOAD, None, Why.RULE),
+    int(Option.REBUILT): Decision(Action.RECOMPUTE, None, Why.RULE),
 }
 NO_RULES = Policy("tuned", {}, None, (), None, (), ())
 _ALWAYS = Decision(Action.SAVE, None, Why.ALWAYS)
@@ -42,37 +179,34 @@ _BESIDE_COLLECTIVES = 0.85
 """Of the time that copies are composed to be waited for, the share that surely is. A wait for a collective may hide the
 rest."""
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
 
 @frozen(eq=False)
-class Pieces:
-    """A pattern that all blocks follow, cut into pieces."""
+class SegmentProfile:
+    """A pattern that all blocks follow, cut into segments."""
 
     rise: Ints
-    """By piece: bytes by which what is alive at its highest exceeds what was alive before it."""
+    """By segment: bytes by which what is alive at its highest exceeds what was alive before it."""
     net: Ints
-    """By piece: bytes by which it is higher after it."""
+    """By segment: bytes by which it is higher after it."""
     saved: Ints
     """By block, last what lies outside: bytes kept for the backward."""
-    again: Floats
-    """By block, last what lies outside: seconds of second runs."""
+    recompute: Floats
+    """By block, last what lies outside: seconds of recomputation."""
     asked: tuple[int, ...]
-    """By class: what becomes of its values; ``Fate.EITHER`` of those that the backward does not ask for."""
-    hands_on: bool
-    """Whether blocks keep what they hand on: only then does memory in use follow from that of each block."""
+    """By class: what becomes of its values; ``Option.EITHER`` of those that the backward does not ask for."""
+    saves_outputs: bool
+    """Whether blocks save their outputs: only then does memory in use follow from that of each block."""
     leaving: Ints
     """By block, of what it and earlier blocks move to the host: bytes that are on their way as its forward ends."""
     returned: Ints
     """Bytes of the same that are back, or on their way, as its backward begins."""
-    waits: PieceWaits | None = None
-    """When copies start and are awaited in each piece; None where none were asked for."""
+    waits: SegmentWaits | None = None
+    """When copies start and are awaited in each segment; None where none were asked for."""
 
     @property
     def offloads(self) -> bool:
-        """Whether anything waits on the host."""
-        return int(Fate.OFFLOAD) in self.asked
+        """True if any value is on the host in between."""
+        return int(Option.OFFLOAD) in self.asked
 
 
 @frozen(eq=False)
@@ -87,12 +221,12 @@ class Mixtures:
 
     @property
     def price(self) -> Floats:
-        """What candidates are tried by."""
+        """The seconds that order the candidates."""
         return self.recompute + self.copies
 
 
 class Composition:
-    """Cuts patterns into pieces and puts them together."""
+    """Cuts patterns into segments and puts them together."""
 
     def __init__(
         self,
@@ -118,25 +252,25 @@ class Composition:
         block = np.full(keys, self.count, dtype=np.int64)
         for number in range(self.count):
             block[1 + number] = block[self._backward_of(number)] = number
-        self.block_of_piece = block
+        self.block_of_segment = block
 
-    def decisions(self, fates: Sequence[int]) -> list[Decision | None]:
-        """A decision a row; what the fates leave open is recomputed in blocks and saved outside of them."""
+    def decisions(self, pattern: Sequence[int]) -> list[Decision | None]:
+        """A decision a row; what the pattern leaves open is recomputed in blocks and saved outside of them."""
         classes = self.classes
         by_class = []
-        for number, fate in enumerate(fates):
-            if fate == Fate.EITHER:
-                fate = Fate.RECOMPUTE if classes.all[number].inside else Fate.SAVE
-            by_class.append(_DECISIONS[int(fate)])
+        for number, option in enumerate(pattern):
+            if option == Option.EITHER:
+                option = Option.RECOMPUTE if classes.all[number].inside else Option.SAVE
+            by_class.append(_DECISIONS[int(option)])
         by_class.append(_ALWAYS)
         decisions: list[Decision | None] = [None] * len(self.facts)
         for row in self.facts.forward:
             decisions[row] = by_class[classes.of[row]]
         return decisions
 
-    def pieces(self, fates: Sequence[int], *, with_peak: bool) -> Pieces:
-        """Simulate a pattern in all blocks; without the peak only what is kept and runs again is worked out."""
-        decisions = self.decisions(fates)
+    def profile(self, pattern: Sequence[int], *, with_peak: bool) -> SegmentProfile:
+        """Simulate a pattern in all blocks; without the peak only bytes kept and seconds recomputed are worked out."""
+        decisions = self.decisions(pattern)
         needs = backward_needs(self.facts, decisions)
         if needs.offloaded:
             resolve_offloads(NO_RULES, self.facts, decisions, needs)
@@ -144,12 +278,12 @@ class Composition:
         needs = with_checkpoints(needs, self.facts, decisions, self.checkpoints)
         saved, again = self._by_block(needs)
         asked = self._asked(needs)
-        hands_on = all(asked[number] != Fate.RECOMPUTE for number in self.classes.crossing)
-        rise = np.zeros(len(self.block_of_piece), dtype=np.int64)
+        saves_outputs = all(asked[number] != Option.RECOMPUTE for number in self.classes.crossing)
+        rise = np.zeros(len(self.block_of_segment), dtype=np.int64)
         net = np.zeros_like(rise)
         leaving = returned = np.zeros(self.count + 1, dtype=np.int64)
         if not with_peak and not self.offload:
-            return Pieces(rise, net, saved, again, asked, hands_on, leaving, returned)
+            return SegmentProfile(rise, net, saved, again, asked, saves_outputs, leaving, returned)
         if self.checkpoints is None:
             schedule = schedule_of(self.facts, decisions)
         else:
@@ -179,28 +313,30 @@ class Composition:
                 back = [self._backward_of(block) for block in range(self.count)]
                 leaving, returned = on_their_way(found, schedule, keys, back)
         waits = self._waits(schedule, keys) if self.offload else None
-        return Pieces(rise, net, saved, again, asked, hands_on, leaving, returned, waits)
+        return SegmentProfile(rise, net, saved, again, asked, saves_outputs, leaving, returned, waits)
 
-    def _waits(self, schedule: Schedule, keys: Ints) -> PieceWaits:
-        return waits_of(self.facts, self.times, schedule, keys, len(self.block_of_piece), self.count + 2)
+    def _waits(self, schedule: Schedule, keys: Ints) -> SegmentWaits:
+        return waits_of(self.facts, self.times, schedule, keys, len(self.block_of_segment), self.count + 2)
 
-    def mended(self, fates: Sequence[int]) -> tuple[int, ...]:
+    def with_cheap_saved(self, pattern: Sequence[int]) -> tuple[int, ...]:
         """With what takes time and hardly any memory saved: of a flat graph the linear program takes values to be there
         for nothing that the schedule makes again."""
-        decisions = self.decisions(fates)
+        decisions = self.decisions(pattern)
         needs, of, facts = backward_needs(self.facts, decisions), self.classes.of, self.facts
         forward = sum(self.times.seconds[row] for row in facts.forward)
         total = sum(facts.bytes[row] for row in facts.forward if self.roots[row] == row)
-        seconds, size = [0.0] * (len(fates) + 1), [0] * (len(fates) + 1)
+        seconds, size = [0.0] * (len(pattern) + 1), [0] * (len(pattern) + 1)
         for row in needs.recomputed:
             seconds[of[row]] += self.times.seconds[row]
             size[of[row]] += facts.bytes[row] if self.roots[row] == row else 0
         return tuple(
-            int(Fate.SAVE) if seconds[number] > forward / 2000 and size[number] < total / 1e5 else fate
-            for number, fate in enumerate(fates)
+            int(Option.SAVE) if seconds[number] > forward / 2000 and size[number] < total / 1e5 else option
+            for number, option in enumerate(pattern)
         )
 
-    def mixtures(self, patterns: Sequence[Pieces], blocks: NDArray[np.int32], around: NDArray[np.int32]) -> Mixtures:
+    def mixtures(
+        self, patterns: Sequence[SegmentProfile], blocks: NDArray[np.int32], around: NDArray[np.int32]
+    ) -> Mixtures:
         """The figures of mixtures: ``blocks`` says, mixture by block, the number of the pattern, ``around`` that of
         what is done outside."""
         chosen = np.column_stack([blocks, around]).astype(np.int64)
@@ -209,21 +345,21 @@ class Composition:
         nets = np.stack([each.net for each in patterns], axis=1)
         before, peak = np.zeros(len(chosen), dtype=np.int64), np.zeros(len(chosen), dtype=np.int64)
         by_block = np.ascontiguousarray(chosen.T)
-        for piece, block in enumerate(self.block_of_piece):  # a piece after the other: all at once take more memory
+        for segment, block in enumerate(self.block_of_segment):  # all at once take more memory
             if len(moving):
-                before[moving] += more[:, piece]
-            np.maximum(peak, before + rises[piece][by_block[block]], out=peak)
-            before += nets[piece][by_block[block]]
+                before[moving] += more[:, segment]
+            np.maximum(peak, before + rises[segment][by_block[block]], out=peak)
+            before += nets[segment][by_block[block]]
         numbers = np.arange(self.count + 1)
         return Mixtures(
             peak=self.base + peak,
             saved=np.stack([each.saved for each in patterns])[chosen, numbers].sum(axis=1),
-            recompute=np.stack([each.again for each in patterns])[chosen, numbers].sum(axis=1),
+            recompute=np.stack([each.recompute for each in patterns])[chosen, numbers].sum(axis=1),
             copies=copies,
         )
 
-    def _with_copies(self, patterns: Sequence[Pieces], chosen: Ints) -> tuple[Ints, Ints, Floats]:
-        """The mixtures that copy, what is different in them by piece, and by mixture how long it waits for copies."""
+    def _with_copies(self, patterns: Sequence[SegmentProfile], chosen: Ints) -> tuple[Ints, Ints, Floats]:
+        """The mixtures that copy, what is different in them by segment, and by mixture how long it waits for copies."""
         copies = np.zeros(len(chosen))
         moves = np.array([each.offloads for each in patterns])
         moving = np.flatnonzero(moves[chosen].any(axis=1))
@@ -238,10 +374,10 @@ class Composition:
         return moving, more, copies
 
     def _copied_by(self, chosen: Ints) -> Ints:
-        """By mixture and piece, whose copies are under way: behind the blocks those of the last one."""
+        """By mixture and segment, whose copies are under way: behind the blocks those of the last one."""
         if self.count:
             chosen = np.column_stack([chosen[:, :-1], chosen[:, -2]])
-        return chosen[:, self.block_of_piece]
+        return chosen[:, self.block_of_segment]
 
     def _by_block(self, needs: SavedForBackward) -> tuple[Ints, Floats]:
         facts, block_of, roots = self.facts, self.classes.blocks.block_of, self.roots
@@ -254,29 +390,29 @@ class Composition:
         return saved, again
 
     def _asked(self, needs: SavedForBackward) -> tuple[int, ...]:
-        """What is kept is laid to the value that allocated it: a look at that costs nothing either way."""
+        """Saved views are attributed to the storage they alias: saving a view is free."""
         of, facts, roots = self.classes.of, self.facts, self.roots
-        asked = [int(Fate.EITHER)] * (len(self.classes) + 1)
+        asked = [int(Option.EITHER)] * (len(self.classes) + 1)
         kept = {roots[row] for row in needs.saved}
         for row in needs.recomputed:
             if roots[row] not in kept and (roots[row] == row or facts.ops[roots[row]] == "call_function"):
-                asked[of[row]] = int(Fate.RECOMPUTE)
+                asked[of[row]] = int(Option.RECOMPUTE)
         moved = {roots[row] for row in needs.offloaded}
         if moved:
             for row in self.facts.forward:
                 if roots[row] in moved:
-                    asked[of[row]] = int(Fate.REBUILT)
+                    asked[of[row]] = int(Option.REBUILT)
         for row in sorted(kept):
-            asked[of[row]] = int(Fate.SAVE)
+            asked[of[row]] = int(Option.SAVE)
         for row in needs.offloaded:
-            asked[of[row]] = int(Fate.OFFLOAD)
+            asked[of[row]] = int(Option.OFFLOAD)
         return tuple(asked[:-1])
 
     def _backward_of(self, block: int) -> int:
         return 2 * self.count + 2 - block
 
     def _keys(self) -> tuple[Ints, Ints]:
-        """By row the number of the piece that it begins or goes on with, in forward and in backward; 0 where it goes
+        """By row the number of the segment that it begins or goes on with, in forward and in backward; 0 where it goes
         on with whatever there is."""
         facts, block_of, count = self.facts, self.classes.blocks.block_of, self.count
         forward, backward = np.zeros(len(facts), dtype=np.int64), np.zeros(len(facts), dtype=np.int64)

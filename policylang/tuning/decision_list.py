@@ -12,13 +12,12 @@ from itertools import groupby
 
 from attrs import evolve, frozen
 
-from policylang.tuning.phrases import EVERYTHING, Phrase, Vocabulary
-from policylang.tuning.value_classes import Fate
+from policylang.tuning.phrases import EVERYTHING, Option, Phrase, Vocabulary
 
 MOST_STATEMENTS = 10
 _MOST_LISTED = 5
 _LONGEST = 110
-_ACTIONS = {Fate.RECOMPUTE: "recompute", Fate.SAVE: "save", Fate.OFFLOAD: "offload"}
+_ACTIONS = {Option.RECOMPUTE: "recompute", Option.SAVE: "save", Option.OFFLOAD: "offload"}
 
 
 @frozen
@@ -27,17 +26,17 @@ class Zone:
 
     place: str
     """``in first 3 blocks``."""
-    fates: tuple[int, ...]
+    pattern: tuple[int, ...]
     """By class."""
     nested: bool = False
     """Whether they are among the blocks of the zone before."""
 
 
 @frozen
-class Stage:
+class RuleGroup:
     """Phrases with one action in one place, which may stand in any order."""
 
-    action: Fate
+    action: Option
     place: str
     inside: bool
     phrases: tuple[Phrase, ...]
@@ -48,25 +47,25 @@ class Script:
     """Statements, and what they do to each class: in the blocks where no zone says otherwise, and in the zones."""
 
     ground: tuple[str, ...]
-    stages: tuple[Stage, ...]
+    groups: tuple[RuleGroup, ...]
     rest: str = ""
     """``undecided -> save``."""
 
     @property
     def cost(self) -> float:
-        count = len(self.ground) + bool(self.rest) + sum(len(stage.phrases) for stage in self.stages)
-        return count + 0.3 * sum(phrase.cost for stage in self.stages for phrase in stage.phrases)
+        count = len(self.ground) + bool(self.rest) + sum(len(group.phrases) for group in self.groups)
+        return count + 0.3 * sum(phrase.cost for group in self.groups for phrase in group.phrases)
 
     def text(self, head: str, *, override: bool) -> str | None:
         """The policy's text after ``head``, a statement or none; None where it takes more than ten statements."""
         room = MOST_STATEMENTS - len(self.ground) - bool(self.rest) - bool(head)
-        lists = [[[phrase] for phrase in stage.phrases] for stage in self.stages]
+        lists = [[[phrase] for phrase in group.phrases] for group in self.groups]
         while sum(map(len, lists)) > room:
-            if not _join_two(self.stages, lists):
+            if not _join_two(self.groups, lists):
                 return None
         said = [
-            f"{_ACTIONS[stage.action]} {_listed(phrases, stage)}"
-            for stage, each in zip(self.stages, lists, strict=True)
+            f"{_ACTIONS[group.action]} {_listed(phrases, group)}"
+            for group, each in zip(self.groups, lists, strict=True)
             for phrases in each
         ]
         before = "override " if override else ""
@@ -87,7 +86,7 @@ def scripts(
     what is done outside of blocks. ``undecided``: whether what no rule speaks of may be the ground that is saved, so
     that views go with what is offloaded."""
     found = []
-    offloads = any(Fate.OFFLOAD in fates for fates in (base, around, *(zone.fates for zone in zones)))
+    offloads = any(Option.OFFLOAD in pattern for pattern in (base, around, *(zone.pattern for zone in zones)))
     for ground in (*_grounds(bool(inside.numbers)), *([_SAVED_UNLESS_SAID] if undecided and offloads else [])):
         made = _script(inside, outside, base, zones, around, ground)
         if made is not None:
@@ -99,18 +98,18 @@ def scripts(
 class _Ground:
     lines: tuple[str, ...]
     rest: str
-    inside: Fate
-    outside: Fate
+    inside: Option
+    outside: Option
 
 
-_SAVED_UNLESS_SAID = _Ground((), "undecided -> save", Fate.EITHER, Fate.EITHER)
+_SAVED_UNLESS_SAID = _Ground((), "undecided -> save", Option.EITHER, Option.EITHER)
 
 
 def _grounds(blocks: bool) -> Iterator[_Ground]:
     if blocks:
-        yield _Ground(("recompute everything in block",), "undecided -> save", Fate.RECOMPUTE, Fate.SAVE)
-    yield _Ground(("recompute everything",), "", Fate.RECOMPUTE, Fate.RECOMPUTE)
-    yield _Ground(("save everything",), "", Fate.SAVE, Fate.SAVE)
+        yield _Ground(("recompute everything in block",), "undecided -> save", Option.RECOMPUTE, Option.SAVE)
+    yield _Ground(("recompute everything",), "", Option.RECOMPUTE, Option.RECOMPUTE)
+    yield _Ground(("save everything",), "", Option.SAVE, Option.SAVE)
 
 
 def _script(
@@ -121,51 +120,51 @@ def _script(
     around: Sequence[int],
     ground: _Ground,
 ) -> Script | None:
-    stages: list[Stage] = []
+    groups: list[RuleGroup] = []
     effect = {number: int(ground.inside) for number in inside.numbers}
     beyond = {number: int(ground.outside) for number in outside.numbers}
     place = "in block" if inside.numbers else ""
-    if not _settle(inside, base, effect, place, stages):
+    if not _settle(inside, base, effect, place, groups):
         return None
-    if not _settle(outside, around, beyond, "outside block" if inside.numbers else "", stages):
+    if not _settle(outside, around, beyond, "outside block" if inside.numbers else "", groups):
         return None
     before = effect
     for zone in zones:
-        best: list[Stage] | None = None
+        best: list[RuleGroup] | None = None
         around_it, after = before if zone.nested else effect, effect
-        for start in (None, Fate.RECOMPUTE, Fate.SAVE):
+        for start in (None, Option.RECOMPUTE, Option.SAVE):
             own = dict(around_it) if start is None else {number: int(start) for number in inside.numbers}
-            added: list[Stage] = []
+            added: list[RuleGroup] = []
             if start is not None:
                 everything = next(phrase for phrase in inside.phrases if phrase.subject == EVERYTHING)
-                added.append(Stage(start, zone.place, True, (everything,)))
-            done = _settle(inside, zone.fates, own, zone.place, added)
+                added.append(RuleGroup(start, zone.place, True, (everything,)))
+            done = _settle(inside, zone.pattern, own, zone.place, added)
             if done and (best is None or _length(added) < _length(best)):
                 best, after = added, own
         if best is None:
             return None
-        stages += best
+        groups += best
         before = after
-    return Script(ground.lines, tuple(stages), ground.rest)
+    return Script(ground.lines, tuple(groups), ground.rest)
 
 
 def _settle(
-    vocabulary: Vocabulary, fates: Sequence[int], effect: dict[int, int], place: str, stages: list[Stage]
+    vocabulary: Vocabulary, pattern: Sequence[int], effect: dict[int, int], place: str, groups: list[RuleGroup]
 ) -> bool:
-    """Add the stages that turn what is said already into what is wanted; False where no phrase can tell it apart."""
-    for action in (Fate.RECOMPUTE, Fate.SAVE, Fate.OFFLOAD):
+    """Add the groups that turn what is said already into what is wanted; False where no phrase can tell it apart."""
+    for action in (Option.RECOMPUTE, Option.SAVE, Option.OFFLOAD):
         must = sum(
-            1 << n for n in vocabulary.numbers if _asks_for(fates[n], action) and not _is_so(fates[n], effect[n])
+            1 << n for n in vocabulary.numbers if _asks_for(pattern[n], action) and not _is_so(pattern[n], effect[n])
         )
         if not must:
             continue
-        never = sum(1 << n for n in vocabulary.numbers if not _allows(fates[n], action))
-        if action is Fate.OFFLOAD:  # a view of what stays would be said to stay
-            never |= vocabulary.views & sum(1 << n for n in vocabulary.numbers if fates[n] == Fate.EITHER)
+        never = sum(1 << n for n in vocabulary.numbers if not _allows(pattern[n], action))
+        if action is Option.OFFLOAD:  # a view of what stays would be said to stay
+            never |= vocabulary.views & sum(1 << n for n in vocabulary.numbers if pattern[n] == Option.EITHER)
         phrases = _cover(vocabulary.phrases, must, never)
         if phrases is None:
             return False
-        stages.append(Stage(action, place, vocabulary.inside, phrases))
+        groups.append(RuleGroup(action, place, vocabulary.inside, phrases))
         for phrase in phrases:
             for number in vocabulary.numbers:
                 if phrase.mask >> number & 1:
@@ -173,20 +172,20 @@ def _settle(
     return True
 
 
-def _asks_for(fate: int, action: Fate) -> bool:
-    return fate == action or (fate == Fate.REBUILT and action is Fate.RECOMPUTE)
+def _asks_for(option: int, action: Option) -> bool:
+    return option == action or (option == Option.REBUILT and action is Option.RECOMPUTE)
 
 
-def _allows(fate: int, action: Fate) -> bool:
-    return fate in (action, Fate.EITHER) or (fate == Fate.REBUILT and action is not Fate.SAVE)
+def _allows(option: int, action: Option) -> bool:
+    return option in (action, Option.EITHER) or (option == Option.REBUILT and action is not Option.SAVE)
 
 
-def _is_so(fate: int, said: int) -> bool:
+def _is_so(option: int, said: int) -> bool:
     """Whether what is said of a class already is what is wanted. Of what nothing is said is saved, or goes with the
     memory that it looks into."""
-    if fate == Fate.REBUILT:
-        return said != Fate.SAVE
-    return fate == (Fate.SAVE if said == Fate.EITHER else said)
+    if option == Option.REBUILT:
+        return said != Option.SAVE
+    return option == (Option.SAVE if said == Option.EITHER else said)
 
 
 def _cover(phrases: Sequence[Phrase], must: int, never: int) -> tuple[Phrase, ...] | None:
@@ -234,20 +233,20 @@ def _family(phrase: Phrase) -> tuple[str, str, str, str]:
     return phrase.subject, phrase.position, phrase.predicate, phrase.module.rpartition(".")[0] if phrase.module else "-"
 
 
-def _length(stages: Sequence[Stage]) -> float:
-    return sum(1 + 0.3 * phrase.cost for stage in stages for phrase in stage.phrases)
+def _length(groups: Sequence[RuleGroup]) -> float:
+    return sum(1 + 0.3 * phrase.cost for group in groups for phrase in group.phrases)
 
 
-def _join_two(stages: Sequence[Stage], lists: list[list[list[Phrase]]]) -> bool:
+def _join_two(groups: Sequence[RuleGroup], lists: list[list[list[Phrase]]]) -> bool:
     """Put two statements with one action and one place into one: those that make the shortest line."""
     best: tuple[int, int, int, int] | None = None
-    for at, (stage, each) in enumerate(zip(stages, lists, strict=True)):
+    for at, (group, each) in enumerate(zip(groups, lists, strict=True)):
         for left in range(len(each)):
             for right in range(left + 1, len(each)):
                 joined = each[left] + each[right]
                 if len(joined) > _MOST_LISTED or not all(phrase.is_plain for phrase in joined):
                     continue
-                length = len(_listed(joined, stage))
+                length = len(_listed(joined, group))
                 if length <= _LONGEST and (best is None or (length, at, left, right) < best):
                     best = length, at, left, right
     if best is None:
@@ -257,8 +256,8 @@ def _join_two(stages: Sequence[Stage], lists: list[list[list[Phrase]]]) -> bool:
     return True
 
 
-def _listed(phrases: Sequence[Phrase], stage: Stage) -> str:
+def _listed(phrases: Sequence[Phrase], group: RuleGroup) -> str:
     if len(phrases) == 1:
-        return phrases[0].text(stage.place, inside=stage.inside)
-    parts = ", ".join(phrase.text("", inside=stage.inside) for phrase in phrases)
-    return f"({parts}) {stage.place}".rstrip()
+        return phrases[0].text(group.place, inside=group.inside)
+    parts = ", ".join(phrase.text("", inside=group.inside) for phrase in phrases)
+    return f"({parts}) {group.place}".rstrip()

@@ -1,12 +1,13 @@
-"""The exact figures of a policy's text on the graph that is tuned for: planned and simulated as it is written."""
+"""The trade-off between memory and time: budgets, candidates, and the exact figures of a candidate's text."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, mask_of
 from policylang.language.diagnostics import Source
@@ -23,12 +24,94 @@ from policylang.planning.value_outcome import Why
 from policylang.simulation.memory import peak_of, simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import StepTime, step_time
-from policylang.tuning.trade_off import Candidate
+
+
+@frozen
+class Budget:
+    """A limit on memory or time; the other of the two is minimised."""
+
+    figure: Literal["peak", "saved", "recompute time"]
+    limit: float
+    """Bytes of one rank; of ``recompute time`` a fraction of the forward's time."""
+
+
+@frozen
+class Candidate:
+    """A policy with what planning and simulation say of it on the graph that is tuned for."""
+
+    rules: str
+    """The statements that decide, a line each, without a comment and without expectations."""
+    peak: int
+    """Bytes, simulated, of the graph alone: without what :class:`Besides` adds."""
+    peak_at: str
+    """The node at which the peak is."""
+    saved: int
+    """Bytes kept on the device for the backward."""
+    offloaded: int
+    recompute: float
+    """Seconds of recomputation."""
+    exposed: float
+    """Seconds in which computation waits for a collective or a copy."""
+    step: float
+    """Seconds of the whole step."""
+    copies: float = 0.0
+    """The part of ``exposed`` that copies to the host and back add: zero where computation hides them."""
+
+    @property
+    def price(self) -> float:
+        """Seconds that fitting it costs: recomputation, and waiting for copies."""
+        return self.recompute + self.copies
+
+
+@frozen
+class Besides:
+    """Memory that is used beside the graph."""
+
+    optimizer: int = 0
+    """Bytes of the optimizer's state."""
+    gradients: int = 0
+    """Bytes of gradients that the graph does not hold at its peak."""
+    reserve: float = 0.0
+    """The share of the memory that the allocator wastes."""
+
+    def on(self, peak: int) -> int:
+        """The peak with the memory beside the graph."""
+        return round((peak + self.optimizer + self.gradients) / (1 - self.reserve))
+
+
+@frozen
+class Tuned:
+    """A choice among the candidates of one graph on one device."""
+
+    budget: Budget
+    besides: Besides
+    chosen: Candidate
+    less: Candidate | None
+    """Its neighbour that takes less memory and more time; None where there is none."""
+    more: Candidate | None
+    """Its neighbour that takes more memory and less time."""
+    table: tuple[Candidate, ...]
+    """All that no other beats in both memory and time, by rising memory."""
+    bound: float | None
+    """Seconds of recomputation that no choice of values can go below in as many bytes as the chosen one keeps, on the
+    device and on the host together."""
+    forward: float
+    """Seconds of the forward."""
+
+
+@frozen
+class Infeasible:
+    """No policy meets the budget."""
+
+    budget: Budget
+    besides: Besides
+    smallest: Candidate
+    """The candidate that comes nearest."""
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without a search for what is in a circle: of steps by the million none is, and going through them takes a sixth
+    """Runs with the cyclic garbage collector off: schedule steps form no cycles, and scanning them takes a sixth
     of the time."""
     collects = gc.isenabled()
     gc.disable()
@@ -102,7 +185,7 @@ class Evaluation:
 
 
 def candidate_of(rules: str, made: Plan, needs: BackwardCost, times: NodeTimes) -> Candidate:
-    """What a plan comes to when it is simulated; ``times`` are of the graph that it leaves."""
+    """Simulate a plan; ``times`` are of the graph that it leaves."""
     peak = peak_of(simulate(made.facts, made.schedule), made.facts)
     took = step_time(made.facts, made.schedule, times)
     return Candidate(
@@ -119,7 +202,7 @@ def candidate_of(rules: str, made: Plan, needs: BackwardCost, times: NodeTimes) 
 
 
 def _waits_for_copies(made: Plan, times: NodeTimes, took: StepTime) -> float:
-    """How much longer the step waits than one in which copies take no time."""
+    """Seconds that the step waits longer than one in which copies take no time."""
     at_once = evolve(times, device=evolve(times.device, host_bandwidth=None))
     return max(took.exposed - step_time(made.facts, made.schedule, at_once).exposed, 0.0)
 

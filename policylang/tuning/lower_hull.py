@@ -1,22 +1,240 @@
-"""The lower hull of what can be had: seconds of second runs against bytes kept, over all choices of a graph."""
+"""The lower hull of what can be had: seconds of recomputation against bytes kept, over all choices of a graph.
+
+The choices are a linear program: minimise seconds + price × bytes with every column between 0 and 1. Each memory stands
+between the one operator that makes it and those that read it: the matrix is that of a minimum cut (Picard, "Maximal
+closure of a graph and applications to combinatorial problems", Management Science 1976), totally unimodular, so that
+every vertex is 0 or 1. Views with further inputs break that;
+fractional solutions are then resolved by branch and bound.
+
+Costs are scaled to whole numbers that add up to less than 2**50. All that the simplex method then works out of them, by
+pivots of 1 and -1, is whole and exact in a double, and comes out alike on every machine.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from math import fsum, inf
+from math import frexp, fsum, inf, ldexp
+from typing import Any
 
 from attrs import field, frozen
 
+from policylang.errors import PolicyError
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag, storage_roots
+from policylang.language.diagnostics import diagnose
 from policylang.planning.capabilities import Capabilities
 from policylang.simulation.node_times import NodeTimes
-from policylang.tuning.solving.choices import Choices, choices_of
-from policylang.tuning.solving.fixed import MUST_RUN
-from policylang.tuning.solving.movable import hidden_bytes, most_moved, movable_memory
-from policylang.tuning.solving.second_runs import NONE
-from policylang.tuning.solving.vertices import Hull
+from policylang.tuning.choices import MUST_RUN, NONE, Choices, choices_of, hidden_bytes, most_moved, movable_memory
+
+SCALE = 2.0**50
+
+Weighted = tuple[int, Sequence[int]]
+"""A weight, and a cost by column: whole numbers, none negative."""
+
+
+def solver() -> Any:
+    """HiGHS.
+
+    Raises:
+        PolicyError: it is not installed.
+    """
+    try:
+        import highspy
+    except ImportError:
+        raise PolicyError(
+            [
+                diagnose(
+                    "APL619",
+                    "a policy is tuned with the solver HiGHS, and `highspy` is not installed",
+                    help="install it with `pip install highspy`",
+                )
+            ]
+        ) from None
+    return highspy
+
+
+OPTIONS: dict[str, Any] = {
+    "output_flag": False,
+    "threads": 1,
+    "parallel": "off",
+    "random_seed": 0,
+    "solver": "simplex",
+    "presolve": "off",
+    # What keeps whole numbers whole.
+    "simplex_scale_strategy": 0,
+    "dual_simplex_cost_perturbation_multiplier": 0.0,
+    "primal_simplex_bound_perturbation_multiplier": 0.0,
+    "mip_rel_gap": 0.0,
+    "mip_max_nodes": 1000,
+}
+
+
+class Relaxation:
+    """The linear program. It keeps the last basis: the next objective starts from there."""
+
+    def __init__(self, choices: Choices) -> None:
+        import numpy
+
+        highspy = solver()
+        self.numpy, self.highspy = numpy, highspy
+        self.is_cut = True
+        """Whether the last choice came out of the relaxation alone."""
+        columns, clauses = len(choices.rows), choices.clauses
+        self.every_column = numpy.arange(columns, dtype=numpy.int32)
+        self.every_row = numpy.arange(len(clauses), dtype=numpy.int32)
+        self.zeros, self.ones = numpy.zeros(columns), numpy.ones(columns)
+        self.least = numpy.array([float(asked == NONE) for _, _, asked in clauses])
+        self.no_limit = numpy.full(len(clauses), highspy.kHighsInf)
+        starts, index, value = [0], list[int](), list[float]()
+        for kept, runs, asked in clauses:
+            for column, factor in ((kept, 1.0), (runs, 1.0), (asked, -1.0)):
+                if column != NONE:
+                    index.append(column)
+                    value.append(factor)
+            starts.append(len(index))
+        self.lower, self.upper, self.most = self.zeros, self.ones, self.no_limit
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = columns, len(clauses)
+        model.col_cost_, model.col_lower_, model.col_upper_ = self.zeros, self.zeros, self.ones
+        model.row_lower_, model.row_upper_ = self.least, self.no_limit
+        matrix = model.a_matrix_
+        matrix.format_ = highspy.MatrixFormat.kRowwise
+        matrix.start_, matrix.index_, matrix.value_ = starts, index, value
+        model.a_matrix_ = matrix
+        self.highs = highspy.Highs()
+        for name, setting in OPTIONS.items():
+            self.highs.setOptionValue(name, setting)
+        self.highs.passModel(model)
+
+    def cheapest(self, costs: Sequence[Weighted]) -> tuple[int, ...]:
+        """The columns that are 1 where the sum of the weighted costs is least, in order."""
+        numpy = self.numpy
+        total = sum(weight * sum(each) for weight, each in costs)
+        scale = min(1.0, SCALE / total) if total else 1.0
+        objective = self.zeros
+        for weight, each in costs:
+            objective = objective + numpy.asarray(each, dtype=numpy.float64) * float(weight)
+        self.highs.changeColsCost(len(objective), self.every_column, numpy.rint(objective * scale))
+        self.highs.run()
+        values = numpy.asarray(self.highs.getSolution().col_value)
+        self.is_cut = bool((abs(values - numpy.rint(values)) < 1e-6).all())
+        if not self.is_cut:
+            values = self._whole(numpy.ceil(values))
+        return tuple((values > 0.5).nonzero()[0].tolist())
+
+    def _whole(self, rounded: Any) -> Any:
+        """The best of all whole choices, where views that need more than the memory they look into have the relaxation
+        choose halves: by branch and bound, from what rounding up comes to. A clause that holds, holds rounded up."""
+        highs, numpy = self.highs, self.numpy
+        kinds = self.highspy.HighsVarType
+        for kind in (kinds.kInteger, kinds.kContinuous):
+            highs.changeColsIntegrality(
+                len(rounded), self.every_column, numpy.full(len(rounded), int(kind), numpy.uint8)
+            )
+            if kind == kinds.kInteger:
+                start = self.highspy.HighsSolution()
+                start.col_value = rounded
+                highs.setSolution(start)
+                highs.run()
+                rounded = numpy.rint(numpy.asarray(highs.getSolution().col_value))
+        highs.clearSolver()
+        return rounded
+
+    def narrow(self) -> None:
+        """From now on choose only among what is as cheap as the last choice: what has a reduced cost stays at its
+        bound, a clause that has a price stays an equation (complementary slackness)."""
+        numpy, found = self.numpy, self.highs.getSolution()
+        priced = abs(numpy.asarray(found.col_dual)) > 0.5
+        values = numpy.rint(numpy.asarray(found.col_value))
+        tight = abs(numpy.asarray(found.row_dual)) > 0.5
+        self.lower, self.upper = numpy.where(priced, values, self.lower), numpy.where(priced, values, self.upper)
+        self.most = numpy.where(tight, self.least, self.most)
+        self._limit()
+
+    def widen(self) -> None:
+        """Choose among everything again."""
+        self.lower, self.upper, self.most = self.zeros, self.ones, self.no_limit
+        self._limit()
+
+    def _limit(self) -> None:
+        self.highs.changeColsBounds(len(self.lower), self.every_column, self.lower, self.upper)
+        self.highs.changeRowsBounds(len(self.most), self.every_row, self.least, self.most)
+
+
+TICKS = 45
+"""Times are counted in ticks, 2**45 of them in the time of all that may be recomputed, or half as many."""
+STRAIGHT = 10**9
+"""A point that lies less than this part below the line between its neighbours is on it."""
+
+
+@frozen
+class Vertex:
+    """A choice. Its bytes and its time, in ticks, are those of the columns that are 1."""
+
+    bytes: int
+    ticks: int
+    columns: tuple[int, ...]
+
+
+class Hull:
+    """Between two points of the hull the price of a byte at which both are worth the same finds one below the line that
+    joins them, or shows that there is none (Eisner and Severance, "Mathematical techniques for efficient record
+    segmentation in large shared databases", Journal of the ACM 1976)."""
+
+    def __init__(self, choices: Choices) -> None:
+        self.choices = choices
+        self.sizes: Sequence[int] = choices.sizes
+        _, exponent = frexp(fsum(choices.seconds))
+        self.ticks = [round(ldexp(each, TICKS - exponent)) for each in choices.seconds]
+        rows = len(choices.facts)
+        self.few = [2 * rows * (1 + (not size)) + row for row, size in zip(choices.rows, choices.sizes, strict=True)]
+        self.relaxation = Relaxation(choices)
+
+    def vertices(self, sizes: Sequence[int] | None = None) -> list[Vertex]:
+        """From the most bytes to the fewest. ``sizes``: bytes by column, where they are not those of the problem."""
+        self.sizes = self.choices.sizes if sizes is None else sizes
+        found = [self._best([(1, self.ticks)], [(1, self.sizes)])]
+        ahead = [self._best([(1, self.sizes)], [(1, self.ticks)])]
+        while ahead:
+            here, there = found[-1], ahead[-1]
+            freed, paid = here.bytes - there.bytes, there.ticks - here.ticks
+            if freed <= 0:
+                ahead.pop()
+                continue
+            if paid <= 0:
+                found[-1] = ahead.pop()
+                continue
+            price = [(freed, self.ticks), (paid, self.sizes)]
+            between = self._vertex(self.relaxation.cheapest(price))
+            if not self._is_below(here, between, there):
+                found.append(ahead.pop())
+                continue
+            best = self._best(price, [(1, self.sizes)])
+            ahead.append(best if self._is_below(here, best, there) else between)
+        return found
+
+    def _is_below(self, here: Vertex, between: Vertex, there: Vertex) -> bool:
+        freed, paid = here.bytes - there.bytes, there.ticks - here.ticks
+        below = freed * (here.ticks - between.ticks) + paid * (here.bytes - between.bytes)
+        return there.bytes <= between.bytes <= here.bytes and below * STRAIGHT > freed * paid
+
+    def _vertex(self, columns: tuple[int, ...]) -> Vertex:
+        return Vertex(sum(self.sizes[each] for each in columns), sum(self.ticks[each] for each in columns), columns)
+
+    def _best(self, *costs: list[Weighted]) -> Vertex:
+        """The least of the first costs, of those the least of the next; of equals the one with few and early parts."""
+        relaxation = self.relaxation
+        columns: tuple[int, ...] = ()
+        few: list[Weighted] = [(1, self.few)]
+        for each in (*costs, few):
+            columns = relaxation.cheapest(each)
+            if not relaxation.is_cut:
+                break
+            relaxation.narrow()
+        relaxation.widen()
+        return self._vertex(columns)
+
 
 SHARES = 4
 """With copies to the host, the hulls at which a byte that may be moved is worth so many quarters of another."""
@@ -25,16 +243,16 @@ NOTHING: Mapping[int, int] = {}
 
 @frozen(eq=False)
 class HullPoint:
-    """From the most bytes, where nothing runs again that takes time, to the fewest."""
+    """From the most bytes, where nothing is recomputed that takes time, to the fewest."""
 
     saved: int
     """Bytes kept on the device for the backward, as planning counts them."""
     seconds: float
-    """Of second runs."""
+    """Of recomputation."""
     kept: frozenset[int] = field(repr=False)
     """Owners whose value is saved."""
-    again: frozenset[int] = field(repr=False)
-    """Owners that run again, views of what runs again among them."""
+    recomputed: frozenset[int] = field(repr=False)
+    """Owners that are recomputed, views of what is recomputed among them."""
     moved: frozenset[int] = field(default=frozenset(), repr=False)
     """Owners whose value waits on the host in between, views of what is copied among them."""
 
@@ -113,7 +331,7 @@ def _is_above(here: HullPoint, between: HullPoint, there: HullPoint) -> bool:
 
 
 def bound_at(hull: Sequence[HullPoint], saved: float) -> float:
-    """The seconds of second runs that no choice goes below which keeps at most so many bytes: straight between two
+    """The seconds of recomputation that no choice goes below which keeps at most so many bytes: straight between two
     points of the hull. Infinite below what must be kept."""
     after = bisect_left(hull, -saved, key=lambda point: -point.saved)  # the first that keeps no more
     if after == len(hull):
@@ -123,19 +341,6 @@ def bound_at(hull: Sequence[HullPoint], saved: float) -> float:
         return there.seconds
     here = hull[after - 1]
     return here.seconds + (there.seconds - here.seconds) * (here.saved - saved) / (here.saved - there.saved)
-
-
-def bytes_at(hull: Sequence[HullPoint], seconds: float) -> float:
-    """The bytes that no choice goes below whose second runs take at most so many seconds. Infinite below what must run
-    again."""
-    after = bisect_right(hull, seconds, key=lambda point: point.seconds)  # the first that takes longer
-    if after == 0:
-        return inf
-    here = hull[after - 1]
-    if after == len(hull):
-        return here.saved
-    there = hull[after]
-    return here.saved - (here.saved - there.saved) * (seconds - here.seconds) / (there.seconds - here.seconds)
 
 
 def _point(choices: Choices, columns: Sequence[int], moved: Mapping[int, int] = NOTHING) -> HullPoint:
@@ -168,7 +373,7 @@ def _point(choices: Choices, columns: Sequence[int], moved: Mapping[int, int] = 
         saved=sum(choices.sizes[column] for column in columns if choices.rows[column] not in moved),
         seconds=fsum(choices.seconds[column] for column in columns),
         kept=frozenset(kept),
-        again=frozenset(again),
+        recomputed=frozenset(again),
         moved=frozenset(offloaded),
     )
 

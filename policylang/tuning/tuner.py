@@ -1,6 +1,6 @@
 """From a budget to a policy. The set of candidates is fixed for a graph and a device, and the budget only picks.
 
-The search counts a candidate with what its text comes to when it is planned and simulated, and with what was composed
+The search counts a candidate with the figures of its text when it is planned and simulated, and with what was composed
 for it where that is more: so more memory never costs time. A candidate is planned when it is its turn, the fastest
 first, so that few are. Of all that were planned the best is chosen by what it comes to alone.
 """
@@ -22,16 +22,22 @@ from policylang.planning.capabilities import Capabilities
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes
-from policylang.tuning.composition import Composition, Pieces
-from policylang.tuning.evaluation import Evaluation, uncollected
-from policylang.tuning.host_variants import host_variants
+from policylang.tuning.candidates import (
+    CandidateTable,
+    Pattern,
+    Writer,
+    by_hand,
+    candidate_table,
+    host_variants,
+    of_choice,
+    stacks,
+    texts_by_hand,
+    thinned,
+)
+from policylang.tuning.composition import Composition, SegmentProfile
+from policylang.tuning.evaluation import Besides, Budget, Candidate, Evaluation, Infeasible, Tuned, uncollected
 from policylang.tuning.lower_hull import HullPoint, bound_at, lower_hull
-from policylang.tuning.patterns import Fates, by_hand, of_choice, texts_by_hand, thinned
-from policylang.tuning.phrases import Vocabulary
-from policylang.tuning.prospects import Prospects, Writer, prospects
-from policylang.tuning.stacks import stacks
-from policylang.tuning.trade_off import Besides, Budget, Candidate, Infeasible, Tuned
-from policylang.tuning.value_classes import Fate, value_classes
+from policylang.tuning.phrases import Option, Vocabulary, value_classes
 
 Progress = Callable[[str], None]
 NOTHING_BESIDES = Besides()
@@ -69,9 +75,9 @@ def tune(
 
 @frozen(eq=False)
 class _Set:
-    """What is chosen among for one kind of memory."""
+    """The candidates for one kind of memory."""
 
-    prospects: Prospects
+    table: CandidateTable
     writer: Writer
     order: Sequence[int]
     """By time, of those that take as long by memory."""
@@ -121,7 +127,7 @@ class Tuner:
 
     @cached_property
     def hull(self) -> tuple[HullPoint, ...]:
-        """What nothing goes below: seconds against bytes kept."""
+        """The lower bound: seconds against bytes kept."""
         self._say("solving for the bound")
         return self._hull(())
 
@@ -130,7 +136,7 @@ class Tuner:
         return lower_hull(self.facts, self.times, self.capabilities, keep=keep, override=self.override, blocks=blocks)
 
     def _set(self, budget: Budget) -> _Set:
-        """What is chosen among. For a peak, blocks keep what they hand on; for what is saved they may not."""
+        """The candidates. For a peak, blocks save their outputs; for bytes saved they need not."""
         by_peak = budget.figure != "saved"
         if by_peak not in self._sets:
             self._sets[by_peak] = self._made_set(by_peak=by_peak)
@@ -144,44 +150,46 @@ class Tuner:
             self._say("solving for the candidates")
             points = list(self._hull(crossing))
         points = thinned(points, _STRAIGHT * self.forward)
-        found = [of_choice(self.facts, classes, point.kept, point.again) for point in points]
-        found = [composition.mended(fates) for fates in found]
+        found = [of_choice(self.facts, classes, point.kept, point.recomputed) for point in points]
+        found = [composition.with_cheap_saved(pattern) for pattern in found]
         found += by_hand(classes, self.inside, self.outside)
         found += self._bundled()
         if self.capabilities.block_by_block:
-            saved = int(Fate.SAVE)
+            saved = int(Option.SAVE)
             found = [
-                tuple(fate if each.inside else saved for fate, each in zip(fates, classes.all, strict=True))
-                for fates in found
+                tuple(option if each.inside else saved for option, each in zip(pattern, classes.all, strict=True))
+                for pattern in found
             ]
         self._say("simulating patterns")
-        simulated: dict[Fates, Pieces] = {}
-        variants: dict[Fates, tuple[int, Pieces]] = {}
+        simulated: dict[Pattern, SegmentProfile] = {}
+        variants: dict[Pattern, tuple[int, SegmentProfile]] = {}
         with uncollected():
-            for fates in dict.fromkeys(found):
-                pieces = composition.pieces(fates, with_peak=by_peak)
-                simulated.setdefault(pieces.asked, pieces)
-            for base, fates in self._host_variants(tuple(simulated.values())):
-                pieces = composition.pieces(fates, with_peak=by_peak)
-                if pieces.offloads and pieces.asked not in simulated:
-                    variants.setdefault(pieces.asked, (base, pieces))
-        made = prospects(composition, tuple(simulated.values()), mixed=not by_peak, variants=tuple(variants.values()))
+            for pattern in dict.fromkeys(found):
+                profile = composition.profile(pattern, with_peak=by_peak)
+                simulated.setdefault(profile.asked, profile)
+            for base, pattern in self._host_variants(tuple(simulated.values())):
+                profile = composition.profile(pattern, with_peak=by_peak)
+                if profile.offloads and profile.asked not in simulated:
+                    variants.setdefault(profile.asked, (base, profile))
+        made = candidate_table(
+            composition, tuple(simulated.values()), mixed=not by_peak, variants=tuple(variants.values())
+        )
         writer = Writer((*simulated, *variants), self.inside, self.outside, head=self.head, override=self.override)
         memory = made.figures.peak if by_peak else made.figures.saved
         seconds = made.figures.price
         order, by_memory = np.lexsort((memory, seconds)), np.lexsort((seconds, memory))
         return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist(), self._slack(variants))
 
-    def _slack(self, moving: Iterable[Fates]) -> int:
-        moved = {number for fates in moving for number, fate in enumerate(fates) if fate == Fate.OFFLOAD}
+    def _slack(self, moving: Iterable[Pattern]) -> int:
+        moved = {number for pattern in moving for number, option in enumerate(pattern) if option == Option.OFFLOAD}
         return max((self.facts.bytes[row] for each in moved for row in self.classes.rows[each]), default=0)
 
-    def _host_variants(self, patterns: Sequence[Pieces]) -> Iterator[tuple[int, Fates]]:
+    def _host_variants(self, patterns: Sequence[SegmentProfile]) -> Iterator[tuple[int, Pattern]]:
         """With copies to the host as a third choice; none without."""
         if self.offload:
             yield from host_variants(self.facts, self.times, self.classes, patterns)
 
-    def _bundled(self) -> Iterator[Fates]:
+    def _bundled(self) -> Iterator[Pattern]:
         """What bundled policies do to most values of each class; what the user has tagged they leave alone."""
         for name in _BUNDLED if not self.override and self.blocks else ():
             policy = load_policy(name).policy
@@ -232,7 +240,7 @@ class Tuner:
 
     @property
     def _evaluated(self) -> tuple[Candidate, ...]:
-        """What was planned for a budget."""
+        """The candidates that were planned for a budget."""
         return (*((self.save_all,) if self.save_all is not None else ()), *self.evaluation.evaluated)
 
     def _unbeaten(self, budget: Budget, first: Candidate) -> Candidate | None:
@@ -271,9 +279,9 @@ class Tuner:
         return self._at(budget, budget.limit)
 
     def _composed(self, budget: Budget) -> Sequence[int]:
-        """The memory of each prospect."""
+        """The memory of each candidate."""
         if budget.figure not in self._memory:
-            figures = self._set(budget).prospects.figures
+            figures = self._set(budget).table.figures
             if budget.figure == "saved":
                 self._memory["saved"] = list(map(int, figures.saved))
             else:
@@ -329,9 +337,9 @@ class Tuner:
         return best
 
     def _candidate(self, chosen: _Set, at: int) -> Candidate | None:
-        """What a prospect comes to as it is written; None where it cannot be written, or would take less time than was
+        """What a candidate comes to as it is written; None where it cannot be written, or would take less time than was
         composed for it: the search goes by what nothing falls below."""
-        text = chosen.writer.text(chosen.prospects, at, self.blocks)
+        text = chosen.writer.text(chosen.table, at, self.blocks)
         made = None if text is None else self.evaluation.of(text)
         least = chosen.seconds[at] - _SAME * self.forward
         return None if made is None or made.price < least else made

@@ -10,8 +10,7 @@ from attrs import frozen
 from lsprotocol import types
 
 from policylang.editor.names import PolicyFiles, PolicyFolder
-from policylang.editor.positions import Positions
-from policylang.editor.state import Document, State, read_text
+from policylang.editor.state import Document, Positions, State, read_text
 from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.files import read_source
 

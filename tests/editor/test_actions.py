@@ -13,15 +13,154 @@ import pytest
 
 pytest.importorskip("pytest_lsp", reason="needs a client of the language server")
 
+from attrs import evolve
 from lsprotocol import types
 from pytest_lsp import ClientServerConfig, make_test_lsp_client
 
-from policylang.editor.features import on_request as asked
-from policylang.editor.features.actions import FIX_ALL, actions
+from policylang.editor.actions import (
+    FIX_ALL,
+    Shown,
+    actions,
+    explained_code,
+    explained_line,
+    explained_node,
+    nodes_of_rule,
+    published,
+)
+from policylang.editor.server import server
 from policylang.editor.state import State
+from policylang.editor.workspace import SETTINGS
+from policylang.language.diagnostics import diagnose
 from policylang.language.operators import OperatorTable
 from tests.editor.conftest import GRAPHS, SERVER
 from tests.editor.policies import with_edits
+
+
+def place(found: types.Diagnostic) -> tuple[int, int, int, int]:
+    start, end = found.range.start, found.range.end
+    return start.line, start.character, end.line, end.character
+
+
+def test_place_code_severity_page_and_mend(state_of) -> None:
+    state = state_of("# 𝔘\r\nlet 𝔘nused = mm\r\nsave attenton\r\n")
+    unused, wrong = published(state)
+    assert (unused.code, unused.severity, unused.tags) == (
+        "APL110",
+        types.DiagnosticSeverity.Warning,
+        [types.DiagnosticTag.Unnecessary],
+    )
+    assert place(wrong) == (2, 5, 2, 13)
+    assert wrong.severity is types.DiagnosticSeverity.Error
+    assert wrong.tags is None
+    (help,) = wrong.message.splitlines()[1:]
+    assert help.startswith("help: did you mean `attention`")
+    assert wrong.code_description is not None
+    page = Path(unquote(urlsplit(wrong.code_description.href).path))
+    assert page.read_text().startswith("# APL101")
+
+
+def test_what_lies_in_an_included_file_stands_at_the_include_and_leads_there(tmp_path: Path, state_of) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "outer.apl").write_text('include "inner.apl"\n')
+    inner = tmp_path / "sub" / "inner.apl"
+    inner.write_text("save mm\nsave attenton\nsave 5 5\n")
+    state = state_of('# first\n  include "sub/outer.apl"\nsave bmm\n')
+    found = published(state)
+    assert [each.code for each in found][:1] == ["APL101"]
+    assert {place(each) for each in found} == {(1, 2, 1, 25)}
+    assert found[0].message.startswith("sub/inner.apl:2: there is no operator")
+    (first, *_) = found[0].related_information or ()
+    assert first.location.uri == inner.as_uri()
+    assert first.location.range == types.Range(types.Position(1, 5), types.Position(1, 13))
+
+
+def test_on_a_graph_too_and_in_the_library(tmp_path: Path, state_of) -> None:
+    (tmp_path / "inner.apl").write_text("save everything in layers.99\nrecompute everything in layers.98\n")
+    state = state_of('save mm\ninclude "inner.apl"\ninclude <replay>\n', "tutorial.graph")
+    found = published(state)
+    assert {place(each)[0] for each in found} <= {0, 1, 2}
+    assert {
+        each.related_information[0].location.uri for each in found if each.related_information and place(each)[0]
+    } >= {(tmp_path / "inner.apl").as_uri()}
+
+
+def test_what_has_no_place_stands_in_the_first_line(state_of) -> None:
+    state = state_of("\nsave mm\n")
+    problem = diagnose("APL355", "`x.graph` cannot be read", help="name another")
+    (found,) = published(evolve(state, problems=(problem,)))
+    assert place(found) == (0, 0, 0, 0)
+    assert found.message == "`x.graph` cannot be read\nhelp: name another"
+
+
+def test_a_client_that_shows_less_gets_it_in_the_message(state_of) -> None:
+    state = state_of("let a = mm\nlet a = bmm\nsave a\n")
+    (found,) = published(state, Shown(related=False, links=False, tags=False))
+    assert (found.related_information, found.code_description, found.tags) == (None, None, None)
+    assert "mine.apl:1" in found.message
+    (full,) = published(state)
+    assert full.related_information is not None
+    assert full.related_information[0].location.range.start == types.Position(0, 0)
+    assert "mine.apl:1" not in full.message
+
+
+def test_the_order_is_that_of_check(tmp_path: Path, state_of) -> None:
+    import policylang
+    from tests.editor.conftest import GRAPHS
+
+    text = "save mm\nsave mm in layers.99\nrecompute mm\nsave linear\nexpect saved <= 1 B\n"
+    (tmp_path / "mine.apl").write_text(text)
+    said = policylang.check(tmp_path / "mine.apl", graph=GRAPHS / "llama3_8b.graph").diagnostics
+    assert len(said) > 3
+    assert [each.code for each in published(state_of(text, "llama3_8b.graph"))] == [each.code for each in said]
+
+
+def test_a_wrong_project_leads_to_its_file(tmp_path: Path, state_of) -> None:
+    from policylang.editor.workspace import Workspace
+
+    (tmp_path / "pyproject.toml").write_text('[tool.policylang]\npath = "jiont"\n')
+    settings = Workspace().settings_of(tmp_path / "mine.apl")
+    (found,) = published(evolve(state_of("save mm\n"), problems=settings.problems))
+    assert place(found) == (0, 0, 0, 0)
+    assert found.message.startswith("pyproject.toml:2: there is no path `jiont`")
+    assert found.related_information is not None
+    assert found.related_information[0].location.uri == (tmp_path / "pyproject.toml").as_uri()
+    assert found.related_information[0].location.range.start.line == 1
+
+
+POLICY = """include "shared.apl"
+save attention
+recompute (
+    everything
+) in layers.0 except attention
+"""
+
+
+def test_a_line_has_the_nodes_of_its_rule_and_of_no_other(state_of, tmp_path):
+    (tmp_path / "shared.apl").write_text("# one\nsave mm, addmm\n")
+    state = state_of(POLICY, "vit.graph")
+    plan = state.graph.plan
+    shared, attention, layer = ([plan.facts.names[row] for row in rule.matched] for rule in plan.rules)
+    assert shared
+    assert attention
+    assert layer
+    assert nodes_of_rule(state, 0) == []  # not those of the included file, whose second line this is not
+    assert nodes_of_rule(state, 1) == attention
+    assert nodes_of_rule(state, 2) == nodes_of_rule(state, 3) == nodes_of_rule(state, 4) == layer
+    assert nodes_of_rule(state, 5) == nodes_of_rule(state, 99) == []
+
+
+def test_without_a_plan_there_are_none(state_of):
+    assert nodes_of_rule(state_of("save attention\n"), 0) == []
+    assert nodes_of_rule(state_of("save attenton\n", "vit.graph"), 0) == []
+
+
+def test_a_client_is_told_which_settings_hold(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[tool.policylang]\ngraph = "a.graph"\ndevice = "h100-sxm"\n')
+    in_use = server().protocol.fm.commands[SETTINGS]
+    found = in_use((tmp_path / "mine.apl").as_uri())
+    assert found == {"graph": str(tmp_path / "a.graph"), "path": None, "device": "h100-sxm"}
+    assert in_use((tmp_path.parent / "mine.apl").as_uri()) == {"graph": None, "path": None, "device": None}
+
 
 GRAPH = "llama3_8b.graph"
 QUICK = [types.CodeActionKind.QuickFix]
@@ -147,15 +286,15 @@ def test_explained_as_the_command_line_explains(state_of, tmp_path: Path, capsys
         assert main(["explain", str(file), "--graph", str(GRAPHS / GRAPH), what, name]) == 0
         said[name] = capsys.readouterr().out.replace(str(file), "mine.apl").rstrip()
     for name in ("mm_3", "*mm_1?"):
-        _, _, rest = asked.explained_node(state, name).partition("```text\n")
+        _, _, rest = explained_node(state, name).partition("```text\n")
         assert rest.removesuffix("\n```\n").split() == said[name].partition("\n")[2].split()
-    _, _, rest = asked.explained_line(state, 1).partition("```text\n")
+    _, _, rest = explained_line(state, 1).partition("```text\n")
     assert rest.removesuffix("\n```\n").split() == said["2"].partition("\n")[2].split()
-    assert "did you mean" in asked.explained_node(state, "mm_3333")
-    assert asked.explained_line(state, 7) == ""
-    assert asked.explained_node(state_of("save mm"), "mm_3") == ""
-    assert asked.explained_code("APL301").startswith("# APL301: matches nothing")
-    assert asked.explained_code("../README") == ""
+    assert "did you mean" in explained_node(state, "mm_3333")
+    assert explained_line(state, 7) == ""
+    assert explained_node(state_of("save mm"), "mm_3") == ""
+    assert explained_code("APL301").startswith("# APL301: matches nothing")
+    assert explained_code("../README") == ""
 
 
 def test_a_client_mends_a_policy_and_is_shown_what_it_asks_for(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.editor.features.layout import formatted, formatted_between
-from policylang.editor.features.outline import symbols
 from policylang.editor.names import PolicyFolder
 from policylang.editor.navigation import RenameRefused, definition, highlights, references, renameable, renamed
+from policylang.editor.outline import formatted, formatted_between, symbols
 from policylang.editor.state import Document, State, read_text
 from policylang.language.diagnostics import Source
 from policylang.language.files import read_source

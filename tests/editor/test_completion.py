@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from policylang.api.planned_graphs import facts_of
 from policylang.commands.cli import main
-from policylang.editor.features.completion import completion, resolved
-from policylang.editor.features.offers.cursor_place import WordPlace, offers_at
-from policylang.editor.features.offers.graph_index import index_of
-from policylang.editor.features.offers.items import MOST, WordOffer
-from policylang.editor.features.offers.keyword_offers import MARKS, keyword_offers
+from policylang.editor.completion import WordPlace, completion, offers_at, with_documentation
+from policylang.editor.graph_index import index_of
 from policylang.editor.state import Document, State, read_text
+from policylang.editor.word_offers import MARKS, MOST, WordOffer, keyword_offers
 from policylang.graph.facts import Facts
 from policylang.language import grammar
 from policylang.language.cursor import Cursor, _fed, cursors_at, reading
@@ -136,7 +134,7 @@ def test_there_are_places_of_every_kind() -> None:
 
 
 def test_the_next_word_is_among_those_that_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policylang.editor.features.offers.cursor_place.lets_above", lambda text, cursor: {})
+    monkeypatch.setattr("policylang.editor.completion.lets_above", lambda text, cursor: {})
     known: dict[tuple, set[str]] = {}
     missing = []
     for here, cursors, word, kind in PLACES:
@@ -166,7 +164,7 @@ def is_read(text: str) -> bool:
 
 
 def test_whatever_is_offered_is_read_where_it_is_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policylang.editor.features.offers.cursor_place.lets_above", lambda text, cursor: {})
+    monkeypatch.setattr("policylang.editor.completion.lets_above", lambda text, cursor: {})
     here = state("", FACTS)
     wrong = []
     for cursor, before in distinct():
@@ -350,7 +348,7 @@ def test_bundled_policies_come_with_their_first_sentence(tmp_path: Path) -> None
     assert set(found) == {f"<{name}>" for name in bundled_names() if name != "prelude"}
     assert found["<llama3_sac>"].detail.startswith("Selective checkpointing for decoder-only transformers")
     here = state("include <")
-    assert "recompute" in resolved(here, found["<llama3_sac>"]).documentation.value
+    assert "recompute" in with_documentation(here, found["<llama3_sac>"]).documentation.value
 
 
 def test_files_beside_and_below(tmp_path: Path) -> None:
@@ -493,11 +491,11 @@ def test_long_lists_are_cut_and_asked_for_again(tmp_path: Path) -> None:
 def test_items_say_what_they_mean_when_asked(tmp_path: Path) -> None:
     text = "save mm "
     here = made(tmp_path, text)
-    found = {item.label: resolved(here, item) for item in completion(here, len(text)).items}
+    found = {item.label: with_documentation(here, item) for item in completion(here, len(text)).items}
     assert "in" in found
     assert all(item.documentation is not None for item in found.values())
     assert all(item.documentation is None for item in completion(here, len(text)).items)
-    assert resolved(None, found["in"]).label == "in"  # the document is closed by now
+    assert with_documentation(None, found["in"]).label == "in"  # the document is closed by now
 
 
 def test_a_broken_include_takes_no_word_away(at: At) -> None:

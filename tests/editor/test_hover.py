@@ -22,7 +22,7 @@ from lsprotocol import types
 from policylang.api.load import load_device
 from policylang.api.planned_graphs import facts_of
 from policylang.commands.cli import main
-from policylang.editor.features.hover import hover
+from policylang.editor.hover import hover
 from policylang.editor.state import Document, State, read_graph, read_text
 from policylang.graph.facts import Facts, Phase
 from policylang.language.diagnostics import Source
@@ -431,7 +431,7 @@ def test_markdown_for_clients_that_show_it_and_plain_text_for_others() -> None:
 
 
 def test_names_of_a_graph_are_no_markup() -> None:
-    from policylang.editor.explaining.article import Article, code
+    from policylang.editor.article import Article, code
 
     article = Article().say(f"in {code('a`b``c')} and <b>*x*</b>").policy("save ```\nx")
     assert article.markdown() == "in ```a`b``c``` and \\<b\\>\\*x\\*\\</b\\>\n\n````apl\nsave ```\nx\n````"
@@ -505,7 +505,7 @@ def test_a_text_with_errors_is_asked_twice_about_a_name_that_nothing_says(state_
 
 
 def test_nothing_of_a_graph_is_markup(tmp_path: Path) -> None:
-    from policylang.editor.features.on_request import explained_line, explained_node
+    from policylang.editor.actions import explained_line, explained_node
 
     graph = hostile_graph(snapshot("tutorial.graph"), tmp_path, dtypes=False)
     text = "blocks layers.*\nsave mm in layers.0.attention\nrecompute everything in block\nexpect saved <= 1 B\n"

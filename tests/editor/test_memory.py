@@ -17,9 +17,8 @@ import pytest
 pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
 
 
-from policylang.editor import open_documents
-from policylang.editor.explaining import on_snapshot
-from policylang.editor.features.completion import completion
+from policylang.editor import open_documents, statements
+from policylang.editor.completion import completion
 from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.server import server
 from policylang.editor.state import GraphState, read_graph
@@ -136,7 +135,7 @@ def test_a_snapshot_that_another_one_replaces_is_freed(tmp_path) -> None:
             assert state is not None
             assert state.facts is not None
             completion(state, len("recompute "))  # it counts what the graph has, and keeps the figures
-            on_snapshot.backward_counts(state.facts)
+            statements.backward_counts(state.facts)
             found.append(weakref.ref(state.facts))
             del state
         await asyncio.sleep(0.05)

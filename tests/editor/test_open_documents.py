@@ -339,7 +339,7 @@ def test_any_text_has_a_state(text: str, tmp_path, graph) -> None:
 
 
 def published_in_text(state: State) -> None:
-    from policylang.editor.features.published import published
+    from policylang.editor.actions import published
 
     lines = state.document.positions.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     for each in published(state):

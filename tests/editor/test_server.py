@@ -13,17 +13,115 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
+pytest.importorskip("pytest_lsp", reason="needs a client of the language server")
 
 from lsprotocol import types
-from pygls.exceptions import JsonRpcException
+from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
 
 from policylang.commands.cli import main
 from policylang.editor import client
-from policylang.editor.client import PolicyServer
 from policylang.editor.server import server
 from tests.editor.conftest import GRAPHS, SERVER
-from tests.editor.real_client import CAPABILITIES, Editor
+from tests.editor.real_client import Editor
+
+URI = "untitled:1"
+
+
+class Connection:
+    """A server without a process: messages are handed to it, and what it sends is kept."""
+
+    def __init__(self, capabilities: object = None) -> None:
+        self.server = server()
+        self.sent: list[dict[str, Any]] = []
+        self.server.protocol.set_writer(self, include_headers=False)
+        self.send("initialize", {"capabilities": capabilities or {}, "processId": None, "rootUri": None}, number=0)
+        self.sent.clear()
+
+    def write(self, data: bytes | str) -> None:
+        self.sent.append(json.loads(data))
+
+    def close(self) -> None: ...
+
+    def send(self, method: str, params: object = None, number: object = None) -> None:
+        message = {"jsonrpc": "2.0", "method": method, "params": params}
+        text = json.dumps(message if number is None else {**message, "id": number})
+        protocol = self.server.protocol
+        protocol.handle_message(json.loads(text, object_hook=protocol.structure_message))
+
+    def answer(self, number: object) -> None:
+        text = json.dumps({"jsonrpc": "2.0", "id": number, "result": None})
+        self.server.protocol.handle_message(json.loads(text, object_hook=self.server.protocol.structure_message))
+
+    def text(self) -> str | None:
+        return self.server.documents.text(URI)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [None, [1, 2], {}, {"textDocument": {"uri": URI}, "position": {"line": "x", "character": 0}}],
+)
+def test_a_request_that_cannot_be_read_is_answered(params: object) -> None:
+    connection = Connection()
+    with pytest.raises(JsonRpcInvalidParams):
+        connection.send("textDocument/hover", params, number="mine")
+    (answer,) = connection.sent
+    assert answer["id"] == "mine"
+    assert answer["error"]["code"] == JsonRpcInvalidParams.CODE
+    assert answer["error"]["message"].startswith("textDocument/hover is not understood: ")
+    assert "message.params" in answer["error"]["message"]
+
+
+def test_a_notification_that_cannot_be_read_is_told() -> None:
+    connection = Connection()
+    with pytest.raises(JsonRpcInvalidParams):
+        connection.send("textDocument/didChange", {"contentChanges": []})
+    (said,) = connection.sent
+    assert said["method"] == "window/logMessage"
+    assert "textDocument/didChange is not understood" in said["params"]["message"]
+
+
+def test_a_client_without_versions_loses_no_change() -> None:
+    connection = Connection()
+    connection.send("textDocument/didOpen", {"textDocument": {"uri": URI, "languageId": "apl", "text": "save mm"}})
+    assert connection.text() == "save mm"
+    given: list[dict[str, Any]] = [{"version": None}, {}, {"version": "5"}]
+    for version in given:
+        changes = [{"text": f"save {len(version)}"}]
+        connection.send("textDocument/didChange", {"textDocument": {"uri": URI, **version}, "contentChanges": changes})
+        assert connection.text() == changes[0]["text"]
+    assert {each["method"] for each in connection.sent} == {"textDocument/publishDiagnostics"}
+
+
+@pytest.mark.parametrize("params", [None, {}])
+def test_a_client_that_pushes_no_settings_is_understood(params: object) -> None:
+    connection = Connection()
+    message = {"jsonrpc": "2.0", "method": "workspace/didChangeConfiguration", "params": params}
+    for given in (message, {key: each for key, each in message.items() if key != "params"}):
+        read = connection.server.protocol.structure_message(given)
+        assert read.params.settings is None
+    assert connection.sent == []
+
+
+def test_a_graph_that_is_read_before_the_client_takes_its_progress_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client answers what nobody waits for any more."""
+    monkeypatch.setattr(client, "_AT_ONCE", 0.0)
+
+    async def test() -> None:
+        connection = Connection({"window": {"workDoneProgress": True}})
+        done = connection.server._loading("step.graph")
+        async with asyncio.timeout(5):
+            while not connection.sent:
+                await asyncio.sleep(0)
+        done()
+        await asyncio.sleep(0.01)
+        connection.answer(connection.sent[0]["id"])
+        await asyncio.sleep(0.01)
+        assert [each["method"] for each in connection.sent] == ["window/workDoneProgress/create"]
+
+    asyncio.run(test())
+
 
 RULES = "recompute everything\nsave mm\nsave everything in layers.99\n"
 
@@ -158,29 +256,6 @@ async def _a_day(tmp_path: Path) -> None:
     assert await editor.end() == 0
 
 
-def test_an_answer_that_comes_after_a_graph_is_read_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client is asked for a place to show progress, the graph is there before it answers."""
-    monkeypatch.setattr(client, "_AT_ONCE", 0.0)
-    monkeypatch.setattr(PolicyServer, "client_capabilities", CAPABILITIES)
-    sent: list[Any] = []
-    made = server()
-    monkeypatch.setattr(made.protocol, "_send_data", sent.append)
-
-    async def test() -> None:
-        read = made._loading("a graph")
-        while not sent:
-            await asyncio.sleep(0)
-        read()
-        await asyncio.sleep(0)
-        made.protocol.handle_message(
-            made.protocol.structure_message({"jsonrpc": "2.0", "id": sent[0].id, "result": None})
-        )
-        await asyncio.sleep(0.01)
-
-    asyncio.run(test())
-    assert [each.method for each in sent] == [types.WINDOW_WORK_DONE_PROGRESS_CREATE]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", types.PositionEncodingKind)
 @pytest.mark.parametrize("root", ["uri", "path", "none"])
@@ -256,9 +331,9 @@ def test_reading_a_recorded_graph_is_shown_and_holds_nothing_up(tmp_path: Path) 
 @pytest.mark.slow
 def test_an_error_inside_a_feature_is_answered_and_logged_and_the_server_lives_on(tmp_path: Path) -> None:
     broken = (
-        "import sys; from policylang.editor import server; from policylang.editor.features import hover, outline\n"
+        "import sys; from policylang.editor import server\n"
         "def fails(*of, **more): raise IndexError('of our own')\n"
-        "hover.hover = fails; outline.symbols = lambda state: print('noise') or []\n"
+        "server.hover = fails; server.symbols = lambda state: print('noise') or []\n"
         "sys.exit(server.serve())"
     )
 

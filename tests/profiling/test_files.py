@@ -14,7 +14,7 @@ from policylang.commands.cli import main
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.profiling import profiler
-from tests.profiling.fake_machine import FakeMachine
+from tests.profiling.test_measurement import FakeMachine
 
 
 @pytest.fixture(autouse=True)

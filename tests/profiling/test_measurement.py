@@ -1,4 +1,4 @@
-"""From what a clock says to what a profile's file holds, on a machine whose rates are known."""
+"""From what a clock says to what a profile holds, on a machine whose rates are known; and fits to collectives."""
 
 from __future__ import annotations
 
@@ -6,15 +6,66 @@ from pathlib import Path
 
 import pytest
 import torch
+from attrs import define, field
 
 import policylang
 from policylang.api import profile_device as api
-from policylang.language.devices.profile import DeviceProfile
-from policylang.language.devices.reading import read_device
+from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network
+from policylang.language.devices.reading import read_device, read_table
 from policylang.profiling import profiler
-from policylang.profiling.profiler import Profiled, Profiling, number, profiled
+from policylang.profiling.collectives import MIB, MeasuredGroup, in_a_table, ring
+from policylang.profiling.families import ATTENTION, BEFORE, CONVOLUTION, FUSED, OVERHEAD, STREAM, UNFUSED
+from policylang.profiling.profiler import Profiled, Profiling, number, profiled, table_text
 from policylang.profiling.trials import MOST_ROUNDS, Trial, measure
-from tests.profiling.fake_machine import OVERHEAD_SECONDS, FakeMachine
+
+OVERHEAD_SECONDS = 2e-6
+
+
+@define
+class FakeMachine:
+    """A clock whose seconds follow from the work of a trial; nothing is run."""
+
+    rates: dict[str, float] = field(
+        factory=lambda: {
+            "float32": 100e9,
+            "bfloat16": 400e9,
+            "float64": 50e9,
+            STREAM: 20e9,
+            ATTENTION: 80e9,
+            CONVOLUTION: 150e9,
+            "to host": 5e9,
+            "from host": 4e9,
+            BEFORE + "tanh": 3e9,
+        }
+    )
+    """FLOPs or bytes a second by key; a function without one is as fast as a stream."""
+    refuses: dict[str, str] = field(factory=dict)
+    """What it says to trials of a key."""
+    disturbed: int | None = None
+    """The round in which everything takes ten times as long."""
+    time: float = 0.0
+    timed: list[tuple[str, float]] = field(factory=list)
+    _rounds: dict[Trial, int] = field(factory=dict)
+
+    def now(self) -> float:
+        return self.time
+
+    def seconds(self, trial: Trial) -> float:
+        if trial.key in self.refuses:
+            raise RuntimeError(self.refuses[trial.key])
+        self.timed.append((trial.name, trial.work))
+        self._rounds[trial] = self._rounds.get(trial, 0) + 1
+        took = self._undisturbed(trial) * (10 if self._rounds[trial] == self.disturbed else 1)
+        self.time += took
+        return took
+
+    def _undisturbed(self, trial: Trial) -> float:
+        if trial.key == OVERHEAD:
+            return OVERHEAD_SECONDS
+        if trial.key in (FUSED, UNFUSED):
+            return 1e-3 if trial.key == UNFUSED else 0.4e-3
+        rate = self.rates.get(trial.key, self.rates[STREAM] if trial.key.startswith(BEFORE) else 1e9)
+        return OVERHEAD_SECONDS + trial.work / rate
 
 
 def measured(machine: FakeMachine, *, compiled: bool = False, budget: float = 1e6) -> Profiled:
@@ -148,3 +199,48 @@ def test_numbers_are_written_in_thousands_and_read_back(figure: float) -> None:
 
 def test_numbers_are_short() -> None:
     assert [number(each) for each in (102e9, 5.72e9, 2.05e-6, 0.843)] == ["102e9", "5.72e9", "2.05e-6", "0.843"]
+
+
+BANDWIDTH, LATENCY = 10e9, 30e-6
+
+
+def on_a_ring(collective: str, ranks: int, sent: float) -> CollectiveTimes:
+    """``sent``: how many times its bytes a rank sends."""
+    sizes = [MIB, 4 * MIB, 16 * MIB]
+    return CollectiveTimes(collective, ranks, tuple((size, LATENCY + size * sent / BANDWIDTH) for size in sizes))
+
+
+def test_bandwidth_and_latency_of_a_ring_are_found() -> None:
+    ranks = 4
+    times = [
+        on_a_ring("all_gather_into_tensor", ranks, ranks - 1),
+        on_a_ring("reduce_scatter_tensor", ranks, (ranks - 1) / ranks),
+        on_a_ring("all_reduce", ranks, 2 * (ranks - 1) / ranks),
+        on_a_ring("all_to_all_single", ranks, (ranks - 1) / ranks),
+    ]
+    assert ring(times) == (pytest.approx(BANDWIDTH, rel=0.01), pytest.approx(LATENCY, rel=0.01))
+
+
+@pytest.mark.parametrize("seconds", [(1e-3,), (1e-3, 0.9e-3), (1e-3, 1e-3)])
+def test_a_fit_to_noise_is_still_a_bandwidth(seconds: tuple[float, ...]) -> None:
+    points = tuple((float(MIB * 2**at), each) for at, each in enumerate(seconds))
+    bandwidth, latency = ring([CollectiveTimes("all_reduce", 2, points)])
+    assert bandwidth is not None
+    assert 0 < bandwidth < 1e12
+    assert latency >= 0
+
+
+def test_a_table_is_read_back_as_it_was_measured(tmp_path: Path) -> None:
+    several = {
+        "all_reduce": [(1.0 * MIB, 1.23456e-4), (2.0 * MIB, 3e-4), (4.0 * MIB, 5e-4)],
+        "all_gather_into_tensor": [(1.0 * MIB, 2e-9), (2.0 * MIB, 1.5)],
+        "all_to_all_single": [],
+    }
+    inside, across = in_a_table(several, 2), in_a_table(several, 8)
+    groups = [MeasuredGroup("1", Network(2, 1e9, 0.0, inside)), MeasuredGroup("0", Network(None, 1e9, 0.0, across))]
+    path = tmp_path / "measured.table"
+    path.write_text(table_text(groups), encoding="utf-8")
+    assert read_table(path, path.name) == tuple(
+        (name, each) for name, times in (("1", inside), ("0", across)) for each in times
+    )
+    assert [len(each.points) for each in inside] == [2, 2]

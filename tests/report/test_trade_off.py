@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 
 from policylang.report.trade_off import distinctions
-from policylang.tuning.outcome.written import neighbour_words
-from policylang.tuning.trade_off import Besides, Budget, Candidate, Tuned
+from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned
+from policylang.tuning.tuned_policy import neighbour_words
 
 
 def candidate(rules: str, peak: int, recompute: float, saved: int = 0) -> Candidate:

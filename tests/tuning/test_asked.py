@@ -8,8 +8,8 @@ import torch
 
 from policylang.graph.facts import InputKind
 from policylang.language.diagnostics import Diagnostic
-from policylang.tuning.request.asked import STATES, read_budget, read_optimizer, read_reserve, trained_bytes
-from policylang.tuning.trade_off import Budget
+from policylang.tuning.budgets import STATES, read_budget, read_optimizer, read_reserve, trained_bytes
+from policylang.tuning.evaluation import Budget
 from tests.support.tuned import tuned_facts
 
 GIB = 1 << 30

@@ -31,10 +31,8 @@ from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.simulation.streams import step_time
-from policylang.tuning.lower_hull import bound_at, bytes_at, hull_of, lower_hull
-from policylang.tuning.solving.choices import choices_of
-from policylang.tuning.solving.movable import hidden_bytes
-from policylang.tuning.solving.second_runs import NONE
+from policylang.tuning.choices import NONE, choices_of, hidden_bytes
+from policylang.tuning.lower_hull import bound_at, hull_of, lower_hull
 from tests.support.joint import capture_joints
 from tests.support.models import ZOO
 from tests.support.random_flat import random_flat
@@ -68,7 +66,7 @@ def test_a_chain_is_worked_out_by_hand() -> None:
     hull = lower_hull(facts, chain_times(facts, a=1, b=2, c=3), JOINT)
     assert shown(hull) == [(300, 0), (200, 1), (100, 3), (0, 6)]
     a, b, c = (facts.index[name] for name in "abc")
-    assert [(sorted(point.kept), sorted(point.again)) for point in hull] == [
+    assert [(sorted(point.kept), sorted(point.recomputed)) for point in hull] == [
         ([a, b, c], []),
         ([b, c], [a]),
         ([c], [a, b]),
@@ -87,14 +85,13 @@ def test_between_two_points_the_bound_is_straight_and_below_the_last_there_is_no
     facts = facts_of(CHAIN)
     hull = lower_hull(facts, chain_times(facts, a=1, b=2, c=3), JOINT, keep=[facts.index["b"]])
     assert [bound_at(hull, saved) for saved in (1000, 300, 250, 200, 150, 100, 99)] == [0, 0, 0.5, 1, 2.5, 4, inf]
-    assert [bytes_at(hull, seconds) for seconds in (-1, 0, 0.5, 1, 2.5, 4, 9)] == [inf, 300, 250, 200, 150, 100, 100]
 
 
 def test_without_a_backward_nothing_is_kept() -> None:
     facts = facts_of("%x = input bytes=4\n%a = aten.sin.default(%x) bytes=4\noutput(%a)")
     hull = lower_hull(facts, chain_times(facts, a=1), JOINT)
     assert shown(hull) == [(0, 0)]
-    assert hull[0].kept == hull[0].again == frozenset()
+    assert hull[0].kept == hull[0].recomputed == frozenset()
 
 
 @settings(max_examples=60, deadline=None)
@@ -105,10 +102,10 @@ def test_it_is_the_hull_of_all_choices_and_each_point_is_what_the_planner_makes_
     hull = lower_hull(facts, times, NO_REPLAY)
     assert shown(hull) == lower_hull_of(set(every_choice(facts, times, NO_REPLAY)))
     for point in hull:
-        saved, seconds, needs = planned(facts, times, NO_REPLAY, point.again)
+        saved, seconds, needs = planned(facts, times, NO_REPLAY, point.recomputed)
         assert (saved, seconds) == (point.saved, point.seconds)
         assert point.kept == {facts.owners[row] for row in needs.saved}
-        assert point.again == {facts.owners[row] for row in needs.recomputed}
+        assert point.recomputed == {facts.owners[row] for row in needs.recomputed}
         # The other way to write it: all is recomputed, and what is kept is saved.
         others = frozenset(facts.owners[row] for row in facts.forward) - point.kept
         assert planned(facts, times, NO_REPLAY, others)[:2] == (point.saved, point.seconds)
@@ -140,7 +137,7 @@ def test_what_two_regions_make_again_is_priced_once() -> None:
     facts = two_regions()
     times = chain_times(facts, a=1)
     hull = lower_hull(facts, times, FLAT)
-    saved, seconds, _ = planned(facts, times, FLAT, hull[-1].again)
+    saved, seconds, _ = planned(facts, times, FLAT, hull[-1].recomputed)
     assert shown(hull) == [(100, 0), (0, 1)]
     assert (saved, seconds) == (0, 2)
 
@@ -204,7 +201,7 @@ def test_it_falls_and_bends_one_way_and_the_planner_agrees_with_each_point(name:
     slopes = [(there.seconds - here.seconds) / (here.saved - there.saved) for here, there in pairwise(hull)]
     assert all(0 < here < there for here, there in pairwise(slopes))
     for point in hull:
-        saved, seconds, _ = planned(facts, times, path, point.again)
+        saved, seconds, _ = planned(facts, times, path, point.recomputed)
         assert saved == point.saved
         assert seconds == pytest.approx(point.seconds, rel=1e-12)
 
@@ -241,7 +238,7 @@ def test_what_blocks_hand_on_stays_kept_on_a_model() -> None:
     blocks = blocks_of(facts)
     crossing = [row for row in facts.forward if blocks.block_of[row] >= 0 and leaves_block(facts, row, blocks.block_of)]
     hull, free = (lower_hull(facts, times, JOINT, keep=keep) for keep in (crossing, ()))
-    assert not any(facts.owners[row] in point.again for row in crossing for point in hull)
+    assert not any(facts.owners[row] in point.recomputed for row in crossing for point in hull)
     assert all(bound_at(free, point.saved) <= point.seconds * (1 + 1e-9) for point in hull)
 
 
@@ -281,7 +278,7 @@ def test_planning_moves_what_is_to_be_moved_and_no_point_is_worse_for_it(random:
     times = with_host(random_times(facts, random), bandwidth)
     hull = lower_hull(facts, times, NO_REPLAY, offload=True)
     for point in hull:
-        saved, seconds, needs = planned(facts, times, NO_REPLAY, point.again, point.moved)
+        saved, seconds, needs = planned(facts, times, NO_REPLAY, point.recomputed, point.moved)
         assert (saved, seconds) == (point.saved, point.seconds)
         assert {facts.owners[row] for row in needs.offloaded} <= point.moved
         assert sum(facts.bytes[row] for row in needs.offloaded) <= hidden_bytes(facts, times)
@@ -307,11 +304,11 @@ def test_the_order_of_the_columns_changes_nothing() -> None:
         runs=[place[each] for each in choices.runs],
     )
     for here, there in zip(hull_of(choices), hull_of(shuffled), strict=True):
-        assert (here.saved, here.seconds, here.kept, here.again) == (
+        assert (here.saved, here.seconds, here.kept, here.recomputed) == (
             there.saved,
             there.seconds,
             there.kept,
-            there.again,
+            there.recomputed,
         )
 
 
@@ -326,14 +323,14 @@ def test_hash_seeds_change_nothing() -> None:
         "facts = snapshot.load(sys.argv[1]); times = node_times(facts, read_device('h100-sxm'))\n"
         "hull = lower_hull(facts, times, JOINT)\n"
         "assert 'torch' not in sys.modules\n"
-        "print(json.dumps([[p.saved, p.seconds.hex(), sorted(p.kept), sorted(p.again)] for p in hull]))\n"
+        "print(json.dumps([[p.saved, p.seconds.hex(), sorted(p.kept), sorted(p.recomputed)] for p in hull]))\n"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "4321", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", script, str(SNAPSHOTS / "joint.graph")]
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     here = lower_hull(facts, times, JOINT)
     assert json.loads(out) == [
-        [point.saved, point.seconds.hex(), sorted(point.kept), sorted(point.again)] for point in here
+        [point.saved, point.seconds.hex(), sorted(point.kept), sorted(point.recomputed)] for point in here
     ]
 
 
@@ -359,6 +356,6 @@ def test_on_every_architecture_the_planner_agrees_with_each_point(name: str, off
         facts = collect(gm)
         times = node_times(facts, device)
         for point in lower_hull(facts, times, path, offload=offload):
-            saved, seconds, _ = planned(facts, times, path, point.again, point.moved)
+            saved, seconds, _ = planned(facts, times, path, point.recomputed, point.moved)
             assert saved == point.saved
             assert seconds == pytest.approx(point.seconds, rel=1e-9)

@@ -22,10 +22,10 @@ from policylang.planning.planner import plan
 from policylang.simulation.memory import estimate_peak
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.simulation.streams import step_time
+from policylang.tuning.evaluation import Budget, Candidate, Tuned
 from policylang.tuning.lower_hull import bound_at
-from policylang.tuning.trade_off import Budget, Candidate, Tuned
+from policylang.tuning.phrases import Option
 from policylang.tuning.tuner import Tuner
-from policylang.tuning.value_classes import Fate
 from tests.support.flat_graphs import Flat, flat_graph
 from tests.support.hand import same_bits
 from tests.support.models import ZOO
@@ -145,8 +145,8 @@ def fates_under(text: str) -> tuple[tuple[int, ...], ...]:
 def test_what_is_composed_of_blocks_that_copy_is_what_is_simulated() -> None:
     tuner = offloading(MIDDLING)
     chosen, seen = tuner._set(Budget("peak", inf)), 0
-    moving = [at for at, fates in enumerate(chosen.writer.patterns) if Fate.OFFLOAD in fates]
-    made = chosen.prospects
+    moving = [at for at, fates in enumerate(chosen.writer.patterns) if Option.OFFLOAD in fates]
+    made = chosen.table
     for at in range(0, len(made), 7):
         if made.zone[at] not in moving:
             continue

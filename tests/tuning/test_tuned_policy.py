@@ -6,18 +6,28 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import policylang
 from policylang.commands.cli import main
-from policylang.graph.facts import GraphKind
+from policylang.graph.collect import collect
+from policylang.graph.facts import Facts, GraphKind
+from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.language.devices.reading import read_device
-from policylang.planning.capabilities import JOINT
+from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.simulation.node_times import node_times
-from policylang.tuning.outcome.obstacles import infeasible
-from policylang.tuning.outcome.written import at_most, rounded_up
-from policylang.tuning.trade_off import Besides, Budget, Infeasible
+from policylang.tuning.budgets import infeasible
+from policylang.tuning.evaluation import Besides, Budget, Infeasible, Tuned
+from policylang.tuning.tuned_policy import at_most, rounded_up
+from policylang.tuning.tuner import Tuner
+from tests.support.compiled import assert_bitwise_equal, train
+from tests.support.flat_graphs import flat_graph
+from tests.support.hand import same_bits
+from tests.support.joint import capture_joints
+from tests.support.models import ZOO
 from tests.support.textgraph import facts_of
 from tests.support.tuned import tuned_facts, tuned_graph, written
 
@@ -326,3 +336,55 @@ def test_promises_are_read_by_people():
     assert rounded_up(int(42.41 * GIB)) == "42.5 GiB"
     assert rounded_up(1000) == "1000 B"
     assert rounded_up(1023 * MIB + 1) == "1024 MiB"
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    import tune_llama
+
+    return tune_llama
+
+
+@pytest.mark.slow
+def test_it_trains_within_the_budget(example: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tuned, losses, measured = example.main(folder=tmp_path)
+    assert losses[-1] < losses[0]
+    assert tuned.recompute_seconds > 0
+    assert tuned.peak <= tuned.tuned.budget.limit
+    assert measured == pytest.approx(tuned.graph_peak, rel=0.05)
+    assert "MiB measured" in capsys.readouterr().out
+    found = policylang.check(tmp_path / "tuned.apl", graph=tmp_path / "tune_llama.graph")
+    assert [each.status for _, each in found.expectations] == ["held"]
+
+
+CPU_DEVICE = DeviceProfile("small", {"float32": Rate.constant(1e9)}, Rate.constant(1e9))
+
+
+def _halfway(facts: Facts, capabilities: Capabilities) -> str:
+    """What is chosen where half as much may be kept as there is to keep."""
+    tuner = Tuner(facts, node_times(facts, CPU_DEVICE), capabilities)
+    assert tuner.save_all is not None
+    found = tuner.tuned(Budget("saved", tuner.save_all.saved / 2))
+    assert isinstance(found, Tuned)
+    assert found.chosen.recompute > 0
+    return found.chosen.rules
+
+
+@pytest.mark.parametrize("name", ["mlp", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_a_flat_graph_has_the_bits_that_it_had(name: str) -> None:
+    flat = flat_graph(ZOO[name]())
+    same_bits(flat, _halfway(collect(flat.gm), FLAT))
+
+
+@pytest.mark.parametrize("name", ["mlp", pytest.param("llama", marks=pytest.mark.slow)])
+def test_a_compiled_step_has_the_bits_that_it_had(name: str) -> None:
+    module, inputs, _ = ZOO[name]()
+    text = _halfway(collect(capture_joints(module, inputs)[0].gm), JOINT)
+    tuned = policylang.backend(policylang.parse(text), inner="aot_eager")
+    without = train(ZOO[name](), lambda model: torch.compile(model, backend="aot_eager"))
+    assert_bitwise_equal(without, train(ZOO[name](), lambda model: torch.compile(model, backend=tuned)))

@@ -25,9 +25,9 @@ from policylang.planning.schedule import build_checkpointed_schedule
 from policylang.simulation.memory import estimate_peak
 from policylang.simulation.node_times import node_times
 from policylang.simulation.streams import step_time
+from policylang.tuning.candidates import by_hand
+from policylang.tuning.evaluation import Besides, Budget, Candidate, Infeasible, Tuned
 from policylang.tuning.lower_hull import bound_at
-from policylang.tuning.patterns import by_hand
-from policylang.tuning.trade_off import Besides, Budget, Candidate, Infeasible, Tuned
 from policylang.tuning.tuner import Tuner, tune
 from tests.support.textgraph import CHAIN, facts_of
 from tests.support.tuned_graphs import DEVICE, stacked, stacked_text, times_of, tuner_of
@@ -154,8 +154,8 @@ def test_saved_bytes_come_close_to_the_bound() -> None:
 def test_what_is_composed_of_blocks_is_what_is_simulated(path: Capabilities) -> None:
     tuner = Tuner(stacked(), times_of(), path)
     patterns = list(by_hand(tuner.classes, tuner.inside, tuner.outside))
-    composed = [tuner.composition.pieces(fates, with_peak=True) for fates in patterns]
-    usable = [at for at, each in enumerate(composed) if each.hands_on]
+    composed = [tuner.composition.profile(fates, with_peak=True) for fates in patterns]
+    usable = [at for at, each in enumerate(composed) if each.saves_outputs]
     random = np.random.default_rng(0)
     for _ in range(20):
         blocks = random.choice(usable, size=(1, 6)).astype(np.int32)

@@ -19,7 +19,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.planning.capabilities import FLAT
 from policylang.simulation.node_times import node_times
-from policylang.tuning.trade_off import Budget, Tuned
+from policylang.tuning.evaluation import Budget, Tuned
 from policylang.tuning.tuner import Tuner
 
 

@@ -1,7 +1,7 @@
 """Device profiles: what a device computes, moves and sends in a second, as plain data.
 
 A time is worked out of these figures and of a graph's facts alone (:mod:`policylang.simulation.node_times`), so that
-every rank, and every machine on which a policy is checked, comes to the same.
+every rank, and every machine on which a policy is checked, has the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attrs import field, frozen
 
 @frozen
 class Rate:
-    """How much is done in a second, by how much there is to do: ``(size, per second)``, sizes rising.
+    """A rate that depends on the size of the work: ``(size, per second)``, sizes rising.
 
     Between two sizes the rate goes straight over the logarithm of the size; beyond the first and the last it stays.
     """
@@ -72,7 +72,7 @@ class CollectiveTimes:
 
 @frozen
 class Network:
-    """What collectives reach in the groups that it fits: as measured, or of a ring by bandwidth and latency."""
+    """The speed of collectives in the groups that it fits: as measured, or of a ring by bandwidth and latency."""
 
     ranks: int | None = None
     """It fits groups that lie inside so many neighbouring ranks; None for any."""
@@ -175,6 +175,6 @@ _PARTS = (
 
 @cache
 def collective_kind(name: str) -> CollectiveKind | None:
-    """Of ``all_gather_into_tensor``, ``_allgather_base_`` or ``AllGather``; None where the name says none."""
+    """The kind that a name such as ``all_gather_into_tensor``, ``_allgather_base_`` or ``AllGather`` says; or None."""
     folded = name.lower().replace("_", "").replace("-", "")
     return next((kind for part, kind in _PARTS if part in folded), None)

@@ -13,7 +13,7 @@ from typing import Any
 from attrs import evolve
 
 from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate, collective_kind
-from policylang.language.devices.toml_text import Place, place_of, read_text, tables_of
+from policylang.language.devices.toml_text import KeyPlace, place_of, read_text, tables_of
 from policylang.language.diagnostics import Diagnostic, Related, Source, Span, diagnose
 from policylang.language.resources import devices_folder, manifest
 from policylang.language.units import ALIASES, DTYPES, UNITS
@@ -79,7 +79,7 @@ def _unknown(name: str) -> Diagnostic:
 
 
 def _nearest(word: str) -> tuple[str, ...]:
-    """By the whole name, or by the beginnings that also stand for it: ``h10`` is near to ``h100``."""
+    """The profiles with a similar name or beginning of one: ``h10`` is near to ``h100``."""
     beginnings: dict[str, str] = {}
     for name in bundled_devices():
         parts = name.split("-")
@@ -269,7 +269,7 @@ class _Reader:
 
     # --- figures ---
 
-    def _place(self, path: _Path) -> Place:
+    def _place(self, path: _Path) -> KeyPlace:
         names = [each for each in path if isinstance(each, str)]
         number = next((each for each in path if isinstance(each, int)), 0)
         return place_of(self.source, names[:1], names[1] if len(names) > 1 else None, number)
@@ -392,7 +392,7 @@ class _Reader:
         return rate or Rate.constant(1.0)
 
     def _operators(self) -> dict[str, float]:
-        """By their names with namespace; a bare one is of ``aten``."""
+        """Rates by operator with its namespace; a bare name is of ``aten``."""
         given = self.tables.get("operators")
         given = self._table("operators", given if isinstance(given, dict) else ())
         rates: dict[str, float] = {}
@@ -502,7 +502,7 @@ class _Reader:
 
 
 def _takes_all_of(first: Network, second: Network) -> bool:
-    """Whether the first prices all groups that the second fits. What lies inside 4 neighbouring ranks lies inside 8."""
+    """True if the first prices all groups that the second fits. Groups inside 4 neighbouring ranks are inside 8."""
     if first.bandwidth is None:
         return False
     return first.ranks is None or (second.ranks is not None and first.ranks % second.ranks == 0)

@@ -1,4 +1,4 @@
-"""The text of a TOML file: reading it, where a key stands in it, and what ``tomllib`` says is wrong with it."""
+"""Reads the text of a TOML file, and finds the places of its keys."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_text(path: Path, name: str, noun: str) -> Source | Diagnostic:
 
 
 def tables_of(source: Source, code: str) -> dict[str, Any] | Diagnostic:
-    """What a TOML text holds; a diagnostic of this code where it is none."""
+    """Parse a TOML text; a diagnostic of this code where it is none."""
     try:
         return tomllib.loads(source.text)
     except RecursionError:
@@ -64,29 +64,29 @@ def tables_of(source: Source, code: str) -> dict[str, Any] | Diagnostic:
 
 
 @frozen
-class Place:
+class KeyPlace:
     """Where a text has a key and its value, as far as its line goes; both are the header for a table with one."""
 
     key: Span
     value: Span
 
 
-def place_of(source: Source, table: Sequence[str], key: str | None = None, number: int = 0) -> Place:
-    """Where a key stands, found by its name on the lines below its table's header; the header, or the start of the
+def place_of(source: Source, table: Sequence[str], key: str | None = None, number: int = 0) -> KeyPlace:
+    """Find a key by its name on the lines below its table's header; the header, or the start of the
     text, where it is not found. ``number``: which of the tables of one name."""
     nowhere = Span(source, 0, 0)
-    place, start = Place(nowhere, nowhere), 0
+    place, start = KeyPlace(nowhere, nowhere), 0
     if table:
         name = r"[ \t]*\.[ \t]*".join(map(_name, table))
         headers = list(re.finditer(rf"^[ \t]*(\[\[?[ \t]*{name}[ \t]*\]\]?)", source.text, re.MULTILINE))
         if number >= len(headers):
             return place_of(source, table[:-1], table[-1])
         span = Span(source, *headers[number].span(1))
-        place, start = Place(span, span), span.end
+        place, start = KeyPlace(span, span), span.end
     if key is not None:
         line = re.compile(rf"^[ \t]*({_name(key)})[ \t]*=[ \t]*((?:[^\n#]*[^\s#])?)", re.MULTILINE)
         if (found := line.search(source.text, start)) is not None:
-            return Place(Span(source, *found.span(1)), Span(source, *found.span(2)))
+            return KeyPlace(Span(source, *found.span(1)), Span(source, *found.span(2)))
     return place
 
 

@@ -21,7 +21,7 @@ from policylang.planning.capabilities import EAGER
 from policylang.planning.planner import plan
 from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import node_times
-from policylang.tuning.trade_off import Budget, Tuned
+from policylang.tuning.evaluation import Budget, Tuned
 from policylang.tuning.tuner import Tuner
 from tests.support import models
 

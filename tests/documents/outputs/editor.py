@@ -36,7 +36,7 @@ def _state(policy: str, graph: str, device: str) -> State:
 
 def hints(shown: Shown) -> str:
     """``hints POLICY GRAPH DEVICE``: the statements of a bundled policy with the figures at their ends."""
-    from policylang.editor.features.hints import hints as made
+    from policylang.editor.hover import hints as made
 
     state = _state(*shown.words[1:])
     text = state.document.source.text
@@ -49,7 +49,7 @@ def hints(shown: Shown) -> str:
 def hover(shown: Shown) -> str:
     """``hover POLICY GRAPH DEVICE TEXT``: what is under the first character of a text, as clients without Markdown
     show it."""
-    from policylang.editor.features.hover import hover as made
+    from policylang.editor.hover import hover as made
 
     _, policy, graph, device, text = shlex.split(shown.name)
     state = _state(policy, graph, device)

@@ -1,0 +1,312 @@
+"""Diagnostics as the protocol has them, what can be done about a place of a policy, and what can be shown of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from attrs import evolve, frozen
+from lsprotocol import types
+
+from policylang.editor.state import Document, State, location, positions_of, uri_of
+from policylang.language.diagnostics import CODES, Diagnostic, Mend, Related, Severity, Source, Span, TextChange
+from policylang.language.resources import codes_folder
+from policylang.language.wording import one_line
+from policylang.planning.capabilities import capabilities_for
+from policylang.report.explain import (
+    Explained,
+    NothingToExplain,
+    explain_named,
+    explain_statement,
+    explained_statements,
+)
+from policylang.report.layout import fenced
+from policylang.report.plan_page import plan_page
+
+_SEVERITIES = {
+    Severity.ERROR: types.DiagnosticSeverity.Error,
+    Severity.WARNING: types.DiagnosticSeverity.Warning,
+    Severity.NOTE: types.DiagnosticSeverity.Information,
+}
+_UNNECESSARY = frozenset(("APL110", "APL303", "APL307", "APL309"))
+"""The codes of unused names, and of rules that decide nothing, or nothing that the backward reads."""
+
+
+@frozen
+class Shown:
+    """The parts of a diagnostic that a client can show."""
+
+    related: bool = True
+    links: bool = True
+    tags: bool = True
+
+
+def published(state: State, shown: Shown | None = None) -> list[types.Diagnostic]:
+    """The diagnostics of a document, in the order of ``policylang check``.
+
+    What is wrong in an included file is shown at the ``include`` that brings it, with its own place as related
+    information: the same lines may be right in another policy, and an open file says itself what is wrong with it.
+    """
+    return [_published(state, each, shown or Shown()) for each in state.diagnostics]
+
+
+def place_in_document(state: State, found: Diagnostic) -> Span | None:
+    """The place of a diagnostic in its document: its own, or the include that brings its line; None for neither."""
+    for span in (found.span, *(each.span for each in found.related)):
+        if span is not None and span.source == state.document.source:
+            return span
+    return None if found.span is None else state.text.expansion.brought.get(found.span.source.name)
+
+
+def _published(state: State, found: Diagnostic, shown: Shown) -> types.Diagnostic:
+    positions, place = state.document.positions, place_in_document(state, found)
+    elsewhere = () if found.span is None or place is found.span else (Related(found.message, found.span),)
+    lines = [found.message, *found.details]
+    related: list[types.DiagnosticRelatedInformation] = []
+    for each in (*elsewhere, *found.related):
+        where = None if each.span is None else location(state, each.span)
+        if where is not None and shown.related:
+            related.append(types.DiagnosticRelatedInformation(where, each.message))
+        elif each.span is None:
+            lines.append(f"note: {each.message}")
+        else:
+            lines.append(f"note: {each.message} ({each.span.location})")
+    if elsewhere:
+        lines[0] = f"{elsewhere[0].span.location if elsewhere[0].span else ''}: {found.message}"
+    if found.help:
+        lines.append(f"help: {found.help}")
+    page = codes_folder() / f"{found.code}.md"
+    return types.Diagnostic(
+        range=positions.between(0, 0) if place is None else positions.range(place),
+        message="\n".join(lines),
+        severity=_SEVERITIES[found.severity],
+        code=found.code,
+        code_description=types.CodeDescription(page.as_uri()) if shown.links else None,
+        source="policylang",
+        tags=[types.DiagnosticTag.Unnecessary] if shown.tags and found.code in _UNNECESSARY else None,
+        related_information=related or None,
+    )
+
+
+EXPLAIN_NODE = "policylang.explainNode"
+EXPLAIN_RULE = "policylang.explainRule"
+EXPLAIN_CODE = "policylang.explainCode"
+SHOW_PLAN = "policylang.showPlan"
+
+
+def explained_node(state: State, node: str) -> str:
+    """The answer of ``policylang explain --node`` as Markdown, for a node, a glob of several, or a module. Empty
+    where the policy has no plan."""
+    if state.graph is None:
+        return ""
+    try:
+        return "\n\n".join(map(_markdown, explain_named(state.graph.plan, node)))
+    except NothingToExplain as error:
+        return "\n\n".join(error.args)
+
+
+def explained_line(state: State, line: int) -> str:
+    """The answer of ``policylang explain --rule`` for the rules and scheduling lines on a line, counted from 0; empty
+    where there are none, or the policy has no plan."""
+    if state.graph is None:
+        return ""
+    plan, source = state.graph.plan, state.document.source
+    spans = [span for found in explained_statements(plan) for span in found]
+    here = [each for each in spans if each.source == source and each.line - 1 <= line <= each.end_line - 1]
+    capabilities = capabilities_for(state.graph.facts.kind, state.graph.path)
+    return "\n\n".join(_markdown(explain_statement(plan, each, capabilities)) for each in here)
+
+
+def explained_code(code: str) -> str:
+    """The page of a diagnostic's code; empty for what is no code."""
+    return (codes_folder() / f"{code}.md").read_text(encoding="utf-8") if code in CODES else ""
+
+
+def page_of(state: State) -> str | None:
+    """The page of ``policylang plan --html``; None where the policy has no plan. Weighs each rule."""
+    graph = state.graph
+    if graph is None:
+        return None
+    found = graph.breakdown if graph.order is None else evolve(graph.breakdown, communication=graph.order)
+    return plan_page(found, graph.worth, Path(graph.name).name)
+
+
+def _markdown(explained: Explained) -> str:
+    """A table of text keeps its columns in a block of code."""
+    first, _, rest = str(explained).partition("\n")
+    return f"## {_literal(first)}\n\n{fenced(rest.strip(chr(10)), 'text')}\n"
+
+
+def _literal(text: str) -> str:
+    """Text of a policy as Markdown that shows it as it is."""
+    return "".join(f"\\{each}" if each in "\\`*_{}[]<>()#+!|~" else each for each in one_line(text))
+
+
+NODES_OF_RULE = "policylang.nodesOfRule"
+
+
+def nodes_of_rule(state: State, line: int) -> list[str]:
+    """The nodes that the rules on a line match, in graph order; lines count from 0, as in the protocol. Empty
+    where there is no rule, or no plan."""
+    if state.graph is None:
+        return []
+    source, plan = state.document.source, state.graph.plan
+    rows = {
+        row
+        for outcome in plan.rules
+        if outcome.rule.span.source == source and outcome.rule.span.line - 1 <= line <= outcome.rule.span.end_line - 1
+        for row in outcome.matched
+    }
+    return [plan.facts.names[row] for row in sorted(rows)]
+
+
+FIX_ALL = "source.fixAll.policylang"
+KINDS = (types.CodeActionKind.QuickFix, FIX_ALL, types.CodeActionKind.Empty)
+_OPTIONAL = "write `optional` before it"
+_Told = tuple[Diagnostic, types.Diagnostic]
+
+
+def actions(
+    state: State,
+    start: int,
+    end: int,
+    only: Sequence[str] | None = None,
+    *,
+    shown: Shown | None = None,
+    versioned: bool = True,
+) -> list[types.CodeAction]:
+    """The actions for the text between two character offsets, of the kinds that are asked for.
+
+    ``versioned``: whether the client takes edits of a version of a document, and refuses them once it is another.
+    """
+    everywhere = list(zip(state.diagnostics, published(state, shown), strict=True))
+    here = [each for each in everywhere if _touches(state, each[0], start, end)]
+    found: list[types.CodeAction] = []
+    if _asked_for(types.CodeActionKind.QuickFix, only):
+        found += _mends(state, here, versioned)
+        found += _all_optional(state, here, everywhere, versioned)
+    if _asked_for(FIX_ALL, only):
+        found += _fix_all(state, everywhere, versioned, least=2 if only is None else 1)
+    if _asked_for(types.CodeActionKind.Empty, only):
+        found += _to_show(state, here, start)
+    return found
+
+
+def _asked_for(kind: str, only: Sequence[str] | None) -> bool:
+    """A kind stands for those below it too: ``source`` for ``source.fixAll``."""
+    if only is None:
+        return True
+    return any(kind == each or (each and kind.startswith(f"{each}.")) for each in only)
+
+
+def _touches(state: State, found: Diagnostic, start: int, end: int) -> bool:
+    place = place_in_document(state, found)
+    low, high = (0, 0) if place is None else (place.start, place.end)
+    return low <= end and start <= high
+
+
+# --- edits ---
+
+
+def _mends(state: State, here: Iterable[_Told], versioned: bool) -> Iterator[types.CodeAction]:
+    """An action for each mend; one that mends several diagnostics is one action."""
+    by_mend: dict[Mend, list[types.Diagnostic]] = {}
+    only_one: dict[Mend, bool] = {}
+    for found, told in here:
+        for mend in found.mends:
+            by_mend.setdefault(mend, []).append(told)
+            only_one[mend] = only_one.get(mend, True) and len(found.mends) == 1
+    for mend, told_of in by_mend.items():
+        if (edit := _edit(state, mend.changes, versioned)) is not None:
+            yield types.CodeAction(
+                mend.title, types.CodeActionKind.QuickFix, told_of, only_one[mend] or None, edit=edit
+            )
+
+
+def _all_optional(
+    state: State, here: Iterable[_Told], everywhere: Iterable[_Told], versioned: bool
+) -> Iterator[types.CodeAction]:
+    """`optional` before all lines that find nothing, where one of them is here."""
+    if not any(mend.title == _OPTIONAL for found, _ in here for mend in found.mends):
+        return
+    told = [(mend, each) for found, each in everywhere for mend in found.mends if mend.title == _OPTIONAL]
+    changes = list(dict.fromkeys(change for mend, _ in told for change in mend.changes))
+    if len(changes) > 1 and (edit := _edit(state, changes, versioned)) is not None:
+        title = f"write `optional` before all {len(changes)} lines that find nothing"
+        yield types.CodeAction(title, types.CodeActionKind.QuickFix, [each for _, each in told], edit=edit)
+
+
+def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool, *, least: int) -> Iterator[types.CodeAction]:
+    """One action for all mistakes with a single fix, where there are at least so many.
+
+    What an author has to want, a rule that goes for instance, is not among it: some editors do this whenever a file is
+    saved.
+    """
+    taken: list[TextChange] = []
+    mended: list[types.Diagnostic] = []
+    for found, told in everywhere:
+        changes = found.mends[0].changes if len(found.mends) == 1 and not found.mends[0].is_choice else ()
+        own = all(change.span.source == state.document.source for change in changes)
+        if changes and own and not any(_overlap(one, other) for one in changes for other in taken):
+            taken.extend(changes)
+            mended.append(told)
+    if len(mended) >= least and (edit := _edit(state, taken, versioned)) is not None:
+        many = "1 mistake" if len(mended) == 1 else f"{len(mended)} mistakes"
+        yield types.CodeAction(f"mend {many} that can be mended in one way", FIX_ALL, mended, edit=edit)
+
+
+def _overlap(one: TextChange, other: TextChange) -> bool:
+    return one.span.start <= other.span.end and other.span.start <= one.span.end
+
+
+def _edit(state: State, changes: Sequence[TextChange], versioned: bool) -> types.WorkspaceEdit | None:
+    """None where one of the changes is in a text that is no file."""
+    by_source: dict[Source, list[types.TextEdit]] = {}
+    for change in changes:
+        where = positions_of(state, change.span.source).range(change.span)
+        by_source.setdefault(change.span.source, []).append(types.TextEdit(where, change.text))
+    edits = [(uri_of(state, source), made) for source, made in by_source.items()]
+    known = {uri: made for uri, made in edits if uri is not None}
+    return None if len(known) < len(edits) else edit_of(state.document, known, versioned)
+
+
+def edit_of(document: Document, edits: Mapping[str, Sequence[types.TextEdit]], versioned: bool) -> types.WorkspaceEdit:
+    """Edits by the addresses of their files, those of the document for its version where the client takes versions."""
+    if not versioned:
+        return types.WorkspaceEdit(changes=edits)
+    return types.WorkspaceEdit(
+        document_changes=[
+            types.TextDocumentEdit(
+                types.OptionalVersionedTextDocumentIdentifier(uri, document.version if uri == document.uri else None),
+                list(made),
+            )
+            for uri, made in edits.items()
+        ]
+    )
+
+
+# --- what can be shown ---
+
+
+def _to_show(state: State, here: Iterable[_Told], start: int) -> Iterator[types.CodeAction]:
+    """Commands: the last argument asks the server to show what it answers, where the client does not itself."""
+    uri = state.document.uri
+    if state.graph is not None:
+        policy, source = state.graph.plan.policy, state.document.source
+        line, _ = source.line_column(start)
+        rules = [rule.span for rule in policy.rules]
+        lines = [each.span for each in (*policy.buckets, *policy.scheduling)]
+        around = [span for span in (*rules, *lines) if span.source == source and span.line <= line <= span.end_line]
+        if around:
+            what = "rule" if around[0] in rules else "line"
+            yield _command(f"explain this {what}", EXPLAIN_RULE, uri, line - 1, True)
+            if any(outcome.matched for outcome in state.graph.plan.rules if outcome.rule.span in around):
+                yield _command("explain a node of this rule", EXPLAIN_NODE, uri, None, line - 1, True)
+        yield _command("show this plan", SHOW_PLAN, uri, True)
+    for code in dict.fromkeys(found.code for found, _ in here):
+        yield _command(f"explain {code}", EXPLAIN_CODE, code, True)
+
+
+def _command(title: str, name: str, *arguments: object) -> types.CodeAction:
+    command = types.Command(title, name, arguments=list(arguments))
+    return types.CodeAction(title, types.CodeActionKind.Empty, command=command)

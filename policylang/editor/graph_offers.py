@@ -1,0 +1,438 @@
+"""Offers from the graph: module paths, operators, groups, names, and what may stand behind `where`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from policylang.editor.graph_index import Count, GraphIndex, ModuleBranch, counted_once
+from policylang.editor.state import TextState
+from policylang.editor.word_offers import Kind, WordOffer
+from policylang.language.cursor import Cursor
+from policylang.language.globs import NameGlob, is_magic, name_glob_problem, split_outside_braces
+from policylang.language.grammar import word_kind
+from policylang.language.operators import PLAIN_FUNCTIONS, group_names
+from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES, dimensions_of
+from policylang.language.resources import manifest
+from policylang.language.statements import FIGURES
+from policylang.language.syntax import Let
+from policylang.language.units import ALIASES, DTYPES, UNITS, Dimension, write
+from policylang.language.wording import counted, shortened
+
+_OPEN_BRACE = re.compile(r"(?P<before>.*\{)(?P<chosen>(?:[^{},]*,\s*)*)(?P<begun>[^{},]*)$")
+
+
+def module_offers(index: GraphIndex | None, cursor: Cursor, *, lists_first: bool = False) -> Iterator[WordOffer]:
+    """The continuations of a typed module path. ``lists_first``: numbered modules are wanted."""
+    if index is None:
+        return
+    in_quotes = cursor.typed.startswith('"')
+    typed = cursor.typed.removeprefix('"')
+    for path, branches, shown_for in _paths(index, typed, lists_first):
+        text = _quoted(path, cursor, in_quotes)
+        nodes, forward = counted_once(branches)
+        yield WordOffer(text, Kind.Module, str(Count(nodes, forward)), about=f"module:{path}", typed=shown_for)
+
+
+def _paths(index: GraphIndex, typed: str, lists_first: bool) -> Iterator[tuple[str, list[ModuleBranch], str | None]]:
+    """Yield each glob to offer, the modules that it leads to, and the typed glob that it replaces, if any."""
+    tree, anchored = index.modules, typed.startswith("/")
+    *head, tail = split_outside_braces(typed.removeprefix("/"))
+    start = "/" if anchored else ""
+    if not head and not anchored and not is_magic(tail):
+        yield from ((path, branches, None) for path, branches in _anywhere(index, lists_first))
+        return
+    parents = tree.reached(head, anchored=anchored) if head or anchored else [tree.root, *_all_modules(index)]
+    before = start + "".join(f"{part}." for part in head)
+    below = _children(parents)
+    brace = _OPEN_BRACE.match(tail)
+    if brace is not None and "}" not in brace["begun"]:
+        chosen = {name.strip() for name in brace["chosen"].split(",")}
+        for name, branches in below.items():
+            if name not in chosen and name.startswith(brace["begun"]):
+                kept = [branch for each in chosen & below.keys() for branch in below[each]]
+                yield f"{before}{brace['before']}{brace['chosen']}{name}}}", kept + branches, typed
+        return
+    if is_magic(tail):
+        fitting = tree.reached([*head, tail], anchored=anchored)
+        if fitting:
+            yield f"{before}{tail}", fitting, typed
+        for name, branches in _children_like(below, tail).items():
+            yield f"{before}{name}", branches, typed
+        return
+    for name, branches in _with_globs(below).items():
+        yield f"{before}{name}", branches, None
+
+
+def _all_modules(index: GraphIndex) -> list[ModuleBranch]:
+    return [branch for branches in index.modules.by_name.values() for branch in branches]
+
+
+def _children(parents: Iterable[ModuleBranch]) -> dict[str, list[ModuleBranch]]:
+    found: dict[str, list[ModuleBranch]] = {}
+    for parent in parents:
+        for name, child in parent.children.items():
+            found.setdefault(name, []).append(child)
+    return found
+
+
+def _children_like(below: dict[str, list[ModuleBranch]], tail: str) -> dict[str, list[ModuleBranch]]:
+    if name_glob_problem(f"{tail}*") is not None:
+        return {}
+    glob = NameGlob(f"{tail}*" if not tail.endswith("*") else tail)
+    return {name: branches for name, branches in below.items() if glob.matches(name)}
+
+
+def _with_globs(below: dict[str, list[ModuleBranch]]) -> dict[str, list[ModuleBranch]]:
+    """The names, before numbers the globs for all and for some of them."""
+    numbers = sorted((name for name in below if name.isdecimal()), key=int)
+    found: dict[str, list[ModuleBranch]] = {}
+    if numbers:
+        found["*"] = [branch for name in numbers for branch in below[name]]
+        if len(numbers) > 2:
+            found[f"{{{numbers[0]},{numbers[-1]}}}"] = [*below[numbers[0]], *below[numbers[-1]]]
+    found.update((name, branches) for name, branches in below.items() if not name.isdecimal())
+    found.update((name, below[name]) for name in numbers)
+    return found
+
+
+def _anywhere(index: GraphIndex, lists_first: bool) -> Iterator[tuple[str, list[ModuleBranch]]]:
+    """A glob is matched anywhere in a path: the names of all modules, the outer ones first, and the numbered lists with
+    the ``*`` that stands for each of their modules."""
+    named = {name: branches for name, branches in index.modules.by_name.items() if not name.isdecimal()}
+    lists = {
+        f"{name}.*": [child for branch in numbered for child in branch.children.values()]
+        for name, branches in named.items()
+        if (numbered := [branch for branch in branches if branch.is_numbered])
+    }
+    yield from lists.items()
+    if not lists_first:
+        yield from named.items()
+    else:
+        yield from sorted(named.items(), key=lambda each: f"{each[0]}.*" not in lists)
+
+
+def _quoted(path: str, cursor: Cursor, in_quotes: bool) -> str:
+    """The path, in quotes where it is a word of the language or no single word."""
+    is_plain = (kind := word_kind(path)) in ("NAME", "PATH", "INT", "NUMBER") and kind in cursor.accepted
+    return path if is_plain and not in_quotes else f'"{path}"'
+
+
+_LONGEST = 80
+_ELSEWHERE = "not in the snapshot"
+Tree = Mapping[str, Mapping[str, Mapping[str, Count]]]
+
+
+def lets_above(text: TextState, cursor: Cursor) -> dict[str, Let]:
+    """The names that the statement at the cursor knows, with those of the files that are included above it."""
+    found: dict[str, Let] = {}
+    for placed in text.expansion.statements:
+        here = placed.include or placed.statement.span
+        if isinstance(placed.statement, Let) and here.start < cursor.begin:
+            found[placed.statement.name] = placed.statement
+    return found
+
+
+def group_offers(index: GraphIndex | None, names: Mapping[str, Let]) -> Iterator[WordOffer]:
+    """The groups in the order of the prelude, those that denote something in the graph first."""
+    sizes = {} if index is None else index.groups
+    for name in sorted(group_names(), key=lambda name: name not in sizes):
+        if name not in names:
+            none = "group" if index is None else _ELSEWHERE
+            detail = f"{sizes[name]:,} forward" if name in sizes else none
+            yield WordOffer(name, Kind.Class, detail, about=f"group:{name}", elsewhere=detail == _ELSEWHERE)
+
+
+def name_offers(names: Mapping[str, Let]) -> Iterator[WordOffer]:
+    """The names of the policy, the last one first."""
+    for name, let in reversed([*names.items()]):
+        yield WordOffer(name, Kind.Variable, shortened(let.span.one_line, _LONGEST), about=f"let:{name}")
+
+
+def operator_offers(index: GraphIndex | None, cursor: Cursor, names: Mapping[str, Let]) -> Iterator[WordOffer]:
+    """The operators of the graph, those with the most bytes first; then others that begin as what is typed."""
+    typed = cursor.typed
+    if typed.startswith('"'):
+        return
+    called: Tree = {} if index is None else index.operators
+    if is_magic(typed):
+        yield from _fitting(typed, called)
+        return
+    if "." in typed:
+        yield from _qualified(typed, called)
+        return
+    taken = {*names, *group_names()}
+    for text, count in sorted(_bare(called, taken).items(), key=lambda each: each[1].rank):
+        yield WordOffer(text, Kind.Function, str(count), about=f"op:{text}")
+    for namespace, of_namespace in called.items():
+        count = Count()
+        for overloads in of_namespace.values():
+            count.add(_all(overloads))
+        yield WordOffer(f"{namespace}.", Kind.Module, str(count), about=f"namespace:{namespace}")
+    if typed:
+        in_graph = {name for of_namespace in called.values() for name in of_namespace}
+        for namespace, listed in manifest().namespaces.items():
+            if namespace not in called:
+                yield _other(f"{namespace}.", Kind.Module, called, f"namespace:{namespace}")
+            for name in listed:
+                if name not in in_graph and typed.lower() in name.lower():
+                    written = _written(namespace, name, taken)
+                    yield _other(written, Kind.Function, called, f"op:{namespace}.{name}")
+
+
+def _bare(called: Tree, taken: set[str]) -> dict[str, Count]:
+    """The operators that a graph calls, each by its name alone where that means no more and no less."""
+    counts: dict[str, Count] = {}
+    for namespace, of_namespace in called.items():
+        for name, overloads in of_namespace.items():
+            counts.setdefault(_written(namespace, name, taken), Count()).add(_all(overloads))
+    return counts
+
+
+def _written(namespace: str, name: str, taken: set[str]) -> str:
+    """A name alone means an operator of any namespace, but for Python's own functions: those it means only where no
+    tensor operator has it."""
+    plain = namespace == PLAIN_FUNCTIONS and any(
+        name in names for space, names in manifest().namespaces.items() if space != PLAIN_FUNCTIONS
+    )
+    return f"{namespace}.{name}" if plain or name in taken or word_kind(name) != "NAME" else name
+
+
+def _qualified(typed: str, called: Tree) -> Iterator[WordOffer]:
+    """The offers behind a dot: the names of a namespace, or the overloads of an operator."""
+    known = manifest().namespaces
+    first, *rest = split_outside_braces(typed)
+    if first in called or first in known:
+        if len(rest) == 1:
+            yield from _names(first, called)
+        elif len(rest) == 2:
+            counts = called.get(first, {}).get(rest[0], {})
+            listed = known.get(first, {}).get(rest[0], ())
+            yield from _overloads(f"{first}.{rest[0]}", counts, listed, called)
+    elif len(rest) == 1:
+        together: dict[str, Count] = {}
+        for namespace, of_namespace in called.items():
+            if namespace != PLAIN_FUNCTIONS:
+                for overload, count in of_namespace.get(first, {}).items():
+                    together.setdefault(overload, Count()).add(count)
+        tensors = (names for namespace, names in known.items() if namespace != PLAIN_FUNCTIONS)
+        listed = tuple(overload for names in tensors for overload in names.get(first, ()))
+        yield from _overloads(first, together, listed, called)
+
+
+def _names(namespace: str, called: Tree) -> Iterator[WordOffer]:
+    here = called.get(namespace, {})
+    for name, overloads in sorted(here.items(), key=lambda each: _all(each[1]).rank):
+        yield WordOffer(f"{namespace}.{name}", Kind.Function, str(_all(overloads)), about=f"op:{namespace}.{name}")
+    for name in manifest().namespaces.get(namespace, ()):
+        if name not in here:
+            yield _other(f"{namespace}.{name}", Kind.Function, called, f"op:{namespace}.{name}")
+
+
+def _overloads(stem: str, counts: Mapping[str, Count], listed: Sequence[str], called: Tree) -> Iterator[WordOffer]:
+    for overload, count in counts.items():
+        if overload:
+            yield WordOffer(f"{stem}.{overload}", Kind.Method, str(count), about=f"op:{stem}.{overload}")
+    for overload in listed:
+        if overload not in counts:
+            yield _other(f"{stem}.{overload}", Kind.Method, called, f"op:{stem}.{overload}")
+
+
+def _other(text: str, kind: Kind, called: Tree, about: str) -> WordOffer:
+    """An operator of torch's that the graph does not call."""
+    return WordOffer(text, kind, _ELSEWHERE if called else "", about=about, elsewhere=bool(called))
+
+
+def _fitting(typed: str, called: Tree) -> Iterator[WordOffer]:
+    """The operators of the graph that a glob fits, as far as it is typed, and the glob itself."""
+    *head, tail = split_outside_braces(typed)
+    before = "".join(f"{part}." for part in head)
+    names = _names_in(head, called)
+    opened, brace, rest = tail.rpartition("{")
+    if brace and "}" not in rest:
+        *chosen, begun = (each.strip() for each in rest.split(","))
+        for name, count in names.items():
+            if name.startswith(begun) and name not in chosen:
+                text = f"{before}{opened}{{{','.join((*chosen, name))}}}"
+                yield WordOffer(text, Kind.Function, f"{name}: {count}", about=f"op:{name}", typed=typed)
+    elif name_glob_problem(tail) is None:
+        whole, begun_so = NameGlob(tail), NameGlob(f"{tail.rstrip('*')}*")
+        total = Count()
+        for name, count in names.items():
+            if whole.matches(name):
+                total.add(count)
+        longer = not total.nodes and not tail.endswith("*")
+        for name, count in names.items():
+            if longer and begun_so.matches(name):
+                total.add(count)
+        if total.nodes:
+            glob = f"{typed}*" if longer else typed
+            yield WordOffer(glob, Kind.Value, str(total), about=f"op:{glob}", typed=typed)
+        for name, count in names.items():
+            if begun_so.matches(name):
+                yield WordOffer(f"{before}{name}", Kind.Function, str(count), about=f"op:{before}{name}", typed=typed)
+
+
+def _names_in(head: Sequence[str], called: Tree) -> dict[str, Count]:
+    """The operators that a graph calls, of the namespaces that the first part of a name fits; those with the most bytes
+    first."""
+    counts: dict[str, Count] = {}
+    if len(head) < 2 and name_glob_problem("".join(head)) is None:
+        for namespace, names in called.items():
+            if NameGlob(head[0]).matches(namespace) if head else namespace != PLAIN_FUNCTIONS:
+                for name, overloads in names.items():
+                    counts.setdefault(name, Count()).add(_all(overloads))
+    return dict(sorted(counts.items(), key=lambda each: each[1].rank))
+
+
+def _all(overloads: Mapping[str, Count]) -> Count:
+    total = Count()
+    for count in overloads.values():
+        total.add(count)
+    return total
+
+
+_MOST_VALUES = 12
+_INDEXED = re.compile(r"(\w+)\[(-?\d{1,4})\]")
+_NUMBER = re.compile(r"[0-9][0-9_]*(?:\.[0-9]+)?")
+_EXAMPLES: dict[Dimension, tuple[str, ...]] = {
+    "bytes": ("64 MiB", "1 GiB"),
+    "flops": ("2 GFLOP", "1 TFLOP"),
+    "seconds": ("400 us", "1 ms"),
+    "fraction": ("20%",),
+    "number": (),
+}
+_LIMITS: dict[Dimension, str] = {
+    "bytes": "4 GiB", "flops": "3 TFLOP", "seconds": "900 ms", "fraction": "20%", "number": "16",
+}  # fmt: skip
+_COMMON = ("GiB", "MiB", "KiB", "TFLOP", "GFLOP", "ms", "us", "s", "%")
+_TESTS = ("==", "!=")
+
+
+def predicate_offers(index: GraphIndex | None, cursor: Cursor) -> Iterator[WordOffer]:
+    """The predicates, in full."""
+    for measure in MEASURES:
+        text, snippet = ("shape[0]", "shape[${1:0}]") if measure == "shape" else (measure, "")
+        yield WordOffer(text, Kind.Property, "", snippet, about=f"measure:{measure}")
+    for each in PROPERTIES:
+        yield WordOffer(each, Kind.Property, about=f"property:{each}")
+    for flag in FLAGS:
+        yield WordOffer(flag, Kind.EnumMember, about=f"flag:{flag}")
+    yield WordOffer(
+        "crosses cut per 2 GiB", Kind.EnumMember, snippet="crosses cut per ${1:2 GiB}", about="flag:crosses cut"
+    )
+    yield from _annotations(index, "annotated ")
+    yield WordOffer("not")
+
+
+def flag_offers(begun: str) -> Iterator[WordOffer]:
+    """The second words of predicates whose first word is written."""
+    for flag in FLAGS:
+        first, _, second = flag.partition(" ")
+        if first == begun:
+            yield WordOffer(second, Kind.EnumMember, about=f"flag:{flag}")
+
+
+def subject_offers(index: GraphIndex | None, begun: str) -> Iterator[WordOffer]:
+    """The offers behind the first word of a predicate: the rest of it, or a comparison."""
+    yield from flag_offers(begun)
+    if begun == "crosses":
+        yield WordOffer("cut per 2 GiB", Kind.EnumMember, snippet="cut per ${1:2 GiB}", about="flag:crosses cut")
+    elif begun == "annotated":
+        yield from _annotations(index, "")
+    name = _subject(begun)[0]
+    if name in MEASURES or not any(flag.startswith(f"{begun} ") for flag in (*FLAGS, "annotated ")):
+        signs = _TESTS if name in PROPERTIES else (">", ">=", "<", "<=", *_TESTS)
+        yield from (WordOffer(sign, Kind.Operator) for sign in signs)
+
+
+def value_offers(index: GraphIndex | None, cursor: Cursor, compared: str) -> Iterator[WordOffer]:
+    """The values of a measure or property in the graph."""
+    name, number = _subject(compared)
+    if name == "module":
+        yield from module_offers(index, cursor)
+    elif name in PROPERTIES:
+        yield from _texts(index, name)
+    else:
+        dimension = dimensions_of(name)[0]
+        if index is not None:
+            yield from _largest(index, name, number, dimension)
+        yield from figure_offers(cursor, name)
+
+
+def _largest(index: GraphIndex, name: str, number: int | None, dimension: Dimension) -> Iterator[WordOffer]:
+    """The largest values that there are, each with how many nodes have it."""
+    counts = {float(value): count for value, count in index.values(name, number).items()}
+    for value in sorted(counts, reverse=True)[:_MOST_VALUES]:
+        if value > 0:
+            yield WordOffer(write(value, dimension), Kind.Value, f"{counted(counts[value], 'node')} of the forward")
+
+
+def figure_offers(cursor: Cursor, measured: str) -> Iterator[WordOffer]:
+    """Figures with their units, of the number that is typed if one is."""
+    dimensions = dimensions_of(measured)
+    number = _NUMBER.match(cursor.typed)
+    if number is not None:
+        for unit in (unit for dimension in dimensions for unit in units_of(dimension)):
+            yield WordOffer(f"{number.group()}{'' if unit == '%' else ' '}{unit}", Kind.Unit)
+        return
+    for dimension in dimensions:
+        yield from (WordOffer(text, Kind.Value, "such as") for text in _EXAMPLES[dimension])
+
+
+def unit_offers(measured: str) -> Iterator[WordOffer]:
+    """Behind a number."""
+    for dimension in dimensions_of(measured):
+        yield from (WordOffer(unit, Kind.Unit, about=f"unit:{unit}") for unit in units_of(dimension))
+
+
+def units_of(dimension: Dimension) -> list[str]:
+    """The units of a dimension, common ones first; of two spellings of one, the ASCII one."""
+    fitting = [unit for unit, (_, of) in UNITS.items() if of == dimension and unit.isascii() and not unit.endswith("s")]
+    fitting += [unit for unit, (_, of) in UNITS.items() if of == dimension == "seconds" and unit.isascii()]
+    return sorted(fitting, key=lambda unit: _COMMON.index(unit) if unit in _COMMON else len(_COMMON))
+
+
+def limit_offers() -> Iterator[WordOffer]:
+    """The figures that an expectation may be about, with a limit to change."""
+    for figure in FIGURES:
+        dimensions = dimensions_of(figure)
+        usual: Dimension = "fraction" if "fraction" in dimensions and dimensions[0] != "bytes" else dimensions[0]
+        yield WordOffer(figure, Kind.Property, snippet=f"{figure} <= ${{1:{_LIMITS[usual]}}}", about=f"figure:{figure}")
+        if figure == "saved":
+            text = "saved per block"
+            yield WordOffer(text, Kind.Property, snippet=f"{text} <= ${{1:220 MiB}}", about=f"figure:{figure}")
+
+
+def _texts(index: GraphIndex | None, name: str) -> Iterator[WordOffer]:
+    """The types, devices or overloads of the graph, by how often they occur; types by their short names as well."""
+    counts = {} if index is None else {str(text): count for text, count in index.values(name).most_common()}
+    short: dict[str, str] = {}
+    for alias, full in ALIASES.items():
+        if alias[-1].isdigit():
+            short.setdefault(full, alias)
+    if name == "device" and counts:
+        kinds: dict[str, int] = {}
+        for device, count in counts.items():
+            kinds[device.partition(":")[0]] = kinds.get(device.partition(":")[0], 0) + count
+        counts = {**kinds, **counts}
+    for text, count in counts.items():
+        detail = f"{counted(count, 'node')} of the forward"
+        if name == "dtype" and text in short:
+            yield WordOffer(short[text], Kind.EnumMember, detail)
+        yield WordOffer(text if word_kind(text) in ("NAME", "PATH") else f'"{text}"', Kind.EnumMember, detail)
+    if name == "dtype":
+        for text in DTYPES:
+            if text not in counts:
+                yield from (WordOffer(each, Kind.EnumMember) for each in (short.get(text, text), text))
+
+
+def _annotations(index: GraphIndex | None, before: str) -> Iterator[WordOffer]:
+    for name, count in ({} if index is None else index.annotations).items():
+        text = name if word_kind(name) in ("NAME", "PATH") else f'"{name}"'
+        yield WordOffer(f"{before}{text}", Kind.EnumMember, counted(count, "node"), about="flag:annotated")
+
+
+def _subject(compared: str) -> tuple[str, int | None]:
+    found = _INDEXED.fullmatch(compared)
+    return (found[1], int(found[2])) if found else (compared, None)

@@ -1,0 +1,542 @@
+"""The effect of each kind of statement on the snapshot: lines for a hover, and words for a hint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import assert_never
+
+from policylang.audit.summary import rewrite_reports
+from policylang.editor.article import (
+    Article,
+    amounts_text,
+    code,
+    in_short,
+    signed,
+    totals,
+    values,
+    with_code,
+    worth_parts,
+)
+from policylang.editor.state import GraphState, State
+from policylang.graph.blocks import BlockTable, blocks_of
+from policylang.graph.chains import Chains
+from policylang.graph.facts import Facts, Phase
+from policylang.language import syntax
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.diagnostics import Source
+from policylang.language.loader import PlacedStatement
+from policylang.language.resources import installed_version
+from policylang.language.syntax import Rule, Selector, Statement
+from policylang.language.wording import (
+    Measured,
+    counted,
+    figure,
+    file_name,
+    first_lines,
+    joined,
+    listed,
+    uncounted_text,
+)
+from policylang.language.words import meaning
+from policylang.planning.inspection.breakdown import RuleInBlocks
+from policylang.planning.inspection.communication import Communication, LineInOrder, bucket_statements
+from policylang.planning.inspection.explain import beginning_of
+from policylang.planning.inspection.worth import MOST_RULES, Worth
+from policylang.planning.plan import ExpectationOutcome, Plan, RuleOutcome
+from policylang.planning.selection.no_match import part_counts
+from policylang.planning.selection.selectors import Selections
+from policylang.planning.value_outcome import Why
+from policylang.report.layout import exposed_text, plan_times_text, recomputed_text
+from policylang.report.order_text import left_texts, proof_texts, said_of
+from policylang.report.report_text import rewrite_lines
+
+
+def selections_of(state: State) -> Selections | None:
+    """None without a snapshot, and while what the policy denotes is being worked out. Of a text with errors, what needs
+    none of its names can be asked."""
+    if state.graph is not None:
+        return state.graph.selections if state.graph.knows("selections") else None
+    return None if state.facts is None else _without_policy(state.facts, state.document.source)
+
+
+def selected_rows(selections: Selections, selector: Selector) -> list[int] | None:
+    """None for a selector with words that nobody has looked up."""
+    try:
+        return selections.rows(selector)
+    except (TypeError, KeyError):
+        return None
+
+
+def part_lines(counts: Sequence[str]) -> list[str]:
+    """The lines of ``part_counts``, what they are of marked as code."""
+    found = (line.partition(": ") for line in counts)
+    return [f"{code(label)}: {with_code(rest)}" if rest else label for label, _, rest in found]
+
+
+@lru_cache(maxsize=2)
+def backward_counts(facts: Facts) -> Mapping[str, int]:
+    """Operator in full to how many backward nodes call it."""
+    phases, ops, targets = facts.phases, facts.ops, facts.targets
+    return Counter(
+        targets[row] for row in range(len(facts)) if phases[row] == Phase.BACKWARD and ops[row] == "call_function"
+    )
+
+
+def forget_snapshots() -> None:
+    """Hold none of those that were asked about."""
+    for cache in (backward_counts, _without_policy, _blocks_and_chains):
+        cache.cache_clear()
+
+
+@lru_cache(maxsize=2)
+def _without_policy(facts: Facts, source: Source) -> Selections:
+    """``source``: the text whose selectors are asked of; they are kept as long as these answers."""
+    return Selections(facts, {}, *_blocks_and_chains(facts))
+
+
+@lru_cache(maxsize=2)
+def _blocks_and_chains(facts: Facts) -> tuple[BlockTable, Chains]:
+    return blocks_of(facts), Chains(facts)
+
+
+_MOST_NAMES = 4
+_MOST_LINES = 12
+_SAID = {"held": "holds", "failed": "does not hold", "deferred": "cannot be told yet"}
+_MOST_GROUPS = 6
+
+
+def rule_index(graph: GraphState, rule: Rule) -> int | None:
+    """The index of a rule in the policy."""
+    return graph.index.rules.get(beginning_of(rule.span))
+
+
+def worth_of(graph: GraphState, index: int) -> Worth | None:
+    """None where it is not worked out: not yet, not for a rule that decides nothing, nor for all of very many."""
+    return next((each for each in graph.worth if each.rule == index), None) if graph.knows("worth") else None
+
+
+def rule_meaning(rule: Rule) -> Article:
+    """The meaning of a rule, without a graph."""
+    article = Article()
+    said = meaning(rule.action.word, "action")
+    assert said is not None
+    article.say(f"{said.text} The nodes are those of {code(rule.selector.span.one_line)}.")
+    if rule.budget is not None:
+        article.say(f"At most {figure(rule.budget.value, 'bytes')} on each rank; the rest is saved.")
+    for word, holds in (("optional", rule.optional), ("override", rule.override)):
+        if holds and (modifier := meaning(word, "modifier")) is not None:
+            article.say(modifier.text)
+    return article
+
+
+def rule_article(graph: GraphState, index: int) -> Article:
+    """The decisions of a rule on the snapshot."""
+    plan, outcome = graph.plan, graph.plan.rules[index]
+    return rule_figures(graph, index).say(_nodes(plan, outcome)).items(_parts(graph, outcome))
+
+
+def rule_figures(graph: GraphState, index: int) -> Article:
+    """The figures of a rule, without names of nodes and parts of the selector."""
+    plan, outcome = graph.plan, graph.plan.rules[index]
+    article = Article().say(f"It {counts_text(outcome)}.", *_amounts(graph, index))
+    return article.items(taken_over(plan, outcome)).say(*worth_text(graph, index))
+
+
+def counts_text(outcome: RuleOutcome) -> str:
+    """The words of ``policylang explain --rule``."""
+    return f"matches {counted(len(outcome.matched), 'node')}, decides {len(outcome.decided):,}"
+
+
+def taken_over(plan: Plan, outcome: RuleOutcome) -> Iterator[str]:
+    """The later rules that decide nodes of this one, and what the user's own checkpoint keeps."""
+    for other, count in outcome.overridden_by.items():
+        rule = plan.policy.rules[other]
+        own = rule.span.source == outcome.rule.span.source
+        place = f"line {rule.span.line}" if own else file_name(rule.source)
+        yield f"{count:,} taken over by {place}: {code(rule.text)}"
+    if outcome.kept_by_user:
+        yield f"{outcome.kept_by_user:,} kept the tag of the user's own checkpoint"
+
+
+def _amounts(graph: GraphState, index: int) -> Iterator[str]:
+    if not graph.knows("amounts"):
+        return
+    outcome = graph.plan.rules[index]
+    found = graph.amounts.get(outcome.rule.source)
+    if found is None:
+        if outcome.decided:
+            yield "The backward needs none of what it decides."
+        return
+    shares = outcome.rule.source in graph.index.shared_lines
+    of = "What the rules of this line decide, and the backward needs" if shares else "Of what it decides"
+    yield f"{of}: {amounts_text(found.amounts)}."
+    if len(found.groups) > 1 or found.groups[0].times > 1:
+        said = [_in_blocks(each) for each in found.groups[:_MOST_GROUPS]]
+        more = len(found.groups) - _MOST_GROUPS
+        yield "By block: " + "; ".join((*said, *([f"and {more} more"] if more > 0 else ()))) + "."
+
+
+def _in_blocks(found: RuleInBlocks) -> str:
+    each = ", each" if found.times > 1 else ""
+    return f"{amounts_text(found.amounts)} in {code(found.label) if found.blocks else found.label}{each}"
+
+
+def worth_text(graph: GraphState, index: int) -> Iterator[str]:
+    """The worth of a rule, with its price."""
+    outcome = graph.plan.rules[index]
+    if not graph.knows("worth"):
+        if outcome.decided:
+            yield "What it is worth is still being worked out."
+        return
+    worth = worth_of(graph, index)
+    if worth is None:
+        if outcome.decided:
+            yield f"Its worth is not worked out: only that of the first {MOST_RULES} rules that decide something is."
+        return
+    timed = worth.recomputed_seconds is not None
+    said = [
+        f"saved {_or_none(worth.saved_bytes, 'bytes')}",
+        f"recomputed {_or_none(worth.recomputed_flops, 'flops')}",
+        *([f"its time {_or_none(worth.recomputed_seconds or 0.0, 'seconds')}"] if timed else []),
+        f"peak {_or_none(worth.peak_bytes, 'bytes')}",
+    ]
+    price = worth.seconds_per_gib if timed else worth.flops_per_gib
+    at = "" if price is None else f", at {figure(price, 'seconds' if timed else 'flops')} a GiB"
+    yield f"Compared with the policy without it: {', '.join(said)}. It {worth.verdict}{at}."
+
+
+def _or_none(amount: float, dimension: Measured) -> str:
+    return signed(amount, dimension) or "0"
+
+
+def _nodes(plan: Plan, outcome: RuleOutcome) -> str:
+    facts = plan.facts
+    names = [
+        code(facts.names[row]) + (f" in {code(facts.modules[row])}" if facts.modules[row] else "")
+        for row in outcome.decided[:_MOST_NAMES]
+    ]
+    return f"It decides {listed(names, _MOST_NAMES, len(outcome.decided))}." if names else ""
+
+
+def _parts(graph: GraphState, outcome: RuleOutcome) -> list[str]:
+    """The matches of each part of its selector, where it has several, or matches nothing."""
+    if not graph.knows("selections"):
+        return []
+    found = part_counts(outcome.rule.selector, graph.selections)
+    return part_lines(found) if len(found) > 1 or not outcome.matched else []
+
+
+def rule_hint(graph: GraphState, index: int) -> str:
+    """``24 values · −1.9 GiB · +8.2 TFLOP``; without what it is worth until that is worked out."""
+    outcome, worth = graph.plan.rules[index], worth_of(graph, index)
+    kept = outcome.kept_by_user
+    return in_short(
+        (
+            values(len(outcome.decided)),
+            *(worth_parts(worth) if worth is not None else ()),
+            f"{kept:,} kept by the user's checkpoint" if kept and not outcome.decided else "",
+        )
+    )
+
+
+def statement_article(state: State, statement: Statement) -> Article:
+    """The effect of a statement, without the meaning of its words."""
+    graph = state.graph
+    match statement:
+        case syntax.Rule():
+            index = None if graph is None else rule_index(graph, statement)
+            return rule_meaning(statement) if graph is None or index is None else rule_article(graph, index)
+        case syntax.Include():
+            return _include(state, statement)
+        case syntax.Requires():
+            return Article().say(f"The version of policylang here is {installed_version()}.")
+        case syntax.Device():
+            return _device(state)
+        case syntax.PolicyName():
+            return Article() if graph is None else policy_article(graph)
+        case syntax.Undecided():
+            return Article() if graph is None else _undecided(graph)
+        case syntax.Bucket() | syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
+            line = None if graph is None else line_of(graph, statement)
+            return Article() if graph is None or line is None else _scheduling(graph, *line)
+        case syntax.Fuse() | syntax.Collapse():
+            return Article() if graph is None else _rewrite(graph, statement)
+        case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
+            outcome = None if graph is None else outcome_of(graph, statement)
+            return Article() if outcome is None else _expectation(statement, outcome)
+        case syntax.Let() | syntax.Blocks():
+            return Article()
+        case _:
+            assert_never(statement)
+
+
+# --- the policy ---
+
+
+def policy_article(graph: GraphState) -> Article:
+    """The totals of ``policylang plan``."""
+    plan = graph.plan
+    forward = sum(decision is not None for decision in plan.decisions)
+    blocks = counted(len(plan.block_names), "block") if plan.block_names else "no blocks"
+    article = Article().say(f"On {code(graph.name)}: {counted(forward, 'forward value')}, {blocks}.")
+    if not graph.knows("breakdown"):
+        return article
+    found = graph.breakdown
+    under, without = found.under, found.without
+    again = f"{figure(under.amounts.recomputed_bytes, 'bytes')} and {figure(under.amounts.recomputed_flops, 'flops')}"
+    share = figure(under.amounts.recomputed_flops / found.forward_flops, "fraction") if found.forward_flops else ""
+    lines = [
+        f"saved: {figure(under.amounts.saved_bytes, 'bytes')} in {values(under.amounts.saved)}; "
+        f"{figure(without.amounts.saved_bytes, 'bytes')} if nothing is recomputed",
+        f"offloaded: {figure(under.amounts.offloaded_bytes, 'bytes')} in {values(under.amounts.offloaded)}"
+        if under.amounts.offloaded
+        else "",
+        f"recomputed: {again}{share and f', {share} of the forward'}" if under.amounts.recomputed else "",
+        f"peak: {figure(under.peak.bytes, 'bytes')} at {code(under.peak.at)}; "
+        f"{figure(without.peak.bytes, 'bytes')} if nothing is recomputed",
+    ]
+    if under.time is not None and without.time is not None:
+        step, other = (figure(each.step, "seconds") for each in (under.time, without.time))
+        lines.append(f"step: {step}; {other} if nothing is recomputed")
+        lines.append(f"recomputed time: {recomputed_text(under.time)}" if under.time.recomputed else "")
+        lines.append(f"exposed: {exposed_text(under.time)}" if under.time.exposed else "")
+    article.items(lines)
+    if plan.untold is not None:
+        article.say(f"{plan_times_text(plan).capitalize()}.")
+    if found.uncounted:
+        article.say(f"Uncounted in the forward: {uncounted_text(found.uncounted)}.")
+    article.say(*found.notes)
+    if under.amounts.open_bytes:
+        article.say(f"{figure(under.amounts.open_bytes, 'bytes')} of what is saved is left to PyTorch's partitioner.")
+    return article
+
+
+def policy_hint(graph: GraphState) -> str:
+    return totals(graph.breakdown) if graph.knows("breakdown") else ""
+
+
+# --- files ---
+
+
+def brought(state: State, include: syntax.Include) -> list[PlacedStatement]:
+    """The statements that an include of the document puts in its place."""
+    return [each for each in state.text.expansion.statements if each.include == include.span]
+
+
+def _include(state: State, include: syntax.Include) -> Article:
+    kinds = _kinds(state, include)
+    article = Article().say(f"It brings {joined(kinds)}." if kinds else "It brings nothing.")
+    graph = state.graph
+    if graph is not None:
+        policy = graph.plan.policy
+        mine = [f"{code(policy.rules[at].text)}: {rule_hint(graph, at)}" for at in rules_of(graph, include)]
+        for each in policy.statements[len(policy.rules) :]:
+            if policy.included_by(each.span) == include.span and (said := statement_hint(graph, each)):
+                mine.append(f"{code(each.span.one_line)}: {with_code(said)}")
+        article.items(first_lines(mine, _MOST_LINES))
+    return article
+
+
+def statement_hint(graph: GraphState, statement: Statement) -> str:
+    """The effect of a rewrite, a scheduling line or an expectation in a few words; empty for other statements, and
+    until it is known."""
+    match statement:
+        case syntax.Bucket() | syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
+            line = line_of(graph, statement)
+            return "" if line is None else line_hint(*line)
+        case syntax.Fuse() | syntax.Collapse():
+            return rewrite_hint(graph, statement)
+        case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
+            outcome = outcome_of(graph, statement)
+            return "" if outcome is None else expectation_hint(statement, outcome)
+    return ""
+
+
+def rules_of(graph: GraphState, include: syntax.Include) -> list[int]:
+    """The rules of the policy that an include brings."""
+    policy = graph.plan.policy
+    return [at for at, rule in enumerate(policy.rules) if policy.included_by(rule.span) == include.span]
+
+
+def include_hint(state: State, include: syntax.Include) -> str:
+    """``2 rules · 291 values``; of a file without rules what else it has."""
+    graph = state.graph
+    mine = [] if graph is None else rules_of(graph, include)
+    if graph is None or not mine:
+        return in_short(_kinds(state, include))
+    decided = sum(len(graph.plan.rules[at].decided) for at in mine)
+    return in_short((counted(len(mine), "rule"), values(decided)))
+
+
+def _kinds(state: State, include: syntax.Include) -> list[str]:
+    """``2 names``, ``1 rule``."""
+    found = Counter(_kind(each.statement) for each in brought(state, include))
+    return [counted(count, kind) for kind, count in found.items()]
+
+
+def _kind(statement: Statement) -> str:
+    match statement:
+        case syntax.Rule():
+            return "rule"
+        case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
+            return "expectation"
+        case syntax.Bucket() | syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
+            return "scheduling line"
+        case syntax.Let():
+            return "name"
+    return "other statement"
+
+
+def _device(state: State) -> Article:
+    policy = state.text.loaded.policy
+    named = policy.device if policy is not None else None
+    times = state.graph.plan.times if state.graph is not None else None
+    used = named if times is None else times.device
+    article = Article()
+    if used is not None:
+        article.say(f"Times are those of {code(used.name)}.").items(_figures(used))
+    if used is not None and named is not None and used.name != named.name:
+        article.say("The settings name another device than the policy, and go before it.")
+    return article
+
+
+def _figures(device: DeviceProfile) -> Iterator[str]:
+    for dtype, rate in device.compute.items():
+        yield f"{code(dtype)} products: {figure(max(most for _, most in rate.points), 'flops')} a second at most"
+    yield f"memory: {figure(max(most for _, most in device.bandwidth.points), 'bytes')} a second at most"
+    if device.capacity is not None:
+        yield f"capacity: {figure(device.capacity, 'bytes')}"
+    if device.host_bandwidth is not None:
+        yield f"to and from the host: {figure(device.host_bandwidth, 'bytes')} a second"
+
+
+def _undecided(graph: GraphState) -> Article:
+    plan = graph.plan
+    return Article().say(f"No rule decides {values(undecided(graph))}: {code(f'undecided -> {plan.undecided}')}.")
+
+
+def undecided(graph: GraphState) -> int:
+    """The number of values that no rule decides, as reports count them: a tuple with its pieces is one."""
+    owners = graph.plan.facts.owners
+    decisions = enumerate(graph.plan.decisions)
+    return sum(by is not None and by.why is Why.UNDECIDED and owners[row] == row for row, by in decisions)
+
+
+# --- rewrites and order ---
+
+
+def _rewrite(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> Article:
+    reports = rewrite_reports(graph.plan.policy, graph.plan.edits)
+    found = zip(graph.plan.policy.rewrites, reports, strict=True)
+    mine = next((report for each, report in found if each.span == statement.span), None)
+    if mine is None:
+        return Article()
+    head, *rest = rewrite_lines(mine)
+    what = head.rpartition(f"{mine.text}: ")[2]
+    return Article().say(f"{what[0].upper()}{what[1:]}.").items(line.strip() for line in rest)
+
+
+def rewrite_hint(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> str:
+    """``96 rewritten · 96 collectives fewer``."""
+    at = graph.index.rewrites.get(beginning_of(statement.span))
+    if at is None:
+        return ""
+    done = graph.plan.edits.of(at).done
+    fewer = sum(edit.fewer_collectives for edit in done)
+    return in_short((f"{len(done):,} rewritten", counted(fewer, "collective") + " fewer"))
+
+
+def _ordered(graph: GraphState) -> Communication | None:
+    """The communication of the plan, with the worth of each line once that is known."""
+    if graph.knows("order"):
+        return graph.order
+    return graph.breakdown.communication if graph.knows("breakdown") else None
+
+
+def line_of(graph: GraphState, statement: Statement) -> tuple[Communication, LineInOrder] | None:
+    """The effect of a scheduling line; None until that is known."""
+    found, policy = _ordered(graph), graph.plan.policy
+    if found is None:
+        return None
+    spans = [*(policy.rewrites[at].span for at in bucket_statements(policy)), *(e.span for e in policy.scheduling)]
+    mine = (line for span, line in zip(spans, found.lines, strict=False) if span == statement.span)
+    line = next(mine, None)
+    return None if line is None else (found, line)
+
+
+def _scheduling(graph: GraphState, found: Communication, line: LineInOrder) -> Article:
+    """As ``policylang explain --rule`` says it."""
+    article = Article().say(f"It {said_of(line)}.", exposed_of(found, line))
+    article.items(with_code(each) for each in (*proof_texts(line), *left_texts(line)))
+    for what, names in (("picks", line.matched), ("moves", line.moved)):
+        if names:
+            article.say(f"It {what} {listed([code(name) for name in names[:_MOST_NAMES]], _MOST_NAMES, len(names))}.")
+    if not graph.knows("order") and found.device is not None:
+        article.say("What it is worth is still being worked out.")
+    return article
+
+
+def exposed_of(found: Communication, line: LineInOrder) -> str:
+    """Empty without a device, and until it is worked out."""
+    lanes = found.planned.lanes
+    if lanes is None or line.exposed_without is None:
+        return ""
+    with_it, without = (figure(each, "seconds") for each in (lanes.exposed, line.exposed_without))
+    return f"Exposed: {with_it} with it, {without} without."
+
+
+def line_hint(found: Communication, line: LineInOrder) -> str:
+    """``291 collectives · 289 moved into 64 · exposed −1.2 ms``."""
+    lanes = found.planned.lanes
+    into = f" into {sum(len(each.names) for each in line.buckets):,}" if line.buckets else ""
+    change = ""
+    if lanes is not None and line.exposed_without is not None:
+        less = signed(lanes.exposed - line.exposed_without, "seconds")
+        change = f"exposed {less}" if less else "exposes as much without"
+    return in_short((counted(len(line.matched), "collective"), f"{len(line.moved):,} moved{into}", change))
+
+
+def picked(graph: GraphState, let: syntax.Let) -> int | None:
+    """The number of collectives in the whole step that the lines pick by a name that only they use. None
+    for every other name, and until it is known."""
+    policy = graph.plan.policy
+    if let.name in graph.index.named_by_rules:
+        return None
+    for statement in (*policy.buckets, *policy.scheduling):
+        if statement.selector == syntax.Reference(let.name) and (found := line_of(graph, statement)) is not None:
+            return len(found[1].matched)
+    return None
+
+
+# --- expectations ---
+
+
+def outcome_of(graph: GraphState, expectation: Statement) -> ExpectationOutcome | None:
+    number = graph.index.expectations.get(beginning_of(expectation.span))
+    return graph.plan.expectations[number] if number is not None and number < len(graph.plan.expectations) else None
+
+
+def _expectation(statement: Statement, outcome: ExpectationOutcome) -> Article:
+    margin = margin_text(statement, outcome)
+    return Article().say(
+        f"It {_SAID[outcome.status]}: {with_code(outcome.found)}.",
+        f"Between that and the limit: {margin}." if margin else "",
+    )
+
+
+def margin_text(statement: Statement, outcome: ExpectationOutcome) -> str:
+    """The distance between figure and limit; may be empty."""
+    if not outcome.margin:
+        return ""
+    dimension = statement.limit.dimension if isinstance(statement, syntax.ExpectTotal) else "number"
+    return figure(abs(outcome.margin), dimension)
+
+
+def expectation_hint(statement: Statement, outcome: ExpectationOutcome) -> str:
+    """``held, 219.5 MiB in block 3 · 5 MiB to spare``."""
+    margin = margin_text(statement, outcome) if isinstance(statement, syntax.ExpectTotal) else ""
+    if margin:
+        margin = f"{margin} to spare" if outcome.status == "held" else f"off by {margin}"
+    return in_short((f"{outcome.status}, {outcome.found}", margin))

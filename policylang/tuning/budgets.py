@@ -1,0 +1,408 @@
+"""Reads the budget of a tuning and the memory that is used besides, and explains budgets that cannot be met."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from math import ceil, isfinite
+
+from policylang.graph.blocks import blocks_of
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
+from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.language.units import UNITS
+from policylang.language.wording import beside, counted, did_you_mean, figure, nearest
+from policylang.planning.capabilities import HALF, Capabilities
+from policylang.planning.inspection.breakdown import Breakdown, breakdown
+from policylang.planning.inspection.peak_values import AliveValue, PeakValues, values_at_peak
+from policylang.simulation.node_times import NodeTimes
+from policylang.tuning.evaluation import Besides, Budget, Evaluation, Infeasible
+
+NO_BUDGET = "APL624"
+NO_OPTIMIZER = "APL628"
+NO_RESERVE = "APL629"
+
+Size = str | int | float
+"""Bytes as a number, or ``70 GiB``."""
+Share = str | float
+"""A fraction, or ``5%``."""
+
+_AMOUNT = re.compile(
+    r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?nan|[+-]?inf)\s*([^\W\d_]*|%)\s*", re.IGNORECASE
+)
+_BARE_UNITS = {prefix: (f"{prefix}iB", f"{prefix}B") for prefix in "KMGT"}
+_BYTE_UNITS = tuple(unit for unit, (_, dimension) in UNITS.items() if dimension == "bytes")
+_MOST_OF_A_TEXT = 40
+_STATE_IN_GRAPH = "optimizer."
+"""Prefixes of the inputs of a traced step that are an optimizer's state."""
+
+STATES: Mapping[str, int] = {
+    "sgd": 0,
+    "sgd-momentum": 1,
+    "adagrad": 1,
+    "rmsprop": 1,
+    "muon": 1,
+    "lion": 1,
+    "adam": 2,
+    "adamw": 2,
+    "nadam": 2,
+    "radam": 2,
+    "adamax": 2,
+    "adadelta": 2,
+    "rprop": 2,
+    "adam-amsgrad": 3,
+    "adamw-amsgrad": 3,
+}
+"""How many values an optimizer keeps for each element of a parameter, in the parameter's dtype: ``torch.optim`` makes
+its state with ``zeros_like(parameter)``, so a step that trains bfloat16 weights has bfloat16 state."""
+
+
+def read_budget(
+    peak: Size | None = None, saved: Size | None = None, recompute_time: Share | None = None
+) -> Budget | Diagnostic | None:
+    """The one budget that is given, None where none is. More than one is a mistake: each leaves the others free."""
+    given = [
+        name
+        for name, each in (("peak", peak), ("saved", saved), ("recompute time", recompute_time))
+        if each is not None
+    ]
+    if len(given) > 1:
+        message = f"a budget is one figure, and {len(given)} are given: {', '.join(given)}"
+        return diagnose(NO_BUDGET, message, help="give one of them; what the others come to is in the account")
+    if peak is not None:
+        limit = read_size(peak, "peak")
+        return limit if isinstance(limit, Diagnostic) else Budget("peak", limit)
+    if saved is not None:
+        limit = read_size(saved, "saved bytes")
+        return limit if isinstance(limit, Diagnostic) else Budget("saved", limit)
+    if recompute_time is None:
+        return None
+    share = _share(recompute_time, "recompute time", "5%", NO_BUDGET)
+    return share if isinstance(share, Diagnostic) else Budget("recompute time", share)
+
+
+def read_size(given: Size, what: str) -> int | Diagnostic:
+    """Whole bytes, more than none. ``what`` is what messages call the figure."""
+    size = _bytes(given, what, NO_BUDGET, "write a number and a unit: `70 GiB`")
+    if isinstance(size, Diagnostic) or size >= 1:
+        return size if isinstance(size, Diagnostic) else int(size)
+    help = "a budget is more than nothing: `70 GiB`"
+    if size > 0:
+        return diagnose(NO_BUDGET, f"the {what} of {_quoted(given)} is less than a byte", help=help)
+    found = "negative" if size < 0 else "zero"
+    return diagnose(NO_BUDGET, f"the {what} of {_quoted(given)} is {found}", help=help)
+
+
+def read_optimizer(given: Size | None, facts: Facts) -> int | Diagnostic:
+    """Bytes of the optimizer's state: of a name in :data:`STATES` by the parameters that the graph has gradients for,
+    else the size that is given. None is no optimizer."""
+    if given is None:
+        return 0
+    if any(each.startswith(_STATE_IN_GRAPH) for each in facts.input_names):
+        message = "the graph holds the state of its optimizer already: the update is part of the step"
+        return diagnose(NO_OPTIMIZER, message, help="leave `optimizer` out")
+    name = given.strip().lower() if isinstance(given, str) else ""
+    if name in STATES:
+        trained = trained_bytes(facts)
+        if STATES[name] and not trained:
+            message = f"the state of `{name}` cannot be told: the graph does not say what its parameters are"
+            return diagnose(NO_OPTIMIZER, message, help="give the state as a size: `24 GiB`")
+        return STATES[name] * trained
+    help = f"write one of {', '.join(f'`{each}`' for each in STATES)}, or the size of its state: `24 GiB`"
+    if isinstance(given, str) and not any(map(str.isdigit, given.partition(" ")[0])):
+        near = did_you_mean(nearest(name, STATES))
+        return diagnose(NO_OPTIMIZER, f"there is no optimizer {_quoted(given)}", help=near or help)
+    size = _bytes(given, "optimizer's state", NO_OPTIMIZER, help)
+    if isinstance(size, Diagnostic):
+        return size
+    if size < 0:
+        return diagnose(NO_OPTIMIZER, f"the optimizer's state of {_quoted(given)} is negative", help=help)
+    return int(size)
+
+
+def read_reserve(given: Share) -> float | Diagnostic:
+    """The share of the memory that is set aside, from 0 to less than 1."""
+    share = _share(given, "reserve", "5%", NO_RESERVE)
+    if not isinstance(share, Diagnostic) and share >= 1:
+        return diagnose(NO_RESERVE, f"a reserve of {_quoted(given)} leaves no memory", help="write less, such as `5%`")
+    return share
+
+
+def trained_bytes(facts: Facts) -> int:
+    """Bytes of the parameters that the graph returns gradients for, matched by their shapes: a frozen parameter, as
+    beside an adapter, has no gradient and no state. All parameters where the graph returns none of any."""
+    parameters = [row for row, kind in enumerate(facts.input_kinds) if kind == InputKind.PARAMETER]
+    returned = Counter(
+        facts.shapes[row]
+        for output, op in enumerate(facts.ops)
+        if op == "output"
+        for row in facts.inputs[output]
+        if facts.phases[row] == Phase.BACKWARD or is_gradient(facts, row)
+    )
+    total = 0
+    for row in parameters:
+        if returned[facts.shapes[row]] > 0:
+            returned[facts.shapes[row]] -= 1
+            total += facts.bytes[row]
+    return total or sum(facts.bytes[row] for row in parameters)
+
+
+def _bytes(given: Size, what: str, code: str, help: str) -> float | Diagnostic:
+    if isinstance(given, bool) or not isinstance(given, str | int | float):
+        return diagnose(code, f"the {what} is a size, and not {_quoted(given)}", help=help)
+    if not isinstance(given, str):
+        return given if isfinite(given) else diagnose(code, f"the {what} of {_quoted(given)} is no number", help=help)
+    found = _AMOUNT.fullmatch(given)
+    if found is None or not isfinite(number := float(found[1])):
+        return diagnose(code, f"the {what} of {_quoted(given)} is no size", help=help)
+    unit = found[2]
+    if not unit and number:
+        return diagnose(code, f"the {what} of {_quoted(given)} has no unit", help=f"did you mean `{found[1]} GiB`?")
+    if unit and unit not in _BYTE_UNITS:
+        near = did_you_mean(
+            f"{found[1]} {each}" for each in _BARE_UNITS.get(unit.upper(), ()) or nearest(unit, _BYTE_UNITS)
+        )
+        return diagnose(code, f"the {what} of {_quoted(given)} has no unit of bytes: `{unit}`", help=near or help)
+    size = number * (UNITS[unit][0] if unit else 1)
+    return size if isfinite(size) else diagnose(code, f"the {what} of {_quoted(given)} is no size", help=help)
+
+
+def _share(given: Share, what: str, example: str, code: str) -> float | Diagnostic:
+    help = f"write a percentage: `{example}`"
+    if isinstance(given, bool) or not isinstance(given, str | int | float):
+        return diagnose(code, f"the {what} is a share, and not {_quoted(given)}", help=help)
+    if isinstance(given, str):
+        found = _AMOUNT.fullmatch(given)
+        if found is None or not isfinite(number := float(found[1])):
+            return diagnose(code, f"the {what} of {_quoted(given)} is no percentage", help=help)
+        if found[2] != "%":
+            mend = f"did you mean `{found[1]}%`?" if not found[2] else help
+            return diagnose(code, f"the {what} of {_quoted(given)} has no `%`", help=mend)
+        share = number * 0.01
+    else:
+        share = float(given)
+        if share > 1:
+            help = f"write a fraction, such as 0.05, or a percentage: `{example}`"
+            return diagnose(code, f"the {what} of {_quoted(given)} is more than all of it", help=help)
+    if not share >= 0:
+        found_as = "negative" if share < 0 else "no number"
+        return diagnose(code, f"the {what} of {_quoted(given)} is {found_as}", help=help)
+    return share
+
+
+def _quoted(given: object) -> str:
+    text = " ".join((given if isinstance(given, str) else repr(given)).split())
+    return f"`{text if len(text) <= _MOST_OF_A_TEXT else text[:_MOST_OF_A_TEXT] + '…'}`"
+
+
+UNSUITABLE = "APL630"
+NO_BLOCKS = "APL631"
+NO_COPIES = "APL632"
+
+_WHOLE = "take a snapshot of a whole step: of `policylang.trace_step`, or of a model compiled under a policy"
+
+
+def unsuitable(facts: Facts, called: str) -> Diagnostic | None:
+    """Why there is nothing to tune in a graph; None where there is. ``called``: what messages call the graph."""
+    if not any(op == "call_function" for op in facts.ops):
+        return diagnose(UNSUITABLE, f"{called} is empty: no operator runs in it", help=_WHOLE)
+    if facts.kind is GraphKind.BACKWARD:
+        message = f"{called} is the backward half of a partition, where all has been decided"
+        return diagnose(UNSUITABLE, message, help=_WHOLE)
+    if Phase.BACKWARD not in facts.phases:
+        half = "the forward half of a partition, or" if facts.kind is GraphKind.FORWARD else "a graph"
+        message = f"{called} is {half} of a forward alone: without its backward nothing is kept"
+        mend = f"{_WHOLE}, with gradients on" if facts.kind is not GraphKind.FORWARD else _WHOLE
+        return diagnose(UNSUITABLE, message, help=mend)
+    if not facts.forward:
+        message = f"{called} has no forward: what its backward reads is given to it"
+        return diagnose(UNSUITABLE, message, help=_WHOLE)
+    if not any(facts.has(row, Flag.FEEDS_BACKWARD) for row in facts.forward):
+        message = f"the backward of {called} reads nothing that its forward computes: there is nothing to decide"
+        return diagnose(UNSUITABLE, message, help="it takes what it takes; no policy changes that")
+    return None
+
+
+def decides_nothing(capabilities: Capabilities) -> Diagnostic | None:
+    """Why a path leaves a tuned policy nothing to decide; None where it does not."""
+    if capabilities is not HALF:
+        return None
+    message = "a half of a partition is given a policy's rewrites alone: what is saved was decided when it was cut"
+    return diagnose(UNSUITABLE, message, help="tune for the path that cuts it, `joint`, or for another one")
+
+
+def no_copies(capabilities: Capabilities) -> Diagnostic | None:
+    """Why values cannot be offloaded on a path; None where they can."""
+    if capabilities.offloads:
+        return None
+    message = f"values cannot be offloaded: {capabilities.name} does not copy to the host"
+    return diagnose(NO_COPIES, message, help="leave `offload` out, or tune for another path")
+
+
+def without_blocks(facts: Facts, called: str) -> Diagnostic | None:
+    """The note that goes with a graph in which no layer is numbered."""
+    if blocks_of(facts, None).names:
+        return None
+    message = f"{called} has no numbered layers: its rules go by module, operator and size"
+    return diagnose(NO_BLOCKS, message, help="where its layers have other names, a policy may say `blocks GLOB`")
+
+
+INFEASIBLE = "APL625"
+BELOW_PARAMETERS = "APL626"
+
+_RESIDENT = ("parameter", "buffer")
+_ALL = 1 << 30
+_LARGE = 0.25
+"""The share of live memory, beside parameters and buffers, from which on a value is an obstacle."""
+_MOST_SHARES = 6
+_MOST_SAVED = 4
+_WORDS = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "returned": "returned by the graph: gradients, for the most part",
+    "backward": "of the backward's own",
+    "in use": "of the forward, in use",
+    "saved": "saved for the backward",
+    "recomputed": "computed again",
+    "copied back": "copied back from the host",
+    "offloaded": "on the way to the host",
+    "left to PyTorch": "left to PyTorch",
+    "input": "inputs of the step",
+    "constant": "constants",
+    "tangent": "tangents",
+    "generator state": "states of random generators",
+}
+
+
+def infeasible(found: Infeasible, facts: Facts, times: NodeTimes, capabilities: Capabilities) -> Diagnostic:
+    """The error for a budget that no policy meets."""
+    plan = Evaluation(facts, times, capabilities).planned(found.smallest.rules)
+    assert plan is not None, "a candidate is a policy against which nothing is to be said"
+    under = breakdown(plan)
+    if found.budget.figure == "saved":
+        return _too_much_saved(found, under)
+    if found.budget.figure == "recompute time":
+        message = (
+            f"no policy recomputes for as little as {figure(found.budget.limit, 'fraction')} of the forward's time"
+        )
+        return diagnose(INFEASIBLE, message, help="the model's own checkpoints recompute too: leave them out")
+    return _too_high(found, under)
+
+
+def _too_high(found: Infeasible, under: Breakdown) -> Diagnostic:
+    besides, limit = found.besides, int(found.budget.limit)
+    smallest = besides.on(found.smallest.peak)
+    at_peak = values_at_peak(under, _ALL)
+    resident = sum(share.bytes for share in at_peak.shares if share.what in _RESIDENT)
+    details = (*_alive(at_peak), *_besides(besides), *_in_the_way(at_peak, resident, under.plan.facts))
+    help = f"the least that can be met is a peak of {_rounded_up(smallest)}"
+    if besides.on(resident) > limit:
+        alone = f"{figure(resident, 'bytes')} of parameters and buffers"
+        beside_them = "".join(f", {each.removeprefix('besides the graph: ')}" for each in _besides(besides))
+        message = f"a peak of {figure(limit, 'bytes')} is less than what is there before the step: {alone}{beside_them}"
+        mend = f"{help}; shard the parameters over more ranks to have less there"
+        return diagnose(BELOW_PARAMETERS, message, help=mend, details=details)
+    place = f", at `{found.smallest.peak_at}`" if found.smallest.peak_at else ""
+    message = (
+        f"no policy keeps the peak within {figure(limit, 'bytes')}: "
+        f"the smallest is {beside(smallest, limit, 'bytes')}{place}"
+    )
+    return diagnose(INFEASIBLE, message, help=help, details=details)
+
+
+def _alive(at_peak: PeakValues) -> tuple[str, ...]:
+    by_what: dict[str, int] = {}
+    for share in at_peak.shares:
+        by_what[share.what] = by_what.get(share.what, 0) + share.bytes
+    largest = sorted(by_what.items(), key=lambda each: (-each[1], each[0]))
+    lines = [f"  {figure(size, 'bytes')} {_WORDS.get(what, what)}" for what, size in largest[:_MOST_SHARES]]
+    rest = sum(size for _, size in largest[_MOST_SHARES:])
+    return (
+        f"alive there, {figure(at_peak.bytes, 'bytes')}:",
+        *lines,
+        *([f"  {figure(rest, 'bytes')} more"] if rest else []),
+    )
+
+
+def _besides(besides: Besides) -> tuple[str, ...]:
+    parts = [
+        f"{figure(besides.optimizer, 'bytes')} of the optimizer's state" if besides.optimizer else "",
+        f"{figure(besides.gradients, 'bytes')} of gradients" if besides.gradients else "",
+        f"{figure(besides.reserve, 'fraction')} in reserve" if besides.reserve else "",
+    ]
+    said = " and ".join(filter(None, parts))
+    return (f"besides the graph: {said}",) if said else ()
+
+
+def _in_the_way(at_peak: PeakValues, resident: int, facts: Facts) -> tuple[str, ...]:
+    """The one thing that a user can change, where there is one: parameters, the logits, a single value."""
+    others = [value for value in at_peak.values if value.what not in _RESIDENT]
+    rest = at_peak.bytes - resident
+    vocabulary = _vocabulary(facts)
+    wide = [value for value in others if vocabulary and _width(facts, value) == vocabulary]
+    size = sum(value.bytes for value in wide)
+    if size and size >= _LARGE * rest:
+        named = f"`{wide[0].name}`{_where(wide[0])}"
+        what = f"{counted(len(wide), 'value')} as wide as the vocabulary, such as {named}"
+        line = f"in the way: the logits and what is made of them, {figure(size, 'bytes')} in {what}"
+        return (line, "a loss that is computed over a part of the tokens at a time does not hold all of them")
+    returned = resident + sum(value.bytes for value in others if value.what == "returned")
+    if returned >= at_peak.bytes / 2:
+        return (f"in the way: parameters and their gradients, {figure(returned, 'bytes')} on this rank",)
+    if others and others[0].bytes >= _LARGE * rest:
+        one = others[0]
+        return (f"in the way: one value, `{one.name}`{_where(one)}, {figure(one.bytes, 'bytes')} ({one.what})",)
+    return ()
+
+
+def _where(value: AliveValue) -> str:
+    return f" of `{value.module}`" if value.module else ""
+
+
+def _vocabulary(facts: Facts) -> int:
+    """The length of the longest table that an embedding looks into; 0 where there is none."""
+    tables = (facts.inputs[row][0] for row, op in enumerate(facts.targets) if op.startswith("aten.embedding."))
+    return max((shape[0] for table in tables if (shape := facts.shapes[table])), default=0)
+
+
+def _width(facts: Facts, value: AliveValue) -> int:
+    shape = facts.shapes[facts.index[value.name]]
+    return shape[-1] if shape and len(shape) > 1 else 0
+
+
+def _too_much_saved(found: Infeasible, under: Breakdown) -> Diagnostic:
+    limit, least = int(found.budget.limit), found.smallest.saved
+    message = (
+        f"no policy saves as little as {figure(limit, 'bytes')} for the backward: "
+        f"the least is {beside(least, limit, 'bytes')}"
+    )
+    kept = [
+        (entry.bytes * group.times, entry, group)
+        for group in under.groups
+        for entry in group.entries
+        if entry.outcome.on_device and entry.bytes
+    ]
+    kept.sort(key=lambda each: -each[0])
+    lines = [
+        f"  {figure(size, 'bytes')} {entry.operator}{f' of `{entry.module}`' if entry.module else ''} in {group.label}"
+        for size, entry, group in kept[:_MOST_SAVED]
+    ]
+    rest = sum(size for size, _, _ in kept[_MOST_SAVED:])
+    details = ("what stays:", *lines, *([f"  {figure(rest, 'bytes')} more"] if rest else []))
+    return diagnose(INFEASIBLE, message, help=f"the least that can be met is {_rounded_up(least)}", details=details)
+
+
+def _rounded_up(size: int) -> str:
+    """A size that a person can write and that is not less: ``23.2 GiB``."""
+    unit, scale = next(
+        (
+            (unit, 1024**power)
+            for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"))
+            if size >= 1024**power
+        ),
+        ("B", 1),
+    )
+    if scale == 1:
+        return f"{size} B"
+    tenths = ceil(size * 10 / scale)
+    return f"{tenths // 10}.{tenths % 10} {unit}".replace(".0 ", " ")

@@ -1,0 +1,424 @@
+"""The problem that a tuned policy solves: which operators are recomputed and which memory is kept, as plain columns.
+
+A column is one thing to be done or not: an operator is recomputed, at the price of its seconds, or a piece of memory is
+kept, at the price of its bytes. A clause says that something has to be there when something else runs: its memory is
+kept, or its operator is recomputed. Both follow planning (:mod:`policylang.planning.liveness`) to the letter, so that
+what is chosen here costs what the planner says:
+
+- what the backward reads is kept or recomputed; what is recomputed needs its own inputs in the same way;
+- an operator and what follows it are one decision, and all views of one memory are kept for the price of it;
+- what may not be recomputed is kept where it is needed: see :mod:`policylang.planning.decisions.decide`, routing
+  choices, seeds; sizes and what the graph is given are there anyway; what the user has tagged stays as it is tagged.
+
+Planning counts bytes over all that it decides, the schedule seconds over what is really recomputed. The two differ
+where a backward node leads to nothing, and where the rest of a flat graph's forward holds a value anyway. An operator
+then has a column more, without a price: it is decided *recompute*, and does not run.
+
+A flat graph of several regions makes a value again in each, and is priced here as if it did so once: its true cost is
+never below.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from math import fsum
+
+from attrs import field, frozen
+
+from policylang.graph.blocks import BlockTable
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, is_gradient, storage_roots
+from policylang.language.syntax import Action, Policy
+from policylang.planning.capabilities import Capabilities
+from policylang.planning.checkpoints import around_blocks
+from policylang.planning.decisions.decide import routing_owners, user_decisions, why_unsafe
+from policylang.planning.decisions.offloading import resolve_offloads
+from policylang.planning.liveness import SavedForBackward
+from policylang.planning.value_outcome import Decision, Why, offloads
+from policylang.simulation.node_times import NodeTimes
+
+NONE = -1
+"""In a clause no such column; else no such row."""
+
+
+class SecondRuns:
+    """Tells which reads of the backward cause a recomputation of a value that is decided *recompute*.
+
+    In a flat graph a value that the forward still holds at the end of a region is read there as it is. Whether it does
+    depends on all decisions; here it is taken to do so wherever it can, which leaves the price a lower bound.
+    """
+
+    def __init__(self, facts: Facts, roots: Sequence[int]) -> None:
+        self.facts = facts
+        self.roots = roots
+        self.flat = facts.kind is GraphKind.FLAT
+        self.first_end = array("i", [len(facts)]) * len(facts)
+        """By row: the end of the first region that may make it again."""
+        self.held_until = array("i", [NONE]) * len(facts)
+        self.live = bytearray(len(facts))
+        self.ends = array("i", [NONE]) * len(facts)
+        if self.flat:
+            self._read_flat()
+        else:
+            self._read_joint()
+
+    def _read_flat(self) -> None:
+        facts, end = self.facts, NONE
+        for row in range(len(facts) - 1, -1, -1):
+            if facts.phases[row] == Phase.BACKWARD:
+                end = row if end == NONE else end
+                self.ends[row] = end
+                self.live[row] = 1
+                continue
+            if facts.phases[row] == Phase.FORWARD and facts.ops[row] == "call_function":
+                end = NONE
+            for source in facts.inputs[row]:
+                root = self.roots[source]
+                if self.held_until[root] == NONE:
+                    self.held_until[root] = row
+
+    def _read_joint(self) -> None:
+        facts = self.facts
+        effect = Flag.RANDOM | Flag.EFFECTFUL
+        for row in range(len(facts) - 1, -1, -1):
+            flags, phase = facts.flags[row], facts.phases[row]
+            if phase == Phase.BACKWARD and (flags & effect or flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES):
+                self.live[row] = 1
+            if phase == Phase.OUTPUT or (phase == Phase.BACKWARD and self.live[row]):
+                for source in facts.inputs[row]:
+                    self.live[source] = 1
+                self.live[row] = 1
+
+    def reads(self) -> list[tuple[int, int]]:
+        """``(reader, forward row)``: what planning takes the backward to read."""
+        facts, forward = self.facts, self.facts.forward_mask
+        found: list[tuple[int, int]] = []
+        for row, phase in enumerate(facts.phases):
+            if phase == Phase.BACKWARD:
+                found += [(row, source) for source in facts.inputs[row] if forward[source]]
+            elif phase == Phase.OUTPUT and facts.kind is GraphKind.JOINT:
+                found += [
+                    (row, source) for source in facts.inputs[row] if forward[source] and is_gradient(facts, source)
+                ]
+        return found
+
+    def end_of(self, reader: int) -> int:
+        return self.ends[reader] if self.flat else len(self.facts)
+
+    def reached(self, row: int, end: int) -> None:
+        self.first_end[row] = min(self.first_end[row], end)
+
+    def makes_again(self, reader: int, row: int) -> bool:
+        """True if a value that is decided *recompute* is recomputed for a reader in the backward."""
+        return bool(self.live[reader]) and self.held_until[self.roots[row]] <= self.ends[reader]
+
+    def makes_again_for(self, row: int, read: int) -> bool:
+        """True if an operator that is recomputed recomputes it."""
+        return not self.flat or self.held_until[self.roots[read]] <= self.first_end[row]
+
+
+STAYS, MUST_RUN = 1, 2
+"""An owner that is never recomputed, and one that is recomputed wherever the backward needs it."""
+
+
+def fixed_owners(
+    facts: Facts, capabilities: Capabilities, keep: Collection[int], override: bool, blocks: BlockTable | None
+) -> tuple[bytearray, frozenset[int]]:
+    """By owner :data:`STAYS`, :data:`MUST_RUN` or 0, and the owners that the user's tags move to the host.
+
+    A path that runs one block at a time knows no tags: the policy's checkpoints take the place of the user's own. It
+    decides nothing outside ``blocks``, and nothing of their outputs.
+    """
+    owners, fixed = facts.owners, bytearray(len(facts))
+    by_block = capabilities.block_by_block
+    tagged = {} if override or by_block else user_decisions(facts)
+    moved: set[int] = set()
+    for owner in (*(owners[row] for row in keep), *routing_owners(facts)):
+        fixed[owner] = STAYS
+    if by_block and blocks is not None:
+        around = around_blocks(facts, blocks)
+        for row in (*around.outside, *around.block_outputs):
+            fixed[owners[row]] = STAYS
+    for owner, decision in tagged.items():
+        action = decision.action
+        assert action is not None
+        fixed[owner] = MUST_RUN if action.recomputes else STAYS
+        if action.offloads:
+            moved.add(owner)
+    for row in facts.forward:
+        owner = owners[row]
+        if facts.flags[owner] & (Flag.SYMBOLIC | Flag.SEED) or (
+            owner == row and fixed[row] != STAYS and why_unsafe(facts, row, capabilities) is not None
+        ):
+            fixed[owner] = STAYS
+    return fixed, frozenset(moved)
+
+
+Clause = tuple[int, int, int]
+"""``(kept, runs, asked by)``: the first or the second column is 1 wherever the third is, or always where there is no
+third."""
+
+
+@frozen(eq=False)
+class Choices:
+    """Columns of 0 or 1, and the clauses between them."""
+
+    facts: Facts
+    seconds: Sequence[float] = field(repr=False)
+    """By column: of recomputation; 0 for memory and for what is decided so and does not run."""
+    sizes: Sequence[int] = field(repr=False)
+    """By column: bytes of the memory; 0 for operators."""
+    rows: Sequence[int] = field(repr=False)
+    """By column: the operator, or the row that allocated the memory."""
+    clauses: Sequence[Clause] = field(repr=False)
+    keeps: Sequence[int] = field(repr=False)
+    """By row: the column that keeps its memory, of a row that allocated some; ``NONE``."""
+    runs: Sequence[int] = field(repr=False)
+    """By owner: the column that decides to run it again; ``NONE``."""
+    same_as: Sequence[int] = field(repr=False)
+    """By row: the row that it is there with, for nothing; of a view what it looks into. Itself for the others."""
+    read: Sequence[int] = field(repr=False)
+    """The forward rows that the backward reads."""
+    asked: Sequence[int] = field(repr=False)
+    """The forward rows that have to be there for something, in graph order; not those that are there anyway."""
+    moved: frozenset[int] = field(repr=False)
+    """Owners that the user's tags move to the host."""
+    fixed: bytes = field(repr=False)
+    """By owner: :data:`STAYS`, :data:`MUST_RUN` or 0."""
+
+
+def choices_of(
+    facts: Facts,
+    times: NodeTimes,
+    capabilities: Capabilities,
+    *,
+    keep: Collection[int] = (),
+    override: bool = False,
+    blocks: BlockTable | None = None,
+) -> Choices:
+    """What may be decided of a graph. O(nodes + edges).
+
+    ``keep``: rows whose decision is *save*, unless the user's tag says otherwise. ``override``: the user's tags count
+    for nothing. ``blocks``: of a path that runs one block at a time, outside of which nothing is decided.
+    """
+    fixed, moved = fixed_owners(facts, capabilities, keep, override, blocks)
+    return _Problem(facts, times, fixed, moved).build()
+
+
+class _Problem:
+    def __init__(self, facts: Facts, times: NodeTimes, fixed: bytearray, moved: frozenset[int]) -> None:
+        self.facts = facts
+        self.times = times.seconds
+        self.roots = storage_roots(facts)
+        self.units: dict[int, list[int]] = {}  # by owner what is written in place, which runs again as a whole
+        for row, flags in enumerate(facts.flags if facts.kind is GraphKind.FLAT else ()):
+            if flags & Flag.REPEATABLE:
+                self.units.setdefault(facts.owners[row], []).append(row)
+        self.fixed, self.moved = fixed, moved
+        self.same_as = array("i", range(len(facts)))
+        self.free = bytearray(len(facts))
+        self.may_keep = bytearray(len(facts))
+        self.seconds: list[float] = []
+        self.sizes: list[int] = []
+        self.rows: list[int] = []
+        self.keeps = array("i", [NONE]) * len(facts)
+        self.runs = array("i", [NONE]) * len(facts)
+        self.really = array("i", [NONE]) * len(facts)  # the columns that are priced, where they are others
+        self.clauses: dict[Clause, None] = {}
+        self.read: tuple[int, ...] = ()
+        self.asked = bytearray(len(facts))
+
+    def build(self) -> Choices:
+        self._find_free()
+        self._ask()
+        return Choices(
+            facts=self.facts,
+            seconds=self.seconds,
+            sizes=self.sizes,
+            rows=self.rows,
+            clauses=tuple(self.clauses),
+            keeps=self.keeps,
+            runs=self.runs,
+            same_as=self.same_as,
+            read=self.read,
+            asked=tuple(row for row, each in enumerate(self.asked) if each),
+            moved=self.moved,
+            fixed=bytes(self.fixed),
+        )
+
+    def _find_free(self) -> None:
+        """What is there whatever is decided, and what is there together with what it looks into: a view that runs
+        again needs that and nothing else, and one that is kept keeps the same memory."""
+        facts, fixed, roots, free = self.facts, self.fixed, self.roots, self.free
+        forward = facts.forward_mask
+        for row in range(len(facts)):
+            owner, root = facts.owners[row], roots[row]
+            if not forward[row] or facts.flags[row] & Flag.SYMBOLIC or owner in self.moved:
+                free[row] = 1
+                continue
+            must_run, stays = fixed[owner] == MUST_RUN, fixed[owner] == STAYS
+            is_view = self._is_free_view(row)
+            source = facts.inputs[row][0] if is_view else row
+            if must_run:
+                free[row] = is_view and free[source]
+            else:
+                free[row] = facts.ops[root] != "call_function" or not facts.bytes[root]
+            self.may_keep[row] = not must_run or (is_view and self.may_keep[source])
+            if is_view and not stays and not free[row] and not free[source]:
+                self.same_as[row] = self.same_as[source]
+
+    def _is_free_view(self, row: int) -> bool:
+        """Of memory that another row allocated or was given, at no time and with nothing else that would have to be
+        there."""
+        facts, inputs = self.facts, self.facts.inputs[row]
+        if not inputs or self.roots[inputs[0]] != self.roots[row] or self.times[row]:
+            return False
+        if facts.flags[row] & Flag.REPEATABLE:
+            return False
+        return all(self.free[each] for each in inputs[1:])
+
+    def _ask(self) -> None:
+        """From the last row to the first: all that asks for a row is known when it is reached."""
+        facts, same_as, free, owners = self.facts, self.same_as, self.free, self.facts.owners
+        counted, real = bytearray(len(facts)), bytearray(len(facts))
+        sure = bytearray(b"\1") * len(facts)  # is needed whenever its owner runs again
+        for rows in self.units.values():
+            for row in rows:
+                sure[row] = 0
+        apart = bytearray(len(facts))  # by owner: decided so by something that does not run
+        runs_if_so = bytearray(len(facts))  # by owner: the backward itself has it run where it is decided so
+        second_runs = SecondRuns(facts, self.roots)
+        asked = second_runs.reads()
+        self.read = tuple(dict.fromkeys(source for _, source in asked))
+        reads: list[tuple[int, bool]] = []  # of a row as it is read: whether it may be kept is its own
+        for reader, source in asked:
+            row = same_as[source]
+            if not free[source]:
+                really = second_runs.makes_again(reader, row)
+                counted[row] = sure[row] = 1
+                real[row] |= really
+                apart[owners[row]] |= not really
+                runs_if_so[owners[row]] |= really
+                reads.append((source, really))
+                if really:
+                    second_runs.reached(row, second_runs.end_of(reader))
+        apart = bytearray(each and not runs for each, runs in zip(apart, runs_if_so, strict=True))
+        edges: list[tuple[int, int, bool]] = []
+        for row in range(len(facts) - 1, -1, -1):
+            owner = owners[row]
+            if not counted[row] or self.fixed[owner] == STAYS:
+                continue
+            for source in facts.inputs[row]:
+                read = same_as[source]
+                inside = owners[read] == owner  # a piece is no reason to keep the whole
+                if not inside and (free[source] or not sure[row]):
+                    continue
+                really = bool(real[row]) and (inside or second_runs.makes_again_for(row, read))
+                counted[read] = 1
+                real[read] |= really
+                sure[read] |= inside and sure[row]
+                if really:
+                    second_runs.reached(read, second_runs.first_end[row])
+                apart[owners[read]] |= not runs_if_so[owners[read]] and (apart[owner] or not really)
+                if not inside:
+                    edges.append((source, owner, really))
+        for source, really in reads:
+            self._clause(source, NONE, really, apart)
+        for source, asked_by, really in edges:
+            self._clause(source, asked_by, really, apart)
+
+    def _clause(self, source: int, asked_by: int, really: bool, apart: bytearray) -> None:
+        self.asked[source] = 1
+        row = self.same_as[source]
+        owner = self.facts.owners[row]
+        keep = self._keep(self.roots[row]) if self.may_keep[source] else NONE
+        may_run = self.fixed[owner] != STAYS
+        if may_run:
+            self._run(owner, bool(apart[owner]))
+        if asked_by != NONE:
+            self._run(asked_by, bool(apart[asked_by]))
+        runs, asks = (self.runs[owner] if may_run else NONE), (NONE if asked_by == NONE else self.runs[asked_by])
+        self.clauses[keep, runs, asks] = None
+        if really and (apart[owner] or (asked_by != NONE and apart[asked_by])):
+            runs = self.really[owner] if may_run else NONE
+            self.clauses[keep, runs, NONE if asked_by == NONE else self.really[asked_by]] = None
+
+    def _keep(self, root: int) -> int:
+        if self.keeps[root] == NONE:
+            self.keeps[root] = self._column(root, 0.0, self.facts.bytes[root])
+        return self.keeps[root]
+
+    def _run(self, owner: int, apart: bool) -> None:
+        if self.runs[owner] != NONE:
+            return
+        seconds = fsum(self.times[row] for row in {owner, *self.units.get(owner, ())})
+        self.really[owner] = self.runs[owner] = self._column(owner, seconds, 0)
+        if apart:
+            self.runs[owner] = self._column(owner, 0.0, 0)
+            self.clauses[NONE, self.runs[owner], self.really[owner]] = None
+
+    def _column(self, row: int, seconds: float, size: int) -> int:
+        self.seconds.append(seconds)
+        self.sizes.append(size)
+        self.rows.append(row)
+        return len(self.rows) - 1
+
+
+_OFFLOAD = Decision(Action.OFFLOAD, None, Why.RULE)
+_RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.RULE)
+_SAVE = Decision(Action.SAVE, None, Why.ALWAYS)
+_NO_RULES = Policy("tuned", {}, None, (), None, (), ())
+
+
+def movable_memory(choices: Choices, *, override: bool) -> dict[int, int]:
+    """The memory that planning would move where all that may be needed is offloaded: by the row that allocated it, the
+    row that is copied."""
+    facts, roots = choices.facts, storage_roots(choices.facts)
+    tagged = {} if override else user_decisions(facts)
+    decisions: list[Decision | None] = [None] * len(facts)
+    for row in facts.forward:
+        decisions[row] = _RECOMPUTE
+    for row in choices.asked:
+        owner = facts.owners[row]
+        always = facts.flags[owner] & (Flag.SYMBOLIC | Flag.SEED)
+        decisions[row] = _SAVE if always else tagged.get(owner, _OFFLOAD)
+    moving = tuple(row for row in choices.asked if offloads(decisions[row]))
+    staying = tuple(row for row in choices.asked if not offloads(decisions[row]))
+    resolve_offloads(_NO_RULES, facts, decisions, SavedForBackward.of(saved=staying, offloaded=moving))
+    needing_more = {roots[row] for row in choices.asked if _needs_more(choices, choices.same_as[row])}
+    found = {roots[row]: row for row in facts.forward if offloads(decisions[row])}
+    return {root: row for root, row in found.items() if root not in needing_more}
+
+
+def _needs_more(choices: Choices, row: int) -> bool:
+    """Whether a view is made again of what is copied and of something else, which would have to be kept for that."""
+    facts = choices.facts
+    if storage_roots(facts)[row] == row:
+        return False
+    others = (each for each in facts.inputs[row][1:] if facts.forward_mask[each])
+    return any(not facts.flags[each] & Flag.SYMBOLIC for each in others)
+
+
+def hidden_bytes(facts: Facts, times: NodeTimes) -> int:
+    """What can be copied each way while the device computes: to the host during the forward, back during the backward.
+    Second runs are left out."""
+    computes = [0.0, 0.0]
+    for row, phase in enumerate(facts.phases):
+        if phase in (Phase.FORWARD, Phase.BACKWARD) and not facts.flags[row] & Flag.COLLECTIVE:
+            computes[phase == Phase.BACKWARD] += times.seconds[row]
+    return int(min(computes) * (times.device.host_bandwidth or 0.0))
+
+
+def most_moved(facts: Facts, kept: Mapping[int, int], room: int) -> dict[int, int]:
+    """Of some memory, each with the row that is copied, what is moved: the largest and of equals the earliest first, as
+    far as there is room. The pieces of an operator share its decision, and go together."""
+    together: dict[int, list[int]] = {}
+    for root, row in kept.items():
+        together.setdefault(facts.owners[row], []).append(root)
+    sizes = {owner: sum(facts.bytes[kept[root]] for root in roots) for owner, roots in together.items()}
+    taken: dict[int, int] = {}
+    for owner in sorted(together, key=lambda owner: (-sizes[owner], owner)):
+        if sizes[owner] <= room:
+            room -= sizes[owner]
+            taken.update((root, kept[root]) for root in together[owner])
+    return taken

@@ -1,0 +1,350 @@
+"""A tuned policy: its text, its figures, and what there was to choose among, bundled policies beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from pathlib import Path
+
+from attrs import field, frozen
+
+from policylang.graph.facts import Facts
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.diagnostics import Diagnostic, Source, is_error
+from policylang.language.files import bundled_names, write_whole
+from policylang.language.layout import format_source
+from policylang.language.loader import load_policy
+from policylang.language.operators import OperatorTable
+from policylang.language.units import UNITS, write
+from policylang.language.wording import counted, figure, logged, one_line
+from policylang.planning.capabilities import Capabilities
+from policylang.planning.digest import digest_of
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.planner import plan
+from policylang.simulation.node_times import NodeTimes, node_times
+from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned, candidate_of
+
+
+def bundled_candidates(
+    facts: Facts, device: DeviceProfile, capabilities: Capabilities, progress: Callable[[str], None] | None = None
+) -> tuple[tuple[str, Candidate], ...]:
+    """Each that fits the graph, by name. What a policy leaves to PyTorch's partitioner counts as saved."""
+    times = node_times(facts, device)
+    operators = OperatorTable.bundled(met=dict.fromkeys(name for name in facts.targets if "." in name))
+    found = []
+    for name in bundled_names():
+        if progress is not None:
+            progress(f"planning {name}")
+        loaded = load_policy(name, operators=operators)
+        made = None if loaded.policy is None else plan(loaded.policy, facts, capabilities, device=device)
+        if made is None or not made.rules or any(map(is_error, made.diagnostics)) or made.edits.done:
+            continue  # of an edited graph the times are not those of this one
+        rules = "\n".join(outcome.rule.text for outcome in made.rules)
+        found.append((name, candidate_of(rules, made, saved_and_recomputed(made), times)))
+    return tuple(found)
+
+
+@frozen(eq=False)
+class TunedPolicy:
+    """The result of :func:`policylang.tune`. ``str()`` is the policy's text.
+
+    Bytes are those of one rank, times those of the device profile.
+    """
+
+    text: str
+    """The policy, as a file holds it."""
+    tuned: Tuned = field(repr=False)
+    """The choice as plain data."""
+    subject: TuningSubject
+    """The graph and device that it is tuned for."""
+    notes: tuple[Diagnostic, ...] = ()
+    """Notes beside it, such as that nothing has to be recomputed."""
+
+    @property
+    def rules(self) -> str:
+        """The statements that decide, a line each."""
+        return self.tuned.chosen.rules
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the step at its highest moment: of the graph, of the optimizer's state, and in reserve."""
+        return self.tuned.besides.on(self.tuned.chosen.peak)
+
+    @property
+    def graph_peak(self) -> int:
+        """Bytes of the graph alone at its highest moment, which ``expect peak`` limits."""
+        return self.tuned.chosen.peak
+
+    @property
+    def saved(self) -> int:
+        """Bytes kept on the device for the backward."""
+        return self.tuned.chosen.saved
+
+    @property
+    def offloaded(self) -> int:
+        """Bytes kept on the host for the backward."""
+        return self.tuned.chosen.offloaded
+
+    @property
+    def recompute_seconds(self) -> float:
+        """Seconds of recomputation."""
+        return self.tuned.chosen.recompute
+
+    @property
+    def recompute_share(self) -> float:
+        """Recomputation as a fraction of the forward's time; 0 where the forward takes none."""
+        return self.recompute_seconds / self.tuned.forward if self.tuned.forward else 0.0
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of the whole step."""
+        return self.tuned.chosen.step
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Seconds in which computation waits for a collective or a copy."""
+        return self.tuned.chosen.exposed
+
+    @property
+    def copies_seconds(self) -> float:
+        """The seconds among these that copies to the host and back add: zero where computation hides them."""
+        return self.tuned.chosen.copies
+
+    @property
+    def forward_seconds(self) -> float:
+        """Seconds of the forward."""
+        return self.tuned.forward
+
+    @property
+    def bound_seconds(self) -> float | None:
+        """Seconds of recomputation that no choice of values can go below that saves as many bytes; None where that is
+        not known."""
+        return self.tuned.bound
+
+    @property
+    def table(self) -> tuple[Candidate, ...]:
+        """The whole trade-off, by rising memory: every policy that no other beats in both memory and time."""
+        return self.tuned.table
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the policy to a file, in one step; returns where it is. Raises ``OSError`` where it cannot."""
+        target = Path(path)
+        write_whole(target, self.text.encode())
+        return target
+
+    def __str__(self) -> str:
+        return self.text
+
+
+_SHOWN = 12
+_DIGITS = 3
+_SHORT = 4
+_SIZES = ("TiB", "GiB", "MiB", "KiB", "B")
+
+
+@frozen
+class TuningSubject:
+    """The graph and device that a policy is tuned for, in words that are the same on every machine."""
+
+    graph: str
+    """The name of the graph's file, without the folder; empty where it came from none."""
+    kind: str
+    nodes: int
+    fingerprint: str
+    """The fingerprint of the facts, hex."""
+    device: str
+    """The name that its profile gives itself."""
+    device_named: str
+    """As a policy names it: a bundled profile, or the path of a file in quotes; empty where it has no name."""
+    optimizer: str = ""
+    """The name of the optimizer whose state counts; empty where its size is given, or there is none."""
+    path: str = ""
+    """The path that the policy is for, where that was said."""
+    priced_by_bytes: Mapping[str, int] = field(factory=dict)
+    """The operators that no FLOP formula counts, and how many calls: their times are those of moving their bytes."""
+
+    @property
+    def called(self) -> str:
+        """The name of the graph in headings."""
+        return self.graph or f"a {self.kind} graph"
+
+
+def subject_of(
+    facts: Facts, graph: str, times: NodeTimes, device_named: str, optimizer: str = "", path: str = ""
+) -> TuningSubject:
+    """A subject with the fingerprint of its facts."""
+    return TuningSubject(
+        graph=graph,
+        kind=facts.kind.value,
+        nodes=len(facts),
+        fingerprint=fingerprint(facts),
+        device=times.device.name,
+        device_named=device_named,
+        optimizer=optimizer,
+        path=path,
+        priced_by_bytes=times.uncounted,
+    )
+
+
+def fingerprint(facts: Facts) -> str:
+    """Hex SHA-256 of what planning and simulation read of a graph; the same for the graph and its snapshot, on every
+    machine. What differs by rank is left out."""
+    columns = (
+        facts.names,
+        facts.targets,
+        facts.phases,
+        facts.modules,
+        facts.user_tags,
+        facts.flags,
+        facts.shapes,
+        facts.dtypes,
+        facts.bytes,
+        facts.flops,
+        facts.inputs,
+        facts.owners,
+        facts.input_kinds,
+    )
+    return digest_of(digest_of(map(str, column)) for column in columns)
+
+
+def tuned_text(tuned: Tuned, subject: TuningSubject, *, timed: bool = True) -> str:
+    """The policy, in canonical form, with a line end. ``timed``: whether it may promise a time."""
+    promises = _promises(tuned, subject, timed=timed and bool(subject.device_named))
+    text = "\n".join([*_comment(tuned, subject), "", tuned.chosen.rules.strip("\n"), "", *promises]) + "\n"
+    canonical = format_source(Source("<tuned>", text)).text
+    return text if canonical is None else canonical
+
+
+def budget_words(budget: Budget) -> str:
+    """``a peak of at most 70 GiB``."""
+    if budget.figure == "recompute time":
+        return f"second runs of at most {figure(budget.limit, 'fraction')} of the forward's time"
+    limit = int(budget.limit)
+    size = write(limit, "bytes")
+    if len(size.partition(" ")[0]) > _SHORT:
+        size = f"{figure(limit, 'bytes')} ({limit:,} bytes)"
+    return f"a peak of at most {size}" if budget.figure == "peak" else f"at most {size} saved for the backward"
+
+
+def memory_of(each: Candidate, tuned: Tuned) -> int:
+    """The bytes that a budget of its kind is about."""
+    return each.saved if tuned.budget.figure == "saved" else tuned.besides.on(each.peak)
+
+
+def neighbour_words(tuned: Tuned) -> str:
+    """``with 2.1 GiB more, 14 ms less; with 1.2 GiB less, 9 ms more``; empty where there is neither."""
+    said = []
+    for other, memory, time in ((tuned.more, "more", "less"), (tuned.less, "less", "more")):
+        if other is not None:
+            size = abs(memory_of(other, tuned) - memory_of(tuned.chosen, tuned))
+            seconds = abs(other.price - tuned.chosen.price)
+            said.append(f"with {figure(size, 'bytes')} {memory}, {figure(seconds, 'seconds')} {time}")
+    return "; ".join(said)
+
+
+def recomputed_words(tuned: Tuned) -> str:
+    """``14.2 ms, 3.1% of the forward``."""
+    again = tuned.chosen.recompute
+    share = f", {figure(again / tuned.forward, 'fraction')} of the forward" if tuned.forward else ""
+    return f"{figure(again, 'seconds')}{share}" if again else "nothing that takes time"
+
+
+def step_words(each: Candidate) -> str:
+    """The time of the step, fine enough to tell neighbours apart: ``1.12 s``, ``905.3 ms``."""
+    return f"{each.step:.2f} s" if each.step >= 1 else figure(each.step, "seconds")
+
+
+def besides_words(besides: Besides, subject: TuningSubject) -> str:
+    """``24 GiB of optimizer state (adamw) and 5% in reserve``; empty where there is nothing."""
+    name = f" ({subject.optimizer})" if subject.optimizer else ""
+    parts = [
+        f"{figure(besides.optimizer, 'bytes')} of optimizer state{name}" if besides.optimizer else "",
+        f"{figure(besides.gradients, 'bytes')} of gradients" if besides.gradients else "",
+        f"{figure(besides.reserve, 'fraction')} in reserve" if besides.reserve else "",
+    ]
+    return " and ".join(filter(None, parts))
+
+
+def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
+    chosen, besides = tuned.chosen, besides_words(tuned.besides, subject)
+    nodes, facts = counted(subject.nodes, "node"), f"facts {subject.fingerprint[:_SHOWN]}"
+    graph = f"{subject.called} of {nodes} ({facts})"
+    if subject.graph:
+        graph = f"{subject.graph} ({subject.kind} graph of {nodes}, {facts})"
+    peak = f"{figure(tuned.besides.on(chosen.peak), 'bytes')}, at {chosen.peak_at or 'its beginning'}"
+    figures = [
+        ("peak", peak),
+        ("of it", f"{figure(chosen.peak, 'bytes')} of the graph, {besides}" if besides else ""),
+        ("saved", f"{figure(chosen.saved, 'bytes')} for the backward"),
+        ("offloaded", f"{figure(chosen.offloaded, 'bytes')} to the host" if chosen.offloaded else ""),
+        ("recomputed", recomputed_words(tuned)),
+        ("bound", bound_words(tuned)),
+        ("step", step_words(chosen)),
+        (
+            "waiting",
+            f"{figure(chosen.exposed, 'seconds')} of the step for copies and collectives" if chosen.exposed else "",
+        ),
+    ]
+    beside = neighbour_words(tuned)
+    said = [
+        f"Tuned with `policylang tune` for {graph}, on {subject.device}.",
+        *([f"It is for `--path {subject.path}`."] if subject.path else []),
+        f"The budget: {budget_words(tuned.budget)}.",
+        "",
+        *(f"  {name:<10}  {words}" for name, words in figures if words),
+        *(["", f"On either side: {beside}." if "; " in beside else f"Beside it: {beside}."] if beside else []),
+    ]
+    return [f"# {logged(one_line(line))}".rstrip() for line in said]
+
+
+def bound_words(tuned: Tuned) -> str:
+    """The bound that no choice of values can beat; empty where it is unknown or zero."""
+    if tuned.bound is None or not tuned.chosen.recompute:
+        return ""
+    keeps = "saves or offloads" if tuned.chosen.offloaded else "saves"
+    return f"{figure(tuned.bound, 'seconds')}: no choice of values that {keeps} as much recomputes for less"
+
+
+def _promises(tuned: Tuned, subject: TuningSubject, *, timed: bool) -> list[str]:
+    budget, chosen, besides = tuned.budget, tuned.chosen, tuned.besides
+    if budget.figure == "saved":
+        return [f"expect saved <= {at_most(int(budget.limit), chosen.saved)}"]
+    if budget.figure == "recompute time":
+        share = write(budget.limit, "fraction")
+        promised = [f"device {subject.device_named}", f"expect recomputed time <= {share}"] if timed else []
+        return [*promised, f"expect peak <= {rounded_up(chosen.peak)}"]
+    alone = int(budget.limit * (1 - besides.reserve)) - besides.optimizer - besides.gradients
+    less = besides_words(besides, subject)
+    why = f"  # of the graph: {write(int(budget.limit), 'bytes')} less {less}" if less else ""
+    return [f"expect peak <= {at_most(max(alone, chosen.peak), chosen.peak)}{why}"]
+
+
+def at_most(limit: int, least: int) -> str:
+    """A size of few digits between ``least`` and ``limit`` bytes, near the limit: ``42.5 GiB``."""
+    exact = write(limit, "bytes")
+    if len(exact.partition(" ")[0]) <= _SHORT or limit < 1024:
+        return exact
+    for text, size in _rounded(limit, ROUND_FLOOR):
+        if size >= least:
+            return text
+    return exact
+
+
+def rounded_up(size: int) -> str:
+    """A size of few digits that is not less."""
+    return next((text for text, _ in _rounded(size, ROUND_CEILING)), f"{size} B")
+
+
+def _rounded(size: int, way: str) -> list[tuple[str, Decimal]]:
+    """The size with more and more digits, in the largest unit that it reaches."""
+    unit = next((each for each in _SIZES if size >= UNITS[each][0]), "B")
+    scale = Decimal(int(UNITS[unit][0]))
+    whole = len(str(int(size // scale)))
+    found = []
+    for decimals in range(max(_DIGITS - whole, 0), 7):
+        number = (Decimal(size) / scale).quantize(Decimal(1).scaleb(-decimals), rounding=way)
+        text = format(number, "f")
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+        found.append((f"{text} {unit}", number * scale))
+    return found
