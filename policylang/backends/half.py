@@ -20,7 +20,7 @@ from policylang.graph.facts import Facts, GraphKind, InputKind
 from policylang.graph.reading.collect import collect
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Expectation, ExpectTotal, Policy
+from policylang.language.syntax import Expectation, ExpectTotal, Policy, Statement
 from policylang.planning.block_graph import Place
 from policylang.planning.capabilities import HALF
 from policylang.planning.decisions.weights_aside import WeightsAside
@@ -172,19 +172,20 @@ def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[Rewritt
 def _note_on_training(policy: Policy) -> tuple[Diagnostic, ...]:
     """A note on the lines that do nothing where a graph without gradients was compiled."""
     idle = (*policy.rules, *policy.expectations, *policy.buckets, *policy.scheduling)
-    if not idle:
-        return ()
-    lines = f"{len(idle)} lines say" if len(idle) > 1 else "1 line says"
-    message = f"{lines} nothing here: no gradient is computed through this graph, and it runs in the order of the trace"
-    return (diagnose(ONLY_REWRITES, message, idle[0].span),)
+    why = "no gradient is computed through this graph, and it runs in the order of the trace"
+    return _note_on_idle(idle, "say", why)
 
 
 def _note_on_rules(policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
-    """A note on the lines that do nothing where a user applies a policy to a half."""
+    """A note on the lines that do nothing where a user applies a policy to a graph that was split already."""
     deciding = (*policy.rules, *(each for each in policy.expectations if not (policy.orders and _is_of_order(each))))
-    if not deciding:
-        return ()
-    lines = f"{len(deciding)} lines decide" if len(deciding) > 1 else "1 line decides"
-    message = f"{lines} nothing here: a {kind.value} graph is one half of a partition, and what it saves is settled"
+    why = f"a {kind.value} graph is one half of a partition, and what it saves is settled"
     help = "apply the policy to the joint graph; of a half, the lines that rewrite or order collectives are carried out"
-    return (diagnose(ONLY_REWRITES, message, deciding[0].span, help=help),)
+    return _note_on_idle(deciding, "decide", why, help)
+
+
+def _note_on_idle(lines: Sequence[Statement], verb: str, why: str, help: str | None = None) -> tuple[Diagnostic, ...]:
+    if not lines:
+        return ()
+    said = f"{len(lines)} lines {verb}" if len(lines) > 1 else f"1 line {verb}s"
+    return (diagnose(ONLY_REWRITES, f"{said} nothing here: {why}", lines[0].span, help=help),)

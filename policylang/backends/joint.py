@@ -311,7 +311,7 @@ def partition_planned(
     if plan.policy.rewrites or plan.policy.orders:
         with timed(seconds, "rewrite halves"):
             kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
-            halves = tuple(rewrite_graph(half, plan, kind, root=root) for half, kind in kinds)
+            halves = tuple(rewrite_graph(each, plan, kind, root=root) for each, kind in kinds)
         plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, halves))
         raise_errors(unanswered(plan, halves))
     schedule = final.schedule
@@ -327,7 +327,7 @@ def partition_planned(
             raise_differences(_order_differences(halves, forward, backward))
     if is_compared(plan.before):
         kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
-        runs = [GraphRun(kind.value, collect(half, kind=kind, root=root)) for half, kind in kinds]
+        runs = [GraphRun(kind.value, collect(each, kind=kind, root=root)) for each, kind in kinds]
         agree_on_collectives(plan, runs, settings_lines("torch._functorch.config", functorch_settings()))
     made = {*groups, *(group for half in halves for group in half.groups)}
     edits = {half.kind.value: half.edits for half in halves}

@@ -402,16 +402,12 @@ def settings_in_order() -> dict[str, Any]:
 
 def is_set(name: str) -> bool:
     """True if the program has given a setting of Inductor's another value than torch does."""
-    import torch._inductor.config as config
-
-    return not config._is_default(name)
+    return not _inductor_config()._is_default(name)
 
 
 def setting(name: str) -> Any:
     """The present value of a setting of Inductor's."""
-    import torch._inductor.config as config
-
-    return getattr(config, name)
+    return getattr(_inductor_config(), name)
 
 
 def takes_lists_of_passes() -> bool:
@@ -474,9 +470,9 @@ def hooks_that_hold(custom_pass: object) -> tuple[str, ...]:
 
     Read at the call: what ``torch.compile(options=…)`` sets holds only while a graph is compiled.
     """
-    import torch._inductor.config as config
-
-    return tuple(name for name in _PASS_SETTINGS if _holds(getattr(config, name, None), custom_pass))
+    taken = {name: getattr(_inductor_config(), name, None) for name in _PASS_SETTINGS}
+    lists = {name: each if isinstance(each, (list, tuple)) else (each,) for name, each in taken.items()}
+    return tuple(name for name, passes in lists.items() if any(each is custom_pass for each in passes))
 
 
 _PASS_SETTINGS = (
@@ -488,15 +484,15 @@ _PASS_SETTINGS = (
 )
 
 
-def _holds(setting: Any, custom_pass: object) -> bool:
-    return any(each is custom_pass for each in (setting if isinstance(setting, (list, tuple)) else (setting,)))
-
-
 def inductor_settings() -> dict[str, Any]:
     """Every setting of Inductor with its present value."""
+    return _inductor_config().get_config_copy()
+
+
+def _inductor_config() -> Any:
     import torch._inductor.config as config
 
-    return config.get_config_copy()
+    return config
 
 
 def settings_lines(module: str, settings: Mapping[str, Any]) -> list[str]:

@@ -70,24 +70,26 @@ def mutated_input(desc: Any) -> Any:
 
     An input whose metadata alone changes (``MetadataMutationAOTOutput``) is not written to.
     """
-    kind = type(desc).__name__
-    if kind in ("SubclassGetAttrAOTOutput", "SubclassSizeAOTOutput", "SubclassStrideAOTOutput"):
-        return mutated_input(desc.base)
-    return desc.mutated_input if kind == "InputMutationAOTOutput" else None
+    desc = _whole_output(desc)
+    return desc.mutated_input if type(desc).__name__ == "InputMutationAOTOutput" else None
 
 
 def differentiated_input(desc: Any) -> Any:
     """The descriptor of the input that an output is the gradient of; None for others."""
-    while type(desc).__name__.startswith("Subclass"):
-        desc = desc.base
+    desc = _whole_output(desc)
     return desc.grad_of if type(desc).__name__ == "GradAOTOutput" else None
 
 
 def is_backward_output(desc: Any) -> bool:
     """True if a joint graph's output belongs to its backward."""
+    return type(_whole_output(desc)).__name__ in _GRADIENTS
+
+
+def _whole_output(desc: Any) -> Any:
+    """The descriptor of the whole output that a part of a tensor subclass belongs to."""
     while type(desc).__name__.startswith("Subclass"):
         desc = desc.base
-    return type(desc).__name__ in _GRADIENTS
+    return desc
 
 
 def is_saved_output(desc: Any) -> bool:
@@ -291,8 +293,6 @@ def operator_facts() -> dict[str, list[str]]:
     lists those whose every result aliases an argument; ``compute`` is the partitioner's own list of compute-intensive
     operators, private because min-cut alone uses it.
     """
-    from torch._functorch.partitioners import get_default_op_list
-
     facts: dict[str, set[str]] = {"pointwise": set(), "reduction": set(), "random": set(), "view": set()}
     tags = {
         "pointwise": torch.Tag.pointwise,
@@ -314,5 +314,4 @@ def operator_facts() -> dict[str, list[str]]:
                     facts[fact].add(full)
             if schema.returns and all(value.alias_info is not None for value in schema.returns):
                 facts["view"].add(full)
-    compute = {str(packet) for packet in get_default_op_list().compute_intensive_ops}
-    return {**{fact: sorted(names) for fact, names in facts.items()}, "compute": sorted(compute)}
+    return {**{fact: sorted(names) for fact, names in facts.items()}, "compute": sorted(compute_operators())}

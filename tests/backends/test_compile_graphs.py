@@ -13,11 +13,16 @@ from torch.utils.checkpoint import checkpoint
 
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError, PolicyWarning
-from policylang.backends.torch_compile.backend import PolicyBackend, _warn_of_policies_never_applied, graphs_of
+from policylang.backends.compiled_graphs import CompiledGraph
+from policylang.backends.torch_compile.backend import PolicyBackend, _warn_of_policies_never_applied, graph_uses_of
 from tests.support.compiled import assert_bitwise_equal, fresh_dynamo, train
 from tests.support.models import Example, llama, mlp, square_loss
 
 WITHOUT = "aot_eager_default_partitioner"
+
+
+def graphs_of(subject: object) -> tuple[CompiledGraph, ...]:
+    return tuple(use.graph for use in graph_uses_of(subject) or ())
 
 
 def backend_for(text: str, root: str = "") -> PolicyBackend:

@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
 from policylang.backends import copies as copy_operators
-from policylang.backends.copies import copied_over
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.graph import marks
 from policylang.planning.liveness import saved_and_recomputed
@@ -23,7 +22,7 @@ from tests.support import models
 from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.compiled import Trained, assert_bitwise_equal, fresh_dynamo, train
 from tests.support.drawn import examples
-from tests.support.late import Late
+from tests.support.late import Late, copied_over
 from tests.support.models import ZOO, Example, square_loss
 from tests.support.run_partition import Result, Traced, assert_same_result, trace
 from tests.support.sharded import fake_ranks
