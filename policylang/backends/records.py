@@ -15,7 +15,7 @@ from torch import fx
 
 from policylang.audit.outcome import Audit
 from policylang.audit.summary.assemble import partition_report, plan_report
-from policylang.audit.summary.order_account import OrderAccount
+from policylang.audit.summary.order_account import ScheduledLine
 from policylang.audit.summary.order_figures import order_figures
 from policylang.audit.summary.report import NO_GRADIENTS, AuditReport, Report, RewriteReport, report_from_dict
 from policylang.errors import PolicyGraphError
@@ -132,11 +132,8 @@ def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
     report = report_from_dict(data["report"])
     if report.half:
         policy = without_gradients(policy)
-    rules = tuple(
-        evolve(account, source=rule.source, text=rule.text)
-        for account, rule in zip(report.rules, policy.rules, strict=True)
-    )
-    moved = {account.source: rule.source for account, rule in zip(report.rules, policy.rules, strict=True)}
+    pairs = list(zip(report.rules, policy.rules, strict=True))
+    moved = {account.source: rule.source for account, rule in pairs}
     decisions = {
         name: evolve(decision, rule=moved.get(decision.rule, decision.rule) if decision.rule else None)
         for name, decision in report.decisions.items()
@@ -144,8 +141,8 @@ def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
     report = evolve(
         report,
         rewrites=_moved(report.rewrites, policy),
-        orders=tuple(_moved_order(account, policy) for account in report.orders),
-        rules=rules,
+        orders=tuple(evolve(each, lines=_moved_lines(each.lines, policy)) for each in report.orders),
+        rules=tuple(evolve(account, source=rule.source, text=rule.text) for account, rule in pairs),
         decisions=decisions,
         from_cache=True,
     )
@@ -159,10 +156,9 @@ def _moved(accounts: Sequence[RewriteReport], policy: Policy) -> tuple[RewriteRe
     return tuple(evolve(account, source=now.get(account.source, account.source)) for account in accounts)
 
 
-def _moved_order(account: OrderAccount, policy: Policy) -> OrderAccount:
-    """The account with the present places of the lines that order collectives."""
-    now = zip(account.lines, (*policy.buckets, *policy.scheduling), strict=True)
-    return evolve(account, lines=tuple(evolve(line, source=each.span.location) for line, each in now))
+def _moved_lines(lines: Sequence[ScheduledLine], policy: Policy) -> tuple[ScheduledLine, ...]:
+    now = zip(lines, (*policy.buckets, *policy.scheduling), strict=True)
+    return tuple(evolve(line, source=statement.span.location) for line, statement in now)
 
 
 log = logging.getLogger("policylang")

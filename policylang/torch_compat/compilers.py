@@ -93,19 +93,13 @@ def input_source(placeholder: fx.Node) -> tuple[str, bool]:
     Private because Dynamo hangs the source on the node itself. Empty for an input without one, or that is no tensor.
     """
     source, value = getattr(placeholder, "_dynamo_source", None), input_value(placeholder)
-    name = _source_name(source) if source is not None and isinstance(value, torch.Tensor) else ""
-    return name, isinstance(value, torch.nn.Parameter)
+    name = "" if source is None or not isinstance(value, torch.Tensor) else source.name
+    return str(name() if callable(name) else name), isinstance(value, torch.nn.Parameter)  # a method up to 2.11
 
 
 def input_value(placeholder: fx.Node) -> Any:
     """The value that Dynamo has traced an input of its graph with. Undocumented: other graphs keep it as ``val``."""
     return placeholder.meta.get("example_value")
-
-
-def _source_name(source: Any) -> str:
-    """A method up to 2.11, a property since."""
-    name = source.name
-    return str(name() if callable(name) else name)
 
 
 # --- what was compiled, and with which backend --------------------------------------------------------------------

@@ -29,6 +29,7 @@ def require(module: ModuleType, names: Iterable[str], why: str) -> None:
 _GRADIENTS = frozenset({"GradAOTOutput", "PhiloxUpdatedBackwardOffsetAOTOutput", "BackwardTokenAOTOutput"})
 _SAVED = frozenset({"SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput"})
 _BASES = ("base", "base_of")
+_BUILTINS = ("abs", "bool", "float", "getattr", "int", "max", "min", "pow", "round", "sum")
 UNBACKED_HINT = 4096
 """The number for a size that is known at run time only, as in PyTorch's own partitioner, unless it has to be less."""
 
@@ -259,31 +260,16 @@ def operator_names() -> list[str]:
         if found:
             bare, _, overload = rest.partition(".")
             names.add(f"{namespace}.{bare}.{overload or 'default'}")
-    names.update(f"higher_order.{name}" for name in higher_order_names())
-    names.update(f"torch.{name}" for name in symbolic_functions())
-    names.update(f"builtin.{name}" for name in builtin_functions())
-    return sorted(names)
-
-
-def higher_order_names() -> list[str]:
-    """The higher-order operators. Private because ``torch.ops.higher_order`` finds them by name and lists none."""
     from torch import _ops
 
-    table = getattr(_ops, "_higher_order_ops", None)
-    if table is None:
-        raise RuntimeError(f"torch {torch.__version__} has no table of higher-order operators")
-    return sorted(table)
-
-
-def symbolic_functions() -> list[str]:
-    """``torch.sym_max`` and its like, the private ``torch._sym_sqrt`` too: a graph with dynamic shapes calls them."""
-    return sorted(name for name in dir(torch) if name.startswith(("sym_", "_sym_")) and callable(getattr(torch, name)))
-
-
-def builtin_functions() -> list[str]:
-    """The Python functions that a graph may call on sizes and tuples, as ``builtin.getitem``."""
-    public = [name for name in dir(operator) if not name.startswith("_")]
-    return sorted({*public, "abs", "bool", "float", "getattr", "int", "max", "min", "pow", "round", "sum"})
+    require(_ops, ("_higher_order_ops",), "lists higher-order operators with it")
+    names.update(f"higher_order.{name}" for name in _ops._higher_order_ops)
+    # a graph with dynamic shapes calls `torch.sym_max` and its like, and Python's own functions on sizes and tuples
+    symbolic = (name for name in dir(torch) if name.startswith(("sym_", "_sym_")) and callable(getattr(torch, name)))
+    names.update(f"torch.{name}" for name in symbolic)
+    public = (name for name in dir(operator) if not name.startswith("_"))
+    names.update(f"builtin.{name}" for name in (*public, *_BUILTINS))
+    return sorted(names)
 
 
 def operator_facts() -> dict[str, list[str]]:
