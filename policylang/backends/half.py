@@ -3,7 +3,7 @@ where nothing is left to decide about saving."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from attrs import evolve, frozen
@@ -21,9 +21,7 @@ from policylang.graph.reading.collect import collect
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Expectation, ExpectTotal, Policy, Statement
-from policylang.planning.block_graph import Place
 from policylang.planning.capabilities import HALF
-from policylang.planning.decisions.weights_aside import WeightsAside
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
@@ -72,17 +70,11 @@ class HalfPath(BackendPath):
         blocks = policy.blocks if policy.orders else None
         return evolve(policy, blocks=blocks, rules=(), undecided=None, expectations=kept)
 
-    def plan(
-        self,
-        facts: Facts,
-        policy: Policy,
-        *,
-        place: Place | None = None,
-        aside: WeightsAside | None = None,
-        deferred: Collection[str] = (),
-    ) -> Plan:
-        made = super().plan(facts, policy, place=place, aside=aside, deferred=deferred)
-        return evolve(made, diagnostics=made.diagnostics + _note_on_rules(policy, facts.kind))
+    def notes(self, policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
+        idle = (each for each in policy.expectations if not (policy.orders and _is_of_order(each)))
+        why = f"a {kind.value} graph is one half of a partition, and what it saves is settled"
+        help = "apply the policy to the joint graph; of a half, the lines that rewrite or order collectives are "
+        return _note_on_idle((*policy.rules, *idle), "decide", why, f"{help}carried out")
 
 
 def _is_of_order(expectation: Expectation) -> bool:
@@ -127,9 +119,10 @@ def rewrite_inference(gm: fx.GraphModule, policy: Policy, *, root: str = "") -> 
     if is_compared(made.before):
         runs = [GraphRun("graph", collect(gm, kind=GraphKind.FORWARD, root=root))]
         agree_on_collectives(made, runs, settings_lines("torch._functorch.config", functorch_settings()))
-    done = RewrittenGraph(
-        GraphKind.FORWARD, evolve(made, diagnostics=made.diagnostics + _note_on_training(policy)), groups
-    )
+    idle = (*policy.rules, *policy.expectations, *policy.buckets, *policy.scheduling)
+    why = "no gradient is computed through this graph, and it runs in the order of the trace"
+    made = evolve(made, diagnostics=made.diagnostics + _note_on_idle(idle, "say", why))
+    done = RewrittenGraph(GraphKind.FORWARD, made, groups)
     remember(done.applied, gm)
     announce(done.applied)
     return done
@@ -169,22 +162,8 @@ def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[Rewritt
     return tuple(found for found in diagnostics if found.code != REWRITES_REFUSED or found.span not in done)
 
 
-def _note_on_training(policy: Policy) -> tuple[Diagnostic, ...]:
-    """A note on the lines that do nothing where a graph without gradients was compiled."""
-    idle = (*policy.rules, *policy.expectations, *policy.buckets, *policy.scheduling)
-    why = "no gradient is computed through this graph, and it runs in the order of the trace"
-    return _note_on_idle(idle, "say", why)
-
-
-def _note_on_rules(policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
-    """A note on the lines that do nothing where a user applies a policy to a graph that was split already."""
-    deciding = (*policy.rules, *(each for each in policy.expectations if not (policy.orders and _is_of_order(each))))
-    why = f"a {kind.value} graph is one half of a partition, and what it saves is settled"
-    help = "apply the policy to the joint graph; of a half, the lines that rewrite or order collectives are carried out"
-    return _note_on_idle(deciding, "decide", why, help)
-
-
 def _note_on_idle(lines: Sequence[Statement], verb: str, why: str, help: str | None = None) -> tuple[Diagnostic, ...]:
+    """A note on the lines that do nothing on a graph."""
     if not lines:
         return ()
     said = f"{len(lines)} lines {verb}" if len(lines) > 1 else f"1 line {verb}s"
