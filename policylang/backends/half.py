@@ -143,11 +143,11 @@ def _with_inputs(facts: Facts, joint: Facts) -> Facts:
     return evolve(facts, input_kinds=kinds, input_names=names)
 
 
-def unanswered(joint: Plan, halves: Sequence[RewrittenGraph]) -> tuple[Diagnostic, ...]:
+def unanswered(joint: Plan, rewritten: Sequence[RewrittenGraph]) -> tuple[Diagnostic, ...]:
     """Errors for the lines about the order of collectives that match in the joint graph, and not after the split."""
     found = []
     for number, statement in enumerate(joint.policy.scheduling):
-        matched = [half.plan.order.outcomes[number].matched for half in halves if half.plan.order is not None]
+        matched = [each.plan.order.outcomes[number].matched for each in rewritten if each.plan.order is not None]
         before = () if joint.order is None else joint.order.outcomes[number].matched
         if before and not any(matched) and not statement.optional:
             what = f"`{statement.span.one_line}` picks `{before[0]}` in the joint graph, and nothing in either half"
@@ -156,9 +156,9 @@ def unanswered(joint: Plan, halves: Sequence[RewrittenGraph]) -> tuple[Diagnosti
     return tuple(found)
 
 
-def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[RewrittenGraph]) -> tuple[Diagnostic, ...]:
+def without_answered(diagnostics: Sequence[Diagnostic], rewritten: Sequence[RewrittenGraph]) -> tuple[Diagnostic, ...]:
     """The diagnostics without the warnings that a line changed nothing, where it did after the split."""
-    done = {half.plan.policy.rewrites[edit.statement].span for half in halves for edit in half.edits.done}
+    done = {each.plan.policy.rewrites[edit.statement].span for each in rewritten for edit in each.edits.done}
     return tuple(found for found in diagnostics if found.code != REWRITES_REFUSED or found.span not in done)
 
 
