@@ -117,14 +117,10 @@ def code_digest() -> str:
     return digest_of(words)
 
 
-def context_of(graph: fx.GraphModule) -> str:
-    """Over what a policy may read of Dynamo's graph that the graph's code does not say."""
-    return context_of_graphs(module.graph for module in _modules(graph))
-
-
-def context_of_graphs(graphs: Iterable[fx.Graph]) -> str:
-    """The context of a graph that has no module yet, and of those nested in it."""
-    return digest_of(word for graph in graphs for node in graph.nodes for word in _unwritten(node))
+def context_of(graph: fx.GraphModule | Iterable[fx.Graph]) -> str:
+    """Over what a policy may read of Dynamo's graph, and of those nested in it, that their code does not say."""
+    graphs = (module.graph for module in _modules(graph)) if isinstance(graph, fx.GraphModule) else graph
+    return digest_of(word for each in graphs for node in each.nodes for word in _unwritten(node))
 
 
 def groups_key(policy: Policy) -> str:

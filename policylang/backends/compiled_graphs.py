@@ -45,7 +45,6 @@ class CompiledGraph:
     """True if ``fully_shard`` gathers its weights around it."""
     code: CodeAudit | None = field(default=None, repr=False)
     """What was read off its generated code, where a policy orders and Inductor compiles."""
-    called: bool = False
     _instances: dict[tuple[int, ...], _Instance] = field(factory=dict, repr=False)
     """By the ``id`` of each of its parameters, the modules that it was called for; some may have died since."""
     _positions: tuple[int, ...] | None = field(default=None, repr=False)
@@ -67,7 +66,6 @@ class CompiledGraph:
 
     def note_call(self, arguments: Sequence[Any]) -> None:
         """Remember which parameters it is called with: that is what ties a graph to the modules it runs for."""
-        self.called = True
         if self._positions is None:
             found = enumerate(arguments)
             self._positions = tuple(at for at, each in found if isinstance(each, torch.nn.Parameter))

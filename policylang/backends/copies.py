@@ -25,8 +25,7 @@ a copy comes behind what it copies and before whatever reads it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -81,31 +80,12 @@ _copies: dict[int, _Copy] = {}
 _numbers = count()
 
 
-@contextmanager
-def copied_over(link: HostLink, device: torch.device = HOST) -> Iterator[None]:
-    """Within, values of ``device`` move over ``link``."""
-    before = _links.get(device)
-    _links[device] = link
-    try:
-        yield
-    finally:
-        if before is None:
-            del _links[device]
-        else:
-            _links[device] = before
-
-
-def _link(device: torch.device) -> HostLink:
-    found = _links.get(device)
-    if found is None:
-        found = _links[device] = _at_once if device.type == "cpu" else _on_own_stream(device)
-    return found
-
-
 def _start(device: torch.device, target: Tensor, source: Tensor) -> Tensor:
+    if device not in _links:
+        _links[device] = _at_once if device.type == "cpu" else _on_own_stream(device)
     number = next(_numbers)
     ticket = torch.tensor([number], dtype=torch.int64, device=HOST)
-    _copies[number] = _Copy(target, _link(device)(target, source))
+    _copies[number] = _Copy(target, _links[device](target, source))
     weakref.finalize(ticket, _copies.pop, number).atexit = False
     return ticket
 
@@ -136,18 +116,19 @@ def _wait(ticket: Tensor, source: Tensor, device: torch.device) -> Tensor:
 
 
 _library = torch.library.Library("policylang", "DEF")
-for _signature, _kernel, _fake in (
-    ("offload(Tensor value) -> Tensor", _offload, lambda value: _ticket()),
-    ("reload(Tensor host, Device device) -> Tensor", _reload, lambda host, device: _ticket()),
+for _name, _arguments, _kernel, _fake in (
+    ("offload", "Tensor value", _offload, lambda value: _ticket()),
+    ("reload", "Tensor host, Device device", _reload, lambda host, device: _ticket()),
     (
-        "wait(Tensor ticket, Tensor source, Device device) -> Tensor",
+        "wait",
+        "Tensor ticket, Tensor source, Device device",
         _wait,
         lambda ticket, source, device: _like(source, device),
     ),
 ):
-    _library.define(_signature, tags=(torch.Tag.needs_exact_strides,))
-    _library.impl(_signature.partition("(")[0], _kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"policylang::{_signature.partition('(')[0]}", _fake, lib=_library)
+    _library.define(f"{_name}({_arguments}) -> Tensor", tags=(torch.Tag.needs_exact_strides,))
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"policylang::{_name}", _fake, lib=_library)
 
 OFFLOAD_OP = torch.ops.policylang.offload.default
 RELOAD_OP = torch.ops.policylang.reload.default

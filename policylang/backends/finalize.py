@@ -68,7 +68,8 @@ def eliminate(graph: fx.Graph, plan: Plan) -> Merged:
             continue
         phase = facts.phases[row]
         twin = seen.get((Phase.FORWARD, writes, expression)) if phase == Phase.BACKWARD else None
-        if twin is None or _is_decided(index[twin.name], plan, strongest):
+        decision = None if twin is None else strongest.get(index[twin.name], plan.decisions[index[twin.name]])
+        if twin is None or (decision is not None and decision.action is not None):
             twin = seen.setdefault((phase, writes, expression), node)
         if twin is node:
             continue
@@ -79,11 +80,6 @@ def eliminate(graph: fx.Graph, plan: Plan) -> Merged:
         if facts.index.get(node.name) in kept_for:
             graph.erase_node(node)
     return Merged(kept_for, strongest)
-
-
-def _is_decided(row: int, plan: Plan, strongest: Mapping[int, Decision]) -> bool:
-    decision = strongest.get(row, plan.decisions[row])
-    return decision is not None and not is_open(decision)
 
 
 def _used_by_backward(plan: Plan) -> frozenset[int]:
@@ -204,7 +200,7 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
             decision = decisions[row]
             if decision is not None and decision.action is None:
                 decisions[row] = _AUTO_SAVE if row in wanted or is_unsafe(facts, row) else _AUTO_RECOMPUTE
-        leaving = _offloaded_memory(plan)
+        leaving = {storage_roots(facts)[row] for row, by in enumerate(plan.decisions) if offloads(by)}
         for row in wanted:
             if phases[row] == Phase.BACKWARD and not (leaving and storage_roots(facts)[row] in leaving):
                 phases[row], decisions[row] = Phase.FORWARD, _AUTO_SAVE
@@ -235,11 +231,6 @@ def resolve_offloads_again(plan: Plan) -> Plan:
     stays = resolve_offloads(policy, facts, decisions, backward_needs(facts, decisions))
     notes = offload_diagnostics(policy, facts, decisions, backward_needs(facts, decisions), stays)
     return evolve(plan, decisions=decisions, diagnostics=(*plan.diagnostics, *notes))
-
-
-def _offloaded_memory(plan: Plan) -> frozenset[int]:
-    """The rows whose memory leaves the device, as far as decisions go."""
-    return frozenset(storage_roots(plan.facts)[row] for row, by in enumerate(plan.decisions) if offloads(by))
 
 
 def _sizes_of_forward_values(facts: Facts) -> list[int]:

@@ -223,15 +223,14 @@ class _Rematerializer:
         partition.recompile_when_called(self.gm)
 
     def _keep_random_states(self) -> None:
-        again = sorted(set(self.schedule.rows_of(StepKind.SECOND_RUN)))
-        for row in (row for row in again if self.facts.flags[row] & Flag.RANDOM and self._draws(row)):
-            name = self.facts.names[row]
+        facts = self.facts
+        for row in sorted(set(self.schedule.rows_of(StepKind.SECOND_RUN))):
+            is_piece = facts.owners[row] != row and self.memory.units[row] < 0  # a `getitem` may carry the flag
+            if is_piece or not facts.flags[row] & Flag.RANDOM:
+                continue
+            name = facts.names[row]
             names = self.names.drawn(name), self.names.state(name)
             self.drawings[row], self.results[row] = keep_state(self.nodes[row], *names)
-
-    def _draws(self, row: int) -> bool:
-        """A ``getitem`` of a random operator may carry its flag."""
-        return self.facts.owners[row] == row or self.memory.units[row] >= 0
 
     def _run_again(self) -> None:
         """Insert each second run before the node that it is for, and let the nodes of its region read it."""

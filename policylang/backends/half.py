@@ -3,7 +3,7 @@ where nothing is left to decide about saving."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from attrs import evolve, frozen
@@ -19,10 +19,8 @@ from policylang.graph.chains import Chains
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, InputKind
 from policylang.language.diagnostics import Diagnostic, diagnose
-from policylang.language.syntax import Expectation, ExpectTotal, Policy
+from policylang.language.syntax import Expectation, ExpectTotal, Policy, Statement
 from policylang.planning.capabilities import HALF
-from policylang.planning.checkpoints import BlockContext
-from policylang.planning.decisions.fsdp_parameters import FsdpParameters
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
@@ -71,17 +69,11 @@ class HalfPath(BackendPath):
         blocks = policy.blocks if policy.orders else None
         return evolve(policy, blocks=blocks, rules=(), undecided=None, expectations=kept)
 
-    def plan(
-        self,
-        facts: Facts,
-        policy: Policy,
-        *,
-        place: BlockContext | None = None,
-        aside: FsdpParameters | None = None,
-        deferred: Collection[str] = (),
-    ) -> Plan:
-        made = super().plan(facts, policy, place=place, aside=aside, deferred=deferred)
-        return evolve(made, diagnostics=made.diagnostics + _note_on_rules(policy, facts.kind))
+    def notes(self, policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
+        idle = (each for each in policy.expectations if not (policy.orders and _is_of_order(each)))
+        why = f"a {kind.value} graph is one half of a partition, and what it saves is settled"
+        help = "apply the policy to the joint graph; of a half, the lines that rewrite or order collectives are "
+        return _note_on_idle((*policy.rules, *idle), "decide", why, f"{help}carried out")
 
 
 def _is_of_order(expectation: Expectation) -> bool:
@@ -126,9 +118,10 @@ def rewrite_inference(gm: fx.GraphModule, policy: Policy, *, root: str = "") -> 
     if is_compared(made.before):
         runs = [GraphRun("graph", collect(gm, kind=GraphKind.FORWARD, root=root))]
         agree_on_collectives(made, runs, settings_lines("torch._functorch.config", functorch_settings()))
-    done = RewrittenGraph(
-        GraphKind.FORWARD, evolve(made, diagnostics=made.diagnostics + _note_on_training(policy)), groups
-    )
+    idle = (*policy.rules, *policy.expectations, *policy.buckets, *policy.scheduling)
+    why = "no gradient is computed through this graph, and it runs in the order of the trace"
+    made = evolve(made, diagnostics=made.diagnostics + _note_on_idle(idle, "say", why))
+    done = RewrittenGraph(GraphKind.FORWARD, made, groups)
     remember(done.applied, gm)
     announce(done.applied)
     return done
@@ -149,11 +142,11 @@ def _with_inputs(facts: Facts, joint: Facts) -> Facts:
     return evolve(facts, input_kinds=kinds, input_names=names)
 
 
-def unanswered(joint: Plan, halves: Sequence[RewrittenGraph]) -> tuple[Diagnostic, ...]:
+def unanswered(joint: Plan, rewritten: Sequence[RewrittenGraph]) -> tuple[Diagnostic, ...]:
     """Errors for the lines about the order of collectives that match in the joint graph, and not after the split."""
     found = []
     for number, statement in enumerate(joint.policy.scheduling):
-        matched = [half.plan.order.outcomes[number].matched for half in halves if half.plan.order is not None]
+        matched = [each.plan.order.outcomes[number].matched for each in rewritten if each.plan.order is not None]
         before = () if joint.order is None else joint.order.outcomes[number].matched
         if before and not any(matched) and not statement.optional:
             what = f"`{statement.span.one_line}` picks `{before[0]}` in the joint graph, and nothing in either half"
@@ -162,28 +155,15 @@ def unanswered(joint: Plan, halves: Sequence[RewrittenGraph]) -> tuple[Diagnosti
     return tuple(found)
 
 
-def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[RewrittenGraph]) -> tuple[Diagnostic, ...]:
+def without_answered(diagnostics: Sequence[Diagnostic], rewritten: Sequence[RewrittenGraph]) -> tuple[Diagnostic, ...]:
     """The diagnostics without the warnings that a line changed nothing, where it did after the split."""
-    done = {half.plan.policy.rewrites[edit.statement].span for half in halves for edit in half.edits.done}
+    done = {each.plan.policy.rewrites[edit.statement].span for each in rewritten for edit in each.edits.done}
     return tuple(found for found in diagnostics if found.code != REWRITES_REFUSED or found.span not in done)
 
 
-def _note_on_training(policy: Policy) -> tuple[Diagnostic, ...]:
-    """A note on the lines that do nothing where a graph without gradients was compiled."""
-    idle = (*policy.rules, *policy.expectations, *policy.buckets, *policy.scheduling)
-    if not idle:
+def _note_on_idle(lines: Sequence[Statement], verb: str, why: str, help: str | None = None) -> tuple[Diagnostic, ...]:
+    """A note on the lines that do nothing on a graph."""
+    if not lines:
         return ()
-    lines = f"{len(idle)} lines say" if len(idle) > 1 else "1 line says"
-    message = f"{lines} nothing here: no gradient is computed through this graph, and it runs in the order of the trace"
-    return (diagnose(ONLY_REWRITES, message, idle[0].span),)
-
-
-def _note_on_rules(policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
-    """A note on the lines that do nothing where a user applies a policy to a half."""
-    deciding = (*policy.rules, *(each for each in policy.expectations if not (policy.orders and _is_of_order(each))))
-    if not deciding:
-        return ()
-    lines = f"{len(deciding)} lines decide" if len(deciding) > 1 else "1 line decides"
-    message = f"{lines} nothing here: a {kind.value} graph is one half of a partition, and what it saves is settled"
-    help = "apply the policy to the joint graph; of a half, the lines that rewrite or order collectives are carried out"
-    return (diagnose(ONLY_REWRITES, message, deciding[0].span, help=help),)
+    said = f"{len(lines)} lines {verb}" if len(lines) > 1 else f"1 line {verb}s"
+    return (diagnose(ONLY_REWRITES, f"{said} nothing here: {why}", lines[0].span, help=help),)

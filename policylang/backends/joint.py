@@ -78,9 +78,9 @@ def split(
         )
     erase_strays(forward.graph, facts, Phase.BACKWARD)
     erase_strays(backward.graph, facts, Phase.FORWARD)
-    for half, is_backward in ((forward, False), (backward, True)):
+    for gm, is_backward in ((forward, False), (backward, True)):
         steps = (row for _, row, region in plan.schedule if (region > 0) == is_backward)
-        arrange(half.graph, (facts.names[row] for row in steps))
+        arrange(gm.graph, (facts.names[row] for row in steps))
     random = [nodes[facts.names[row]] for row in needs.recomputed if facts.flags[row] & Flag.RANDOM]
     if random:
         forward, backward = partition.replay_random(random, forward, backward, len(symbols))
@@ -115,8 +115,8 @@ def finish(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Do what PyTorch's partitioners do last, and AOTAutograd expects."""
     partition.offload_activations(forward, backward, num_fwd_outputs, static_inputs)
-    for half in (forward, backward):
-        half.recompile()
+    for gm in (forward, backward):
+        gm.recompile()
     forward = partition.thread_random_states(forward, is_backward=False)
     if backward.graph.find_nodes(op="placeholder"):
         backward = partition.thread_random_states(backward, is_backward=True)
@@ -311,18 +311,18 @@ def partition_planned(
         result = audit(final, needs, found)
     raise_differences(result.differences)
     crossing = crossings(final.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
-    halves: tuple[RewrittenGraph, ...] = ()
+    rewritten: tuple[RewrittenGraph, ...] = ()
     graphs = (forward.graph, backward.graph)
-    rows = [rows_in(final, half, backward=half is graphs[1]) for half in graphs if plan.policy.orders]
+    rows = [rows_in(final, each, backward=each is graphs[1]) for each in graphs if plan.policy.orders]
     if plan.policy.rewrites or plan.policy.orders:
         with timed(seconds, "rewrite halves"):
             kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
-            halves = tuple(rewrite_graph(half, plan, kind, root=root) for half, kind in kinds)
-        plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, halves))
-        raise_errors(unanswered(plan, halves))
+            rewritten = tuple(rewrite_graph(each, plan, kind, root=root) for each, kind in kinds)
+        plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, rewritten))
+        raise_errors(unanswered(plan, rewritten))
     schedule = final.schedule
     if plan.policy.orders:
-        schedule = schedule_of_graphs(final, needs, graphs, rows, [half.edits for half in halves])
+        schedule = schedule_of_graphs(final, needs, graphs, rows, [each.edits for each in rewritten])
     with timed(seconds, "move"):
         move_across(final.facts, schedule, crossing, forward.graph, backward.graph)
         raise_differences(audit_copies(final, needs, found, forward.graph, backward.graph))
@@ -330,14 +330,14 @@ def partition_planned(
         forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     if plan.policy.orders:
         with timed(seconds, "audit order"):
-            raise_differences(_order_differences(halves, forward, backward))
+            raise_differences(_order_differences(rewritten, forward, backward))
     if is_compared(plan.before):
         kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
-        runs = [GraphRun(kind.value, collect(half, kind=kind, root=root)) for half, kind in kinds]
+        runs = [GraphRun(kind.value, collect(each, kind=kind, root=root)) for each, kind in kinds]
         agree_on_collectives(plan, runs, settings_lines("torch._functorch.config", functorch_settings()))
-    made = {*groups, *(group for half in halves for group in half.groups)}
-    edits = {half.kind.value: half.edits for half in halves}
-    orders = {half.kind.value: half.plan for half in halves if half.plan.order is not None}
+    made = {*groups, *(group for each in rewritten for group in each.groups)}
+    edits = {each.kind.value: each.edits for each in rewritten}
+    orders = {each.kind.value: each.plan for each in rewritten if each.plan.order is not None}
     partition = Partition(forward, backward, plan, result, seconds, edits, tuple(sorted(made)), schedule, orders)
     remember(partition.applied, gm, forward, backward)
     announce(partition.applied)
@@ -345,11 +345,11 @@ def partition_planned(
 
 
 def _order_differences(
-    halves: Sequence[RewrittenGraph], forward: fx.GraphModule, backward: fx.GraphModule
+    rewritten: Sequence[RewrittenGraph], forward: fx.GraphModule, backward: fx.GraphModule
 ) -> Sequence[Diagnostic]:
     """Errors where the forward and the backward graph do not run in their planned orders."""
     graphs = {GraphKind.FORWARD: forward.graph, GraphKind.BACKWARD: backward.graph}
-    orders = ((half.plan.order, graphs[half.kind]) for half in halves)
+    orders = ((each.plan.order, graphs[each.kind]) for each in rewritten)
     return [found for order, graph in orders if order is not None for found in audit_order(order, graph)]
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar
 
+from attrs import evolve
 from torch import fx
 
 from policylang.audit.order import audit_order
@@ -20,7 +21,7 @@ from policylang.backends.records import AppliedPlan, Findings, announce, finding
 from policylang.backends.runtime import timed
 from policylang.errors import PolicyAuditError, PolicyMatchError
 from policylang.graph.collect import collect
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, GraphKind
 from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.syntax import Policy
 from policylang.planning import capabilities
@@ -75,11 +76,15 @@ class BackendPath:
         self.refuse((*made.diagnostics, *self.refusals(made)), deferred)
         if self.compares_ranks:
             agree_on_plan(made)
-        return made
+        return evolve(made, diagnostics=(*made.diagnostics, *self.notes(policy, facts.kind)))
 
     def part_of(self, policy: Policy) -> Policy:
         """The lines of a policy that the path applies."""
         return policy
+
+    def notes(self, policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
+        """Notes on the lines of a policy that the path passes over on a graph of this kind."""
+        return ()
 
     def refusals(self, plan: Plan) -> Sequence[Diagnostic]:
         """Errors for what the path cannot do, where planning found none."""

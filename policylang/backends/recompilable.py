@@ -137,7 +137,10 @@ def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphMo
 
     Raises ``PolicyGraphError`` for a forward that updates a buffer, as BatchNorm in training does.
     """
-    _refuse_updates(forward)
+    for node in forward.graph.nodes:
+        operator_called = describe(node.target) if node.op == "call_function" else None
+        if operator_called is not None and (operator_called.flags & Flag.WRITES or unread(node, operator_called)):
+            raise PolicyGraphError([refusals.updates_buffer(node.name, operator_called.name)])
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in forward.graph.nodes:
@@ -155,13 +158,6 @@ def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphMo
     for node in gone:
         graph.erase_node(node)
     return fx.GraphModule(forward, graph)
-
-
-def _refuse_updates(forward: fx.GraphModule) -> None:
-    for node in forward.graph.nodes:
-        operator = describe(node.target) if node.op == "call_function" else None
-        if operator is not None and (operator.flags & Flag.WRITES or unread(node, operator)):
-            raise PolicyGraphError([refusals.updates_buffer(node.name, operator.name)])
 
 
 def _copied(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:

@@ -17,9 +17,9 @@ from policylang.audit.outcome import Audit
 from policylang.audit.report import (
     NO_GRADIENTS,
     AuditReport,
-    OrderAccount,
     Report,
     RewriteReport,
+    ScheduledLine,
     order_figures,
     report_from_dict,
 )
@@ -137,11 +137,8 @@ def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
     report = report_from_dict(data["report"])
     if report.half:
         policy = without_gradients(policy)
-    rules = tuple(
-        evolve(account, source=rule.source, text=rule.text)
-        for account, rule in zip(report.rules, policy.rules, strict=True)
-    )
-    moved = {account.source: rule.source for account, rule in zip(report.rules, policy.rules, strict=True)}
+    pairs = list(zip(report.rules, policy.rules, strict=True))
+    moved = {account.source: rule.source for account, rule in pairs}
     decisions = {
         name: evolve(decision, rule=moved.get(decision.rule, decision.rule) if decision.rule else None)
         for name, decision in report.decisions.items()
@@ -149,8 +146,8 @@ def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
     report = evolve(
         report,
         rewrites=_moved(report.rewrites, policy),
-        orders=tuple(_moved_order(account, policy) for account in report.orders),
-        rules=rules,
+        orders=tuple(evolve(each, lines=_moved_lines(each.lines, policy)) for each in report.orders),
+        rules=tuple(evolve(account, source=rule.source, text=rule.text) for account, rule in pairs),
         decisions=decisions,
         from_cache=True,
     )
@@ -164,10 +161,9 @@ def _moved(accounts: Sequence[RewriteReport], policy: Policy) -> tuple[RewriteRe
     return tuple(evolve(account, source=now.get(account.source, account.source)) for account in accounts)
 
 
-def _moved_order(account: OrderAccount, policy: Policy) -> OrderAccount:
-    """The account with the present places of the lines that order collectives."""
-    now = zip(account.lines, (*policy.buckets, *policy.scheduling), strict=True)
-    return evolve(account, lines=tuple(evolve(line, source=each.span.location) for line, each in now))
+def _moved_lines(lines: Sequence[ScheduledLine], policy: Policy) -> tuple[ScheduledLine, ...]:
+    now = zip(lines, (*policy.buckets, *policy.scheduling), strict=True)
+    return tuple(evolve(line, source=statement.span.location) for line, statement in now)
 
 
 log = logging.getLogger("policylang")

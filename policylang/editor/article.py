@@ -82,7 +82,9 @@ class Article:
 
 def _markdown(line: str) -> str:
     parts = _CODE.split(line)
-    return "".join(code(part) if at % 2 else _MARKUP.sub(r"\\\1", printable(part)) for at, part in enumerate(parts))
+    return "".join(
+        layout.code(part) if at % 2 else _MARKUP.sub(r"\\\1", printable(part)) for at, part in enumerate(parts)
+    )
 
 
 MINUS = "\N{MINUS SIGN}"

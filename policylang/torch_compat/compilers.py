@@ -93,19 +93,13 @@ def input_source(placeholder: fx.Node) -> tuple[str, bool]:
     Private because Dynamo hangs the source on the node itself. Empty for an input without one, or that is no tensor.
     """
     source, value = getattr(placeholder, "_dynamo_source", None), input_value(placeholder)
-    name = _source_name(source) if source is not None and isinstance(value, torch.Tensor) else ""
-    return name, isinstance(value, torch.nn.Parameter)
+    name = "" if source is None or not isinstance(value, torch.Tensor) else source.name
+    return str(name() if callable(name) else name), isinstance(value, torch.nn.Parameter)  # a method up to 2.11
 
 
 def input_value(placeholder: fx.Node) -> Any:
     """The value that Dynamo has traced an input of its graph with. Undocumented: other graphs keep it as ``val``."""
     return placeholder.meta.get("example_value")
-
-
-def _source_name(source: Any) -> str:
-    """A method up to 2.11, a property since."""
-    name = source.name
-    return str(name() if callable(name) else name)
 
 
 # --- what was compiled, and with which backend --------------------------------------------------------------------
@@ -402,16 +396,12 @@ def settings_in_order() -> dict[str, Any]:
 
 def is_set(name: str) -> bool:
     """True if the program has given a setting of Inductor's another value than torch does."""
-    import torch._inductor.config as config
-
-    return not config._is_default(name)
+    return not _inductor_config()._is_default(name)
 
 
 def setting(name: str) -> Any:
     """The present value of a setting of Inductor's."""
-    import torch._inductor.config as config
-
-    return getattr(config, name)
+    return getattr(_inductor_config(), name)
 
 
 def takes_lists_of_passes() -> bool:
@@ -474,9 +464,9 @@ def hooks_that_hold(custom_pass: object) -> tuple[str, ...]:
 
     Read at the call: what ``torch.compile(options=…)`` sets holds only while a graph is compiled.
     """
-    import torch._inductor.config as config
-
-    return tuple(name for name in _PASS_SETTINGS if _holds(getattr(config, name, None), custom_pass))
+    taken = {name: getattr(_inductor_config(), name, None) for name in _PASS_SETTINGS}
+    lists = {name: each if isinstance(each, (list, tuple)) else (each,) for name, each in taken.items()}
+    return tuple(name for name, passes in lists.items() if any(each is custom_pass for each in passes))
 
 
 _PASS_SETTINGS = (
@@ -488,15 +478,15 @@ _PASS_SETTINGS = (
 )
 
 
-def _holds(setting: Any, custom_pass: object) -> bool:
-    return any(each is custom_pass for each in (setting if isinstance(setting, (list, tuple)) else (setting,)))
-
-
 def inductor_settings() -> dict[str, Any]:
     """Every setting of Inductor with its present value."""
+    return _inductor_config().get_config_copy()
+
+
+def _inductor_config() -> Any:
     import torch._inductor.config as config
 
-    return config.get_config_copy()
+    return config
 
 
 def settings_lines(module: str, settings: Mapping[str, Any]) -> list[str]:

@@ -29,6 +29,7 @@ def require(module: ModuleType, names: Iterable[str], why: str) -> None:
 _GRADIENTS = frozenset({"GradAOTOutput", "PhiloxUpdatedBackwardOffsetAOTOutput", "BackwardTokenAOTOutput"})
 _SAVED = frozenset({"SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput"})
 _BASES = ("base", "base_of")
+_BUILTINS = ("abs", "bool", "float", "getattr", "int", "max", "min", "pow", "round", "sum")
 UNBACKED_HINT = 4096
 """The number for a size that is known at run time only, as in PyTorch's own partitioner, unless it has to be less."""
 
@@ -70,24 +71,26 @@ def mutated_input(desc: Any) -> Any:
 
     An input whose metadata alone changes (``MetadataMutationAOTOutput``) is not written to.
     """
-    kind = type(desc).__name__
-    if kind in ("SubclassGetAttrAOTOutput", "SubclassSizeAOTOutput", "SubclassStrideAOTOutput"):
-        return mutated_input(desc.base)
-    return desc.mutated_input if kind == "InputMutationAOTOutput" else None
+    desc = _whole_output(desc)
+    return desc.mutated_input if type(desc).__name__ == "InputMutationAOTOutput" else None
 
 
 def differentiated_input(desc: Any) -> Any:
     """The descriptor of the input that an output is the gradient of; None for others."""
-    while type(desc).__name__.startswith("Subclass"):
-        desc = desc.base
+    desc = _whole_output(desc)
     return desc.grad_of if type(desc).__name__ == "GradAOTOutput" else None
 
 
 def is_backward_output(desc: Any) -> bool:
     """True if a joint graph's output belongs to its backward."""
+    return type(_whole_output(desc)).__name__ in _GRADIENTS
+
+
+def _whole_output(desc: Any) -> Any:
+    """The descriptor of the whole output that a part of a tensor subclass belongs to."""
     while type(desc).__name__.startswith("Subclass"):
         desc = desc.base
-    return type(desc).__name__ in _GRADIENTS
+    return desc
 
 
 def is_saved_output(desc: Any) -> bool:
@@ -257,31 +260,16 @@ def operator_names() -> list[str]:
         if found:
             bare, _, overload = rest.partition(".")
             names.add(f"{namespace}.{bare}.{overload or 'default'}")
-    names.update(f"higher_order.{name}" for name in higher_order_names())
-    names.update(f"torch.{name}" for name in symbolic_functions())
-    names.update(f"builtin.{name}" for name in builtin_functions())
-    return sorted(names)
-
-
-def higher_order_names() -> list[str]:
-    """The higher-order operators. Private because ``torch.ops.higher_order`` finds them by name and lists none."""
     from torch import _ops
 
-    table = getattr(_ops, "_higher_order_ops", None)
-    if table is None:
-        raise RuntimeError(f"torch {torch.__version__} has no table of higher-order operators")
-    return sorted(table)
-
-
-def symbolic_functions() -> list[str]:
-    """``torch.sym_max`` and its like, the private ``torch._sym_sqrt`` too: a graph with dynamic shapes calls them."""
-    return sorted(name for name in dir(torch) if name.startswith(("sym_", "_sym_")) and callable(getattr(torch, name)))
-
-
-def builtin_functions() -> list[str]:
-    """The Python functions that a graph may call on sizes and tuples, as ``builtin.getitem``."""
-    public = [name for name in dir(operator) if not name.startswith("_")]
-    return sorted({*public, "abs", "bool", "float", "getattr", "int", "max", "min", "pow", "round", "sum"})
+    require(_ops, ("_higher_order_ops",), "lists higher-order operators with it")
+    names.update(f"higher_order.{name}" for name in _ops._higher_order_ops)
+    # a graph with dynamic shapes calls `torch.sym_max` and its like, and Python's own functions on sizes and tuples
+    symbolic = (name for name in dir(torch) if name.startswith(("sym_", "_sym_")) and callable(getattr(torch, name)))
+    names.update(f"torch.{name}" for name in symbolic)
+    public = (name for name in dir(operator) if not name.startswith("_"))
+    names.update(f"builtin.{name}" for name in (*public, *_BUILTINS))
+    return sorted(names)
 
 
 def operator_facts() -> dict[str, list[str]]:
@@ -291,8 +279,6 @@ def operator_facts() -> dict[str, list[str]]:
     lists those whose every result aliases an argument; ``compute`` is the partitioner's own list of compute-intensive
     operators, private because min-cut alone uses it.
     """
-    from torch._functorch.partitioners import get_default_op_list
-
     facts: dict[str, set[str]] = {"pointwise": set(), "reduction": set(), "random": set(), "view": set()}
     tags = {
         "pointwise": torch.Tag.pointwise,
@@ -314,5 +300,4 @@ def operator_facts() -> dict[str, list[str]]:
                     facts[fact].add(full)
             if schema.returns and all(value.alias_info is not None for value in schema.returns):
                 facts["view"].add(full)
-    compute = {str(packet) for packet in get_default_op_list().compute_intensive_ops}
-    return {**{fact: sorted(names) for fact, names in facts.items()}, "compute": sorted(compute)}
+    return {**{fact: sorted(names) for fact, names in facts.items()}, "compute": sorted(compute_operators())}

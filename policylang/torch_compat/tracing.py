@@ -9,67 +9,54 @@ from typing import Any, Literal
 
 import torch
 from attrs import frozen
-from torch import fx
+from torch import _guards, fx
+from torch._subclasses import fake_tensor, functional_tensor
+from torch.utils import _python_dispatch, _pytree, checkpoint
 
 from policylang.torch_compat.graphs import require
 
 
 def tree_flatten(tree: object) -> tuple[list[Any], Any]:
     """Leaves and structure. The public ``torch.utils.pytree`` has no readable text for a structure."""
-    from torch.utils import _pytree
-
     leaves, spec = _pytree.tree_flatten(tree)
     return leaves, spec
 
 
 def tree_leaves(tree: object, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """The leaves alone, None among them: the public ``torch.utils.pytree`` may take it for an empty container."""
-    from torch.utils import _pytree
-
     return list(_pytree.tree_leaves(tree, is_leaf=is_leaf))
 
 
 def tree_unflatten(leaves: list[Any], spec: Any) -> Any:
-    from torch.utils import _pytree
-
     return _pytree.tree_unflatten(leaves, spec)
 
 
 def tree_paths(tree: object) -> list[str]:
     """The path of each leaf, ``[0]['ids']``."""
-    from torch.utils import _pytree
-
     leaves, _ = _pytree.tree_flatten_with_path(tree)
     return [_pytree.keystr(path) for path, _leaf in leaves]
 
 
 def is_wrapper_subclass(value: object) -> bool:
     """True if it is a tensor made of tensors that says which (``__tensor_flatten__``): a DTensor, say."""
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-    return bool(is_traceable_wrapper_subclass(value))
+    return bool(_python_dispatch.is_traceable_wrapper_subclass(value))
 
 
 def fake_tensor_mode() -> Any:
     """Tensors with shapes and no data. Sizes that depend on data become symbols; real constants are let in."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    return fake_tensor.FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
 
 
 def fixed_size_fake_mode() -> Any:
     """A fake mode without symbols: every size is a number, and an operator whose size depends on data is refused."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode()
+    return fake_tensor.FakeTensorMode()
 
 
 def tracing_context(fake_mode: Any) -> AbstractContextManager[Any]:
     """Announces a trace: higher-order operators look the fake mode up there."""
-    from torch._guards import TracingContext, tracing
-
-    return tracing(TracingContext(fake_mode))
+    return _guards.tracing(_guards.TracingContext(fake_mode))
 
 
 def functionalized() -> AbstractContextManager[Any]:
@@ -78,9 +65,7 @@ def functionalized() -> AbstractContextManager[Any]:
     The way AOTAutograd traces a joint graph. ``torch.func.functionalize`` will not do: it is a functorch level, and
     ``torch.autograd.grad`` does not see through it.
     """
-    from torch._subclasses.functional_tensor import FunctionalTensorMode
-
-    return FunctionalTensorMode()
+    return functional_tensor.FunctionalTensorMode()
 
 
 def below_functionalization() -> AbstractContextManager[Any]:
@@ -91,16 +76,12 @@ def below_functionalization() -> AbstractContextManager[Any]:
 
 def to_functional(value: torch.Tensor) -> torch.Tensor:
     """Call under :func:`functionalized`."""
-    from torch._subclasses.functional_tensor import FunctionalTensor
-
-    return FunctionalTensor.to_functional(value)
+    return functional_tensor.FunctionalTensor.to_functional(value)
 
 
 def from_functional(value: torch.Tensor) -> torch.Tensor:
     """The traced value; of a functional tensor that was never written to, the very one it was made from."""
-    from torch._subclasses.functional_tensor import FunctionalTensor
-
-    return value.from_functional() if isinstance(value, FunctionalTensor) else value
+    return value.from_functional() if isinstance(value, functional_tensor.FunctionalTensor) else value
 
 
 _INHERITED = object()
@@ -149,11 +130,9 @@ def accumulation_hooks(parameter: torch.Tensor) -> list[Callable[[torch.Tensor],
 
 def checkpoint_generator() -> str:
     """The name in ``torch.utils.checkpoint`` of the generator around the function of a non-reentrant checkpoint."""
-    import torch.utils.checkpoint as library
-
     name = "_checkpoint_without_reentrant_generator"
-    require(library, (name, "CheckpointFunction"), "reads checkpoint regions with torch 2.11 and later")
-    return f"{name}_impl" if hasattr(library, f"{name}_impl") else name  # from 2.15 the other one only calls it
+    require(checkpoint, (name, "CheckpointFunction"), "reads checkpoint regions with torch 2.11 and later")
+    return f"{name}_impl" if hasattr(checkpoint, f"{name}_impl") else name  # from 2.15 the other one only calls it
 
 
 def checkpoint_replaced(
@@ -165,7 +144,6 @@ def checkpoint_replaced(
     runs; ``reentrant(function, preserve_rng_state, *args)`` runs it. Replacing these two rather than ``checkpoint``
     reaches the callers that imported it by name.
     """
-    import torch.utils.checkpoint as library
 
     def with_arguments(function: Any, args: Any, kwargs: Any, *, preserve_rng_state: bool = True, **rest: Any) -> Any:
         return non_reentrant(function, preserve_rng_state, **rest)
@@ -173,7 +151,7 @@ def checkpoint_replaced(
     name = checkpoint_generator()
     generator = with_arguments if name.endswith("_impl") else non_reentrant
     function = type("CheckpointFunction", (), {"apply": staticmethod(reentrant)})
-    return replaced((library, name, generator), (library, "CheckpointFunction", function))
+    return replaced((checkpoint, name, generator), (checkpoint, "CheckpointFunction", function))
 
 
 def rename_node(node: fx.Node, name: str) -> None:
@@ -194,28 +172,23 @@ def input_descriptor(kind: Literal["user", "parameter", "buffer"], name: str, po
 
 def fake_mode_of(values: Sequence[Any]) -> Any | None:
     """The mode of the fake tensors among the values: a model without data is traced in the mode it was made in."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+    return next((value.fake_mode for value in values if isinstance(value, fake_tensor.FakeTensor)), None)
 
 
 def fake_tensors(mode: Any, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Stand-ins of the same shapes, without gradient. Memory that is shared stays shared. Call under the mode."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
     detached = [value.detach() for value in values]
-    return [v if isinstance(v, FakeTensor) else mode.from_tensor(v, static_shapes=True) for v in detached]
+    return [v if isinstance(v, fake_tensor.FakeTensor) else mode.from_tensor(v, static_shapes=True) for v in detached]
 
 
 def fakes_on(mode: Any, values: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """Stand-ins without data on a device, of tensors wherever they are. Memory that is shared stays shared."""
-    from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._mode_utils import no_dispatch
 
     storages: dict[int, torch.UntypedStorage] = {}
     with no_dispatch(), torch.no_grad():
         made = [_without_data(value, storages) for value in values]
-    return [FakeTensor(mode, each, device) for each in made]
+    return [fake_tensor.FakeTensor(mode, each, device) for each in made]
 
 
 def _without_data(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
@@ -236,17 +209,18 @@ def deviceless_fake_mode() -> Any:
 
 def data_dependence_errors() -> tuple[type[Exception], ...]:
     """The errors of a trace without data where Python asks for a value, or for a size that depends on one."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    return DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
+    return (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        GuardOnDataDependentSymNode,
+    )
 
 
 def is_device_mismatch(error: Exception) -> bool:
     """True if fake tensors raised it for tensors of several devices: a RuntimeError before torch 2.13."""
-    import torch._subclasses.fake_tensor as library
-
-    kind = getattr(library, "FakeTensorDeviceMismatchError", None)
+    kind = getattr(fake_tensor, "FakeTensorDeviceMismatchError", None)
     if kind is not None:
         return isinstance(error, kind)
     return isinstance(error, RuntimeError) and "found two different devices" in str(error)
@@ -254,9 +228,7 @@ def is_device_mismatch(error: Exception) -> bool:
 
 def unknown_size_errors() -> tuple[type[Exception], ...]:
     """The errors of a trace without data for an operator that has no kernel for shapes alone."""
-    from torch._subclasses.fake_tensor import UnsupportedOperatorException
-
-    return (UnsupportedOperatorException,)
+    return (fake_tensor.UnsupportedOperatorException,)
 
 
 def compiling() -> AbstractContextManager[None]:

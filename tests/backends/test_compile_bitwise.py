@@ -12,16 +12,12 @@ from torch import nn
 
 import policylang
 from policylang.backends.torch_compile.backend import PolicyBackend
-from tests.support.compiled import assert_bitwise_equal, train
-from tests.support.models import ZOO, Example, dropout, llama, mlp
+from tests.support.compiled import WITHOUT, assert_bitwise_equal, assert_same_as_without, train
+from tests.support.models import ZOO, Example, llama, mlp
 
 SAVE_PRODUCTS = "optional recompute everything; optional save matmul or attention or aten.convolution"
 SAVE_ALL = "save everything"
 HALF_DECIDED = "optional recompute pointwise; optional save matmul"  # min-cut decides the rest
-
-WITHOUT = "aot_eager_default_partitioner"
-"""The same inner compiler, and the partitioner that saves what autograd saves. Not ``aot_eager``, whose min-cut
-recomputes from buffers that have changed meanwhile: its gradients of ``counter`` are not those of the eager model."""
 
 
 def under(backend: PolicyBackend) -> Callable[[nn.Module], Callable[..., Any]]:
@@ -29,28 +25,17 @@ def under(backend: PolicyBackend) -> Callable[[nn.Module], Callable[..., Any]]:
 
 
 QUICK = [(model, SAVE_PRODUCTS) for model in ("gpt2", "resnet", "aliased_output", "counter", "shared_parameters")]
-QUICK += [("llama", SAVE_ALL), ("mlp", HALF_DECIDED)]
+QUICK += [("llama", SAVE_ALL), ("mlp", HALF_DECIDED), ("dropout", "recompute everything")]
 REST = [
     (model, text) for text in (SAVE_PRODUCTS, SAVE_ALL, HALF_DECIDED) for model in ZOO if (model, text) not in QUICK
 ]
 
 
-def equal_under_aot_eager(model: str, text: str) -> None:
-    backend = policylang.backend(policylang.parse(text), inner="aot_eager")
-    with_policy = train(ZOO[model](), under(backend))
-    without = train(ZOO[model](), lambda module: torch.compile(module, backend=WITHOUT))
-    assert_bitwise_equal(with_policy, without)
-
-
-@pytest.mark.parametrize(("model", "text"), QUICK)
+@pytest.mark.parametrize(
+    ("model", "text"), [*QUICK, *(pytest.param(model, text, marks=pytest.mark.slow) for model, text in REST)]
+)
 def test_aot_eager(model: str, text: str) -> None:
-    equal_under_aot_eager(model, text)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "text"), REST)
-def test_aot_eager_on_the_rest_of_the_zoo(model: str, text: str) -> None:
-    equal_under_aot_eager(model, text)
+    assert_same_as_without(ZOO[model], policylang.backend(policylang.parse(text), inner="aot_eager"))
 
 
 def test_a_batch_norm_may_run_twice_before_the_backward() -> None:
@@ -67,13 +52,6 @@ def test_a_batch_norm_may_run_twice_before_the_backward() -> None:
 
     backend = policylang.backend(policylang.parse("recompute everything"), inner="aot_eager")
     assert all(map(torch.equal, trained(WITHOUT), trained(backend)))
-
-
-def test_dropout_is_recomputed_with_the_mask_of_the_forward() -> None:
-    backend = policylang.backend(policylang.parse("recompute everything"), inner="aot_eager")
-    with_policy = train(dropout(), under(backend))
-    without = train(dropout(), lambda module: torch.compile(module, backend=WITHOUT))
-    assert_bitwise_equal(with_policy, without)
 
 
 @pytest.mark.slow

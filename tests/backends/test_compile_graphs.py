@@ -13,11 +13,14 @@ from torch.utils.checkpoint import checkpoint
 
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError, PolicyWarning
-from policylang.backends.torch_compile.backend import PolicyBackend, _warn_of_policies_never_applied, graphs_of
-from tests.support.compiled import assert_bitwise_equal, fresh_dynamo, train
+from policylang.backends.compiled_graphs import CompiledGraph
+from policylang.backends.torch_compile.backend import PolicyBackend, _warn_of_policies_never_applied, graph_uses_of
+from tests.support.compiled import WITHOUT, assert_bitwise_equal, assert_same_as_without, fresh_dynamo, train
 from tests.support.models import Example, llama, mlp, square_loss
 
-WITHOUT = "aot_eager_default_partitioner"
+
+def graphs_of(subject: object) -> tuple[CompiledGraph, ...]:
+    return tuple(use.graph for use in graph_uses_of(subject) or ())
 
 
 def backend_for(text: str, root: str = "") -> PolicyBackend:
@@ -49,18 +52,10 @@ def broken() -> Example:
     return Example(Broken(), (torch.randn(4, 8, generator=torch.Generator().manual_seed(1)),), square_loss)
 
 
-def test_a_rule_may_match_in_either_graph_of_a_broken_model() -> None:
-    backend = backend_for("recompute everything; save mm; save aten.convolution")
-    with_policy = train(broken(), lambda model: torch.compile(model, backend=backend), steps=1)
-    without = train(broken(), lambda model: torch.compile(model, backend=WITHOUT), steps=1)
-    assert_bitwise_equal(with_policy, without)
-
-
-def test_the_report_of_a_broken_model_has_both_graphs() -> None:
-    model, inputs, loss_fn = broken()
-    loss_fn(torch.compile(model, backend=backend_for("save mm; save aten.convolution"))(*inputs)).backward()
-    report = policylang.report(model)
-    assert len(report.graphs) == 2
+def test_a_rule_may_match_in_either_graph_of_a_broken_model_and_its_report_has_both() -> None:
+    backend = backend_for("save mm; save aten.convolution; undecided -> recompute")
+    assert_same_as_without(broken, backend, steps=1)
+    report = policylang.report(backend)
     assert [[rule.matched for rule in graph.rules] for graph in report.graphs] == [[1, 0], [0, 1]]
     assert [rule.matched for rule in report.rules] == [1, 1]
 
@@ -86,17 +81,13 @@ def test_a_rule_that_matches_in_no_graph_fails_the_first_backward() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_check_tells_it_before_the_backward() -> None:
-    model, inputs, _ = broken()
+def test_check_tells_it_before_the_backward_and_every_backward_fails() -> None:
+    model, inputs, loss_fn = broken()
     backend = backend_for("save aten.embedding")
-    torch.compile(model, backend=backend)(*inputs)
+    compiled = torch.compile(model, backend=backend)
+    compiled(*inputs)
     with pytest.raises(PolicyMatchError, match="matches nothing in any of the 2 graphs"):
         backend.check()
-
-
-def test_a_failed_check_fails_every_backward() -> None:
-    model, inputs, loss_fn = broken()
-    compiled = torch.compile(model, backend=backend_for("save aten.embedding"))
     for _ in range(2):
         with pytest.raises(PolicyMatchError):
             loss_fn(compiled(*inputs)).backward()
@@ -268,32 +259,18 @@ def test_a_limit_on_recompilations_is_in_the_report() -> None:
     assert re.match(f"{RUNS_AS_IT_IS}, and follows no policy: .*recompile.limit", warning)
 
 
-def test_inference_decides_nothing() -> None:
+@pytest.mark.parametrize("why", ["inference", "frozen parameters", "an output without gradient"])
+def test_a_graph_without_gradients_decides_nothing(why: str) -> None:
     model, inputs, _ = mlp()
+    model.requires_grad_(why != "frozen parameters")
     backend = backend_for("save aten.embedding")
-    compiled = torch.compile(model, backend=backend)
-    with torch.no_grad():
-        for _ in range(3):
+    run = model if why != "an output without gradient" else lambda x: model(x).argmax()
+    compiled = torch.compile(run, backend=backend)
+    with torch.set_grad_enabled(why != "inference"):
+        for _ in range(2):
             compiled(*inputs)
     backend.check()
-    assert [graph.kind for graph in backend.graphs] == ["inference"]
-    assert backend.graphs[0].reports == ()
-
-
-def test_frozen_parameters_decide_nothing() -> None:
-    model, inputs, _ = mlp()
-    model.requires_grad_(False)
-    backend = backend_for("save aten.embedding")
-    torch.compile(model, backend=backend)(*inputs)
-    assert [graph.kind for graph in backend.graphs] == ["inference"]
-    backend.check()
-
-
-def test_an_output_without_gradient_decides_nothing() -> None:
-    model, inputs, _ = mlp()
-    backend = backend_for("save aten.embedding")
-    torch.compile(lambda x: model(x).argmax(), backend=backend)(*inputs)
-    assert [graph.kind for graph in backend.graphs] == ["inference"]
+    assert [(graph.kind, graph.reports) for graph in backend.graphs] == [("inference", ())]
 
 
 def test_two_models_on_one_backend_are_told_apart_in_reports() -> None:
@@ -368,12 +345,7 @@ def checkpointed() -> Example:
 
 def test_the_users_own_checkpoint_is_kept() -> None:
     backend = backend_for("save everything")
-    with_policy = train(checkpointed(), lambda model: torch.compile(model, backend=backend), steps=1)
-    without = train(checkpointed(), lambda model: torch.compile(model, backend=WITHOUT), steps=1)
-    assert_bitwise_equal(with_policy, without)
-    model, inputs, loss_fn = checkpointed()
-    backend = backend_for("save everything")
-    loss_fn(torch.compile(model, backend=backend)(*inputs)).backward()
+    assert_same_as_without(checkpointed, backend, steps=1)
     report = policylang.report(backend)
     assert report.rules[0].kept_by_user > 0
     assert "sin" in report.recomputed.names

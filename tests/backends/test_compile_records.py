@@ -33,15 +33,11 @@ def the_file(folder: Path) -> Path:
     return path
 
 
-def test_a_record_is_read_as_it_was_written() -> None:
+def test_a_record_is_read_as_it_was_written_and_is_one_file(folder: Path) -> None:
     assert caching.read_sidecar(KEY) is None
-    assert caching.write_sidecar(KEY, {"partitions": [1, "ü"]})
-    assert caching.read_sidecar(KEY) == {"partitions": [1, "ü"]}
-
-
-def test_writing_leaves_one_file(folder: Path) -> None:
     for number in range(3):
-        caching.write_sidecar(KEY, {"partitions": [number]})
+        assert caching.write_sidecar(KEY, {"partitions": [number, "ü"]})
+        assert caching.read_sidecar(KEY) == {"partitions": [number, "ü"]}
     assert [path.name for path in (folder / "policylang").rglob("*") if path.is_file()] == [f"{KEY}.json"]
 
 
@@ -69,21 +65,12 @@ def key_of(text: str, root: str = "") -> str:
     return caching.policy_key(policylang.parse(text), root=root)
 
 
-def test_layout_and_comments_are_not_in_the_key_of_a_policy() -> None:
+def test_the_key_has_each_word_of_a_policy_the_root_and_the_code_and_no_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     assert key_of("save mm; recompute everything") == key_of("# why\nsave   mm\n\nrecompute everything  # because")
-
-
-@pytest.mark.parametrize("other", ["save bmm", "save mm where bytes > 1 MiB", "prefer_save mm", "optional save mm"])
-def test_a_word_is_in_the_key_of_a_policy(other: str) -> None:
-    assert key_of("save mm") != key_of(other)
-
-
-def test_the_root_is_in_the_key_of_a_policy() -> None:
-    assert key_of("save mm") != key_of("save mm", root="layers.0")
-
-
-def test_the_code_that_acts_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = key_of("save mm")
+    for other in ("save bmm", "save mm where bytes > 1 MiB", "prefer_save mm", "optional save mm"):
+        assert key_of(other) != before
+    assert key_of("save mm", root="layers.0") != before
     monkeypatch.setattr(caching, "code_digest", lambda: "another version")
     assert key_of("save mm") != before
 

@@ -12,24 +12,14 @@ from tests.support import models
 from tests.support.run_partition import partitioner, trace
 
 
-def fails_within_the_pause() -> None:
-    with collector_paused():
-        assert not gc.isenabled()
-        raise ValueError("inside")
-
-
-def test_it_goes_on_after_an_error():
-    with pytest.raises(ValueError, match="inside"):
-        fails_within_the_pause()
-    assert gc.isenabled()
-
-
-def test_it_stays_off_for_those_who_had_it_off():
-    gc.disable()
+@pytest.mark.parametrize("enabled", [True, False])
+def test_it_is_as_it_was_after_an_error_too(enabled: bool):
+    if not enabled:
+        gc.disable()
     try:
-        with collector_paused():
-            pass
-        assert not gc.isenabled()
+        with pytest.raises(ValueError, match="inside"), collector_paused():
+            raise ValueError("inside" if not gc.isenabled() else "not paused")
+        assert gc.isenabled() == enabled
     finally:
         gc.enable()
 

@@ -14,7 +14,6 @@ import policylang
 from policylang.audit.graphs import audit_flat
 from policylang.audit.report import report_from_dict
 from policylang.backends import copies as copy_operators
-from policylang.backends.copies import copied_over
 from policylang.backends.flat import FlatPath
 from policylang.backends.records import AppliedPlan
 from policylang.planning.liveness import saved_and_recomputed
@@ -22,7 +21,7 @@ from policylang.simulation.memory import simulate
 from tests.support import models
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph
 from tests.support.hand import Hand
-from tests.support.late import Late
+from tests.support.late import Late, copied_over
 from tests.support.random_flat import random_flat
 from tests.tracing.steps import loss_of
 

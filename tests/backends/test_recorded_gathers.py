@@ -11,6 +11,7 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import Group, Mesh
 from policylang.planning.capabilities import HALF
 from policylang.planning.planner import plan
+from policylang.torch_compat import distributed
 from tests.support.edited import assert_facts_hold
 from tests.support.shared_graphs import BACKWARD, process_groups, shared_graph
 from tests.support.versions import needs_groups_in_any_order
@@ -19,8 +20,8 @@ from tests.support.versions import needs_groups_in_any_order
 @needs_groups_in_any_order
 def test_the_graph_is_the_one_that_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """128 ranks are not here, so their groups are not made; all else is done."""
-    monkeypatch.setattr(runtime, "backend_of", lambda name: "gloo")
-    monkeypatch.setattr(runtime, "ensure", lambda orders: None)
+    monkeypatch.setattr(distributed, "group_backend", lambda name: "gloo")
+    monkeypatch.setattr(runtime, "ensure_groups", lambda orders: None)
     known = {name: Group(name, ranks, len(ranks)) for name, ranks in process_groups(BACKWARD).items()}
     gm = shared_graph(BACKWARD)
     mesh = Mesh(("dp", "tp"), (16, 8), tuple(range(128)))

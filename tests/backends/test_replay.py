@@ -14,7 +14,7 @@ from torch._inductor.decomposition import select_decomp_table
 
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError
-from policylang.backends.joint import JointPartitioner, Partition, _saved_marks, partitions
+from policylang.backends.joint import Partition, _saved_marks, partitions
 from policylang.backends.recompilable import recompilable
 from policylang.backends.tags import mark_saved
 from policylang.graph import marks
@@ -25,6 +25,7 @@ from policylang.operators.names import AUTOGRAD_COPIES
 from policylang.planning.liveness import SavedForBackward
 from tests.support.compiled import fresh_dynamo
 from tests.support.models import ZOO, Example, dropout, gpt2, llama, mixtral, resnet
+from tests.support.twice import aot_eager, partition_by, partitioned_once
 
 SAVE_PRODUCTS = "recompute everything; optional save matmul or attention"
 SAVE_ALL = "save everything"
@@ -51,43 +52,16 @@ def _fresh() -> object:
 
 
 def first_step(example: Example, policy: str) -> First:
-    partitioner = JointPartitioner(policylang.parse(policy))
-    partitioned: list[tuple[Partition, int]] = []
-    calls: list[tuple[Any, ...]] = []
-
-    def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
-        static = options.get("static_lifetime_input_indices")
-        done = partitioner.partition(gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static)
-        partitioned.append((done, num_fwd_outputs))
-        return done.forward, done.backward
-
-    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiled = aot_eager(gm, inputs, partition)
-
-        def call(*arguments: Any) -> Any:
-            calls.append(arguments)
-            return compiled(*arguments)
-
-        return call
-
     module, inputs, loss_fn = example
-    torch.manual_seed(3)
-    loss = loss_fn(torch.compile(module, backend=backend, fullgraph=True)(*inputs))
-    loss.backward()
-    ((done, num_fwd_outputs),) = partitioned
-    gradients = taken_gradients(example)
-    torch._dynamo.reset()
-    return First(done, num_fwd_outputs, calls[0], loss.detach(), gradients)
+    losses: list[Tensor] = []
 
+    def step(backend: Callable[..., Any]) -> None:
+        torch.manual_seed(3)
+        losses.append(loss_fn(torch.compile(module, backend=backend, fullgraph=True)(*inputs)))
+        losses[0].backward()  # type: ignore[no-untyped-call]
 
-def aot_eager(
-    gm: fx.GraphModule, inputs: Sequence[Any], partition: Callable[..., Any], decompositions: Any = None
-) -> Callable[..., Any]:
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._dynamo.backends.debugging import boxed_nop
-
-    compilers = {"fw_compiler": boxed_nop, "bw_compiler": boxed_nop}
-    return aot_autograd(**compilers, partition_fn=partition, decompositions=decompositions)(gm, inputs)
+    once = partitioned_once(step, policy)
+    return First(*once, losses[0].detach(), taken_gradients(example))
 
 
 def taken_gradients(example: Example) -> list[Tensor | None]:
@@ -172,15 +146,10 @@ def test_the_same_memory_is_saved_under_the_decompositions_of_inductor(
 ) -> None:
     example = model()
     first = first_step(example, policy)
-    partitioner = JointPartitioner(replay())
     done: list[Partition] = []
 
-    def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
-        done.append(partitioner.partition(gm, num_fwd_outputs=num_fwd_outputs))
-        return done[-1].forward, done[-1].backward
-
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return aot_eager(gm, inputs, partition, select_decomp_table())
+        return aot_eager(gm, inputs, partition_by(replay(), done), select_decomp_table())
 
     second_step(example, first, backend)
     assert set(done[0].plan.facts.targets) != set(first.partition.plan.facts.targets)

@@ -62,7 +62,7 @@ def test_a_compiled_step_says_what_was_planned_and_what_each_half_does() -> None
     assert report_from_dict(json.loads(report.to_json())) == report
     assert sum(rewrite.gone for rewrite in report.rewrites) == 9
     moved = policylang.parse(f"# another line\n{text}")
-    again = records.from_json(json.loads(json.dumps(records.to_json(kept))), moved)
+    again = records.findings_from_json(json.loads(json.dumps(records.findings_to_json(kept))), moved)
     assert {line.source for line in again.report.orders[1].lines} == {"<policy>:2"}
 
 

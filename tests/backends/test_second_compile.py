@@ -17,6 +17,8 @@ from torch._functorch.aot_autograd import aot_function
 
 import policylang
 from policylang.audit.report import Report
+from tests.support.compiled import fresh_dynamo
+from tests.support.twice import keep_meta
 from tests.support.versions import needs_marked_backwards
 
 FIRST = "blocks layers.*\nrecompute everything\nsave everything in block where crosses block"
@@ -46,21 +48,9 @@ class Blocks(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def interpreted(gm: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
-    """A compiler whose code is traced again node by node, each with its metadata."""
-
-    def run(arguments: list[Any]) -> Any:
-        with fx.traceback.preserve_node_meta():
-            return fx.Interpreter(gm).boxed_run(arguments)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+def _fresh() -> Iterator[None]:
+    with fresh_dynamo():
+        yield
 
 
 def split_by(text: str, reports: list[Report]) -> Callable[..., Any]:
@@ -82,16 +72,13 @@ def twice(first: str, second: str) -> tuple[list[Report], list[Tensor | None]]:
 
     def backend(gm: fx.GraphModule, inputs: Any) -> Any:
         split = split_by(first, reports)
-        compiled.append(aot_autograd(fw_compiler=interpreted, bw_compiler=interpreted, partition_fn=split)(gm, inputs))
+        compiled.append(aot_autograd(fw_compiler=keep_meta, bw_compiler=keep_meta, partition_fn=split)(gm, inputs))
         return compiled[0]
 
     torch.compile(Blocks(), backend=backend)(torch.randn(WIDTH, WIDTH, requires_grad=True))
     arguments = [torch.randn(WIDTH, WIDTH, requires_grad=True) for _ in range(7)]
     split = split_by(second, reports)
-    again = aot_function(
-        lambda *values: compiled[0](*values), fw_compiler=nop, bw_compiler=nop,
-        partition_fn=split,
-    )  # fmt: skip
+    again = aot_function(lambda *values: compiled[0](*values), fw_compiler=nop, bw_compiler=nop, partition_fn=split)
     (result,) = again(*arguments)
     result.sum().backward()
     return reports, [argument.grad for argument in arguments]

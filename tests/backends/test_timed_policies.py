@@ -15,9 +15,8 @@ from policylang.errors import PolicyMatchError
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
-from tests.backends.test_compile_bitwise import WITHOUT
 from tests.support import eager, models
-from tests.support.compiled import assert_bitwise_equal, train
+from tests.support.compiled import assert_same_as_without
 
 DEVICE = """\
 name = "a quiet machine"
@@ -58,10 +57,8 @@ def text_of(file: Path, text: str) -> Policy:
 
 def compiled_alike(example: Callable[[], models.Example], policy: Policy, folder: Path) -> policylang.Report:
     """With and without the policy; its report, whose plan is that of a snapshot."""
-    without = train(example(), lambda module: torch.compile(module, backend=WITHOUT))
     backend = policylang.backend(policy, inner="aot_eager")
-    under_policy = train(example(), lambda module: torch.compile(module, backend=backend))
-    assert_bitwise_equal(under_policy, without)
+    assert_same_as_without(example, backend)
     report = policylang.report(backend)
     (snapshot,) = policylang.snapshot(backend, folder / "model.graph")
     facts = policylang.load_snapshot(snapshot)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed._functional_collectives as funcol
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import policylang
-from policylang.backends.joint import JointPartitioner, Partition, partitions
+from policylang.backends.joint import Partition, partitions
 from policylang.backends.records import last_audited
-from policylang.torch_compat import compilers
 from tests.support.chains import NAMES, Layers, gathers, placements_of, scatters
 from tests.support.compiled import fresh_dynamo
 from tests.support.edited import assert_facts_hold
 from tests.support.ranks import run_ranks
 from tests.support.sharded import fake_ranks
+from tests.support.twice import Once, partitioned_once
 from tests.support.versions import needs_groups_in_any_order
 
 GATHERS = "undecided -> save\nfuse all_gather chains\n"
@@ -187,30 +187,11 @@ def many() -> Iterator[DeviceMesh]:
         yield mesh_of(16, 8)
 
 
-def split(model: nn.Module, x: Tensor, text: str) -> tuple[Partition, int, tuple[Any, ...]]:
-    """The partition of one step, the number of the forward's own outputs, and what the graph was called with."""
-    partitioner = JointPartitioner(policylang.parse(text))
-    found: list[tuple[Partition, int]] = []
-    calls: list[tuple[Any, ...]] = []
+def split(model: nn.Module, x: Tensor, text: str) -> Once:
+    def step(backend: Callable[..., Any]) -> None:
+        torch.compile(model, backend=backend, fullgraph=True)(x).sum().backward()
 
-    def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
-        done = partitioner.partition(gm, num_fwd_outputs=num_fwd_outputs)
-        found.append((done, num_fwd_outputs))
-        return done.forward, done.backward
-
-    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiled = compilers.compile_with_aot_eager(gm, inputs, partition, lambda gm, run, is_backward: run)
-
-        def call(*arguments: Any) -> Any:
-            calls.append(arguments)
-            return compiled(*arguments)
-
-        return call
-
-    torch.compile(model, backend=backend, fullgraph=True)(x).sum().backward()
-    torch._dynamo.reset()
-    ((done, count),) = found
-    return done, count, calls[0]
+    return partitioned_once(step, text)
 
 
 @needs_groups_in_any_order

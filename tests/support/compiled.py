@@ -42,6 +42,20 @@ def train(
     return Trained(tuple(losses), gradients, buffers)
 
 
+WITHOUT = "aot_eager_default_partitioner"
+"""The same inner compiler, and the partitioner that saves what autograd saves. Not ``aot_eager``, whose min-cut
+recomputes from buffers that have changed meanwhile: its gradients of ``counter`` are not those of the eager model."""
+
+
+def assert_same_as_without(make: Callable[[], Example], backend: Any, **options: Any) -> None:
+    """Training a model compiled by ``backend``, whose graphs are still there, is training it without a policy."""
+    without, under = (
+        train(make(), lambda model, each=each: torch.compile(model, backend=each), **options)
+        for each in (WITHOUT, backend)
+    )
+    assert_bitwise_equal(under, without)
+
+
 @contextmanager
 def fresh_dynamo() -> Iterator[None]:
     """Nothing compiled before is found, nothing compiled inside is left."""

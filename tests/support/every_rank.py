@@ -24,6 +24,7 @@ from policylang.planning.capabilities import HALF
 from policylang.planning.edits.other_ranks import Proposal, compared
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
+from policylang.torch_compat import distributed
 from tests.support.edited import assert_facts_hold
 from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER
 
@@ -128,7 +129,7 @@ class EveryRank:
     known: bool = True
     """Whether a mesh is known that says which groups the others have."""
     graphs: dict[int, fx.GraphModule] = field(factory=dict)
-    runtime: dict[int, dict[str, tuple[int, ...]]] = field(factory=dict)
+    groups: dict[int, dict[str, tuple[int, ...]]] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         for rank in range(prod(self.shape)):
@@ -172,8 +173,8 @@ class EveryRank:
         """Rewrite every rank's graph; what comes out is what was planned, to the last column of its facts."""
         for rank, gm in self.graphs.items():
             with ExitStack() as stack:
-                for name, instead in (("backend_of", lambda _: "gloo"), ("ensure", lambda _: None)):
-                    stack.enter_context(mock.patch.object(runtime, name, instead))
+                stack.enter_context(mock.patch.object(distributed, "group_backend", return_value="gloo"))
+                stack.enter_context(mock.patch.object(runtime, "ensure_groups"))
                 made = rewriting.apply_edits(gm, plans[rank])
                 self.groups[rank].update({order.name: order.ranks for order in made})
                 known = {name: Group(name, ranks, len(ranks)) for name, ranks in self.groups[rank].items()}
@@ -230,7 +231,7 @@ def simulated(
 
     Raises ``AssertionError`` where ranks wait for each other for ever.
     """
-    running = {rank: _rank(gm, runtime, shards[rank]) for rank, (gm, runtime) in graphs.items()}
+    running = {rank: _rank(gm, groups, shards[rank]) for rank, (gm, groups) in graphs.items()}
     waiting: dict[int, _Call] = {}
     results: dict[int, list[Tensor]] = {}
 
@@ -288,7 +289,7 @@ def _rank(
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             if node.target in (ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER):
                 assert args[0].is_contiguous()
-                values[node] = yield _Call(node.target, runtime[args[-1]], args[0])
+                values[node] = yield _Call(node.target, groups[args[-1]], args[0])
             else:
                 values[node] = args[0] if node.target is WAIT else node.target(*args, **kwargs)
                 if isinstance(values[node], Tensor):

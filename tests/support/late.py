@@ -5,9 +5,13 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from unittest.mock import patch
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from policylang.backends import copies
 
 POISON = 113
 
@@ -62,3 +66,8 @@ class Late:
         for make in self.pending[:count]:
             make()
         del self.pending[:count]
+
+
+def copied_over(link: copies.HostLink) -> AbstractContextManager[object]:
+    """Within, values of the CPU move to the host and back over ``link``."""
+    return patch.dict(copies._links, {copies.HOST: link})

@@ -4,7 +4,7 @@ nodes carry, as parallelizers do that hand an already partitioned graph to ``tor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -59,6 +59,51 @@ def partition_by(policy: Policy, done: list[Partition]) -> Callable[..., Any]:
         return made.forward, made.backward
 
     return partition
+
+
+class Once(NamedTuple):
+    """The partition of one compiled graph, the number of its forward's own outputs, and what it was called with."""
+
+    partition: Partition
+    num_fwd_outputs: int
+    arguments: tuple[Any, ...]
+
+
+def partitioned_once(step: Callable[[Callable[..., Any]], object], policy: str) -> Once:
+    """``step`` is given the backend that it is to compile one graph with, whose halves run operator by operator."""
+    partitioner = JointPartitioner(policylang.parse(policy))
+    partitioned: list[tuple[Partition, int]] = []
+    calls: list[tuple[Any, ...]] = []
+
+    def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        static = options.get("static_lifetime_input_indices")
+        done = partitioner.partition(gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static)
+        partitioned.append((done, num_fwd_outputs))
+        return done.forward, done.backward
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled = aot_eager(gm, inputs, partition)
+
+        def call(*arguments: Any) -> Any:
+            calls.append(arguments)
+            return compiled(*arguments)
+
+        return call
+
+    step(backend)
+    torch._dynamo.reset()
+    ((done, num_fwd_outputs),) = partitioned
+    return Once(done, num_fwd_outputs, calls[0])
+
+
+def aot_eager(
+    gm: fx.GraphModule, inputs: Sequence[Any], partition: Callable[..., Any], decompositions: Any = None
+) -> Callable[..., Any]:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    compilers = {"fw_compiler": boxed_nop, "bw_compiler": boxed_nop}
+    return aot_autograd(**compilers, partition_fn=partition, decompositions=decompositions)(gm, inputs)
 
 
 def compiled_twice(

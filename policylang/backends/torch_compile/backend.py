@@ -397,12 +397,6 @@ def policy_around(gm: fx.GraphModule) -> Policy | None:
     return None if session is None else session.policy
 
 
-def graphs_of(subject: object) -> tuple[CompiledGraph, ...] | None:
-    """The graphs compiled for a model, a compiled model or a backend; None for anything else."""
-    found = graph_uses_of(subject)
-    return None if found is None else tuple(each.graph for each in found)
-
-
 def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:
     """The graphs compiled for a model, a compiled model or a backend, and by how many of its modules each is run; None
     for anything else.

@@ -146,7 +146,7 @@ class PolicyPartitioner(KeyedPartitioner):
     def uuid(self) -> str:
         """Stands for the partitioner in the keys of torch's caches, with all that it would read of the graph that
         Dynamo is handing over and that the graph's code does not say."""
-        context = caching.context_of_graphs(compilers.dynamo_graphs())
+        context = caching.context_of(compilers.dynamo_graphs())
         surroundings = caching.groups_key(self.policy), caching.formulas_key()
         return ":".join((self._key, context, *surroundings, self._process()))
 
@@ -185,11 +185,12 @@ def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
     if not sessions:
         return None
     regions = [region for session in sessions for region in session.regions.values()]
-    found = [
-        _of_block(findings_of(AppliedPlan("eager", each.instructions.plan, each.audit)), region.root)
-        for region in regions
-        for each in region.kept.values()
-    ]
+    found: list[Findings] = []
+    for region in regions:
+        of_block = [
+            findings_of(AppliedPlan("eager", each.instructions.plan, each.audit)) for each in region.kept.values()
+        ]
+        found += [evolve(each, report=evolve(each.report, label=region.root)) for each in of_block]
     compiled = [session for session in sessions if session.compiled]
     if not compiled:
         return found
@@ -199,11 +200,6 @@ def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
     if not uses:
         uses = [GraphUse(graph) for session in compiled for graph in session.graphs]
     return [*found, *_findings(uses)]
-
-
-def _of_block(found: Findings, name: str) -> Findings:
-    """Add the block's name to its report, where it is known."""
-    return evolve(found, report=evolve(found.report, label=name))
 
 
 def _findings(uses: Iterable[GraphUse]) -> list[Findings]:

@@ -197,9 +197,6 @@ _LAST_PASS = "post_grad_custom_post_pass"
 _HARMLESS = frozenset({"reorder_for_peak_memory"})
 """On by default, and what it moves it moves within what is binding."""
 
-_ONE_PASS = "leave it out, or this line; from torch 2.13 on both can be"
-_NO_COMPILED_AUTOGRAD = "leave `torch._dynamo.config.compiled_autograd` off, or the line out"
-
 
 class BindingOrder(KeyedPass):
     """Makes the order of a graph's collectives binding for all that Inductor does after it."""
@@ -239,19 +236,25 @@ def settings_to_keep(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]
     """
     if compilers.compiles_backwards_anew():
         message = "compiled autograd takes the backward apart and compiles it anew, where this line's order is not kept"
-        raise PolicyMeaningError([diagnose(TAKEN_APART, message, _first_line(policy), help=_NO_COMPILED_AUTOGRAD)])
+        help = "leave `torch._dynamo.config.compiled_autograd` off, or the line out"
+        raise PolicyMeaningError([_at_order(policy, TAKEN_APART, message, help)])
     keep = compilers.settings_in_order()
     against = {name: value for name, value in keep.items() if name not in _HARMLESS}
-    asked = [name for name, value in against.items() if name in given and given[name] != value]
-    if asked:
-        raise PolicyMeaningError([_against(policy, name) for name in asked])
+    if asked := [name for name, value in against.items() if name in given and given[name] != value]:
+        message = "the option `{}` of torch.compile and this line both say in which order collectives run"
+        help = "leave out `{}`, or this line"
+        raise PolicyMeaningError(
+            [_at_order(policy, OPTION_AGAINST_ORDER, message.format(name), help.format(name)) for name in asked]
+        )
     unheard = [
         name for name, value in against.items()
         if name not in given and compilers.is_set(name) and compilers.setting(name) != value
     ]  # fmt: skip
     if unheard:
-        found = PolicyMeaningError([_turned_off(policy, name) for name in unheard])
-        warnings.warn(str(found), PolicyWarning, stacklevel=2)
+        message = "`torch._inductor.config.{}` is set, and off for what is compiled under this policy"
+        help = "the order is the one that this line gives"
+        found = [_at_order(policy, SETTING_TURNED_OFF, message.format(name), help) for name in unheard]
+        warnings.warn(str(PolicyMeaningError(found)), PolicyWarning, stacklevel=2)
     return {**keep, **given}
 
 
@@ -268,7 +271,8 @@ def last_passes(policy: Policy, given: Mapping[str, Any], key: str) -> Any:
         message = (
             f"this torch takes one `{_LAST_PASS}`, there is one already, and what keeps this line's order is another"
         )
-        raise PolicyMeaningError([diagnose(OPTION_AGAINST_ORDER, message, _first_line(policy), help=_ONE_PASS)])
+        help = "leave it out, or this line; from torch 2.13 on both can be"
+        raise PolicyMeaningError([_at_order(policy, OPTION_AGAINST_ORDER, message, help)])
     return {_LAST_PASS: [*(own if isinstance(own, (list, tuple)) else (own,)), ours]}
 
 
@@ -295,18 +299,9 @@ def _raise(found: Sequence[Diagnostic]) -> None:
         warnings.warn(str(PolicyAuditError(found)), PolicyWarning, stacklevel=2)
 
 
-def _first_line(policy: Policy) -> Any:
-    return (*policy.scheduling, *policy.buckets)[0].span
-
-
-def _against(policy: Policy, name: str) -> Any:
-    message = f"the option `{name}` of torch.compile and this line both say in which order collectives run"
-    return diagnose(OPTION_AGAINST_ORDER, message, _first_line(policy), help=f"leave out `{name}`, or this line")
-
-
-def _turned_off(policy: Policy, name: str) -> Any:
-    message = f"`torch._inductor.config.{name}` is set, and off for what is compiled under this policy"
-    return diagnose(SETTING_TURNED_OFF, message, _first_line(policy), help="the order is the one that this line gives")
+def _at_order(policy: Policy, code: str, message: str, help: str) -> Diagnostic:
+    """A diagnostic at the first line that orders collectives."""
+    return diagnose(code, message, (*policy.scheduling, *policy.buckets)[0].span, help=help)
 
 
 log = logging.getLogger(__name__)
@@ -351,8 +346,7 @@ def with_aot_eager(
     """Compile without a cache: the partitioner is called whenever a gradient is needed. ``compare``: opens the
     comparison of ranks."""
     with compare() as comparison, partitions() as done:
-        inference = partitioner.rewrite_inference if rewrites_in_place(partitioner.policy) else None
-        run = compilers.compile_with_aot_eager(gm, inputs, partitioner, runtime.boxed, inference)
+        run = compilers.compile_with_aot_eager(gm, inputs, partitioner, runtime.boxed, _inference_rewriter(partitioner))
         return CompiledCode(run, _findings(done), comparison.why_gone())
 
 
@@ -371,15 +365,15 @@ def with_inductor(
     the plan of the sidecar with those of ranks that partition, where these compare theirs.
     """
     policy = partitioner.policy
-    inference = partitioner.rewrite_inference if rewrites_in_place(policy) else None
+    inference = _inference_rewriter(partitioner)
+    is_differentiated = needs_gradients(gm, inputs)
     if policy.offloads:
         settings = {**_IN_ORDER, **settings}
-    if policy.orders and needs_gradients(gm, inputs):
+    if policy.orders and is_differentiated:
         settings = settings_to_keep(policy, settings)
     with compare(settings=partial(comparable_settings, settings)) as comparison:
         key = f"{key}:{caching.context_of(gm)}:{caching.groups_key(policy)}:{caching.formulas_key()}"
         remembered_as = caching.sidecar_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
-        is_differentiated = needs_gradients(gm, inputs)
         code = CodeAudit() if policy.orders and is_differentiated else None
         watch = None if code is None else partial(watched_graph, code)
         patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key, code)}
@@ -427,9 +421,9 @@ def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def rewrites_in_place(policy: Policy) -> bool:
-    """True if a policy has lines that hold on a graph without gradients."""
-    return bool(without_gradients(policy).rewrites)
+def _inference_rewriter(partitioner: JointPartitioner) -> compilers.ChangeInference | None:
+    """Rewrites a graph without gradients; None where no line of the policy holds on one."""
+    return partitioner.rewrite_inference if without_gradients(partitioner.policy).rewrites else None
 
 
 def _findings(done: Sequence[Done]) -> tuple[Findings, ...]:

@@ -40,6 +40,7 @@ from policylang.planning.edits.proof import Prover, old_calls
 from policylang.planning.edits.statement_edits import KINDS
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, Node, Proof, Refusal
 from policylang.planning.planner import plan
+from policylang.torch_compat import distributed
 from tests.support.edited import assert_facts_hold
 from tests.support.every_rank import Builder, EveryRank
 from tests.support.hand import Hand
@@ -201,7 +202,8 @@ def test_the_facts_that_follow_from_any_edit_are_those_of_the_graph_that_comes_o
             facts = edited(facts, [edit])
     made = plan(policylang.parse("optional collapse round_trips"), before, HALF)
     made = evolve(made, facts=facts, edits=Edits(tuple(done)))
-    with mock.patch.multiple(runtime, backend_of=lambda _: "gloo", ensure=lambda _: None):
+    backend = mock.patch.object(distributed, "group_backend", return_value="gloo")
+    with backend, mock.patch.object(runtime, "ensure_groups"):
         orders = apply_edits(gm, made)
     known.update({order.name: Group(order.name, order.ranks, len(order.ranks)) for order in orders})
     assert_facts_hold(gm, made, groups=known)
