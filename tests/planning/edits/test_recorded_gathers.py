@@ -16,7 +16,7 @@ from policylang.planning.capabilities import HALF, Capabilities
 from policylang.planning.edits.edit_planner import SAME_GRAPH
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from tests.graph.test_shared_graphs import GATHER, facts_of_recording, rows_of
+from tests.graph.test_recorded import GATHER, facts_of_recording, rows_of
 from tests.support.shared_graphs import BACKWARD, JOINT, recorded
 
 GOLDEN = Path(__file__).parent / "refused.json"
