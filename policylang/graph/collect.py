@@ -170,10 +170,7 @@ def _is_kept(operator: OperatorInfo) -> bool:
 
 
 def _in_order(node: fx.Node, schema: Sequence[tuple[str, Any]]) -> Sequence[Any]:
-    args, kwargs = node.args, node.kwargs
-    if len(args) == len(schema):
-        return tuple(args)
-    return [*args, *[kwargs.get(name, default) for name, default in schema[len(args) :]]]
+    return [*node.args, *[node.kwargs.get(name, default) for name, default in schema[len(node.args) :]]]
 
 
 def _plain_tuple(values: Sequence[Any], row_of: Mapping[fx.Node, int]) -> tuple[Any, ...]:
@@ -203,14 +200,9 @@ def group_columns(
             if not name:
                 continue
             if name not in groups:
-                groups[name] = known.get(name) or _ask(name)
+                groups[name] = known.get(name) or Group(name, ranks := group_ranks(name), len(ranks))
             names[row] = groups[name].name
     return names, groups
-
-
-def _ask(name: str) -> Group:
-    ranks = group_ranks(name)
-    return Group(name, ranks, len(ranks))
 
 
 def meshes_of(groups: Mapping[str, Group], given: Any = None) -> tuple[Mesh, ...]:

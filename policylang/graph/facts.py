@@ -424,7 +424,8 @@ def rewritten(facts: Facts, rows: Iterable[tuple[int, Derivation]], **given: Any
             given[name] = [said.blank if how in said.blank_for else old[row] for row, how in derived]
         else:
             given[name] = list(map(old.__getitem__, sources)) if old else ()
-    flags = array("i", [each & ~Flag.FEEDS_BACKWARD for each in given["flags"]])
+    kept = ~Flag.FEEDS_BACKWARD
+    flags = array("i", [each & kept for each in given["flags"]])
     for row in read_by_backward(given["phases"], given["inputs"], given["owners"]):
         flags[row] |= Flag.FEEDS_BACKWARD
     return evolve(facts, **given | {"flags": flags, "users": users_of(given["inputs"])})

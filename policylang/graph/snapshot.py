@@ -7,7 +7,6 @@ its name, and a file with other fields is refused rather than read in part.
 from __future__ import annotations
 
 import json
-import lzma
 import os
 import stat
 from array import array
@@ -103,7 +102,7 @@ def dump(facts: Facts) -> bytes:
         "columns": {name: _table(values) for name, values in _stored(facts)},
     }
     body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-    packed = lzma.compress(body, preset=6)
+    packed: bytes = _lzma().compress(body, preset=6)
     if len(body) > _most(len(packed)):
         raise _too_large("the graph", f"it has {len(facts):,} nodes, {len(body):,} bytes that pack to {len(packed):,}")
     return packed
@@ -215,6 +214,7 @@ def _parted(names: Sequence[str]) -> tuple[list[str], list[int | None]]:
 def _document(data: bytes, name: str) -> Mapping[str, Any]:
     """The JSON of a file, of which never more is unpacked than :func:`_most` and one byte."""
     most = _most(len(data))
+    lzma = _lzma()
     stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, _MOST_MEMORY)
     try:
         body = stream.decompress(data, most + 1)
@@ -287,7 +287,7 @@ class _Table:
                 return self._reads()
             case Stored.ARGUMENTS:
                 return self._arguments()
-            case _:
+            case Stored.VALUES | Stored.NAMES | Stored.NOT:
                 _check_values(self.name, self.values)
                 return self.of_rows()
 
@@ -414,6 +414,15 @@ def _check_whole(facts: Facts) -> None:
     named = {*facts.groups, *(group.name for group in facts.groups.values())}
     if not named.issuperset(filter(None, facts.group_names)):
         raise DamagedError("its column `group_names` names a process group that it does not list")
+
+
+def _lzma() -> Any:
+    try:
+        import lzma
+    except ImportError:
+        message = "snapshots are packed with xz, and this Python was built without `lzma`"
+        raise graph_error(UNREADABLE, message, "install liblzma and build Python again, or use another one") from None
+    return lzma
 
 
 def _most(packed: int) -> int:

@@ -37,7 +37,7 @@ def test_the_commands_of_the_page_print_what_it_shows(tmp_path, monkeypatch, cap
 
 
 def without_bytes(text: str) -> str:
-    """The length of a file depends on the release of zlib."""
+    """The length of a file depends on the release of xz."""
     return re.sub(r"[\d,]+ bytes", "bytes", text)
 
 

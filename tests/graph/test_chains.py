@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.graph.chains import Chains
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase
+from policylang.graph.facts import COLUMNS, Facts, Flag, GraphKind, InputKind, Phase
 from tests.support.textgraph import facts_of
 
 SPLIT, GETITEM, CAT = "aten.split.Tensor", "builtin.getitem", "aten.cat.default"
@@ -128,31 +128,18 @@ def graphs(draw: st.DrawFn) -> Facts:
             add("aten.sin.default", [source])
     count = len(ops)
     users = [tuple(row for row in range(count) if read in inputs[row]) for read in range(count)]
-    return Facts(
-        kind=GraphKind.JOINT,
-        names=[f"n{row}" for row in range(count)],
-        ops=ops,
-        targets=targets,
-        phases=phases,
-        modules=[""] * count,
-        ac_regions=[None] * count,
-        user_tags=[None] * count,
-        flags=flags,
-        bytes=[0] * count,
-        numel=[0] * count,
-        shapes=[None] * count,
-        strides=[None] * count,
-        dtypes=[""] * count,
-        devices=[""] * count,
-        flops=[0] * count,
-        inputs=inputs,
-        users=users,
-        owners=list(range(count)),
-        input_kinds=kinds,
-        input_names=[""] * count,
-        arguments=[()] * count,
-        group_names=[""] * count,
-    )
+    own = {
+        "names": [f"n{row}" for row in range(count)],
+        "ops": ops,
+        "targets": targets,
+        "phases": phases,
+        "flags": flags,
+        "inputs": inputs,
+        "users": users,
+        "owners": range(count),
+        "input_kinds": kinds,
+    }
+    return Facts(kind=GraphKind.JOINT, **{name: [said.blank] * count for name, said in COLUMNS.items()} | own)
 
 
 @settings(max_examples=300, deadline=None)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from functorch.compile import default_partition
-from torch import fx
+from torch import Tensor, fx, nn
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput, PlainAOTOutput, TangentAOTInput
+from torch.fx import traceback
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from policylang import trace_step
 from policylang.errors import PolicyGraphError
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
 from tests.graph.captured import joint_of
 from tests.support.joint import capture_joint
-from tests.support.models import mlp
+from tests.support.models import ZOO, mlp
+from tests.tracing.steps import Net, loss_of, mean_square, net
+from tests.tracing.test_against_eager import JacobianNet
 
 aten = torch.ops.aten
 
@@ -124,3 +132,246 @@ def test_a_caller_who_says_joint_of_a_graph_without_backward_is_told() -> None:
     assert diagnostic.code == "APL340"
     assert diagnostic.help is not None
     assert "annotate" in diagnostic.help
+
+
+LossFn = Callable[..., Tensor]
+
+
+def annotated(**_: Any) -> Any:
+    return traceback.annotate({"phase": "backward"})
+
+
+@contextmanager
+def hooked() -> Iterator[None]:
+    """As TorchTitan traces, and Dynamo with ``trace_autograd_ops``: hooks mark what a backward function makes."""
+    if not hasattr(torch.compiler, "_patch_engine_backward"):
+        pytest.skip("this torch has no hooks for a tracer without Dynamo")
+    with torch.compiler._non_strict_tracing_context(), torch.compiler._patch_engine_backward():
+        yield
+
+
+def flat(
+    model: nn.Module,
+    loss_fn: LossFn,
+    *batch: Tensor,
+    around_trace: Any = nullcontext,
+    around_grad: Any = nullcontext,
+) -> fx.GraphModule:
+    """Loss and gradients as plain ``make_fx`` traces them, in-place operators and all."""
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def step(values: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
+        held = Holder(model, loss_fn)
+        loss = torch.func.functional_call(
+            held, dict(zip((f"model.{name}" for name in state), values, strict=True)), tuple(inputs)
+        )
+        wanted = [value for value in values if value.requires_grad]
+        with around_grad():
+            gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+        return [loss, *(gradient for gradient in gradients if gradient is not None)]
+
+    with ExitStack() as stack:
+        stack.enter_context(traceback.preserve_node_meta())
+        stack.enter_context(around_trace())
+        return make_fx(step, tracing_mode="fake")(list(state.values()), list(batch))
+
+
+class Holder(nn.Module):
+    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
+        super().__init__()
+        self.model, self.loss_fn = model, loss_fn
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.loss_fn(self.model, *inputs)
+
+
+def by_phase(facts: Facts) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {phase: [] for phase in Phase}
+    for row, name in enumerate(facts.names):
+        found[facts.phases[row]].append(name)
+    return found
+
+
+def positions_of(facts: Facts, phase: Phase) -> list[int]:
+    return [row for row in range(len(facts)) if facts.phases[row] == phase]
+
+
+UNMARKED_ZOO = ["mlp", "llama", "resnet", "shared_parameters", "dropout", "flex"]
+
+
+@pytest.mark.parametrize("name", UNMARKED_ZOO)
+def test_data_flow_finds_what_an_annotation_says(name: str) -> None:
+    example = ZOO[name]()
+    said = collect(flat(example.module, loss_of(example), *example.inputs, around_grad=annotated))
+    found = collect(flat(example.module, loss_of(example), *example.inputs))
+    assert said.kind is found.kind is GraphKind.FLAT
+    assert said.names == found.names
+    assert by_phase(found)[Phase.FORWARD] == by_phase(said)[Phase.FORWARD]
+    assert by_phase(found)[Phase.BACKWARD] == by_phase(said)[Phase.BACKWARD]
+    assert len(by_phase(found)[Phase.BACKWARD]) > len(by_phase(found)[Phase.FORWARD]) / 2
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet", "flex"])
+def test_hooks_and_data_flow_agree_with_an_annotation(name: str) -> None:
+    example = ZOO[name]()
+    said = collect(flat(example.module, loss_of(example), *example.inputs, around_grad=annotated))
+    found = collect(flat(example.module, loss_of(example), *example.inputs, around_trace=hooked))
+    assert said.names == found.names
+    assert by_phase(found) == by_phase(said)
+
+
+@pytest.mark.parametrize("around", ["nothing", "annotation", "hooks", "our tracer"])
+def test_a_derivative_inside_the_forward_is_forward(around: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 4)
+    contexts = {"annotation": {"around_grad": annotated}, "hooks": {"around_trace": hooked}}.get(around, {})
+    model = JacobianNet()
+    ours = around == "our tracer"
+    facts = collect(trace_step(model, mean_square, x).gm if ours else flat(model, mean_square, x, **contexts))
+    forward, backward = positions_of(facts, Phase.FORWARD), positions_of(facts, Phase.BACKWARD)
+    assert max(forward) < min(backward)
+    inside = {facts.targets[row] for row in forward}
+    assert {"aten.neg.default", "aten.cos.default", "aten.ones_like.default"} <= inside
+    assert "aten.mean.default" in inside, "the loss is forward"
+
+
+class WithGradient(torch.autograd.Function):
+    """A loss whose gradient is known: the way a loss in chunks hands over what its chunks have computed."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, _output: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return ctx.saved_tensors[0], None, None
+
+
+def chunked(model: Net, x: Tensor) -> Tensor:
+    """Each chunk of the loss is differentiated on its own, and the loss is their sum."""
+    hidden = model.first(x).relu()
+    losses, gradients = [], []
+    for chunk in hidden.detach().chunk(2):
+        leaf = chunk.requires_grad_()
+        part = model.second(leaf).cos().mean()
+        gradients.append(torch.autograd.grad(part, leaf)[0])
+        losses.append(part.detach())
+    return WithGradient.apply(hidden, torch.cat(gradients), sum(losses))
+
+
+@pytest.mark.parametrize("around", ["nothing", "hooks", "our tracer"])
+def test_chunks_of_a_loss_are_regions_of_their_own(around: str) -> None:
+    model, x = net()
+    if around == "our tracer":
+        facts = collect(trace_step(model, chunked, x).gm)
+    else:
+        facts = collect(flat(model, chunked, x, around_trace=hooked if around == "hooks" else nullcontext))
+    phases = [facts.phases[row] for row in range(len(facts)) if facts.ops[row] == "call_function"]
+    of = {
+        target: [phase for row, phase in enumerate(facts.phases) if facts.targets[row] == target] for target in TARGETS
+    }
+    assert of["aten.cos.default"] == [Phase.FORWARD] * 2
+    assert of["aten.sin.default"] == [Phase.BACKWARD] * 2
+    assert of["aten.threshold_backward.default"] == [Phase.BACKWARD]
+    begins = sum(one == Phase.FORWARD and other == Phase.BACKWARD for one, other in pairwise(phases))
+    assert begins >= 3
+
+
+TARGETS = ("aten.cos.default", "aten.sin.default", "aten.threshold_backward.default")
+
+
+def test_our_own_tracer_is_taken_at_its_word() -> None:
+    example = ZOO["resnet"]()
+    step = trace_step(example.module, loss_of(example), *example.inputs)
+    facts = collect(step.gm)
+    assert facts.kind is GraphKind.FLAT
+    phases = by_phase(facts)
+    assert [name for name in phases[Phase.OUTPUT] if name.startswith("copy_")] == [
+        node.name for node in step.gm.graph.nodes if node.target is torch.ops.aten.copy_.default
+    ]
+    assert not any(facts.targets[row] == "aten.copy_.default" for row in facts.forward)
+    assert max(positions_of(facts, Phase.FORWARD)) < min(positions_of(facts, Phase.BACKWARD))
+
+
+def test_a_forward_that_goes_on_after_a_backward_is_forward() -> None:
+    """An adversarial example: the gradient of a first loss is added to the input of the second."""
+
+    def adversarial(model: Net, x: Tensor) -> Tensor:
+        leaf = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(model(leaf).cos().mean(), leaf)
+        return model(x + slope.sign()).sin().mean()
+
+    model, x = net()
+    facts = collect(trace_step(model, adversarial, x).gm)
+    of = {facts.targets[row]: facts.phases[row] for row in range(len(facts)) if facts.ops[row] == "call_function"}
+    assert of["aten.sign.default"] == Phase.FORWARD
+    relus = [facts.phases[row] for row in range(len(facts)) if facts.targets[row] == "aten.relu.default"]
+    assert relus == [Phase.FORWARD] * 2
+    thresholds = [facts.phases[row] for row in range(len(facts)) if "threshold_backward" in facts.targets[row]]
+    assert thresholds == [Phase.BACKWARD] * 2
+
+
+def test_sums_of_gradients_after_an_annotated_region_are_backward() -> None:
+    model, x = net()
+
+    def step(first: Tensor, second: Tensor, x: Tensor) -> list[Tensor]:
+        halves = [(half @ first).relu() @ second for half in x.chunk(2)]
+        totals = None
+        for half in halves:
+            with annotated():
+                gradients = torch.autograd.grad(half.square().mean(), [first, second], retain_graph=True)
+            totals = gradients if totals is None else [a + b for a, b in zip(totals, gradients, strict=True)]
+        return list(totals)  # type: ignore[arg-type]
+
+    weights = [model.first.weight, model.second.weight]
+    facts = collect(make_fx(step, tracing_mode="fake")(*weights, x))
+    last = [row for row in range(len(facts)) if facts.targets[row] == "aten.add.Tensor"][-2:]
+    assert [facts.phases[row] for row in last] == [Phase.BACKWARD] * 2
+
+
+def test_a_graph_that_does_not_say_and_cannot_be_known() -> None:
+    """A gradient that comes from outside leaves no trace of where the backward begins."""
+    model, x = net()
+
+    def step(weight: Tensor, x: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(nn.functional.gelu(x @ weight), weight, gradient)
+
+    graph = make_fx(step, tracing_mode="fake")(model.first.weight, x, torch.ones(4, 8))
+    with pytest.raises(PolicyGraphError) as caught:
+        collect(graph)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "APL340"
+    assert diagnostic.message == (
+        "the graph calls `aten.gelu_backward.default`, but nothing says which nodes are backward"
+    )
+    assert "policylang.trace_step" in (diagnostic.help or "")
+
+
+def test_ones_that_the_model_makes_begin_no_backward() -> None:
+    _, x = net()
+
+    def forward(x: Tensor) -> Tensor:
+        total = x.square().mean()
+        return total * torch.ones_like(total)
+
+    facts = collect(make_fx(forward, tracing_mode="fake")(x))
+    assert facts.kind is GraphKind.FORWARD
+
+
+def test_torchtitan_tracer() -> None:
+    tracer = pytest.importorskip("torchtitan.experiments.graph_trainer.make_fx_tracer")
+    example = ZOO["llama"]()
+    loss_fn = loss_of(example)
+
+    def step(*inputs: Tensor) -> list[Tensor]:
+        loss = loss_fn(example.module, *inputs)
+        return [loss, *torch.autograd.grad(loss, list(example.module.parameters()))]
+
+    facts = collect(tracer.minimal_fx_tracer(step, module=example.module)(*example.inputs).gm)
+    assert facts.kind is GraphKind.FLAT
+    forward, backward = positions_of(facts, Phase.FORWARD), positions_of(facts, Phase.BACKWARD)
+    assert max(forward) < min(backward)
+    ours = collect(trace_step(example.module, loss_fn, *example.inputs).gm)
+    assert facts.by_target["aten.mm.default"]
+    assert len(facts.by_target["aten.mm.default"]) == len(ours.by_target["aten.mm.default"])

@@ -5,21 +5,37 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 
 from policylang.errors import PolicyGraphError
 from policylang.graph import snapshot
-from policylang.graph.facts import COLUMNS, Facts, Flag, InputKind, Ref
+from policylang.graph.blocks import blocks_of
+from policylang.graph.chains import Chains
+from policylang.graph.facts import COLUMNS, Facts, Flag, GraphKind, InputKind, Phase, Ref
 from policylang.graph.recorded import recorded_facts
 from policylang.torch_compat.graphs import operator_names
 from tests.support.sharded import fake_ranks
-from tests.support.shared_graphs import FOLDER, JOINT, ONE_DEVICE, process_groups, shared_facts
+from tests.support.shared_graphs import (
+    BACKWARD,
+    FOLDER,
+    JOINT,
+    NAMES,
+    ONE_DEVICE,
+    process_groups,
+    recorded,
+    shared_facts,
+    shared_graph,
+)
 
 TENSOR = {"shape": [4, 4], "stride": [4, 1], "dtype": "float32"}
 SMALL: dict[str, Any] = {
@@ -206,3 +222,222 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PolicyGraphError) as raised:
         recorded_facts(tmp_path / "nowhere.json")
     assert raised.value.diagnostics[0].code == "APL355"
+
+
+REFUSED = {"APL340", "APL341", "APL357"}
+KINDS = ("placeholder", "get_attr", "call_function", "call_module", "call_method", "output", "root", "")
+WORDS = (
+    *KINDS,
+    *("mm", "w", "a.b", "__class__", "\0", "é", "\ud800", "MUST_SAVE", "is_forward", "is_backward"),
+    *("aten.mm.default", "lab.nothing.default", "lab.own.default", "lab.__class__.default", "lab.mm"),
+    *("<built-in function getitem>", "<built-in function exec>", "_c10d_functional.wait_tensor.default"),
+    *("ParamAOTInput(target='w')", "ParamAOTInput(target=3)", "PlainAOTInput()", "GradAOTOutput(grad_of=1)"),
+)
+NUMBERS = (0, 1, -1, 2**31, 2**62, 2**63, 2**70, -(2**63), 1.5, float("nan"), float("inf"))
+WRAPPED = (
+    *({"n": "mm"}, {"n": "output"}, {"n": []}, {"dtype": "x"}, {"dtype": "bits8"}, {"device": "x"}),
+    *({"slice": []}, {"slice": [1, 2, 3, 4]}, {"repr": "strided"}, {"repr": "x"}, {"scalar": []}),
+    *(TENSOR, [TENSOR, TENSOR], {**TENSOR, "shape": [2**40, 2**40]}, {**TENSOR, "shape": [-1, 4]}),
+    {**TENSOR, "dtype": "quint8"},
+)
+VALUES = st.one_of(
+    st.sampled_from([None, True, [], {}, [[]], [None], [0], [1, 2, 3]]),
+    *map(st.sampled_from, (WORDS, NUMBERS, WRAPPED)),
+)
+
+
+@cache
+def of_a_model() -> dict[str, Any]:
+    """The first call of each operator at the beginning of a recorded step, with what they read."""
+    recording = recorded(JOINT)
+    rows = {row[0]: row for row in recording["nodes"]}
+    calls = [row for row in recording["nodes"] if row[1] == "call_function"][:300]
+    pending = list({row[2]: row[0] for row in reversed(calls)}.values())
+    wanted: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name not in wanted:
+            wanted.add(name)
+            pending.extend(reads(rows[name][3:5]))
+    nodes = [row for name, row in rows.items() if name in wanted]
+    output = ["output", "output", "output", [[{"n": nodes[-1][0]}]], {}, None, {}]
+    return {**recording, "nodes": [*nodes, output]}
+
+
+def reads(value: Any) -> Iterator[str]:
+    if isinstance(value, dict) and "n" in value:
+        yield value["n"]
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from reads(part)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a value holds others, from the outside in."""
+    for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*at, key)
+        yield from places(value[key], (*at, key))
+
+
+def damage(recording: dict[str, Any], draw: st.DataObject) -> None:
+    """One change: something else in a place, nothing in it, a row twice or elsewhere, another kind of node."""
+    nodes = recording.get("nodes")
+    rows = nodes if isinstance(nodes, list) else []
+    how = draw.draw(st.sampled_from(("change", "change", "drop", "repeat", "move", "kind")))
+    row = draw.draw(st.integers(0, len(rows) - 1)) if rows else None
+    if how in ("change", "drop"):
+        whole = row is None or draw.draw(st.integers(0, 4)) == 0
+        found = {key: each for key, each in recording.items() if key != "nodes"} if whole else rows[row or 0]
+        at = list(places(found))
+        if not at:
+            return
+        *way, last = draw.draw(st.sampled_from(at))
+        place: Any = recording if whole else found
+        for step in way:
+            place = place[step]
+        if how == "drop":
+            del place[last]
+        else:
+            place[last] = copy.deepcopy(draw.draw(VALUES))
+    elif row is not None and how == "kind":
+        if isinstance(rows[row], list) and len(rows[row]) > 1:
+            rows[row][1] = draw.draw(st.sampled_from(KINDS))
+    elif row is not None:
+        moved = copy.deepcopy(rows[row]) if how == "repeat" else rows.pop(row)
+        if how == "repeat" and isinstance(moved, list) and moved and draw.draw(st.booleans()):
+            moved[0] = "another"
+        rows.insert(draw.draw(st.integers(0, len(rows))), moved)
+
+
+@pytest.mark.parametrize("base", [lambda: SMALL, of_a_model], ids=["small", "of a model"])
+def test_whatever_is_wrong_is_a_diagnostic(base: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder: Path = tmp_path_factory.mktemp("recorded")
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.data(), st.integers(1, 3))
+    def check(draw: st.DataObject, changes: int) -> None:
+        recording = copy.deepcopy(base())
+        for _ in range(changes):
+            damage(recording, draw)
+        (folder / "r.json").write_text(json.dumps(recording))
+        codes: set[str] = set()
+        try:
+            facts = recorded_facts(folder / "r.json")
+        except PolicyGraphError as error:
+            codes = {found.code for found in error.diagnostics}
+        assert codes <= REFUSED
+        if codes:
+            return
+        snapshot.write(facts, folder / "r.graph")
+        assert list(snapshot.load(folder / "r.graph").names) == list(facts.names)
+
+    check()
+
+
+GATHER = "_c10d_functional.all_gather_into_tensor.default"
+
+
+def facts_of_recording(name: str) -> Facts:
+    return shared_facts(name, True)
+
+
+def rows_of(facts: Facts, target: str) -> list[int]:
+    return [row for row in range(len(facts)) if facts.targets[row] == target]
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "kind", "gathers"),
+    [
+        (ONE_DEVICE, 8_799, GraphKind.JOINT, 0),
+        (JOINT, 19_655, GraphKind.JOINT, 481),
+        (BACKWARD, 17_217, GraphKind.BACKWARD, 480),
+    ],
+)
+def test_size_kind_and_gathers(name: str, nodes: int, kind: GraphKind, gathers: int) -> None:
+    facts = facts_of_recording(name)
+    assert len(facts) == nodes
+    assert facts.kind is kind
+    assert len(rows_of(facts, GATHER)) == gathers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_phases_are_the_tags_of_the_recording(name: str) -> None:
+    gm, facts = shared_graph(name), facts_of_recording(name)
+    differing = [
+        node.name
+        for row, node in enumerate(gm.graph.nodes)
+        if node.op == "call_function"
+        and (node.meta.get("partitioner_tag") == "is_backward") != (facts.phases[row] == Phase.BACKWARD)
+    ]
+    # one alias of the tangent, tagged forward though it depends on it
+    assert len(differing) == (1 if name == ONE_DEVICE else 0)
+
+
+def test_gathers_of_parameters() -> None:
+    """290 of the 291 parameters are gathered in the forward, each once, each of them in one line from the parameter;
+    so is the table of rotary frequencies, a buffer. The other 65 gather activations over the tensor-parallel group.
+    """
+    facts = facts_of_recording(JOINT)
+    chains = Chains(facts)
+    forward = facts.by_target[GATHER]
+    assert len(forward) == 356
+    of_parameters = [row for row in forward if chains.from_parameter_mask[row]]
+    assert len(of_parameters) == 290
+    assert Counter(facts.group_names[row] for row in of_parameters) == {"1": 190, "0": 100}
+    others = [row for row in forward if not chains.from_parameter_mask[row]]
+    assert Counter(facts.group_names[row] for row in others) == {"9": 65, "1": 1}
+    (frequencies,) = [row for row in others if facts.group_names[row] == "1"]
+    assert facts.input_kinds[facts.inputs[frequencies][0]] != InputKind.PARAMETER
+
+
+def test_gathers_in_one_line_from_some_input_forward_and_backward() -> None:
+    """384 of the 481: the forward's 290 and one buffer, and 93 of weights that the backward gathers over its group."""
+    facts = facts_of_recording(JOINT)
+    single = bytearray(len(facts))
+    for row in range(len(facts)):
+        inputs = facts.inputs[row]
+        if facts.ops[row] == "call_function" and len(inputs) == 1:
+            kind = facts.input_kinds[inputs[0]]
+            single[row] = single[inputs[0]] or kind not in (InputKind.NOT_AN_INPUT, InputKind.TANGENT)
+    assert sum(single[row] for row in rows_of(facts, GATHER)) == 384
+
+
+def test_waits_follow_their_collectives() -> None:
+    facts = facts_of_recording(JOINT)
+    for row in rows_of(facts, "_c10d_functional.wait_tensor.default"):
+        assert facts.owners[row] == facts.inputs[row][0]
+        assert facts.has(facts.owners[row], Flag.COLLECTIVE)
+
+
+def test_blocks_are_the_layers() -> None:
+    facts = facts_of_recording(JOINT)
+    regions = blocks_of(facts)
+    assert len(regions.names) == 32
+    bare = Facts(**{**vars_of(facts), "ac_regions": [None] * len(facts)})
+    assert blocks_of(bare).names == tuple(f"layers.{layer}" for layer in range(32))
+
+
+def vars_of(facts: Facts) -> dict[str, object]:
+    import attrs
+
+    return {each.name: getattr(facts, each.name) for each in attrs.fields(Facts)}
+
+
+def test_module_paths_and_parameter_names_are_the_models() -> None:
+    facts = facts_of_recording(ONE_DEVICE)
+    assert facts.input_names[:2] == ["tok_embeddings.weight", "layers.0.attention.wq.weight"]
+    assert "layers.31.attention.wq" in set(facts.modules)
+    assert not any("_" in part and part.startswith("_") for path in set(facts.modules) for part in path.split("."))
+
+
+def test_attention_in_the_recording_draws_no_random_numbers() -> None:
+    facts = facts_of_recording(JOINT)
+    rows = rows_of(facts, "aten._scaled_dot_product_flash_attention.default")
+    assert len(rows) == 32
+    assert not any(facts.has(row, Flag.RANDOM) for row in rows)
+
+
+def test_the_users_tags_are_read() -> None:
+    facts = facts_of_recording(JOINT)
+    tags = Counter(facts.user_tags)
+    assert (tags["PREFER_RECOMPUTE"], tags["MUST_SAVE"]) == (5_282, 1_860)

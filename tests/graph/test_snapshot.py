@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,15 @@ def test_a_gigabyte_is_not_read(tmp_path: Path) -> None:
         file.truncate(1 << 33)  # sparse: it takes no room
     with pytest.raises(PolicyGraphError, match="it has 8,589,934,592 bytes"):
         snapshot.load(path)
+
+
+def test_a_python_without_lzma_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lzma", None)
+    found = refusal(DATA)
+    assert (found.code, found.message) == (
+        "APL355",
+        "snapshots are packed with xz, and this Python was built without `lzma`",
+    )
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no endless file here")

@@ -18,7 +18,7 @@ from policylang.planning.planner import plan
 from policylang.planning.selection.cuts import Cuts
 from policylang.simulation.memory import Peak, estimate_peak
 from tests.graph.captured import facts_of_model
-from tests.graph.test_shared_graphs import facts_of_recording, rows_of
+from tests.graph.test_recorded import facts_of_recording, rows_of
 from tests.planning.reference import Reference
 from tests.planning.sentences import JOINT as THE_PATH
 from tests.support.shared_graphs import JOINT
