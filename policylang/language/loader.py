@@ -37,29 +37,17 @@ from policylang.language.public_names import doubtful_selectors
 from policylang.language.resources import policies_folder
 from policylang.language.statements import ExpectTotalKind, RequiresKind, format_policy, kind_of
 from policylang.language.syntax import (
-    Bucket,
-    ChainOf,
-    Delay,
-    Difference,
     Everything,
-    Feeding,
     File,
-    InBlock,
     Include,
-    InModule,
-    KeepOrder,
     Let,
     Operator,
-    Ordinal,
-    Overlap,
     Policy,
-    Prefetch,
     Reference,
     Rule,
     Scheduling,
     Selector,
     Statement,
-    Union,
 )
 from policylang.language.wording import did_you_mean, nearest
 
@@ -272,9 +260,9 @@ class OrderLines:
     """The scheduling lines of one policy, statement by statement."""
 
     matches: Matches
-    _said: dict[tuple[type, Selector], Bucket | Scheduling] = field(factory=dict)
+    _said: dict[tuple[type, Selector], syntax.Bucket | Scheduling] = field(factory=dict)
 
-    def check(self, statement: Bucket | Scheduling, lets: Mapping[str, Let]) -> Iterator[Diagnostic]:
+    def check(self, statement: syntax.Bucket | Scheduling, lets: Mapping[str, Let]) -> Iterator[Diagnostic]:
         """What is wrong with a line whose names are looked up, beside those that came before it."""
         earlier = self._said.setdefault((type(statement), statement.selector), statement)
         word = kind_of(statement).opener
@@ -303,11 +291,11 @@ class OrderLines:
         while pending:
             current, named = pending.pop()
             inner: tuple[Selector, ...] = ()
-            if isinstance(current, Union):
+            if isinstance(current, syntax.Union):
                 inner = current.parts
-            elif isinstance(current, InModule | InBlock | Ordinal | ChainOf):
+            elif isinstance(current, syntax.InModule | syntax.InBlock | syntax.Ordinal | syntax.ChainOf):
                 inner = (current.selector,)
-            elif isinstance(current, Difference | Feeding):
+            elif isinstance(current, syntax.Difference | syntax.Feeding):
                 inner = (current.left,)
             elif isinstance(current, Reference) and current.name not in seen:
                 seen.add(current.name)
@@ -321,14 +309,14 @@ class OrderLines:
         return bool(found) and all(name.partition(".")[0] in _COMPUTES for name in found)
 
 
-def _of_nothing(statement: Bucket | Scheduling) -> Iterator[Diagnostic]:
+def _of_nothing(statement: syntax.Bucket | Scheduling) -> Iterator[Diagnostic]:
     """A limit of less than a byte. A peak that may not rise at all is a limit like others."""
     match statement:
-        case Bucket():
+        case syntax.Bucket():
             limit, what, such = statement.size, "in one bucket", "256 MiB"
-        case Overlap():
+        case syntax.Overlap():
             limit, what, such = statement.in_flight, "in flight", "2 GiB in flight"
-        case Prefetch() | Delay() | KeepOrder():
+        case syntax.Prefetch() | syntax.Delay() | syntax.KeepOrder():
             return
         case _:
             assert_never(statement)
@@ -393,9 +381,9 @@ class _Resolver:
                 self.diagnostics.extend(doubtful_selectors(rule))
             case syntax.Fuse() | syntax.Collapse():
                 self.rewrites.append(statement)
-            case Bucket():
+            case syntax.Bucket():
                 self.rewrites.append(self._ordering(statement))
-            case Prefetch() | Delay() | Overlap() | KeepOrder():
+            case syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
                 self.scheduling.append(self._ordering(statement))
             case syntax.ExpectTotal():
                 self.expectations.append(ExpectTotalKind.fit(statement, self.diagnostics.append))

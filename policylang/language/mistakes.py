@@ -237,10 +237,6 @@ def _sign(match: re.Match[str]) -> str:
     return _SIGNS.get(words) or _SIGNS.get(words.removeprefix("is "), "<=")
 
 
-def _distance(match: re.Match[str]) -> str:
-    return _NUMBERS.get(match["number"], match["number"])
-
-
 def _every_nth(match: re.Match[str]) -> str:
     number = int(match["number"])
     ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
@@ -256,7 +252,6 @@ def _per_blocks(match: re.Match[str]) -> str:
 
 _Row = tuple[str, Replacement, str] | tuple[str, Replacement, str, str | None, str | None]
 _COMPARE = "a comparison is a sign, such as `<=`"
-_DISTANCE = "a distance is a number of blocks, in digits"
 _EVERY = "`every` is followed by an ordinal, such as `2nd`"
 _ONE_WORD = "`{bad}` is one word"
 _PLACE = "`{bad}` is a place, and stands behind a selector and `in`"
@@ -273,8 +268,6 @@ def _order_rows() -> Iterator[_Row]:
         rf"{_START}(?P<bad>bucket|prefetch|delay|overlap)\s+(?:per|in|outside|where|chain|up\s+to|within)\s",
         *("{bad} all_gather", "no selector stands behind `{bad}`", "such as `{good}`", None),
     )
-    distance = rf"(?:(?:by|for|of|at|with|to)\s+)?(?P<number>\d+|{_any_of([*_NUMBERS])})"
-    yield rf"{_START}(?:prefetch|delay)\b.*?\s(?P<bad>{distance})\s+{_BLOCK}\b", _distance, _DISTANCE
     yield (
         rf"{_START}bucket\s+.*?\s(?P<bad>(?:in|for|by|over|across|every|each)\s+(?:(?:every|each|all)\s+)?"
         rf"(?:(?P<number>\d+)\s+)?{_BLOCK})(?!\S)",
@@ -284,10 +277,6 @@ def _order_rows() -> Iterator[_Row]:
     yield (
         rf"{_START}bucket\s+(?:.*?\s)?(?P<bad>{size})\s*$",
         *("up to {size}", "how much one bucket holds is said by `up to`"),
-    )
-    yield (
-        rf"{_START}overlap\s+.*?\s(?P<bad>{size})\s+in\s+flight\b",
-        *("up to {size}", "what is in flight is limited by `up to`"),
     )
 
 
@@ -374,7 +363,7 @@ def _selector_rows() -> Iterator[_Row]:
     yield r"\s(?P<bad>layers?)\b", _looked_up(_LAYERS), "the layers of a model are its `blocks`"
     yield r"\s(?P<bad>not\s+in|not\s+inside|out\s+of|outside\s+of)\s", "outside", "what is not there is `outside`"
     yield (
-        r"\s(?P<bad>inside(?:\s+of)?|within|on|(?<!half\s)of|from(?!\s+\d)|under|for)\s",
+        r"\s(?P<bad>inside(?:\s+of)?|within|on|(?<!half\s)of|from(?!\s+\d)|under|for(?!\s+\d))\s",
         "in",
         "a place stands behind `in`",
     )
@@ -396,10 +385,8 @@ def _selector_rows() -> Iterator[_Row]:
     )
     yield r"\s(?P<bad>per\s+(?:gpu|device|card|process))\b", "per rank", "a budget is said per rank"
     yield r"\boffload\b.*\s(?P<bad>to\s+(?:the\s+)?(?:cpu|host|ram))(?!\S)", "", "what is offloaded goes to the host"
-    yield (
-        r"\boffload\b.*\s(?P<bad>max|maximum|at\s+most|under|<=|less\s+than)\s+\d",
-        *("up to", "a budget stands behind `up to`"),
-    )
+    limit = r"(?P<bad>max|maximum|at\s+most|under|<=|less\s+than)"
+    yield rf"\boffload\b.*\s{limit}\s+\d", "up to", "a budget stands behind `up to`"
 
 
 def _expectation_rows() -> Iterator[_Row]:

@@ -9,41 +9,19 @@ from typing import Any, assert_never
 from attrs import evolve, fields
 
 from policylang.language import syntax
-from policylang.language.syntax import (
-    Blocks,
-    Bucket,
-    Collapse,
-    Delay,
-    Device,
-    ExpectCount,
-    ExpectFate,
-    ExpectTotal,
-    Fuse,
-    Include,
-    KeepOrder,
-    Let,
-    Overlap,
-    Policy,
-    PolicyName,
-    Predicate,
-    Prefetch,
-    Reference,
-    Requires,
-    Rule,
-    Selector,
-    Statement,
-    Undecided,
-)
+from policylang.language.syntax import Policy, Predicate, Reference, Selector, Statement
 
 
 def selector_of(statement: Statement) -> Selector | None:
     """The selector of a statement that has one."""
     match statement:
-        case Let() | Rule() | Bucket() | Prefetch() | Delay() | Overlap() | KeepOrder() | ExpectCount() | ExpectFate():
+        case syntax.Let() | syntax.Rule() | syntax.Bucket() | syntax.ExpectCount() | syntax.ExpectFate():
             return statement.selector
-        case PolicyName() | Requires() | Include() | Device() | Blocks() | Undecided() | Fuse() | Collapse():
+        case syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
+            return statement.selector
+        case syntax.PolicyName() | syntax.Requires() | syntax.Include() | syntax.Device() | syntax.Blocks():
             return None
-        case ExpectTotal():
+        case syntax.Undecided() | syntax.Fuse() | syntax.Collapse() | syntax.ExpectTotal():
             return None
         case _:
             assert_never(statement)
