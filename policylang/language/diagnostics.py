@@ -66,22 +66,22 @@ class Span:
 
     @property
     def line(self) -> int:
-        """Of the first character."""
+        """The line of the first character."""
         return self.source.line_column(self.start)[0]
 
     @property
     def column(self) -> int:
-        """Of the first character."""
+        """The column of the first character."""
         return self.source.line_column(self.start)[1]
 
     @property
     def end_line(self) -> int:
-        """Of the character behind the last."""
+        """The line of the character after the last."""
         return self.source.line_column(self.end)[0]
 
     @property
     def end_column(self) -> int:
-        """Of the character behind the last."""
+        """The column of the character after the last."""
         return self.source.line_column(self.end)[1]
 
     @property
@@ -95,7 +95,7 @@ class Span:
 
 
 class Severity(Enum):
-    """How bad it is: an error stops, a warning is printed, a note belongs to one of these."""
+    """An error stops, a warning is printed, a note belongs to one of these."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -109,12 +109,12 @@ class Related:
     message: str
     span: Span | None = None
     brief: bool = False
-    """Whether its place says enough, without the line that stands there."""
+    """True if the location is shown without its line of text."""
 
 
 @frozen
 class TextChange:
-    """What stands in a span becomes another text; at an empty span the text is inserted."""
+    """A text replaces a span; at an empty span it is inserted."""
 
     span: Span
     text: str
@@ -122,14 +122,14 @@ class TextChange:
 
 @frozen
 class Mend:
-    """What can be written in place of something wrong: the help of a diagnostic as data, for editors to carry out."""
+    """A fix of a diagnostic: the text changes that its help describes, for editors to apply."""
 
     title: str
-    """What it does, as the help says it: ``write `==```."""
+    """The change in words: ``write `==```."""
     changes: tuple[TextChange, ...]
-    """In the order of the text; no two of one source overlap."""
+    """Sorted by position; no two in one source overlap."""
     is_choice: bool = False
-    """Whether its author has to want it: that a rule goes, or may match nothing. Nothing does it unasked."""
+    """True if only its author can decide: a rule goes, or may match nothing. Never applied unasked."""
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -165,15 +165,15 @@ class Diagnostic:
     details: tuple[str, ...] = field(default=())
     """Further lines of evidence, such as what each part of a selector matched."""
     cause: str = ""
-    """What an error comes from where others may come from the same: the code of another error, or a phrase. An error
+    """The cause that errors may share: the code of another error, or a phrase. An error
     whose cause is its own code is one only if something follows from it."""
     include: Span | None = None
-    """In the file that was loaded, the include that brings the line of an included file."""
+    """The include in the loaded file that leads to this line, if it is in an included file."""
     mends: tuple[Mend, ...] = ()
-    """What the help says to write, where it is known which text goes where; the likeliest first. Each by itself."""
+    """The fixes that the help describes, the likeliest first; each stands alone."""
 
     def moved_to(self, span: Span) -> Diagnostic:
-        """The same about the same text in another place."""
+        """This diagnostic for the same text at another span."""
         mends = (
             evolve(mend, changes=tuple(evolve(each, span=span) for each in mend.changes if each.span == self.span))
             for mend in self.mends
@@ -236,7 +236,7 @@ def put_behind(statement: Span, text: str) -> Mend:
 
 
 def line_behind(statement: Span, text: str) -> tuple[Span, str]:
-    """Where a text is inserted, and the text with what surrounds it, to stand on a line of its own behind a statement:
+    """Where a text is inserted, and the text with what surrounds it, to be a line of its own after a statement:
     behind the comment in its line, before another statement there."""
     source, end = statement.source, statement.end
     last = source.text.find("\n", end)
@@ -253,7 +253,7 @@ def _line_end(source: Source) -> str:
 
 
 def _with_its_line(statement: Span) -> Span:
-    """What goes with a statement so that nothing of it is left over."""
+    """The span to delete with a statement so that no empty line or separator is left."""
     text, start, end = statement.source.text, statement.start, statement.end
     first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
     last = len(text) if last < 0 else last
@@ -306,7 +306,7 @@ def one_cause(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
 
 
 def _included(found: Diagnostic) -> Diagnostic:
-    """With a note of the include that brings the line."""
+    """Adds a note of the include that leads to the line."""
     if found.include is None:
         return found
     note = Related("included from here", found.include)
@@ -425,7 +425,7 @@ def diagnose(
 
 
 def bounded(found: Sequence[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """As many as somebody reads, and how many more there are."""
+    """At most :data:`MOST` diagnostics, and how many more there are."""
     if len(found) <= MOST:
         return tuple(found)
     more = f"{counted(len(found) - MOST, 'further diagnostic is', 'further diagnostics are')} not shown"
@@ -444,5 +444,5 @@ def is_error(diagnostic: Diagnostic) -> bool:
 
 
 def is_syntax(diagnostic: Diagnostic) -> bool:
-    """Whether a diagnostic says that a text cannot be read, rather than what it means."""
+    """True if the text cannot be read; False if it can and its meaning is wrong."""
     return diagnostic.code.startswith("APL0")

@@ -126,7 +126,7 @@ def _missing(path: Path, name: str) -> Diagnostic:
 
 
 def meant_files(path: Path, name: str) -> tuple[str, ...]:
-    """What an include of a file that is not there may have meant: files beside it, and ``<name>`` for policies that
+    """Names that an include of a missing file may have meant: files beside it, and ``<name>`` for policies that
     come along; none where there is such a file."""
     if os.path.exists(path):  # a name that is too long is no file's
         return ()

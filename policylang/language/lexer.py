@@ -80,7 +80,7 @@ def split(source: Source) -> Slices:
 
 
 def starts_before(source: Source, offset: int) -> tuple[int, ...] | None:
-    """Where the statement may begin that a place is in, in the order of the text; None in a comment.
+    """The possible starts of the statement around an offset, sorted; None in a comment.
 
     The last is where it begins by the line ends. The others are those of statements before it that have a parenthesis
     without its other half: who writes one has not closed it yet.
@@ -108,7 +108,7 @@ def starts_before(source: Source, offset: int) -> tuple[int, ...] | None:
 
 
 def is_blank(text: str, start: int, end: int) -> bool:
-    """Whether a part of a text holds nothing but comments."""
+    """True if a part of a text holds nothing but blanks and comments."""
     found = _BLANK.match(text, start, end)  # never fails, so never tries again
     return found is not None and found.end() == end
 
@@ -191,7 +191,7 @@ _SCAN = re.compile(
 )
 BEHIND_SELECTOR = ("in", "outside", "where", "chain", "per", "from", "or", "and", "except", "feeding", "fed")
 _OF_A_SELECTOR = re.compile(rf"[^\S\n]*(?:->|→|⇒|,|\)|(?:{'|'.join(BEHIND_SELECTOR)})(?![\w.*?/:-]))")
-"""What follows a word that begins a selector."""
+"""The text that may follow the first word of a selector."""
 _DEVICE = re.compile(r"[^\s\"'`‘’“”‐‑‒–—−#;(),=<>]+")
 """The name of a device profile, which may have a ``-`` in it; or a file whose quotes are missing."""
 _KINDS = {"string": "STRING", "bundled": "BUNDLED", "comparison": "COMPARISON", "arrow": "ARROW"}
@@ -217,7 +217,7 @@ _LOOKALIKES = {
 
 @define(eq=False)
 class StatementOrigin:
-    """What the words of one statement share: their source, and what was found wrong while its tree was built."""
+    """State shared by the words of one statement: the source, and problems found while its tree is built."""
 
     source: Source
     problems: list[Diagnostic] = field(factory=list)
@@ -330,7 +330,7 @@ class Lexer:
 
 
 def _is_given(before: Sequence[Lexeme]) -> bool:
-    """Whether the next word is a name whatever it is elsewhere: a policy's, or a dimension's of the user's mesh."""
+    """True if the next word is a name even if it is a keyword: of a policy, or of a mesh dimension."""
     if not before or before[0].type == "POLICY":
         return len(before) == 1
     if before[-1].type == "COMMA":  # of `over dp, tp`; no other comma follows an `over`

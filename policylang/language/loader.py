@@ -69,13 +69,13 @@ class PlacedStatement:
     index: int
     """Its number in its own file."""
     bundled: bool
-    """Whether its file belongs to the bundled library."""
+    """True if its file belongs to the bundled library."""
     depth: int
     """0 in the file that was loaded, 1 in one that it includes, …"""
     folder: Path = Path()
-    """Of its own file: what the files that it names are relative to."""
+    """The folder of its own file: names of other files are relative to it."""
     include: Span | None = None
-    """In the file that was loaded, the include that brings it."""
+    """The include in the loaded file that leads to it."""
 
 
 @frozen
@@ -97,7 +97,7 @@ class Expansion:
     """By its name in reports, where each file lies, those that cannot be read among them; the text itself has none
     where it came from no file."""
     brought: dict[str, Span] = field(factory=dict)
-    """By the same names, the include in the file that was loaded that leads to each first."""
+    """By the same names, the first include in the loaded file that leads to each."""
     _reader: Reader = read_source
     _parsed: dict[str, _Unit | None] = field(factory=dict)
     _targets: dict[Span, tuple[Path | None, str, str]] = field(factory=dict)
@@ -205,7 +205,7 @@ class Expansion:
 
 
 def _target_span(include: Include) -> Span:
-    """Of what is included, with its quotes or brackets."""
+    """The span of the included name, with its quotes or brackets."""
     span = include.span
     return Span(span.source, span.end - len(include.target) - 2, span.end)
 
@@ -239,7 +239,7 @@ def _named(unit: _Unit) -> str:
 
 
 def _included_from(chain: IncludeChain) -> tuple[Related, ...]:
-    """Where each file of the chain was included, the innermost first."""
+    """A note for each include of the chain, the innermost first."""
     return tuple(Related("included from here", include.span) for _, include in reversed(chain) if include is not None)
 
 
@@ -252,7 +252,7 @@ _COMPUTES = frozenset(("aten", "prims", "rngprims", "inductor_prims", "quantized
 _COLLECTIVES = ("collective", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 Matches = Callable[[str | None, str, str | None], tuple[str, ...]]
-"""From the parts of an operator's name to the full names that fit, as an operator table knows them."""
+"""Maps the parts of an operator's name to the full names that match."""
 
 
 @define
@@ -263,7 +263,7 @@ class OrderLines:
     _said: dict[tuple[type, Selector], syntax.Bucket | Scheduling] = field(factory=dict)
 
     def check(self, statement: syntax.Bucket | Scheduling, lets: Mapping[str, Let]) -> Iterator[Diagnostic]:
-        """What is wrong with a line whose names are looked up, beside those that came before it."""
+        """Checks a resolved line against those before it."""
         earlier = self._said.setdefault((type(statement), statement.selector), statement)
         word = kind_of(statement).opener
         if earlier is not statement:
@@ -353,7 +353,7 @@ class _Resolver:
     once: dict[type, Statement] = field(factory=dict)
     device: DeviceProfile | None = None
     first: Span | None = None
-    """Of the first statement of the loaded file."""
+    """The span of the first statement of the loaded file."""
 
     def __attrs_post_init__(self) -> None:
         self.order = OrderLines(self.names.operators.matches)
@@ -425,7 +425,7 @@ class _Resolver:
             self.once[syntax.PolicyName] = statement
 
     def _device(self, statement: syntax.Device, placed: PlacedStatement) -> None:
-        """A policy and what it includes have one device; that several files name the same one is no mistake."""
+        """Reads the device. A policy and its includes have one; several files may name the same."""
         found = read_device(statement.target, placed.folder)
         if isinstance(found, Diagnostic):
             named = Related("named here", statement.span)
@@ -465,7 +465,7 @@ class _Resolver:
 
 
 def _includes(statements: Sequence[PlacedStatement]) -> dict[str, Span]:
-    """Of each included file by its name, the include in the loaded file that brings it first."""
+    """The first include in the loaded file that leads to each included file, by its name."""
     found: dict[str, Span] = {}
     for placed in statements:
         if placed.include is not None:
@@ -478,7 +478,7 @@ def _name_of(source: Source) -> str:
 
 
 _BYTE_ORDER_MARK = "\ufeff"
-"""What some editors of Windows begin a text with."""
+"""Some editors on Windows begin a file with it."""
 _ABOUT_WHAT_IS_MISSING = {"APL110", "APL207"}
 """Warnings that nothing uses a name, or that there is no rule: a statement that could not be read may be what does."""
 
@@ -524,7 +524,7 @@ def load_source(source: Source, file: Path | None, *, operators: OperatorTable |
 def load_expanded(
     source: Source, file: Path | None, *, operators: OperatorTable | None = None, read: Reader = read_source
 ) -> tuple[Loaded, Expansion]:
-    """The same with the statements that it was made from; ``read`` gives the texts of included files."""
+    """Loads a policy, and returns its expanded statements too; ``read`` reads included files."""
     expansion = expand(source, file, read)
     return _resolved(expansion, source, operators), expansion
 
@@ -549,7 +549,7 @@ def _resolved(expansion: Expansion, source: Source, operators: OperatorTable | N
 
 
 def _in_order(diagnostics: tuple[Diagnostic, ...]) -> tuple[Diagnostic, ...]:
-    """By file, in the order in which the files come up, and by position; each once."""
+    """Sorts diagnostics by file, in order of appearance, and by position; drops duplicates."""
     files: dict[str, int] = {}
     for diagnostic in diagnostics:
         if diagnostic.span is not None:

@@ -19,7 +19,7 @@ from policylang.language.statements import ACTIONS, FIGURES
 
 Replacement = str | Callable[[re.Match[str]], str | Sequence[str]]
 Reads = Callable[[str], int | None]
-"""Where a statement's text cannot be read any further; None where all of it can be read."""
+"""Returns the offset at which a text cannot be read any further; None if all of it can."""
 
 _LONGEST = 600
 """Characters of a statement that is looked at: nobody misplaces a word in a longer one and wonders why."""
@@ -36,7 +36,7 @@ class Mistake:
     message: str
     help: str | None = None
     code: str | None = None
-    """Where it is another than that of the general diagnostic."""
+    """The code, where the general diagnostic has another."""
 
     def replacements(self, match: re.Match[str]) -> Sequence[str]:
         if isinstance(self.replacement, str):
@@ -47,7 +47,7 @@ class Mistake:
 
 @frozen
 class FoundMistake:
-    """What is wrong between two offsets of a statement, and what to write there."""
+    """A mistake between two offsets of a statement, and its fix."""
 
     start: int
     end: int
@@ -281,7 +281,7 @@ def _order_rows() -> Iterator[_Row]:
 
 
 def _statement_rows() -> Iterator[_Row]:
-    """How a statement begins, its signs and quotes."""
+    """Beginnings of statements, signs and quotes."""
     yield (
         r"(?P<bad>[‘’‚“”„«»'`](?P<text>[^‘’“”„«»'`\"\n]*)[‘’“”«»'`])",
         *(_unquoted, 'a module path or a file may stand in `"`, nothing else is quoted', None, None),

@@ -27,11 +27,11 @@ _MAX_SUGGESTIONS = 50
 
 @define
 class Definitions:
-    """What the words of one policy stand for, statement by statement."""
+    """Resolves the names of one policy, statement by statement."""
 
     operators: OperatorTable
     later: dict[str, Span]
-    """Where each name is defined first."""
+    """The first definition of each name."""
     lets: dict[str, Let] = field(factory=dict)
     """The resolved names so far, and the groups that were used."""
     diagnostics: list[Diagnostic] = field(factory=list)
@@ -39,7 +39,7 @@ class Definitions:
     _bundled: set[str] = field(factory=set)
     _used: set[str] = field(factory=set)
     _known: dict[str, tuple[Operator | None, tuple[Diagnostic, ...]]] = field(factory=dict)
-    """By word, the operator that it means and what is wrong with it, wherever it stands."""
+    """The operator of each word looked up so far, and its problems."""
     _suggestions: int = 0
 
     @classmethod
@@ -85,7 +85,7 @@ class Definitions:
         return rebuild(selector, change)
 
     def finish(self, *, library: bool) -> list[Diagnostic]:
-        """What was found wrong, the names that nothing used with it, unless this is a library of names for others."""
+        """All problems. Unused names are among them, unless this is a library of names for others."""
         for name, let in self._mine.items():
             if name not in self._used and name not in self._bundled and not library:
                 mends = [removed(let.span)]

@@ -22,7 +22,7 @@ from policylang.language.walk import depth, selector_of
 _LONGEST = 600
 """Characters of a statement whose mends are tried, each by reading it again."""
 _MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013"))
-"""Of a character, a word, a statement that ends, one that does not start, and an action that is none."""
+"""Codes of diagnostics that a common mistake may replace."""
 
 
 @cache
@@ -71,7 +71,7 @@ def _parse_statement(source: Source, start: int, end: int, diagnostics: list[Dia
 def _mended(
     problems: list[Diagnostic], source: Source, start: int, end: int, found: Sequence[Diagnostic]
 ) -> list[Diagnostic]:
-    """What is wrong with a statement, or in its place the common mistake behind it where there is one. ``found``: what
+    """The problems of a statement, or the common mistake that explains the only one. ``found``: what
     is wrong with those before it."""
     first = problems[0] if problems else None
     if len(found) >= MOST:  # they are counted, and nobody reads them
@@ -93,7 +93,7 @@ def _mended(
 
 
 def _proved(problem: Diagnostic, source: Source, start: int, end: int) -> Diagnostic:
-    """With those of its mends with which the statement is read further than without them, and no more is wrong."""
+    """Keeps the fixes with which the statement is read further, and with which no more is wrong."""
     if problem.span is None or not problem.mends or end - start > _LONGEST:
         return evolve(problem, mends=())
     text = source.text[start:end]
@@ -109,12 +109,11 @@ def _proved(problem: Diagnostic, source: Source, start: int, end: int) -> Diagno
 
 
 def _stops(text: str) -> int | None:
-    """Where a statement's text cannot be read any further."""
     return _trial(text)[0]
 
 
 def _trial(text: str) -> tuple[int | None, int]:
-    """Where a statement's text cannot be read any further, and how much is wrong with it."""
+    """The offset at which a statement cannot be read any further, and its number of problems."""
     words, origin = lexer().lex(Source("", text), 0, len(text))
     stop = len(text)
     if not origin.problems:

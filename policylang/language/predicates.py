@@ -30,7 +30,7 @@ ANNOTATED = "annotated NAME"
 _SHOWN = {"crosses cut": CUT, "annotated": ANNOTATED}
 
 _BARE_UNITS = {prefix: (f"{prefix}iB", f"{prefix}B") for prefix in "KMGT"}
-"""What a prefix alone may mean: nobody counts operations in ``G`` without saying so."""
+"""Units that a prefix alone may mean; operations are never counted in a bare ``G``."""
 _UNITS_ELSEWHERE = {
     **dict.fromkeys(("sec", "secs", "second", "seconds", "S"), "s"),
     **dict.fromkeys(("msec", "msecs", "millis", "millisecond", "milliseconds", "MS"), "ms"),
@@ -50,7 +50,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("consumers", "readers", "uses", "fanout"), "users"),
     **dict.fromkeys(("world_size", "ranks", "group"), "group_size"),
 }
-"""What other tools call the properties."""
+"""Names of the properties in other tools."""
 _OPERATORS = ("op", "operator", "target", "function", "kind", "ops")
 
 _INDEXED = re.compile(r"(\w+)\[(-?\d{1,4})\]")
@@ -318,7 +318,7 @@ _EXAMPLE_FIGURES: dict[Dimension, str] = {
 
 
 def dimensions_of(measured: str) -> tuple[Dimension, ...]:
-    """What a measure of nodes, or a figure to expect something of, is compared with, the usual one first."""
+    """The dimensions that a measure or figure can be compared with, the usual one first."""
     return _DIMENSIONS.get(measured, ("number",))
 
 
@@ -405,6 +405,6 @@ def _fit_dtype(match: syntax.Match, report: Report) -> syntax.Match:
 
 
 def last_text(text: str, span: Span) -> Span:
-    """Where a text stands last in a span."""
+    """The last occurrence of a text in a span."""
     at = span.text.rfind(text)
     return span if at < 0 else Span(span.source, span.start + at, span.start + at + len(text))

@@ -1,4 +1,4 @@
-"""What people call operations, what these are in a graph, and selectors that hardly denote what was meant."""
+"""Common names of operations and the operators they are traced as; selectors that seldom match what was meant."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ MODULES = frozenset(
         *("w2", "w3", "input_layernorm", "post_attention_layernorm", "ln_1", "ln_2", "c_attn", "c_proj", "c_fc"),
     )
 )
-"""What modules of models are called, and no operator is."""
+"""Names of modules in models that no operator has."""
 
 _PYTHON = (
     "torch.nn.functional.",
@@ -157,7 +157,7 @@ class Form:
     text: str
     selector: Selector
     is_whole: bool
-    """Whether it is operators that compute the operation as a whole."""
+    """True if its operators compute the whole operation."""
 
 
 def python_name(text: str) -> str | None:
@@ -170,13 +170,13 @@ def python_name(text: str) -> str | None:
 
 
 def traced_texts(name: str) -> tuple[str, ...]:
-    """What an operation of this name is traced as, as selectors, the likeliest first."""
+    """Selectors of the forms in which an operation is traced, the likeliest first."""
     return TRACED_AS.get(_key(name), ())
 
 
 @cache
 def forms_of(name: str) -> tuple[Form, ...]:
-    """The same, resolved, without the operator of that very name."""
+    """The resolved forms, without the operator of the same name."""
     texts = (text for text in traced_texts(name) if text != name)
     return tuple(Form(text, selector_of_groups(text), _is_whole(text)) for text in texts)
 
@@ -204,7 +204,7 @@ def as_one(texts: Sequence[str]) -> str:
 
 
 def in_place_of(span: Span, texts: Sequence[str]) -> str:
-    """The same without the parentheses where the span is all that an action is said of."""
+    """Like :func:`as_one`, without parentheses if the span is the whole selector of its statement."""
     text = span.source.text
     before, after = text[: span.start].rsplit("\n", 1)[-1].split(), text[span.end :].lstrip(" \t")[:1]
     whole = " ".join(before[-1:]) in _BEFORE_A_SELECTOR and after in ("", "\n", "\r", ";", "#")

@@ -43,8 +43,8 @@ FATES: tuple[str, ...] = get_args(get_type_hints(syntax.Undecided)["fate"])
 FIGURES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectTotal)["figure"])
 
 MissingRow = tuple[str, str, str, str | None]
-"""What has to follow, by the last word and by the terminals that the parser takes there (with a minus: does not take);
-then how it is called, and how it looks."""
+"""The last word and the terminals that the parser accepts there (a minus: does not accept); then the name of what has
+to follow, and an example."""
 KINDS: list[type[StatementKind]] = []
 """Every kind of statement, in the order of the grammar."""
 
@@ -54,23 +54,23 @@ class StatementKind:
 
     made: ClassVar[type]
     rule: ClassVar[str]
-    """Of the grammar."""
+    """The rule of the grammar."""
     opener: ClassVar[str] = ""
     """The words that open it; empty where an action or a selector does."""
     is_scheduling: ClassVar[bool] = False
-    """Whether it is about collectives: which become one, and when they run."""
+    """True if it buckets or schedules collectives."""
     missing: ClassVar[tuple[MissingRow, ...]] = ()
     closing: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Words that it has behind one terminal, and that are names everywhere else."""
     build: ClassVar[Callable[..., Any]]
-    """From what the rule holds to the statement; mistakes are reported to the words' origin."""
+    """Makes the statement from the parts of its rule; reports mistakes to the origin of the words."""
 
     def __init_subclass__(cls) -> None:
         KINDS.append(cls)
 
     @classmethod
     def terminal(cls) -> str:
-        """Of the words that open it."""
+        """The terminal of the words that open it."""
         return cls.opener.upper().replace(" ", "_")
 
     @staticmethod
@@ -418,7 +418,7 @@ def _blocks(number: int) -> str:
 
 
 def _distance(number: Lexeme) -> int:
-    """How many blocks ahead or later. None moves nothing, which is reported, and read as 1."""
+    """A distance in blocks; 0 is reported and read as 1."""
     blocks = integer(number)
     if not blocks:
         message = "a distance of 0 blocks moves nothing"
@@ -447,7 +447,7 @@ def _bytes(size: Quantity, span: Span, word: Lexeme, message: str, example: str)
 
 @frozen
 class _Limit:
-    """What an expectation compares with, and of what it says that it is a share."""
+    """The limit of an expectation, and the whole that it is a share of."""
 
     quantity: Quantity
     whole: Lexeme | None
@@ -497,7 +497,7 @@ class ExpectTotalKind(StatementKind):
 
     @staticmethod
     def fit(expectation: syntax.ExpectTotal, report: Report) -> syntax.ExpectTotal:
-        """With its limit in the dimension of its figure; a misfit is reported."""
+        """Converts the limit to the dimension of the figure; reports a misfit."""
         return evolve(expectation, limit=fit_quantity(expectation.figure, expectation.limit, report))
 
     @staticmethod
@@ -635,7 +635,7 @@ def format_policy(policy: Policy) -> str:
 
 
 def _device_lines(device: DeviceProfile) -> list[str]:
-    """By the name that the profile has, wherever its file lies, and with its figures: those decide."""
+    """The name of the profile, wherever its file is, and the figures, which decide."""
     name = device.name
     if not re.fullmatch(r"\w[\w.+-]*", name):
         name = '"' + re.sub(r'["\n]', " ", name) + '"'

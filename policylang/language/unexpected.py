@@ -53,7 +53,7 @@ _MISSING: tuple[MissingRow, ...] = (
     ("", "NAME", "a name", None),
     ("", "", "something else", None),
 )
-"""In every statement, behind the rows of its kind. The first row that fits is the most telling."""
+"""Rows for every statement, tried after those of its kind. The first row that fits is the most telling."""
 
 
 def explain_unexpected(error: UnexpectedToken, words: Sequence[Lexeme], keywords: Mapping[str, str]) -> None:
@@ -165,7 +165,7 @@ def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str
 
 
 def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> tuple[str, str | None]:
-    """What has to follow the words, and how it looks."""
+    """The name of what has to follow the words, and an example."""
     last, opener = before[-1].type, _opener(before)
     rows = (row for kind in KINDS if kind.terminal() == opener for row in kind.missing)
     return next(
@@ -177,12 +177,12 @@ def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> tuple[str, s
 
 
 def _in_predicate(words: Sequence[Lexeme], expected: frozenset[str]) -> bool:
-    """Whether the last word is the beginning of a predicate that is not finished."""
+    """True if the last word begins an unfinished predicate."""
     return "COMPARISON" in expected and any(word.type == "WHERE" for word in words)
 
 
 def _opener(before: Sequence[Lexeme]) -> str:
-    """What says which statement it is; `optional` stands before several."""
+    """The terminal that opens the statement, behind `optional`."""
     verbs = [word.type for word in before[1:2] if word.type in _BEHIND_OPTIONAL]
     return verbs[0] if before[0].type == "OPTIONAL" and verbs else before[0].type
 
@@ -210,7 +210,7 @@ def _near_keywords(
 
 
 def _way_out(word: Lexeme, reserved: bool, expected: frozenset[str]) -> tuple[str | None, Sequence[str]]:
-    """How to say what the misplaced word may have been meant for, and what to write in its place."""
+    """A help for what the misplaced word may have meant, and what to write in its place."""
     if "EVERYTHING" in expected:
         if word.type == "EVERY":
             return "a position is written as `every 2nd`; a selector without one means all of its nodes", ()

@@ -28,7 +28,7 @@ def selector_of(statement: Statement) -> Selector | None:
 
 
 def selectors_of(statements: Iterable[Statement]) -> Iterator[Selector]:
-    """Those of statements that have one: of a policy's own, ``Policy.statements``."""
+    """The selectors of statements, such as ``Policy.statements``."""
     return filter(None, map(selector_of, statements))
 
 
@@ -82,7 +82,7 @@ def tests_of(policy: Policy, *statements: Statement) -> Iterator[syntax.Test]:
 
 
 def depth(selector: Selector) -> int:
-    """How many parts are nested in one another at the deepest place, predicates included."""
+    """The depth of the deepest nesting, predicates included."""
     deepest = 0
     pending: list[tuple[Selector | Predicate, int]] = [(selector, 1)]
     while pending:
