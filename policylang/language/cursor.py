@@ -1,6 +1,6 @@
 """The cursor in a text that is being written: the words before it, and what the grammar takes there.
 
-Only what stands before the place counts, and what cannot be read there is passed over: a text is broken for as long as
+Only the text before the cursor counts, and what cannot be read there is skipped: a text is broken for as long as
 somebody writes it.
 """
 
@@ -49,7 +49,7 @@ class Reading:
     accepted: frozenset[str]
     """The terminals that may follow; ``$END`` where the statement may end."""
     refused: tuple[int, ...]
-    """The words that could not stand where they stand; the others are read as if these were not there."""
+    """The words that the grammar refused; the others are read without these."""
 
 
 @lru_cache(maxsize=2048)
@@ -102,7 +102,7 @@ class Cursor:
     end: int
     """The range of the word at the cursor; empty where there is none."""
     accepted: frozenset[str]
-    """The terminals that may stand in place of that word; ``$END`` where the statement may end before it."""
+    """The terminals that may replace that word; ``$END`` where the statement may end before it."""
     begin: int = 0
     """The start of the statement."""
     seconds: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ def cursors_at(source: Source, offset: int) -> tuple[Cursor, ...]:
 
 
 def _within(source: Source, start: int, offset: int) -> tuple[Cursor, bool]:
-    """The cursor in a statement that begins at ``start``, and whether all words before it can stand there."""
+    """The cursor in a statement that begins at ``start``, and whether all words before it can be read."""
     begin, end = _word_at(source.text, start, offset)
     words, skipped = _words(source, start, begin)
     kinds = tuple(word.type for word in words)

@@ -121,7 +121,7 @@ class TextChange:
 
 
 @frozen
-class Mend:
+class Fix:
     """A fix of a diagnostic: the text changes that its help describes, for editors to apply."""
 
     title: str
@@ -169,7 +169,7 @@ class Diagnostic:
     whose cause is its own code is one only if something follows from it."""
     include: Span | None = None
     """The include in the loaded file that leads to this line, if it is in an included file."""
-    mends: tuple[Mend, ...] = ()
+    mends: tuple[Fix, ...] = ()
     """The fixes that the help describes, the likeliest first; each stands alone."""
 
     def moved_to(self, span: Span) -> Diagnostic:
@@ -181,58 +181,57 @@ class Diagnostic:
         return evolve(self, span=span, mends=tuple(mend for mend in mends if mend.changes))
 
 
-def written(span: Span, texts: Iterable[str], *, near: bool = False, is_choice: bool = False) -> tuple[Mend, ...]:
-    """A mend for each text that can be written in the place of a span. ``near``: they are guesses by likeness."""
+def written(span: Span, texts: Iterable[str], *, near: bool = False, is_choice: bool = False) -> tuple[Fix, ...]:
+    """A fix for each text that can be written in the place of a span. ``near``: they are guesses by likeness."""
     title = "did you mean `{}`?" if near else "write `{}`"
     return tuple(
-        Mend(title.format(" ".join(text.split())), (TextChange(span, text),), is_choice)
-        for text in dict.fromkeys(texts)
+        Fix(title.format(" ".join(text.split())), (TextChange(span, text),), is_choice) for text in dict.fromkeys(texts)
     )
 
 
-def prefixed(span: Span, word: str) -> Mend:
-    """The mend that writes a word before what stands in a span."""
-    return Mend(f"write `{word}` before it", (TextChange(Span(span.source, span.start, span.start), f"{word} "),), True)
+def prefixed(span: Span, word: str) -> Fix:
+    """The fix that writes a word before what stands in a span."""
+    return Fix(f"write `{word}` before it", (TextChange(Span(span.source, span.start, span.start), f"{word} "),), True)
 
 
-def left_out(span: Span) -> Mend:
-    """The mend that leaves out the words of a span and the space before them."""
+def left_out(span: Span) -> Fix:
+    """The fix that leaves out the words of a span and the space before them."""
     text = span.source.text
     start = len(text[: span.start].rstrip(" \t"))
-    return Mend(f"leave `{span.one_line}` out", (TextChange(Span(span.source, start, span.end), ""),), True)
+    return Fix(f"leave `{span.one_line}` out", (TextChange(Span(span.source, start, span.end), ""),), True)
 
 
-def inserted(span: Span, text: str) -> Mend:
-    """The mend that writes a word behind what stands in a span."""
+def inserted(span: Span, text: str) -> Fix:
+    """The fix that writes a word behind what stands in a span."""
     at = Span(span.source, span.end, span.end)
-    return Mend(f"write `{text}` behind it", (TextChange(at, f" {text}"),))
+    return Fix(f"write `{text}` behind it", (TextChange(at, f" {text}"),))
 
 
-def removed(statement: Span, title: str = "remove the line") -> Mend:
-    """The mend that removes a statement: with its line and the comment behind it where nothing else stands there."""
-    return Mend(title, (TextChange(_with_its_line(statement), ""),), True)
+def removed(statement: Span, title: str = "remove the line") -> Fix:
+    """The fix that removes a statement: with its line and the comment behind it where nothing else stands there."""
+    return Fix(title, (TextChange(_with_its_line(statement), ""),), True)
 
 
-def moved(statement: Span, to: Span, title: str, *, behind: bool = False) -> Mend:
-    """The mend that moves a statement before another one of its text, or behind it, onto a line of its own."""
+def moved(statement: Span, to: Span, title: str, *, behind: bool = False) -> Fix:
+    """The fix that moves a statement before another one of its text, or behind it, onto a line of its own."""
     source = statement.source
     if behind:
         place, text = line_behind(to, statement.text)
     else:
         place, text = Span(source, to.start, to.start), statement.text + _line_end(source)
     changes = (TextChange(place, text), TextChange(_with_its_line(statement), ""))
-    return Mend(title, changes[::-1] if behind else changes, True)
+    return Fix(title, changes[::-1] if behind else changes, True)
 
 
-def put_before(statement: Span, text: str) -> Mend:
-    """The mend that writes a statement on a line of its own before another one."""
+def put_before(statement: Span, text: str) -> Fix:
+    """The fix that writes a statement on a line of its own before another one."""
     source, start = statement.source, statement.start
-    return Mend(f"write `{text}` above it", (TextChange(Span(source, start, start), text + _line_end(source)),), True)
+    return Fix(f"write `{text}` above it", (TextChange(Span(source, start, start), text + _line_end(source)),), True)
 
 
-def put_behind(statement: Span, text: str) -> Mend:
-    """The mend that writes a statement behind another one."""
-    return Mend(f"write `{text}` below it", (TextChange(*line_behind(statement, text)),), True)
+def put_behind(statement: Span, text: str) -> Fix:
+    """The fix that writes a statement behind another one."""
+    return Fix(f"write `{text}` below it", (TextChange(*line_behind(statement, text)),), True)
 
 
 def line_behind(statement: Span, text: str) -> tuple[Span, str]:
@@ -326,14 +325,14 @@ def _at_include(include: Span, group: list[Diagnostic]) -> Diagnostic:
     return evolve(first, message=message, span=include, cause="", include=None, details=(), related=notes, mends=mends)
 
 
-def _of_each(group: Sequence[Diagnostic]) -> tuple[Mend, ...]:
-    """The mend that does to each line of an included file what each by itself is told; none where one has none."""
+def _of_each(group: Sequence[Diagnostic]) -> tuple[Fix, ...]:
+    """The fix that does to each line of an included file what each by itself is told; none where one has none."""
     first = [next((mend for mend in each.mends if mend.is_choice), None) for each in group]
     titles = {mend.title for mend in first if mend is not None}
     if None in first or len(titles) != 1:
         return ()
     changes = {change: None for mend in first if mend is not None for change in mend.changes}
-    return (Mend(titles.pop().replace(" it", f" {len(group)} lines"), tuple(changes), True),)
+    return (Fix(titles.pop().replace(" it", f" {len(group)} lines"), tuple(changes), True),)
 
 
 _CODE = re.compile(r"APL[0-9]{3}")
@@ -409,12 +408,12 @@ def diagnose(
     related: tuple[Related, ...] = (),
     details: tuple[str, ...] = (),
     write: Sequence[str] = (),
-    mends: Iterable[Mend] = (),
+    mends: Iterable[Fix] = (),
 ) -> Diagnostic:
     """A diagnostic of a code, with the severity that its page gives.
 
-    ``write``: texts that can stand in place of the span, each a mend; ``mends``: those that change something else. A
-    mend of a policy that comes along is left out, as is one of a rule that no text says: nobody writes there.
+    ``write``: texts that can stand in place of the span, each a fix; ``mends``: those that change something else. A
+    fix of a bundled policy is left out, as is one of a rule that no text says: nobody writes there.
     """
     if write and span is not None:
         mends = (*written(span, write, near=(help or "").startswith("did you mean")), *mends)

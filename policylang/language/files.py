@@ -92,7 +92,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def policy_files(path: str) -> list[str]:
     """The files a path stands for, in order: of a folder every policy file below it, else the path itself. An empty
-    folder stands for itself, so that someone says so."""
+    folder is returned itself, so that it is reported."""
     if not os.path.isdir(path):  # nor is the empty path, which `Path` takes for the current folder
         return [path]
     found = sorted(str(file) for file in Path(path).rglob(f"*{SUFFIX}") if file.is_file())

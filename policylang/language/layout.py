@@ -238,7 +238,7 @@ def layout_changes(source: Source) -> tuple[LayoutChange, ...] | None:
 
 def layout_changes_between(source: Source, start: int, end: int) -> tuple[LayoutChange, ...]:
     """The changes of the lines that hold a statement or comment between two offsets. A statement that cannot be read is
-    left as it is, and so is what stands on its lines."""
+    left as it is, and so is the rest of its lines."""
     readable, left_alone = _without_mistakes(source)
     first, last = _whole_lines(readable, start, end)
     parts = (_within(source.text, change, first, last) for change in layout_changes(readable) or ())

@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 from lark import Token
 from lark.lexer import PatternStr, TerminalDef
 
-from policylang.language.diagnostics import Diagnostic, Mend, Source, Span, TextChange, diagnose
+from policylang.language.diagnostics import Diagnostic, Fix, Source, Span, TextChange, diagnose
 from policylang.language.syntax import Scope
 
 MAX_FILE = 4 * 1024 * 1024
@@ -83,7 +83,7 @@ def starts_before(source: Source, offset: int) -> tuple[int, ...] | None:
     """The possible starts of the statement around an offset, sorted; None in a comment.
 
     The last is where it begins by the line ends. The others are those of statements before it that have a parenthesis
-    without its other half: who writes one has not closed it yet.
+    that is not closed yet: who writes one will close it.
     """
     text, unclosed = source.text, _unclosed(source.text)
     start, depth = 0, 0
@@ -233,7 +233,7 @@ class StatementOrigin:
         *,
         help: str | None = None,
         write: Sequence[str] = (),
-        mends: Sequence[Mend] = (),
+        mends: Sequence[Fix] = (),
     ) -> None:
         self.problems.append(diagnose(code, message, span, help=help, write=write, mends=mends))
 
@@ -262,9 +262,9 @@ class Lexeme(Token):
         *,
         help: str | None = None,
         write: Sequence[str] = (),
-        mends: Sequence[Mend] = (),
+        mends: Sequence[Fix] = (),
     ) -> None:
-        """``write``: what can stand in place of the span."""
+        """``write``: texts that can replace the span."""
         self.origin.report(code, message, span or self.span, help=help, write=write, mends=mends)
 
 
@@ -275,7 +275,7 @@ class Lexer:
         self.keywords = {t.pattern.value: t.name for t in terminals if isinstance(t.pattern, PatternStr)}
         soft = (t.pattern.value for t in terminals if not isinstance(t.pattern, PatternStr))
         self.openers = frozenset(word for word in soft if word.isidentifier() and word != "within")
-        """Words that open a statement and are names wherever a name can stand."""
+        """Words that open a statement and are names elsewhere."""
         worded = [t for t in terminals if t.priority > 0]
         self._classes = [(t.name, re.compile(t.pattern.to_regexp())) for t in sorted(worded, key=lambda t: -t.priority)]
         self._classify = lru_cache(maxsize=8192)(self._classify_uncached)
@@ -378,7 +378,7 @@ def _report_character(origin: StatementOrigin, text: str, position: int) -> None
         whole = Span(origin.source, position, len(text) if line_end < 0 else line_end)
         word = re.match(r'"[^\s#;)]*', whole.text)
         behind = position + (word.end() if word else 1)
-        closed = Mend('write `"` behind it', (TextChange(Span(origin.source, behind, behind), '"'),))
+        closed = Fix('write `"` behind it', (TextChange(Span(origin.source, behind, behind), '"'),))
         line_ends = 'a quoted text ends with `"` on the same line'
         origin.report("APL006", "this quote is never closed", whole, help=line_ends, mends=(closed,))
         return

@@ -16,7 +16,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import (
     Diagnostic,
-    Mend,
+    Fix,
     Related,
     Source,
     Span,
@@ -188,7 +188,7 @@ class Expansion:
         chain: IncludeChain,
         *,
         help: str | None = None,
-        mends: Sequence[Mend] = (),
+        mends: Sequence[Fix] = (),
     ) -> None:
         if (code, include.span) in self._reported:  # a file that is included twice is read once, and taken twice
             return
@@ -458,9 +458,7 @@ class _Resolver:
         if isinstance(statement, syntax.Blocks):
             check_path_glob(statement.glob, statement.span, self.diagnostics.append)
 
-    def _report(
-        self, code: str, message: str, span: Span | None, *related: Related, mends: Sequence[Mend] = ()
-    ) -> None:
+    def _report(self, code: str, message: str, span: Span | None, *related: Related, mends: Sequence[Fix] = ()) -> None:
         self.diagnostics.append(diagnose(code, message, span, related=related, mends=mends))
 
 
@@ -485,7 +483,7 @@ _ABOUT_WHAT_IS_MISSING = {"APL110", "APL207"}
 
 @frozen
 class Loaded:
-    """A policy, unless one of the diagnostics is an error; they stand in the order of the text, file by file."""
+    """A policy, unless one of the diagnostics is an error; they are sorted by position, file by file."""
 
     policy: Policy | None
     diagnostics: tuple[Diagnostic, ...]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from attrs import define, evolve, field
 
-from policylang.language.diagnostics import Diagnostic, Mend, Related, Span, diagnose, removed
+from policylang.language.diagnostics import Diagnostic, Fix, Related, Span, diagnose, removed
 from policylang.language.globs import name_glob_problem
 from policylang.language.operators import PLAIN_FUNCTIONS, OperatorTable, group_names, prelude_group, split_operator
 from policylang.language.predicates import check_path_glob, fit_predicate
@@ -239,7 +239,7 @@ class Definitions:
         help: str | None = None,
         related: tuple[Related, ...] = (),
         write: Sequence[str] = (),
-        mends: Sequence[Mend] = (),
+        mends: Sequence[Fix] = (),
     ) -> None:
         self.diagnostics.append(diagnose(code, message, span, help=help, related=related, write=write, mends=mends))
 

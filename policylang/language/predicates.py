@@ -191,7 +191,7 @@ def _unknown_flag(text: str, span: Span, at: Lexeme) -> None:
 
 
 def _in_place(flag: str, span: Span) -> str | None:
-    """A flag as it is written where another stands; None where it takes more than that."""
+    """A flag as it is written in place of another one; None if it takes more."""
     if flag == "crosses cut":
         return flag if span.source.text[span.end :].lstrip(" \t").startswith("per") else CUT
     if span.text.split()[1:2] == ["not"]:

@@ -198,7 +198,7 @@ _BEFORE_A_SELECTOR = frozenset(("save", "recompute", "offload", "leave", "="))
 
 
 def as_one(texts: Sequence[str]) -> str:
-    """Several selectors as one that can stand wherever one word does."""
+    """Several selectors as one that can replace a single word."""
     joined = ", ".join(texts)
     return f"({joined})" if " " in joined else joined
 

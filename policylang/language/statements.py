@@ -18,7 +18,7 @@ from lark import v_args
 
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import Mend, Span, TextChange, diagnose, inserted, left_out, prefixed, written
+from policylang.language.diagnostics import Fix, Span, TextChange, diagnose, inserted, left_out, prefixed, written
 from policylang.language.grammar import is_policy_name
 from policylang.language.lexer import Lexeme
 from policylang.language.predicates import (
@@ -213,7 +213,7 @@ class RuleKind(StatementKind):
         for index, word in enumerate(modifiers):
             if word in modifiers[:index]:
                 end = parts[index + 1].span.start
-                mends = [Mend("leave it out", (TextChange(Span(word.span.source, word.span.start, end), ""),))]
+                mends = [Fix("leave it out", (TextChange(Span(word.span.source, word.span.start, end), ""),))]
                 word.report("APL209", f"`{word}` stands before this rule twice", mends=mends)
         if verb not in ACTIONS:
             near = nearest(str(verb), ACTIONS)

@@ -98,7 +98,7 @@ class Operator:
 
 @frozen
 class Reference:
-    """The nodes of a ``let``; ``Policy.lets`` holds what the name stands for."""
+    """The nodes of a ``let``; ``Policy.lets`` holds its definition."""
 
     name: str
     span: Span = _span()
@@ -410,7 +410,7 @@ class Rule:
 
     @property
     def text(self) -> str:
-        """The sentence as it stands in the file, on one line."""
+        """The sentence in the file, on one line."""
         return self.span.one_line
 
 

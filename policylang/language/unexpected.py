@@ -1,4 +1,4 @@
-"""Messages for a word that cannot stand where it stands, from the terminals that the parser would have taken."""
+"""Messages for an unexpected word, from the terminals that the parser would have accepted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from lark.exceptions import UnexpectedToken
 
-from policylang.language.diagnostics import Mend, Span, TextChange, inserted, written
+from policylang.language.diagnostics import Fix, Span, TextChange, inserted, written
 from policylang.language.lexer import Lexeme
 from policylang.language.predicates import ANNOTATED, CUT, FLAGS, IS_KINDS
 from policylang.language.statements import ACTIONS, KINDS, OPENERS, MissingRow
@@ -109,23 +109,23 @@ def _report_end(words: Sequence[Lexeme], expected: frozenset[str]) -> None:
     origin.report("APL011", f"the statement ends where {missing} has to follow", caret, help=help, mends=mends)
 
 
-def _missing_words(missing: str, last: Lexeme) -> tuple[Mend, ...]:
+def _missing_words(missing: str, last: Lexeme) -> tuple[Fix, ...]:
     """The words that have to follow another one, where they are known by themselves."""
     words = _WORDS.findall(missing)
     return tuple(inserted(last.span, word) for word in words) if _ALL_WORDS.fullmatch(missing) else ()
 
 
-def _in_parentheses(words: Sequence[Lexeme]) -> tuple[Mend, ...]:
+def _in_parentheses(words: Sequence[Lexeme]) -> tuple[Fix, ...]:
     """The mend of `… where … or bmm`: what stands before the joiner is one selector, and what is behind it another."""
     first = next((at + 1 for at, word in enumerate(words[:-3]) if word.type in ("ACTION", "EQUAL")), None)
     if first is None or words[-2].type not in ("OR", "AND"):
         return ()
     begin, end, source = words[first].span.start, words[-3].span.end, words[-1].span.source
     changes = (TextChange(Span(source, begin, begin), "("), TextChange(Span(source, end, end), ")"))
-    return (Mend(f"write `(… where …) {words[-2]} {words[-1]}`", changes, is_choice=True),)
+    return (Fix(f"write `(… where …) {words[-2]} {words[-1]}`", changes, is_choice=True),)
 
 
-def _whole_flags(last: Lexeme) -> tuple[Mend, ...]:
+def _whole_flags(last: Lexeme) -> tuple[Fix, ...]:
     """The predicates that begin with a word."""
     return written(last.span, [flag for flag in (*FLAGS, CUT) if flag.split()[0] == last], near=True)
 
@@ -154,7 +154,7 @@ def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str
         if not near and spelt and "OR" in expected:
             help = "join two selectors with a comma, `or`, `and` or `except`"
             at = Span(last.span.source, last.span.end, last.span.end)
-            mends = (Mend("write a comma between them", (TextChange(at, ","),), is_choice=True),)
+            mends = (Fix("write a comma between them", (TextChange(at, ","),), is_choice=True),)
         word.report("APL010", message, help=help, mends=mends)
         return
     missing, help = _missing(before, expected)

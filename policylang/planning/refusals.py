@@ -11,7 +11,7 @@ from policylang.graph.facts import Facts, InputKind, LostMarker
 from policylang.language.diagnostics import (
     GATHERS_NOTHING,
     Diagnostic,
-    Mend,
+    Fix,
     Related,
     Severity,
     Span,
@@ -141,7 +141,7 @@ def overridden(policy: Policy, outcome: RuleOutcome, rules: Sequence[RuleOutcome
     )
 
 
-def moved_below(outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Iterator[Mend]:
+def moved_below(outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Iterator[Fix]:
     """The mend that moves a rule below those that take its nodes over, where each of them has others left then."""
     takers = [(rules[index], count) for index, count in outcome.overridden_by.items()]
     span, last = outcome.rule.span, max((taker.rule.span for taker, _ in takers), key=lambda each: each.start)
@@ -304,7 +304,7 @@ def cannot_decide(rule: Rule, capabilities: Capabilities) -> Diagnostic:
     return diagnose(PATH_CANNOT, f"`{rule.text}` {why}", rule.span, help=help, mends=_other_action(rule))
 
 
-def _other_action(rule: Rule) -> Iterator[Mend]:
+def _other_action(rule: Rule) -> Iterator[Fix]:
     """The mends that say another action, without the budget that only offloading has."""
     words = words_of(rule.span.source, rule.span.start, rule.span.end)
     verb = next((word for word in words if word.type == "ACTION"), None)

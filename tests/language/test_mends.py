@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.language.diagnostics import CODES, Diagnostic, Mend, Severity, Source, Span, is_error, is_syntax
+from policylang.language.diagnostics import CODES, Diagnostic, Fix, Severity, Source, Span, is_error, is_syntax
 from policylang.language.lexer import split
 from policylang.language.loader import load_policy, parse_policy
 from policylang.language.parser import parse_file
@@ -92,7 +92,7 @@ def test_a_name_that_is_written_twice_is_mended_in_both_places() -> None:
 def test_nothing_is_written_into_a_policy_that_comes_along() -> None:
     from policylang.language.diagnostics import diagnose, prefixed
 
-    def of(name: str, text: str = "save mm") -> tuple[Mend, ...]:
+    def of(name: str, text: str = "save mm") -> tuple[Fix, ...]:
         span = Span(Source(name, text), 0, 0)
         return diagnose("APL301", "m", span, mends=[prefixed(span, "optional")]).mends
 
@@ -151,7 +151,7 @@ def test_no_mend_of_a_text_with_mistakes_makes_it_worse(text: str, chance: rando
             hold(text, found, each, mend)
 
 
-def hold(text: str, found: tuple[Diagnostic, ...], each: Diagnostic, mend: Mend) -> None:
+def hold(text: str, found: tuple[Diagnostic, ...], each: Diagnostic, mend: Fix) -> None:
     assert each.span is not None
     source = each.span.source
     assert source.text == text

@@ -12,7 +12,7 @@ from policylang.editor.locations import positions_of, uri_of
 from policylang.editor.refactorings.inlined_let import inlined_let
 from policylang.editor.refactorings.named_selector import named_selector
 from policylang.editor.state import State
-from policylang.language.diagnostics import Diagnostic, Mend, Source, TextChange
+from policylang.language.diagnostics import Diagnostic, Fix, Source, TextChange
 
 FIX_ALL = "source.fixAll.policylang"
 KINDS = (
@@ -74,8 +74,8 @@ def _touches(state: State, found: Diagnostic, start: int, end: int) -> bool:
 
 def _mends(state: State, here: Iterable[_Told], versioned: bool) -> Iterator[types.CodeAction]:
     """An action for each mend; one that mends several diagnostics is one action."""
-    by_mend: dict[Mend, list[types.Diagnostic]] = {}
-    only_one: dict[Mend, bool] = {}
+    by_mend: dict[Fix, list[types.Diagnostic]] = {}
+    only_one: dict[Fix, bool] = {}
     for found, told in here:
         for mend in found.mends:
             by_mend.setdefault(mend, []).append(told)
@@ -120,7 +120,7 @@ def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool, *, leas
 
 
 def _reworded(
-    state: State, mend: Mend | None, kind: types.CodeActionKind, versioned: bool
+    state: State, mend: Fix | None, kind: types.CodeActionKind, versioned: bool
 ) -> Iterator[types.CodeAction]:
     if mend is not None and (edit := _edit(state, mend.changes, versioned)) is not None:
         yield types.CodeAction(mend.title, kind, edit=edit)

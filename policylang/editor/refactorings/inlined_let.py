@@ -5,13 +5,13 @@ from __future__ import annotations
 from policylang.editor.names.occurrences import Occurrence, occurrences
 from policylang.editor.refactorings.named_selector import with_names_read
 from policylang.editor.state import State
-from policylang.language.diagnostics import Mend, Source, TextChange, removed
+from policylang.language.diagnostics import Fix, Source, TextChange, removed
 from policylang.language.grammar import words_of
 from policylang.language.parser import parse_file
 from policylang.language.syntax import Let, Rule
 
 
-def inlined_let(state: State, offset: int) -> Mend | None:
+def inlined_let(state: State, offset: int) -> Fix | None:
     """What writes out the name at an offset, at its definition or a use. None for a name that another file defines or
     uses, that nothing uses, and in a file of names for others, which uses are not known of."""
     source = state.document.source
@@ -31,11 +31,11 @@ def inlined_let(state: State, offset: int) -> Mend | None:
         written = f"({written})"
     (line,) = removed(let.span).changes
     changes = [line, *(TextChange(each.span, written) for each in uses)]
-    mend = Mend(f"write out `{let.name}`", tuple(sorted(changes, key=lambda each: each.span.start)))
+    mend = Fix(f"write out `{let.name}`", tuple(sorted(changes, key=lambda each: each.span.start)))
     return mend if _says_the_same(state, mend, let) else None
 
 
-def _says_the_same(state: State, mend: Mend, let: Let) -> bool:
+def _says_the_same(state: State, mend: Fix, let: Let) -> bool:
     before = [each for each in state.text.file.statements if each is not let]
     file, wrong = parse_file(Source("", mend.applied(state.document.source)))
     return not wrong and list(file.statements) == [with_names_read(each, let.name, let.selector) for each in before]

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from policylang.editor.names.occurrences import occurrences
 from policylang.editor.state import State
-from policylang.language.diagnostics import Mend, Source, Span, TextChange, put_before
+from policylang.language.diagnostics import Fix, Source, Span, TextChange, put_before
 from policylang.language.grammar import keywords
 from policylang.language.parser import parse_file
 from policylang.language.syntax import Let, Selector, Statement, Word
@@ -18,7 +18,7 @@ from policylang.language.walk import rebuild, selector_of, walk
 _NAME = "picked"
 
 
-def named_selector(state: State, start: int, end: int) -> Mend | None:
+def named_selector(state: State, start: int, end: int) -> Fix | None:
     """What gives the selector between two offsets a name; None for what is no whole selector, or a name already."""
     source = state.document.source
     text = source.text[start:end]
@@ -33,18 +33,18 @@ def named_selector(state: State, start: int, end: int) -> Mend | None:
     return None
 
 
-def _named(state: State, statement: Statement, part: Selector) -> Mend | None:
+def _named(state: State, statement: Statement, part: Selector) -> Fix | None:
     source, written = state.document.source, part.span.text
     taken = {each.name for each in occurrences(source).names} | keywords()
     taken |= {each.statement.name for each in state.text.expansion.statements if isinstance(each.statement, Let)}
     name = next(each for number in count(1) if (each := f"{_NAME}{'' if number == 1 else number}") not in taken)
     above = put_before(statement.span, f"let {name} = {f'({written})' if chr(10) in written else written}")
     place = Span(source, part.span.start, part.span.end)
-    mend = Mend("give this selector a name", (*above.changes, TextChange(place, name)))
+    mend = Fix("give this selector a name", (*above.changes, TextChange(place, name)))
     return mend if _says_the_same(state, mend, statement, part, name) else None
 
 
-def _says_the_same(state: State, mend: Mend, statement: Statement, part: Selector, name: str) -> bool:
+def _says_the_same(state: State, mend: Fix, statement: Statement, part: Selector, name: str) -> bool:
     """Whether the text is read as before, but for the name, and the name stands for what it stands in place of."""
     before, found = state.text.file.statements, parse_file(state.document.source)[1]
     file, wrong = parse_file(Source("", mend.applied(state.document.source)))

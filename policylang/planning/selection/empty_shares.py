@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from math import floor
 
-from policylang.language.diagnostics import Diagnostic, Mend, Span, diagnose, prefixed, written
+from policylang.language.diagnostics import Diagnostic, Fix, Span, diagnose, prefixed, written
 from policylang.language.selectors import own_words
 from policylang.language.syntax import Expectation, InBlock, Policy, Statement
 from policylang.language.walk import selectors_of, with_lets
@@ -38,9 +38,9 @@ def empty_shares(policy: Policy, selections: Selections) -> Iterator[Diagnostic]
             break
 
 
-def _mends(statement: Statement, part: InBlock, count: int) -> list[Mend]:
+def _mends(statement: Statement, part: InBlock, count: int) -> list[Fix]:
     share = _SHARE.search(part.span.text)
-    found: list[Mend] = []
+    found: list[Fix] = []
     if count and share is not None and statement.span.start <= part.span.start < statement.span.end:
         span = Span(part.span.source, part.span.start + share.start(), part.span.end)
         found.extend(written(span, [f"{part.which.kind} block"]))

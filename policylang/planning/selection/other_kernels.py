@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from policylang.graph.facts import Facts
 from policylang.graph.traced_device import OTHER_KERNELS
-from policylang.language.diagnostics import Diagnostic, Mend, diagnose, written
+from policylang.language.diagnostics import Diagnostic, Fix, diagnose, written
 from policylang.language.syntax import Operator, Policy, Rule
 from policylang.language.walk import walk, with_lets
 from policylang.operators.names import STAND_INS
@@ -36,7 +36,7 @@ def named_alone(policy: Policy, facts: Facts) -> Iterator[Diagnostic]:
                 )
 
 
-def _both(rule: Rule, *forms: str) -> tuple[Mend, ...]:
+def _both(rule: Rule, *forms: str) -> tuple[Fix, ...]:
     """The mends that name both in place of the one that the rule itself names."""
     named = [part for part in walk(rule.selector) if isinstance(part, Operator)]
     alone = [part.span for part in named if any(map(operator_matcher(part), forms))]

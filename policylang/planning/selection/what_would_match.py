@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from attrs import evolve
 
 from policylang.graph.facts import Facts
-from policylang.language.diagnostics import Mend, Span, written
+from policylang.language.diagnostics import Fix, Span, written
 from policylang.language.globs import is_magic
 from policylang.language.public_names import as_one, forms_of
 from policylang.language.syntax import (
@@ -32,9 +32,9 @@ from policylang.planning.selection.selectors import Selections
 _MOST = 3
 
 
-def would_match(selector: Selector, selections: Selections) -> tuple[Mend, ...]:
+def would_match(selector: Selector, selections: Selections) -> tuple[Fix, ...]:
     """A mend for each other word of a selector, as it is written, with which it picks something."""
-    found: dict[Mend, None] = {}
+    found: dict[Fix, None] = {}
     for mend, other in _candidates(selector, selections):
         if selections.rows(other):
             found[mend] = None
@@ -73,7 +73,7 @@ def glob_span(glob: str, phrase: Span) -> Span:
     return Span(phrase.source, start - quoted, end + quoted)
 
 
-def _candidates(selector: Selector, selections: Selections) -> Iterator[tuple[Mend, Selector]]:
+def _candidates(selector: Selector, selections: Selections) -> Iterator[tuple[Fix, Selector]]:
     for part in walk(selector):
         if part.span is NOWHERE:
             continue

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from policylang.language.diagnostics import CODES, Diagnostic, Mend, Severity, Span
+from policylang.language.diagnostics import CODES, Diagnostic, Fix, Severity, Span
 from policylang.language.resources import installed_version
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
@@ -63,7 +63,7 @@ def _result(diagnostic: Diagnostic, codes: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def _fix(mend: Mend) -> dict[str, Any] | None:
+def _fix(mend: Fix) -> dict[str, Any] | None:
     """None for a mend of a text that is no file."""
     changes = []
     for source in mend.sources:

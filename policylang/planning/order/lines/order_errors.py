@@ -11,7 +11,7 @@ from attrs import evolve
 from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import (
     Diagnostic,
-    Mend,
+    Fix,
     Related,
     Span,
     diagnose,
@@ -236,7 +236,7 @@ class OrderErrors:
             )
         )
 
-    def _named_blocks(self, statement: Bucket | Scheduling) -> tuple[Mend, ...]:
+    def _named_blocks(self, statement: Bucket | Scheduling) -> tuple[Fix, ...]:
         named = self._policy.blocks
         globs = numbered_globs("layers.*" if named is None else named.glob, self._traced)
         if named is not None:
@@ -295,7 +295,7 @@ def _crossed(one: Bucket | Scheduling, other: Scheduling, why: str) -> Diagnosti
     )
 
 
-def _narrowed(statement: Bucket | Scheduling) -> tuple[Mend, ...]:
+def _narrowed(statement: Bucket | Scheduling) -> tuple[Fix, ...]:
     """The mend that leaves the collectives of a selector; a `per` behind it is the line's own."""
     span = statement.selector.span
     own = _PER.search(span.text) if isinstance(statement, Bucket) and statement.blocks is not None else None
