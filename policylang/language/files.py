@@ -110,19 +110,15 @@ def find_policy(path: str) -> tuple[Path, str]:
 
 
 def _missing(path: Path, name: str) -> Diagnostic:
-    try:
-        beside = [entry.name for entry in path.parent.iterdir() if entry.suffix == SUFFIX]
-    except OSError:
-        beside = []
-    stem = path.name.removesuffix(SUFFIX)
-    if stem in bundled_names() and os.path.basename(name) == name:
-        bundled = f"the bundled policy of that name is written `<{stem}>`"
-        return diagnose("APL103", f"there is no policy file `{_shortened(name)}`", help=bundled)
-    near = nearest(path.name, sorted({*beside, *(f"{each}{SUFFIX}" for each in bundled_names())}))
+    message = f"there is no policy file `{_shortened(name)}`"
+    if _is_bundled_name(path, name):
+        bundled = f"the bundled policy of that name is written `<{path.name.removesuffix(SUFFIX)}>`"
+        return diagnose("APL103", message, help=bundled)
+    near = nearest(path.name, sorted({*_beside(path), *(f"{each}{SUFFIX}" for each in bundled_names())}))
     help = did_you_mean(_bundled_first(path, near))
     if help is None and any(mark in name for mark in _OF_A_TEXT):
         help = "`policylang.parse` takes the text of a policy"
-    return diagnose("APL103", f"there is no policy file `{_shortened(name)}`", help=help)
+    return diagnose("APL103", message, help=help)
 
 
 def meant_files(path: Path, name: str) -> tuple[str, ...]:
@@ -130,15 +126,23 @@ def meant_files(path: Path, name: str) -> tuple[str, ...]:
     come along; none where there is such a file."""
     if os.path.exists(path):  # a name that is too long is no file's
         return ()
-    stem = path.name.removesuffix(SUFFIX)
-    if stem in bundled_names() and os.path.basename(name) == name:
-        return (f"<{stem}>",)
-    try:
-        beside = sorted(entry.name for entry in path.parent.iterdir() if entry.suffix == SUFFIX)
-    except OSError:
-        beside = []
+    if _is_bundled_name(path, name):
+        return (f"<{path.name.removesuffix(SUFFIX)}>",)
+    beside = _beside(path)
     bundled = {f"{each}{SUFFIX}": f"<{each}>" for each in bundled_names() if f"{each}{SUFFIX}" not in beside}
     return tuple(bundled.get(near, near) for near in nearest(path.name, sorted((*beside, *bundled))))
+
+
+def _is_bundled_name(path: Path, name: str) -> bool:
+    return path.name.removesuffix(SUFFIX) in bundled_names() and os.path.basename(name) == name
+
+
+def _beside(path: Path) -> list[str]:
+    """The policy files in the folder of a path."""
+    try:
+        return [entry.name for entry in path.parent.iterdir() if entry.suffix == SUFFIX]
+    except OSError:
+        return []
 
 
 def _bundled_first(path: Path, near: tuple[str, ...]) -> tuple[str, ...]:

@@ -225,18 +225,6 @@ class StatementOrigin:
     """Each ``per …`` that no position of its phrase has taken: an expectation or a bucket may, else it is an error. A
     number is one of blocks."""
 
-    def report(
-        self,
-        code: str,
-        message: str,
-        span: Span,
-        *,
-        help: str | None = None,
-        write: Sequence[str] = (),
-        mends: Sequence[Fix] = (),
-    ) -> None:
-        self.problems.append(diagnose(code, message, span, help=help, write=write, mends=mends))
-
 
 class Lexeme(Token):
     """A lark token that knows where it comes from, so that tree building needs no state beside its arguments."""
@@ -265,7 +253,7 @@ class Lexeme(Token):
         mends: Sequence[Fix] = (),
     ) -> None:
         """``write``: texts that can replace the span."""
-        self.origin.report(code, message, span or self.span, help=help, write=write, mends=mends)
+        self.origin.problems.append(diagnose(code, message, span or self.span, help=help, write=write, mends=mends))
 
 
 class Lexer:
@@ -296,7 +284,7 @@ class Lexer:
                 continue
             match = _SCAN.match(text, position, end)
             if match is None:
-                _report_character(origin, text, position)
+                origin.problems.append(_unexpected_character(source, position))
                 break
             kind = match.lastgroup
             if kind != "blank":
@@ -370,19 +358,18 @@ def _pair(words: Sequence[Lexeme], second: Lexeme) -> str | None:
     return "UP_TO" if first == "up" and second == "to" else None
 
 
-def _report_character(origin: StatementOrigin, text: str, position: int) -> None:
-    character = text[position]
-    span = Span(origin.source, position, position + 1)
+def _unexpected_character(source: Source, position: int) -> Diagnostic:
+    text, character = source.text, source.text[position]
+    span = Span(source, position, position + 1)
     if character == '"':
         line_end = text.find("\n", position)
-        whole = Span(origin.source, position, len(text) if line_end < 0 else line_end)
+        whole = Span(source, position, len(text) if line_end < 0 else line_end)
         word = re.match(r'"[^\s#;)]*', whole.text)
         behind = position + (word.end() if word else 1)
-        closed = Fix('write `"` behind it', (TextChange(Span(origin.source, behind, behind), '"'),))
+        closed = Fix('write `"` behind it', (TextChange(Span(source, behind, behind), '"'),))
         line_ends = 'a quoted text ends with `"` on the same line'
-        origin.report("APL006", "this quote is never closed", whole, help=line_ends, mends=(closed,))
-        return
+        return diagnose("APL006", "this quote is never closed", whole, help=line_ends, mends=(closed,))
     shown = f"`{character}`" if character.isprintable() else f"U+{ord(character):04X}"
     help = _LOOKALIKES.get(character)
     write = re.findall("write `([^`]+)`$", help or "")
-    origin.report("APL005", f"unexpected character {shown}", span, help=help, write=write)
+    return diagnose("APL005", f"unexpected character {shown}", span, help=help, write=write)

@@ -650,14 +650,14 @@ def report_loose(statement_words: list[Lexeme]) -> None:
     """Report each ``per …`` that nothing in its phrase counts by."""
     if not statement_words:
         return
-    origin = statement_words[0].origin
-    for scope, span in origin.loose:
+    word = statement_words[0]
+    for scope, span in word.origin.loose:
         if not isinstance(scope, Scope):
             message = f"`{span.one_line}` belongs to a `bucket` alone"
-            counts = any(word.type in _COUNTING_WORDS for word in statement_words)
+            counts = any(each.type in _COUNTING_WORDS for each in statement_words)
             help = "write `per block`" if counts else "to take some of the blocks, write such as `in every 2nd block`"
-            origin.report("APL014", message, span, help=help, write=["per block"] if counts else [])
+            word.report("APL014", message, span, help=help, write=["per block"] if counts else [])
             continue
         message = f"`per {scope.value}` has no `first`, `last`, `3rd` or `every 2nd` of its own before it"
         help = f"write which of them, such as `first … per {scope.value}`, or leave `per {scope.value}` out"
-        origin.report("APL014", message, span, help=help, mends=[left_out(span)])
+        word.report("APL014", message, span, help=help, mends=[left_out(span)])

@@ -69,7 +69,7 @@ def explain_unexpected(error: UnexpectedToken, words: Sequence[Lexeme], keywords
     elif at == 1 and words[0].type == "NAME" and word.type not in _JOINING:
         message = f"`{words[0]}` does not start a statement"
         near = _near_openers(words[0])
-        word.origin.report("APL012", message, words[0].span, help=did_you_mean(near) or _RULE, write=near)
+        words[0].report("APL012", message, help=did_you_mean(near) or _RULE, write=near)
     else:
         _report_word(word, words[:at], expected, keywords)
 
@@ -92,13 +92,12 @@ def _near_openers(word: Lexeme) -> tuple[str, ...]:
 
 def _report_end(words: Sequence[Lexeme], expected: frozenset[str]) -> None:
     last = words[-1]
-    origin = last.origin
-    caret = Span(origin.source, last.span.end, last.span.end)
+    caret = Span(last.span.source, last.span.end, last.span.end)
     if _in_predicate(words, expected):
         help = _predicate_help(words, None)
         message = f"a comparison is missing after `{last}`"
         mends = (*_whole_flags(last), *_in_parentheses(words))
-        origin.report("APL011", message, caret, help=help, mends=mends)
+        last.report("APL011", message, caret, help=help, mends=mends)
         return
     missing, help = _missing(words, expected)
     mends = _missing_words(missing, last)
@@ -106,7 +105,7 @@ def _report_end(words: Sequence[Lexeme], expected: frozenset[str]) -> None:
         near = _near_openers(words[0]) if words[0].type == "NAME" else ()
         help = did_you_mean(near) or _RULE
         mends = written(words[0].span, near, near=True)
-    origin.report("APL011", f"the statement ends where {missing} has to follow", caret, help=help, mends=mends)
+    last.report("APL011", f"the statement ends where {missing} has to follow", caret, help=help, mends=mends)
 
 
 def _missing_words(missing: str, last: Lexeme) -> tuple[Fix, ...]:
