@@ -35,7 +35,7 @@ from policylang.language.parser import parse_file
 from policylang.language.predicates import check_path_glob
 from policylang.language.public_names import doubtful_selectors
 from policylang.language.resources import policies_folder
-from policylang.language.statements import ExpectTotalKind, RequiresKind, format_policy, kind_of
+from policylang.language.statements import ExpectTotalKind, format_policy, kind_of
 from policylang.language.syntax import (
     Everything,
     File,
@@ -243,10 +243,6 @@ def _included_from(chain: IncludeChain) -> tuple[Related, ...]:
     return tuple(Related("included from here", include.span) for _, include in reversed(chain) if include is not None)
 
 
-SAID_TWICE = "APL213"
-LIMIT_OF_NOTHING = "APL214"
-NO_COLLECTIVE = "APL215"
-
 _COMPUTES = frozenset(("aten", "prims", "rngprims", "inductor_prims", "quantized", "builtin"))
 """Namespaces whose operators send nothing; a higher-order operator may, in the graph that it runs."""
 _COLLECTIVES = ("collective", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -270,8 +266,7 @@ class OrderLines:
             message = f"`{word}` is said twice of the same collectives"
             related = (Related("said here before", earlier.span),)
             help, mends = "leave one of the two lines out", [removed(statement.span, "remove the second line")]
-            yield diagnose(SAID_TWICE, message, statement.span, help=help, related=related, mends=mends)
-        yield from _of_nothing(statement)
+            yield diagnose("APL213", message, statement.span, help=help, related=related, mends=mends)
         others = list(self._others(statement.selector, lets))
         for each in others:
             written = each.span.one_line
@@ -279,7 +274,7 @@ class OrderLines:
             if isinstance(each, Everything | Reference):
                 message = f"`{written}` is more than collectives, and `{word}` is said of them alone"
             help = "write `collective`, or one of `all_gather`, `reduce_scatter`, `all_reduce` and `all_to_all`"
-            yield diagnose(NO_COLLECTIVE, message, each.span, help=help, write=_COLLECTIVES)
+            yield diagnose("APL215", message, each.span, help=help, write=_COLLECTIVES)
         if not others:
             yield from doubtful_selectors(statement)
 
@@ -307,22 +302,6 @@ class OrderLines:
     def _computes(self, operator: Operator) -> bool:
         found = self.matches(operator.namespace, operator.name, operator.overload)
         return bool(found) and all(name.partition(".")[0] in _COMPUTES for name in found)
-
-
-def _of_nothing(statement: syntax.Bucket | Scheduling) -> Iterator[Diagnostic]:
-    """A limit of less than a byte. A peak that may not rise at all is a limit like others."""
-    match statement:
-        case syntax.Bucket():
-            limit, what, such = statement.size, "in one bucket", "256 MiB"
-        case syntax.Overlap():
-            limit, what, such = statement.in_flight, "in flight", "2 GiB in flight"
-        case syntax.Prefetch() | syntax.Delay() | syntax.KeepOrder():
-            return
-        case _:
-            assert_never(statement)
-    if limit is not None and limit.dimension == "bytes" and limit.value < 1:
-        message = f"with less than a byte {what}, this line does nothing"
-        yield diagnose(LIMIT_OF_NOTHING, message, limit.span, help=f"write a size such as `up to {such}`")
 
 
 _Ordering = TypeVar("_Ordering", bound=syntax.Bucket | syntax.Scheduling)
@@ -362,13 +341,15 @@ class _Resolver:
         statement = placed.statement
         if not placed.depth:
             self.first = self.first or statement.span
+        self.diagnostics.extend(kind_of(statement).check(statement))
+        if isinstance(statement, Scheduling):
+            self.scheduling.append(self._ordering(statement))
+            return
         match statement:
             case syntax.PolicyName():
                 self._policy_name(statement, placed)
-            case syntax.Requires():
-                RequiresKind.check(statement, self.diagnostics.append)
-            case syntax.Include():
-                pass  # what it brings is in its place
+            case syntax.Requires() | syntax.Include():
+                pass  # what an include brings is in its place
             case syntax.Device():
                 self._device(statement, placed)
             case Let():
@@ -383,8 +364,6 @@ class _Resolver:
                 self.rewrites.append(statement)
             case syntax.Bucket():
                 self.rewrites.append(self._ordering(statement))
-            case syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
-                self.scheduling.append(self._ordering(statement))
             case syntax.ExpectTotal():
                 self.expectations.append(ExpectTotalKind.fit(statement, self.diagnostics.append))
             case syntax.ExpectCount() | syntax.ExpectFate():

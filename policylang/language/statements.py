@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, ClassVar, get_args, get_type_hints
 
@@ -18,7 +18,17 @@ from lark import v_args
 
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import Fix, Span, TextChange, diagnose, inserted, left_out, prefixed, written
+from policylang.language.diagnostics import (
+    Diagnostic,
+    Fix,
+    Span,
+    TextChange,
+    diagnose,
+    inserted,
+    left_out,
+    prefixed,
+    written,
+)
 from policylang.language.grammar import is_policy_name
 from policylang.language.lexer import Lexeme
 from policylang.language.predicates import (
@@ -74,6 +84,11 @@ class StatementKind:
         return cls.opener.upper().replace(" ", "_")
 
     @staticmethod
+    def check(statement: Any) -> Iterator[Diagnostic]:
+        """What is wrong with a statement whatever its names mean."""
+        yield from ()
+
+    @staticmethod
     def text(statement: Any) -> str:
         """The canonical text."""
         raise TypeError(f"a {type(statement).__name__} is no part of a resolved policy")
@@ -115,19 +130,18 @@ class RequiresKind(StatementKind):
         return syntax.Requires(str(sign), str(version), word.span.to(version.span))  # type: ignore[arg-type]
 
     @staticmethod
-    def check(requires: syntax.Requires, report: Report) -> None:
-        """Report a ``requires`` that this language version does not meet."""
+    def check(requires: syntax.Requires) -> Iterator[Diagnostic]:
         parts = requires.version.split(".")
         if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
             message, help = f"`{requires.version}` is not a version", "a version is written as `0.2`"
-            report(diagnose("APL016", message, last_text(requires.version, requires.span), help=help))
+            yield diagnose("APL016", message, last_text(requires.version, requires.span), help=help)
             return
         here, wanted = zip(*zip_longest(LANGUAGE_VERSION, map(int, parts), fillvalue=0), strict=True)
         if not COMPARISONS[requires.op](here, wanted):
             own = ".".join(map(str, LANGUAGE_VERSION))
             message = f"the policy requires language version {requires.op} {requires.version}, and this is {own}"
             help = "install a newer policylang" if here < wanted else "adapt the policy, or install an older policylang"
-            report(diagnose("APL204", message, requires.span, help=help))
+            yield diagnose("APL204", message, requires.span, help=help)
 
 
 class IncludeKind(StatementKind):
@@ -325,6 +339,10 @@ class BucketKind(StatementKind):
         return syntax.Bucket(selector.selector, blocks, size, optional, span)
 
     @staticmethod
+    def check(bucket: syntax.Bucket) -> Iterator[Diagnostic]:
+        return _of_nothing(bucket.size, "in one bucket", "256 MiB")
+
+    @staticmethod
     def text(bucket: syntax.Bucket) -> str:
         per = {None: "", 1: " per block"}.get(bucket.blocks, f" per {bucket.blocks} blocks")
         limit = "" if bucket.size is None else f" up to {format_quantity(bucket.size)}"
@@ -392,6 +410,10 @@ class OverlapKind(StatementKind):
         return syntax.Overlap(selector.selector, in_flight, peak, optional, word.span.to(end.span))
 
     @staticmethod
+    def check(overlap: syntax.Overlap) -> Iterator[Diagnostic]:
+        return _of_nothing(overlap.in_flight, "in flight", "2 GiB in flight")
+
+    @staticmethod
     def text(overlap: syntax.Overlap) -> str:
         in_flight, peak = overlap.in_flight, overlap.peak
         limits = "" if in_flight is None else f" up to {format_quantity(in_flight)} in flight"
@@ -411,6 +433,13 @@ class KeepOrderKind(StatementKind):
     @staticmethod
     def text(statement: syntax.KeepOrder) -> str:
         return f"{_optional(statement)}keep order of {format_picked(statement.selector)}"
+
+
+def _of_nothing(limit: Quantity | None, what: str, such: str) -> Iterator[Diagnostic]:
+    """A limit of less than a byte. A peak that may not rise at all is a limit like others."""
+    if limit is not None and limit.dimension == "bytes" and limit.value < 1:
+        message = f"with less than a byte {what}, this line does nothing"
+        yield diagnose("APL214", message, limit.span, help=f"write a size such as `up to {such}`")
 
 
 def _blocks(number: int) -> str:

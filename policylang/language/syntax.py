@@ -562,6 +562,8 @@ class ExpectFate:
 
 
 Expectation = ExpectTotal | ExpectCount | ExpectFate
+Selecting = Let | Rule | Bucket | Scheduling | ExpectCount | ExpectFate
+"""A statement that has a selector."""
 Statement = (
     PolicyName | Requires | Include | Device | Let | Blocks | Rule | Undecided | Rewriting | Scheduling | Expectation
 )

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any, assert_never
+from typing import Any
 
 from attrs import evolve, fields
 
 from policylang.language import syntax
-from policylang.language.syntax import Policy, Predicate, Reference, Selector, Statement
+from policylang.language.syntax import Policy, Predicate, Reference, Selecting, Selector, Statement
 
 
 def selector_of(statement: Statement) -> Selector | None:
     """The selector of a statement that has one."""
-    match statement:
-        case syntax.Let() | syntax.Rule() | syntax.Bucket() | syntax.ExpectCount() | syntax.ExpectFate():
-            return statement.selector
-        case syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
-            return statement.selector
-        case syntax.PolicyName() | syntax.Requires() | syntax.Include() | syntax.Device() | syntax.Blocks():
-            return None
-        case syntax.Undecided() | syntax.Fuse() | syntax.Collapse() | syntax.ExpectTotal():
-            return None
-        case _:
-            assert_never(statement)
+    return statement.selector if isinstance(statement, Selecting) else None
 
 
 def selectors_of(statements: Iterable[Statement]) -> Iterator[Selector]:
