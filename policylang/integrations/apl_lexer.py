@@ -18,9 +18,9 @@ from policylang.language.grammar import word_pairs, words_of
 from policylang.language.lexer import FOREIGN_COMMENT, Lexeme, comments, split
 from policylang.language.operators import group_names
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
-from policylang.language.statements import ACTIONS, FATES, KINDS, OPENERS
+from policylang.language.statements import ACTIONS, FATES, KINDS, MODIFIERS, OPENERS
 from policylang.language.units import UNITS
-from policylang.language.words import MODIFIERS, word_lists
+from policylang.language.words import word_lists
 
 __all__ = ["PolicyLexer"]
 

@@ -14,8 +14,9 @@ from itertools import chain
 
 from attrs import frozen
 
+from policylang.language.lexer import BEHIND_SELECTOR
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
-from policylang.language.statements import ACTIONS, FIGURES
+from policylang.language.statements import ACTIONS, FIGURES, MODIFIERS, OUTCOMES
 
 Replacement = str | Callable[[re.Match[str]], str | Sequence[str]]
 Reads = Callable[[str], int | None]
@@ -123,10 +124,10 @@ def _any_of(words: Sequence[str]) -> str:
 
 
 _ACTION = _any_of([*ACTIONS])
-_MODIFIERS = r"^\s*(?:(?:optional|override)\s+)*"
+_MODIFIERS = rf"^\s*(?:{_any_of(MODIFIERS)}\s+)*"
 _VERB = rf"{_MODIFIERS}{_ACTION}"
 _NAME = r"[A-Za-z_][\w.*]*"
-_LAST_WORD = r"(?!(?:where|per|in|outside|chain|and|or|except|feeding|fed|from)\b)[A-Za-z_][\w.*{}]*"
+_LAST_WORD = rf"(?!{_any_of(BEHIND_SELECTOR)}\b)[A-Za-z_][\w.*{{}}]*"
 _FIGURE = rf"{_any_of(FIGURES)}(?:\s+per\s+block)?"
 _SUBJECT = rf"{_any_of((*MEASURES, *PROPERTIES))}(?:\[-?\d+\])?"
 _BLOCK = r"(?:blocks?|layers?)"
@@ -402,7 +403,7 @@ def _expectation_rows() -> Iterator[_Row]:
         *(_looked_up(_QUANTIFIERS), "all of them are `every`, none of them `no`"),
     )
     yield (
-        rf"^\s*expect\s+(?P<bad>(?P<what>{_LAST_WORD})\s+(?:is|are|be|to\s+be)\s+(?P<fate>saved|recomputed|offloaded))",
+        rf"^\s*expect\s+(?P<bad>(?P<what>{_LAST_WORD})\s+(?:is|are|be|to\s+be)\s+(?P<fate>{_any_of(OUTCOMES)}))",
         *("every {what} {fate}", "it is not said whether all of these nodes or none of them"),
     )
 

@@ -51,6 +51,8 @@ _SYNONYMS = {Action.SAVE: "must_save", Action.RECOMPUTE: "prefer_recompute"}
 ACTIONS = {word: action for action in Action for word in (action.word, _SYNONYMS.get(action)) if word is not None}
 FATES: tuple[str, ...] = get_args(get_type_hints(syntax.Undecided)["fate"])
 FIGURES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectTotal)["figure"])
+OUTCOMES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectFate)["fate"])
+"""What an expectation may expect of values."""
 
 MissingRow = tuple[str, str, str, str | None]
 """The last word and the terminals that the parser accepts there (a minus: does not accept); then the name of what has
@@ -595,7 +597,8 @@ class ExpectFateKind(StatementKind):
 _BY_CLASS = {kind.made: kind for kind in KINDS}
 OPENERS = tuple(dict.fromkeys(kind.opener for kind in KINDS if kind.opener))
 """The words that open statements, but for actions and what may stand before a rule."""
-SCHEDULING = tuple(kind.opener for kind in KINDS if kind.is_scheduling)
+MODIFIERS = ("optional", "override")
+"""Words before a rule; the first also before changes of the graph's structure and scheduling."""
 
 
 @v_args(inline=True)

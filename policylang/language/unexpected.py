@@ -10,10 +10,9 @@ from lark.exceptions import UnexpectedToken
 from policylang.language.diagnostics import Fix, Span, TextChange, inserted, written
 from policylang.language.lexer import Lexeme
 from policylang.language.predicates import ANNOTATED, CUT, FLAGS, IS_KINDS
-from policylang.language.statements import ACTIONS, KINDS, OPENERS, MissingRow
+from policylang.language.statements import ACTIONS, KINDS, MODIFIERS, OPENERS, MissingRow
 from policylang.language.wording import did_you_mean, nearest
 
-_OPENERS = (*OPENERS, "optional", "override")
 _JOINING = frozenset({"OR", "AND", "EXCEPT", "FEEDING", "FED", "COMMA", "IN", "OUTSIDE", "WHERE", "CHAIN", "PER"})
 _RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` or `mm -> save`"
 _LINES = "a statement ends with its line; to go on over several lines, put the selector in parentheses"
@@ -87,7 +86,7 @@ def _report_opening(word: Lexeme) -> None:
 
 
 def _near_openers(word: Lexeme) -> tuple[str, ...]:
-    return nearest(str(word), (*_OPENERS, *ACTIONS))
+    return nearest(str(word), (*OPENERS, *MODIFIERS, *ACTIONS))
 
 
 def _report_end(words: Sequence[Lexeme], expected: frozenset[str]) -> None:

@@ -19,7 +19,7 @@ from policylang.language.lexer import BEHIND_SELECTOR
 from policylang.language.operators import group_names
 from policylang.language.predicates import FLAGS, IS_KINDS, MEASURES, PROPERTIES
 from policylang.language.resources import data_file
-from policylang.language.statements import ACTIONS, FIGURES, KINDS, OPENERS
+from policylang.language.statements import ACTIONS, FIGURES, KINDS, MODIFIERS, OPENERS
 from policylang.language.units import UNITS
 
 Sense = Literal[
@@ -70,7 +70,6 @@ def _by_word() -> Mapping[tuple[str, Sense], Meaning]:
     return {(word, each.sense): each for each in meanings() for word in each.words}
 
 
-MODIFIERS = ("optional", "override")
 JOINERS = ("or", "and", "except", "feeding", "fed", "by", "not")
 
 
