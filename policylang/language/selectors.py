@@ -256,20 +256,25 @@ def _format(selector: Selector) -> _Wording:
 
 def _one(selector: Selector, inner: list[_Wording]) -> _Wording:
     words = own_words(selector)
-    if not inner:
-        return _Wording(words, _ATOM)
-    if isinstance(selector, syntax.Union):
-        return _Wording(", ".join(part.at(_JOINED).text for part in inner), _LOOSE)
-    if isinstance(selector, syntax.Junction):
-        return _join_texts(inner[0], words, inner[1])
-    if isinstance(selector, Ordinal):
-        return _ordinal(selector, words, inner[0])
-    if isinstance(selector, syntax.Step | syntax.Chain):
-        within = inner[0].at(_PHRASE)
-        return evolve(within, words=f"{words} {within.words}", level=_PHRASE)
-    marker = [part.at(_ATOM).text for part in inner[1:]]
-    text = " ".join((inner[0].at(_FILTERED).words, words, *marker))
-    return _Wording(text, _FILTERED, unstarted=_takes_a_start(selector), open=isinstance(selector, syntax.Where))
+    match selector:
+        case syntax.Everything() | syntax.Word() | syntax.Operator() | syntax.Reference():
+            return _Wording(words, _ATOM)
+        case syntax.Union():
+            return _Wording(", ".join(part.at(_JOINED).text for part in inner), _LOOSE)
+        case syntax.Intersection() | syntax.Difference() | syntax.Feeding():
+            return _join_texts(inner[0], words, inner[1])
+        case Ordinal():
+            return _ordinal(selector, words, inner[0])
+        case syntax.Step() | syntax.Chain():
+            within = inner[0].at(_PHRASE)
+            return evolve(within, words=f"{words} {within.words}", level=_PHRASE)
+        case InModule() | InBlock() | syntax.Where() | syntax.ChainOf():
+            marker = [part.at(_ATOM).text for part in inner[1:]]
+            text = " ".join((inner[0].at(_FILTERED).words, words, *marker))
+            is_open = isinstance(selector, syntax.Where)
+            return _Wording(text, _FILTERED, unstarted=_takes_a_start(selector), open=is_open)
+        case _:
+            assert_never(selector)
 
 
 def _takes_a_start(selector: Selector) -> bool:

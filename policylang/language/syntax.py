@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from enum import Enum
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from attrs import field, frozen
 
@@ -439,11 +439,7 @@ class Collapse:
 
     optional: bool = False
     span: Span = _span()
-
-    @property
-    def kind(self) -> str:
-        """The kind of edits it asks for."""
-        return "round_trip"
+    kind: ClassVar[str] = "round_trip"
 
 
 @frozen
@@ -458,11 +454,7 @@ class Bucket:
     """The most bytes of a bucket: the larger of its collective's input and output."""
     optional: bool = False
     span: Span = _span()
-
-    @property
-    def kind(self) -> str:
-        """The kind of edits it asks for."""
-        return "bucket"
+    kind: ClassVar[str] = "bucket"
 
 
 Rewriting = Fuse | Collapse | Bucket
