@@ -286,17 +286,24 @@ class OrderLines:
         while pending:
             current, named = pending.pop()
             inner: tuple[Selector, ...] = ()
-            if isinstance(current, syntax.Union):
-                inner = current.parts
-            elif isinstance(current, syntax.InModule | syntax.InBlock | syntax.Ordinal | syntax.ChainOf):
-                inner = (current.selector,)
-            elif isinstance(current, syntax.Difference | syntax.Feeding):
-                inner = (current.left,)
-            elif isinstance(current, Reference) and current.name not in seen:
-                seen.add(current.name)
-                pending.append((lets[current.name].selector, current))
-            elif isinstance(current, Everything) or (isinstance(current, Operator) and self._computes(current)):
-                yield named if isinstance(named, Reference) else current
+            match current:
+                case syntax.Union():
+                    inner = current.parts
+                case syntax.InModule() | syntax.InBlock() | syntax.Ordinal() | syntax.ChainOf():
+                    inner = (current.selector,)
+                case syntax.Difference() | syntax.Feeding():
+                    inner = (current.left,)
+                case Reference():
+                    if current.name not in seen:
+                        seen.add(current.name)
+                        pending.append((lets[current.name].selector, current))
+                case Everything() | Operator():
+                    if isinstance(current, Everything) or self._computes(current):
+                        yield named if isinstance(named, Reference) else current
+                case syntax.Where() | syntax.Intersection() | syntax.Step() | syntax.Chain() | syntax.Word():
+                    pass
+                case _:
+                    assert_never(current)
             pending.extend((part, named if isinstance(named, Reference) else part) for part in reversed(inner))
 
     def _computes(self, operator: Operator) -> bool:
