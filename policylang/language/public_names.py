@@ -117,36 +117,17 @@ NEVER_TRACED = frozenset(
 
 MODULES = frozenset(
     (
-        *(
-            "mlp",
-            "ffn",
-            "feed_forward",
-            "feedforward",
-            "self_attn",
-            "attn",
-            "layers",
-            "layer",
-            "block",
-            "head",
-            "lm_head",
-        ),
-        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv", "wq", "wk", "wv", "wo"),
-        *("encoder", "decoder", "experts", "expert", "router", "gate", "moe", "embed_tokens", "tok_embeddings", "w1"),
-        *("w2", "w3", "input_layernorm", "post_attention_layernorm", "ln_1", "ln_2", "c_attn", "c_proj", "c_fc"),
+        *("mlp", "ffn", "feed_forward", "feedforward", "self_attn", "attn", "layers", "layer", "block", "head"),
+        *("lm_head", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv", "wq", "wk"),
+        *("wv", "wo", "encoder", "decoder", "experts", "expert", "router", "gate", "moe", "embed_tokens"),
+        *("tok_embeddings", "w1", "w2", "w3", "input_layernorm", "post_attention_layernorm", "ln_1", "ln_2"),
+        *("c_attn", "c_proj", "c_fc"),
     )
 )
 """Names of modules in models that no operator has."""
 
 _PYTHON = (
-    "torch.nn.functional.",
-    "torch.nn.",
-    "nn.functional.",
-    "functional.",
-    "nn.",
-    "F.",
-    "torch.",
-    "Tensor.",
-    "np.",
+    *("torch.nn.functional.", "torch.nn.", "nn.functional.", "functional.", "nn.", "F.", "torch.", "Tensor.", "np."),
 )
 
 
