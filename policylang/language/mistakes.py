@@ -16,6 +16,7 @@ from attrs import frozen
 
 from policylang.language.lexer import BEHIND_SELECTOR
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.selectors import nth
 from policylang.language.statements import ACTIONS, FIGURES, MODIFIERS, OUTCOMES
 
 Replacement = str | Callable[[re.Match[str]], str | Sequence[str]]
@@ -139,9 +140,9 @@ _START = r"^\s*(?:optional\s+)?"
 _IN = r"\b(?:in|outside)\s+"
 
 _ORDINALS = {
-    word: f"{number}{ {2: 'nd', 3: 'rd'}.get(number, 'th') }"
+    word: nth(number)
     for number, word in enumerate(
-        ["second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"], 2
+        ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"), 2
     )
 }
 _NUMBERS = {
@@ -239,9 +240,7 @@ def _sign(match: re.Match[str]) -> str:
 
 
 def _every_nth(match: re.Match[str]) -> str:
-    number = int(match["number"])
-    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}{' block' if match['blocks'] else ''}"
+    return f"{nth(int(match['number']))}{' block' if match['blocks'] else ''}"
 
 
 def _per_blocks(match: re.Match[str]) -> str:
