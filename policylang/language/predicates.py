@@ -253,7 +253,7 @@ def format_glob(glob: str) -> str:
     return glob if word_kind(glob) in _GLOB_KINDS else f'"{glob}"'
 
 
-def format_quantity(quantity: Quantity) -> str:
+def quantity_text(quantity: Quantity) -> str:
     return write(quantity.value, quantity.dimension)
 
 
@@ -269,14 +269,14 @@ def format_predicate(predicate: Predicate) -> str:
         case Is():
             return predicate.name
         case CrossesCut():
-            return f"crosses cut per {'auto' if predicate.size is None else format_quantity(predicate.size)}"
+            return f"crosses cut per {'auto' if predicate.size is None else quantity_text(predicate.size)}"
         case Annotated():
             return f"annotated {_name_text(predicate.name)}"
         case Match():
             return f"{predicate.property} {predicate.op} {_name_text(predicate.pattern)}"
         case Compare():
             index = "" if predicate.index is None else f"[{predicate.index}]"
-            return f"{predicate.quantity}{index} {predicate.op} {format_quantity(predicate.value)}"
+            return f"{predicate.quantity}{index} {predicate.op} {quantity_text(predicate.value)}"
         case _:
             assert_never(predicate)
 

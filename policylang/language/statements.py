@@ -35,9 +35,9 @@ from policylang.language.predicates import (
     Report,
     fit_quantity,
     format_glob,
-    format_quantity,
     integer,
     last_text,
+    quantity_text,
     quoted,
 )
 from policylang.language.selectors import SelectorRules, SpannedSelector, format_counted, format_picked, format_selector
@@ -248,7 +248,7 @@ class RuleKind(StatementKind):
     @staticmethod
     def text(rule: Rule) -> str:
         modifiers = [word for word, said in (("optional", rule.optional), ("override", rule.override)) if said]
-        limit = [] if rule.budget is None else [f"up to {format_quantity(rule.budget)} per rank"]
+        limit = [] if rule.budget is None else [f"up to {quantity_text(rule.budget)} per rank"]
         return " ".join((*modifiers, rule.action.word, format_selector(rule.selector), *limit))
 
 
@@ -347,7 +347,7 @@ class BucketKind(StatementKind):
     @staticmethod
     def text(bucket: syntax.Bucket) -> str:
         per = {None: "", 1: " per block"}.get(bucket.blocks, f" per {bucket.blocks} blocks")
-        limit = "" if bucket.size is None else f" up to {format_quantity(bucket.size)}"
+        limit = "" if bucket.size is None else f" up to {quantity_text(bucket.size)}"
         return f"{_optional(bucket)}bucket {format_picked(bucket.selector)}{per}{limit}"
 
 
@@ -418,8 +418,8 @@ class OverlapKind(StatementKind):
     @staticmethod
     def text(overlap: syntax.Overlap) -> str:
         in_flight, peak = overlap.in_flight, overlap.peak
-        limits = "" if in_flight is None else f" up to {format_quantity(in_flight)} in flight"
-        limits += "" if peak is None else f" within {format_quantity(peak)} of peak"
+        limits = "" if in_flight is None else f" up to {quantity_text(in_flight)} in flight"
+        limits += "" if peak is None else f" within {quantity_text(peak)} of peak"
         return f"{_optional(overlap)}overlap {format_picked(overlap.selector)}{limits}"
 
 
@@ -535,7 +535,7 @@ class ExpectTotalKind(StatementKind):
     def text(expectation: syntax.ExpectTotal) -> str:
         per = " per block" if expectation.per_block else ""
         of = " of forward" if expectation.of_forward else ""
-        return f"expect {expectation.figure}{per} {expectation.op} {format_quantity(expectation.limit)}{of}"
+        return f"expect {expectation.figure}{per} {expectation.op} {quantity_text(expectation.limit)}{of}"
 
 
 def _check_whole(name: str, limit: Quantity, whole: Lexeme) -> None:
