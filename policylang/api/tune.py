@@ -17,7 +17,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import find_device, read_device
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.resources import devices_folder
-from policylang.language.wording import figure
+from policylang.language.wording import format_quantity
 from policylang.planning.capabilities import PLANNED, Capabilities, capabilities_for
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import NodeTimes, lacking, node_times
@@ -159,7 +159,9 @@ def tuned_policy(
         return TunedPolicy("", found, subject, tuple(filter(None, notes)))
     if not found.chosen.recompute and not found.chosen.offloaded and budget.figure != "recompute time":
         room = int(budget.limit) - memory_of(found.chosen, found)
-        message = f"nothing has to be recomputed: with all saved, {figure(room, 'bytes')} of the budget are left"
+        message = (
+            f"nothing has to be recomputed: with all saved, {format_quantity(room, 'bytes')} of the budget are left"
+        )
         notes.append(diagnose(NOTHING_RECOMPUTED, message, help="a larger batch or fewer ranks may fit as well"))
     text = tuned_text(found, subject, timed=_counts(found, facts, times, capabilities))
     return TunedPolicy(text, found, subject, tuple(filter(None, notes)))
@@ -197,7 +199,8 @@ def no_budget(device: DeviceProfile) -> Diagnostic:
     """The error where no budget is given, with what the device has."""
     help = "give a peak, such as `70 GiB`, saved bytes, or a share of the forward's time, such as `5%`"
     if device.capacity:
-        help = f"`{device.name}` has {figure(device.capacity, 'bytes')}: a peak of `{figure(device.capacity, 'bytes')}`"
+        capacity = format_quantity(device.capacity, "bytes")
+        help = f"`{device.name}` has {capacity}: a peak of `{capacity}`"
         help = f"{help} uses all of it; a reserve of `5%` leaves some to the allocator"
     return diagnose(NO_BUDGET, "there is no budget to tune for", help=help)
 

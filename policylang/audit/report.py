@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from attrs import asdict, field, frozen, has
 
-from policylang.language.wording import as_text, counted, figure
+from policylang.language.wording import as_text, counted, format_quantity
 
 if TYPE_CHECKING:
     from policylang.planning.inspection.communication import CollectiveEntry, LineInOrder, StepInOrder
@@ -418,7 +418,7 @@ class Report:
 
     def __repr__(self) -> str:
         amounts = [(self.saved, "saved"), (self.recomputed, "recomputed"), (self.offloaded, "offloaded")]
-        found = [f"{figure(each.bytes, 'bytes')} {word}" for each, word in amounts if each]
+        found = [f"{format_quantity(each.bytes, 'bytes')} {word}" for each, word in amounts if each]
         agrees = "no audit" if self.audit is None else "audit agrees" if self.audit.agrees else "audit DIFFERS"
         counts = [counted(len(self.graphs), "graph")] if self.graphs else []
         counts += [counted(self.forward_nodes, "forward value"), *found, agrees]

@@ -28,7 +28,7 @@ from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
 from policylang.graph.snapshot import dump
 from policylang.language.syntax import Bucket, Policy
-from policylang.language.wording import as_page, counted, figure
+from policylang.language.wording import as_page, counted, format_quantity
 from policylang.planning import model_wide_errors
 from policylang.planning.graph_edit import Edits
 from policylang.planning.model_wide_errors import Complaint
@@ -207,12 +207,14 @@ def _log(report: Report, level: int, graph: str) -> None:
     found = [counted(report.operators, "operator") if report.half else counted(report.forward_nodes, "forward value")]
     amounts = ((report.saved, "saved"), (report.recomputed, "recomputed"), (report.offloaded, "offloaded"))
     found += [
-        f"{figure(each.bytes, 'bytes')} in {counted(len(each), 'value')} {word}" for each, word in amounts if each
+        f"{format_quantity(each.bytes, 'bytes')} in {counted(len(each), 'value')} {word}"
+        for each, word in amounts
+        if each
     ]
     if report.recomputed:
         seconds = report.recomputed.seconds
-        time = f" in {figure(seconds, 'seconds')} on {report.device}" if seconds else ""
-        found.append(f"{figure(report.recomputed.flops, 'flops')} again{time}")
+        time = f" in {format_quantity(seconds, 'seconds')} on {report.device}" if seconds else ""
+        found.append(f"{format_quantity(report.recomputed.flops, 'flops')} again{time}")
     gone = sum(rewrite.gone for rewrite in report.rewrites)
     found += [f"{counted(gone, 'collective')} fewer"] if gone else []
     found += _order(report)
@@ -227,7 +229,7 @@ def _order(report: Report) -> list[str]:
     figures = order_figures(report.orders)
     said = [counted(int(buckets), "bucket")] if (buckets := figures.get("buckets")) else []
     if "exposed_seconds" in figures and "exposed_seconds_as_traced" in figures:
-        before, after = (figure(figures[f"exposed_seconds{end}"], "seconds") for end in ("_as_traced", ""))
+        before, after = (format_quantity(figures[f"exposed_seconds{end}"], "seconds") for end in ("_as_traced", ""))
         said.append(f"exposed {before} -> {after}")
     return said
 

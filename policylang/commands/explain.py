@@ -204,13 +204,13 @@ def _entry(code: str) -> Code:
     if not _CODE_LIKE.match(code) and (code == STDIN or _is_policy(code)):
         raise UsageError(f"`{code}` is a policy, and what a policy decides is explained on a graph", _how(code))
     near = get_close_matches(code.upper(), CODES, n=1)
-    mend = f"did you mean `{near[0]}`?" if near else "`policylang explain` lists all codes"
+    fix = f"did you mean `{near[0]}`?" if near else "`policylang explain` lists all codes"
     if not near and not _CODE_LIKE.match(code):
         known = (*(word for each in meanings() for word in each.words), *group_names())
-        mend = did_you_mean(nearest(code, known)) or mend
+        fix = did_you_mean(nearest(code, known)) or fix
         said = f"`{code}` is neither a diagnostic code nor a word of the language nor a policy that is here"
-        raise UsageError(said, f"{mend}; {_HOW}")
-    raise UsageError(f"no diagnostic has the code `{code}`", mend)
+        raise UsageError(said, f"{fix}; {_HOW}")
+    raise UsageError(f"no diagnostic has the code `{code}`", fix)
 
 
 def _is_policy(name: str) -> bool:

@@ -285,8 +285,8 @@ def _taken(options: argparse.Namespace, wanted: Sequence[str]) -> Taken:
 
     settings, problems = project_settings(Path())
     if problems:
-        mend = "`--no-project` leaves the project's settings out"
-        raise PolicyMeaningError([evolve(each, details=(*each.details, mend)) for each in problems])
+        fix = "`--no-project` leaves the project's settings out"
+        raise PolicyMeaningError([evolve(each, details=(*each.details, fix)) for each in problems])
     if not (options.graph or settings.graph):
         return Taken()
     values = {key: as_typed(value) for key in wanted if (value := getattr(settings, key)) is not None}

@@ -25,8 +25,8 @@ class Exit(IntEnum):
 class UsageError(Exception):
     """A command cannot do what it was asked. ``mend`` says what can be asked instead, where there is such a thing."""
 
-    def __init__(self, reason: str, mend: str = "") -> None:
-        super().__init__(f"{reason}\nhelp: {mend}" if mend else reason)
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(f"{reason}\nhelp: {fix}" if fix else reason)
 
 
 def text_width(asked: int | None) -> int | None:

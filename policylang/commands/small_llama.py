@@ -14,7 +14,7 @@ from attrs import field, frozen
 from torch import Tensor, nn
 
 from policylang.audit.report import Report
-from policylang.language.wording import figure
+from policylang.language.wording import format_quantity
 from policylang.report.layout import table
 from policylang.torch_compat import eager
 
@@ -294,6 +294,6 @@ def _run(run: TrainingRun) -> dict[str, Any]:
 
 def _row(label: str, a: float, b: float) -> tuple[str, ...]:
     def write(value: float) -> str:
-        return figure(value, "bytes") if isinstance(value, int) else f"{value * 1000:.0f} ms"
+        return format_quantity(value, "bytes") if isinstance(value, int) else f"{value * 1000:.0f} ms"
 
     return label, write(a), write(b), f"{b / a:.2f}×"

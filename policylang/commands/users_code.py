@@ -78,11 +78,11 @@ def show(failed: UsersCodeError, command: str, function: str, help: str) -> Exit
         refuse(error.diagnostics)
         return Exit.DIAGNOSTICS
     _print(error)
-    tell(f"policylang {command}: `{function}` does not run\nhelp: {_mend(error, help)}")
+    tell(f"policylang {command}: `{function}` does not run\nhelp: {_fix(error, help)}")
     return Exit.DIAGNOSTICS
 
 
-def _mend(error: BaseException, otherwise: str) -> str:
+def _fix(error: BaseException, otherwise: str) -> str:
     if isinstance(error, SystemExit):
         return 'it ends the process; what a module does as a script stands under `if __name__ == "__main__":`'
     frames = traceback.extract_tb(error.__traceback__)
@@ -150,8 +150,8 @@ def refused_imports(names: Sequence[str], form: str, *, findings: bool) -> Exit 
 def _problem(name: str) -> Diagnostic | None:
     if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
         stem = os.path.normpath(name.removesuffix(".py"))
-        mend = ".".join(stem.split(os.sep)) if name.endswith(".py") else ""
-        help = f"did you mean `{mend}`?" if mend and all(map(str.isidentifier, mend.split("."))) else _FORM
+        fix = ".".join(stem.split(os.sep)) if name.endswith(".py") else ""
+        help = f"did you mean `{fix}`?" if fix and all(map(str.isidentifier, fix.split("."))) else _FORM
         return diagnose(CANNOT_IMPORT, f"`{name}` is no module", help=help)
     try:
         import_module(name)

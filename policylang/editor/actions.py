@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from lsprotocol import types
 
 from policylang.editor.state import Document, State, location, positions_of, uri_of
-from policylang.language.diagnostics import CODES, Diagnostic, Mend, Related, Severity, Source, Span, TextChange
+from policylang.language.diagnostics import CODES, Diagnostic, Fix, Related, Severity, Source, Span, TextChange
 from policylang.language.resources import codes_folder
 from policylang.language.wording import one_line
 from policylang.planning.capabilities import capabilities_for
@@ -183,7 +183,7 @@ def actions(
     here = [each for each in everywhere if _touches(state, each[0], start, end)]
     found: list[types.CodeAction] = []
     if _asked_for(types.CodeActionKind.QuickFix, only):
-        found += _mends(state, here, versioned)
+        found += _fixes(state, here, versioned)
         found += _all_optional(state, here, everywhere, versioned)
     if _asked_for(FIX_ALL, only):
         found += _fix_all(state, everywhere, versioned, least=2 if only is None else 1)
@@ -208,29 +208,27 @@ def _touches(state: State, found: Diagnostic, start: int, end: int) -> bool:
 # --- edits ---
 
 
-def _mends(state: State, here: Iterable[_Told], versioned: bool) -> Iterator[types.CodeAction]:
-    """An action for each mend; one that mends several diagnostics is one action."""
-    by_mend: dict[Mend, list[types.Diagnostic]] = {}
-    only_one: dict[Mend, bool] = {}
+def _fixes(state: State, here: Iterable[_Told], versioned: bool) -> Iterator[types.CodeAction]:
+    """An action for each fix; one that fixes several diagnostics is one action."""
+    by_mend: dict[Fix, list[types.Diagnostic]] = {}
+    only_one: dict[Fix, bool] = {}
     for found, told in here:
-        for mend in found.mends:
-            by_mend.setdefault(mend, []).append(told)
-            only_one[mend] = only_one.get(mend, True) and len(found.mends) == 1
-    for mend, told_of in by_mend.items():
-        if (edit := _edit(state, mend.changes, versioned)) is not None:
-            yield types.CodeAction(
-                mend.title, types.CodeActionKind.QuickFix, told_of, only_one[mend] or None, edit=edit
-            )
+        for fix in found.fixes:
+            by_mend.setdefault(fix, []).append(told)
+            only_one[fix] = only_one.get(fix, True) and len(found.fixes) == 1
+    for fix, told_of in by_mend.items():
+        if (edit := _edit(state, fix.changes, versioned)) is not None:
+            yield types.CodeAction(fix.title, types.CodeActionKind.QuickFix, told_of, only_one[fix] or None, edit=edit)
 
 
 def _all_optional(
     state: State, here: Iterable[_Told], everywhere: Iterable[_Told], versioned: bool
 ) -> Iterator[types.CodeAction]:
     """`optional` before all lines that find nothing, where one of them is here."""
-    if not any(mend.title == _OPTIONAL for found, _ in here for mend in found.mends):
+    if not any(fix.title == _OPTIONAL for found, _ in here for fix in found.fixes):
         return
-    told = [(mend, each) for found, each in everywhere for mend in found.mends if mend.title == _OPTIONAL]
-    changes = list(dict.fromkeys(change for mend, _ in told for change in mend.changes))
+    told = [(fix, each) for found, each in everywhere for fix in found.fixes if fix.title == _OPTIONAL]
+    changes = list(dict.fromkeys(change for fix, _ in told for change in fix.changes))
     if len(changes) > 1 and (edit := _edit(state, changes, versioned)) is not None:
         title = f"write `optional` before all {len(changes)} lines that find nothing"
         yield types.CodeAction(title, types.CodeActionKind.QuickFix, [each for _, each in told], edit=edit)
@@ -245,7 +243,7 @@ def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool, *, leas
     taken: list[TextChange] = []
     mended: list[types.Diagnostic] = []
     for found, told in everywhere:
-        changes = found.mends[0].changes if len(found.mends) == 1 and not found.mends[0].is_choice else ()
+        changes = found.fixes[0].changes if len(found.fixes) == 1 and not found.fixes[0].is_choice else ()
         own = all(change.span.source == state.document.source for change in changes)
         if changes and own and not any(_overlap(one, other) for one in changes for other in taken):
             taken.extend(changes)

@@ -9,7 +9,7 @@ from typing import Literal
 from attrs import define, field
 from lsprotocol import types
 
-from policylang.language.wording import Measured, counted, figure, printable
+from policylang.language.wording import Measured, counted, format_quantity, printable
 from policylang.planning.inspection.breakdown import Amounts, Breakdown
 from policylang.planning.inspection.worth import Worth
 from policylang.report import layout
@@ -93,7 +93,7 @@ BETWEEN = " · "
 
 def signed(amount: float, dimension: Measured) -> str:
     """``−1.9 GiB``, ``+8.2 TFLOP``; empty for what would be printed as nothing."""
-    text = figure(abs(amount), dimension)
+    text = format_quantity(abs(amount), dimension)
     return "" if text.startswith("0 ") else f"{'+' if amount > 0 else MINUS}{text}"
 
 
@@ -119,11 +119,11 @@ def totals(found: Breakdown) -> str:
     amounts = under.amounts
     return in_short(
         (
-            f"keeps {figure(amounts.saved_bytes, 'bytes')}",
-            f"offloads {figure(amounts.offloaded_bytes, 'bytes')}" if amounts.offloaded else "",
+            f"keeps {format_quantity(amounts.saved_bytes, 'bytes')}",
+            f"offloads {format_quantity(amounts.offloaded_bytes, 'bytes')}" if amounts.offloaded else "",
             recomputed_share(found),
-            f"peak {figure(under.peak.bytes, 'bytes')}",
-            f"step {figure(under.time.step, 'seconds')}" if under.time is not None else "",
+            f"peak {format_quantity(under.peak.bytes, 'bytes')}",
+            f"step {format_quantity(under.time.step, 'seconds')}" if under.time is not None else "",
         )
     )
 
@@ -134,20 +134,22 @@ def recomputed_share(found: Breakdown) -> str:
     if not amounts.recomputed:
         return ""
     if not found.forward_flops or not amounts.recomputed_flops:
-        return f"recomputes {figure(amounts.recomputed_bytes, 'bytes')}"
-    return f"recomputes {figure(amounts.recomputed_flops / found.forward_flops, 'fraction')}"
+        return f"recomputes {format_quantity(amounts.recomputed_bytes, 'bytes')}"
+    return f"recomputes {format_quantity(amounts.recomputed_flops / found.forward_flops, 'fraction')}"
 
 
 def amounts_text(amounts: Amounts) -> str:
     """``37 MiB saved, 260.3 MiB and 3.9 GFLOP recomputed in 12 ms``."""
     again = ""
     if amounts.recomputed:
-        work = f" and {figure(amounts.recomputed_flops, 'flops')}" if amounts.recomputed_flops else ""
+        work = f" and {format_quantity(amounts.recomputed_flops, 'flops')}" if amounts.recomputed_flops else ""
         took = seconds_text(amounts.recomputed_seconds)
-        again = f"{figure(amounts.recomputed_bytes, 'bytes')}{work} recomputed{took and f', which takes {took}'}"
+        again = (
+            f"{format_quantity(amounts.recomputed_bytes, 'bytes')}{work} recomputed{took and f', which takes {took}'}"
+        )
     said = (
-        f"{figure(amounts.saved_bytes, 'bytes')} saved" if amounts.saved else "",
-        f"{figure(amounts.offloaded_bytes, 'bytes')} offloaded" if amounts.offloaded else "",
+        f"{format_quantity(amounts.saved_bytes, 'bytes')} saved" if amounts.saved else "",
+        f"{format_quantity(amounts.offloaded_bytes, 'bytes')} offloaded" if amounts.offloaded else "",
         again,
     )
     return ", ".join(filter(None, said))

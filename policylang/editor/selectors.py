@@ -32,7 +32,7 @@ from policylang.language.syntax import (
     Word,
 )
 from policylang.language.units import UNITS, Dimension, read
-from policylang.language.wording import counted, figure, folded_names, joined, listed
+from policylang.language.wording import counted, folded_names, format_quantity, joined, listed
 from policylang.planning.selection.no_match import nearest_paths_hint, part_counts
 from policylang.planning.selection.selectors import (
     Selections,
@@ -317,8 +317,10 @@ def _work(rows: Sequence[int], facts: Facts) -> str:
     uncounted = sorted({facts.uncounted[row] for row in rows if facts.uncounted[row]}) if facts.uncounted else []
     if uncounted:
         said = joined([code(each) for each in uncounted])
-        return f"No FLOP formula counts {said}" + (f"; the rest is {figure(flops, 'flops')}." if flops else ".")
-    return f"{figure(flops, 'flops')} in all." if flops else "It multiplies nothing: no FLOPs."
+        return f"No FLOP formula counts {said}" + (
+            f"; the rest is {format_quantity(flops, 'flops')}." if flops else "."
+        )
+    return f"{format_quantity(flops, 'flops')} in all." if flops else "It multiplies nothing: no FLOPs."
 
 
 def _from_manifest(operator: Operator) -> Iterator[str]:

@@ -32,9 +32,9 @@ from policylang.language.syntax import Rule, Selector, Statement
 from policylang.language.wording import (
     Measured,
     counted,
-    figure,
     file_name,
     first_lines,
+    format_quantity,
     joined,
     listed,
     uncounted_text,
@@ -124,7 +124,7 @@ def rule_meaning(rule: Rule) -> Article:
     assert said is not None
     article.say(f"{said.text} The nodes are those of {code(rule.selector.span.one_line)}.")
     if rule.budget is not None:
-        article.say(f"At most {figure(rule.budget.value, 'bytes')} on each rank; the rest is saved.")
+        article.say(f"At most {format_quantity(rule.budget.value, 'bytes')} on each rank; the rest is saved.")
     for word, holds in (("optional", rule.optional), ("override", rule.override)):
         if holds and (modifier := meaning(word, "modifier")) is not None:
             article.say(modifier.text)
@@ -203,7 +203,7 @@ def worth_text(graph: GraphState, index: int) -> Iterator[str]:
         f"peak {_or_none(worth.peak_bytes, 'bytes')}",
     ]
     price = worth.seconds_per_gib if timed else worth.flops_per_gib
-    at = "" if price is None else f", at {figure(price, 'seconds' if timed else 'flops')} a GiB"
+    at = "" if price is None else f", at {format_quantity(price, 'seconds' if timed else 'flops')} a GiB"
     yield f"Compared with the policy without it: {', '.join(said)}. It {worth.verdict}{at}."
 
 
@@ -285,20 +285,27 @@ def policy_article(graph: GraphState) -> Article:
         return article
     found = graph.breakdown
     under, without = found.under, found.without
-    again = f"{figure(under.amounts.recomputed_bytes, 'bytes')} and {figure(under.amounts.recomputed_flops, 'flops')}"
-    share = figure(under.amounts.recomputed_flops / found.forward_flops, "fraction") if found.forward_flops else ""
+    amounts = under.amounts
+    size, work = (
+        format_quantity(amounts.recomputed_bytes, "bytes"),
+        format_quantity(amounts.recomputed_flops, "flops"),
+    )
+    again = f"{size} and {work}"
+    share = (
+        format_quantity(under.amounts.recomputed_flops / found.forward_flops, "fraction") if found.forward_flops else ""
+    )
     lines = [
-        f"saved: {figure(under.amounts.saved_bytes, 'bytes')} in {values(under.amounts.saved)}; "
-        f"{figure(without.amounts.saved_bytes, 'bytes')} if nothing is recomputed",
-        f"offloaded: {figure(under.amounts.offloaded_bytes, 'bytes')} in {values(under.amounts.offloaded)}"
+        f"saved: {format_quantity(under.amounts.saved_bytes, 'bytes')} in {values(under.amounts.saved)}; "
+        f"{format_quantity(without.amounts.saved_bytes, 'bytes')} if nothing is recomputed",
+        f"offloaded: {format_quantity(under.amounts.offloaded_bytes, 'bytes')} in {values(under.amounts.offloaded)}"
         if under.amounts.offloaded
         else "",
         f"recomputed: {again}{share and f', {share} of the forward'}" if under.amounts.recomputed else "",
-        f"peak: {figure(under.peak.bytes, 'bytes')} at {code(under.peak.at)}; "
-        f"{figure(without.peak.bytes, 'bytes')} if nothing is recomputed",
+        f"peak: {format_quantity(under.peak.bytes, 'bytes')} at {code(under.peak.at)}; "
+        f"{format_quantity(without.peak.bytes, 'bytes')} if nothing is recomputed",
     ]
     if under.time is not None and without.time is not None:
-        step, other = (figure(each.step, "seconds") for each in (under.time, without.time))
+        step, other = (format_quantity(each.step, "seconds") for each in (under.time, without.time))
         lines.append(f"step: {step}; {other} if nothing is recomputed")
         lines.append(f"recomputed time: {recomputed_text(under.time)}" if under.time.recomputed else "")
         lines.append(f"exposed: {exposed_text(under.time)}" if under.time.exposed else "")
@@ -309,7 +316,9 @@ def policy_article(graph: GraphState) -> Article:
         article.say(f"Uncounted in the forward: {uncounted_text(found.uncounted)}.")
     article.say(*found.notes)
     if under.amounts.open_bytes:
-        article.say(f"{figure(under.amounts.open_bytes, 'bytes')} of what is saved is left to PyTorch's partitioner.")
+        article.say(
+            f"{format_quantity(under.amounts.open_bytes, 'bytes')} of what is saved is left to PyTorch's partitioner."
+        )
     return article
 
 
@@ -404,12 +413,13 @@ def _device(state: State) -> Article:
 
 def _figures(device: DeviceProfile) -> Iterator[str]:
     for dtype, rate in device.compute.items():
-        yield f"{code(dtype)} products: {figure(max(most for _, most in rate.points), 'flops')} a second at most"
-    yield f"memory: {figure(max(most for _, most in device.bandwidth.points), 'bytes')} a second at most"
+        most = format_quantity(max(most for _, most in rate.points), "flops")
+        yield f"{code(dtype)} products: {most} a second at most"
+    yield f"memory: {format_quantity(max(most for _, most in device.bandwidth.points), 'bytes')} a second at most"
     if device.capacity is not None:
-        yield f"capacity: {figure(device.capacity, 'bytes')}"
+        yield f"capacity: {format_quantity(device.capacity, 'bytes')}"
     if device.host_bandwidth is not None:
-        yield f"to and from the host: {figure(device.host_bandwidth, 'bytes')} a second"
+        yield f"to and from the host: {format_quantity(device.host_bandwidth, 'bytes')} a second"
 
 
 def _undecided(graph: GraphState) -> Article:
@@ -483,7 +493,7 @@ def exposed_of(found: Communication, line: LineInOrder) -> str:
     lanes = found.planned.lanes
     if lanes is None or line.exposed_without is None:
         return ""
-    with_it, without = (figure(each, "seconds") for each in (lanes.exposed, line.exposed_without))
+    with_it, without = (format_quantity(each, "seconds") for each in (lanes.exposed, line.exposed_without))
     return f"Exposed: {with_it} with it, {without} without."
 
 
@@ -531,7 +541,7 @@ def margin_text(statement: Statement, outcome: ExpectationOutcome) -> str:
     if not outcome.margin:
         return ""
     dimension = statement.limit.dimension if isinstance(statement, syntax.ExpectTotal) else "number"
-    return figure(abs(outcome.margin), dimension)
+    return format_quantity(abs(outcome.margin), dimension)
 
 
 def expectation_hint(statement: Statement, outcome: ExpectationOutcome) -> str:

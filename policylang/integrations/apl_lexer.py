@@ -18,9 +18,9 @@ from policylang.language.grammar import word_pairs, words_of
 from policylang.language.lexer import FOREIGN_COMMENT, Lexeme, comments, split
 from policylang.language.operators import group_names
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
-from policylang.language.statements import ACTIONS, FATES, KINDS, OPENERS
+from policylang.language.statements import ACTIONS, FATES, KINDS, MODIFIERS, OPENERS
 from policylang.language.units import UNITS
-from policylang.language.words import MODIFIERS, word_lists
+from policylang.language.words import word_lists
 
 __all__ = ["PolicyLexer"]
 
@@ -35,13 +35,13 @@ _PLAIN = {
     **dict.fromkeys(("LPAR", "RPAR", "COMMA"), Punctuation),
     **dict.fromkeys(("INT", "NUMBER", "ORDINAL", "RANGE", "PERCENT"), Number),
 }
-"""What a terminal is wherever it stands. One that is neither here nor a name is a word of the language."""
+"""Token types of terminals. A terminal that is neither here nor a name is a keyword."""
 _PAIRED = {
     "EVERY_NTH": (Operator.Word, Number),
     "STEP_TIME": (Name.Attribute, Name.Attribute),
     "KEEP_ORDER": (Keyword.Declaration, Keyword.Declaration),
 }
-"""What the two words of a pair are, of those that are not plain words of the language."""
+"""Token types of the two words of a pair, where they are not plain keywords."""
 _NAMES = ("NAME", "PATH")
 _PLACES = ("IN", "OUTSIDE", "BLOCKS")
 _GIVEN = {
@@ -50,7 +50,7 @@ _GIVEN = {
     ("LET", "LET"): Name.Variable,
     ("REQUIRES", "REQUIRES"): Name.Namespace,
 }
-"""What a name is behind the word that opens its statement."""
+"""Token types of names behind the word that opens their statement."""
 _COMPLETING = frozenset((kind.terminal(), *each) for kind in KINDS for each in kind.closing)
 """Words that a statement has in one place and that are names everywhere else."""
 _MEASURED = frozenset((*MEASURES, *PROPERTIES))
@@ -83,14 +83,14 @@ class PolicyLexer(Lexer):  # type: ignore[misc]  # Pygments is optional, so its 
 
     @staticmethod
     def analyse_text(text: str) -> float:
-        """How much a text looks like a policy, from 0 to 1: by the first word of the lines that are not indented."""
+        """The likelihood that a text is a policy, from 0 to 1, by the first words of lines that are not indented."""
         lines = [line for line in text.splitlines() if line[:1].isalpha()]
         begun = sum(line.split()[0] in _BEGINNING for line in lines)
         return begun / len(lines) if lines else 0.0
 
 
 def _between(text: str, start: int, end: int) -> Iterator[tuple[int, object, str]]:
-    """What is no word and no comment: blanks, the marks between statements, and what nobody can read."""
+    """Tokens between words and comments: blanks, separators, and unreadable characters."""
     for part in _MARKS.finditer(text, start, end):
         yield part.start(), Punctuation if part.group() == ";" else Text, part.group()
 
@@ -133,7 +133,7 @@ def _words(source: Source, start: int, end: int) -> Iterator[Lexeme]:
 
 
 def _kinds(words: Sequence[Lexeme]) -> Iterator[object]:
-    """What each word of a statement is, by its terminal and by the words beside it."""
+    """The token type of each word of a statement, by its terminal and the words beside it."""
     opener = next((word for word in words if word.type not in ("OPTIONAL", "OVERRIDE")), None)
     asked = False
     for index, word in enumerate(words):
@@ -154,12 +154,12 @@ def _kinds(words: Sequence[Lexeme]) -> Iterator[object]:
 
 
 def _counts(words: Sequence[Lexeme]) -> bool:
-    """Whether the number at the end of some words says how many: what follows it is a name."""
+    """True if the last number counts nodes, so that a name follows it."""
     return len(words) > 1 and words[-2].type in ("FIRST", "LAST", "EXACTLY", "LEAST", "MOST")
 
 
 def _is_asked(word: Lexeme, before: Lexeme | None, after: Lexeme | None) -> bool:
-    """Whether a word behind ``where`` is a property, or the part of one that is no word of the language."""
+    """True if a word behind ``where`` is a property, or a part of one that is no keyword."""
     if after is not None and after.type == "COMPARISON":
         return word.partition("[")[0] in _MEASURED
     if word.type != "NAME":

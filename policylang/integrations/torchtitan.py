@@ -109,14 +109,14 @@ def _refuse_another_order(options: Any) -> None:
         passes.append("ep_overlap_schedule_pass")
     off = getattr(options, "disable_passes", ())
     left = [name for name in passes if name not in off]
-    mends = [f"`config.compile.disable_passes += [{', '.join(map(repr, left))}]`"] if left else []
+    fixes = [f"`config.compile.disable_passes += [{', '.join(map(repr, left))}]`"] if left else []
     if getattr(options, "inductor_compilation", "") == "full":
         left.append("full_inductor_compilation_pass")
-        mends.append("`config.compile.inductor_compilation = 'regional'`")
+        fixes.append("`config.compile.inductor_compilation = 'regional'`")
     if left:
         names = " and ".join(f"`{name}`" for name in left)
         message = f"the policy orders collectives, and behind it TorchTitan orders them anew: {names}"
-        help = f"write {' and '.join(mends)}, or take the scheduling lines out of the policy"
+        help = f"write {' and '.join(fixes)}, or take the scheduling lines out of the policy"
         raise PolicyGraphError([diagnose(ORDERED_LATER, message, help=help)])
 
 

@@ -1,6 +1,6 @@
 """Work that may be given up: who asks for it says whether it is still wanted, and what takes long asks now and then.
 
-``check_cancelled`` is called where nothing is half written that outlives the work: once a statement, a rule, a unit of
+``check_cancelled`` is called where nothing is partly written that outlives the work: per statement, rule, or unit of
 a step. Nobody pays for it who did not say that work may be given up: it reads one context variable.
 """
 

@@ -1,6 +1,6 @@
-"""What stands around one place of a text that is being written, and what the grammar takes there.
+"""The cursor in a text that is being written: the words before it, and what the grammar takes there.
 
-Only what stands before the place counts, and what cannot be read there is passed over: a text is broken for as long as
+Only the text before the cursor counts, and what cannot be read there is skipped: a text is broken for as long as
 somebody writes it.
 """
 
@@ -44,17 +44,17 @@ _MOST_SKIPPED = 16
 
 @frozen
 class Reading:
-    """How far the grammar reads the words of a statement, and what it takes next."""
+    """The state of the grammar behind the words of a statement."""
 
     accepted: frozenset[str]
     """The terminals that may follow; ``$END`` where the statement may end."""
     refused: tuple[int, ...]
-    """The words that could not stand where they stand; the others are read as if these were not there."""
+    """The words that the grammar refused; the others are read without these."""
 
 
 @lru_cache(maxsize=2048)
 def reading(terminals: tuple[str, ...]) -> Reading:
-    """What may follow the beginning of a statement, given as the terminals of its words."""
+    """Reads the beginning of a statement, given as the terminals of its words."""
     if not terminals:
         return Reading(_accepted(_fed(())[0]), ())
     before, refused = _fed(terminals[:-1])
@@ -74,7 +74,7 @@ def _fed(terminals: tuple[str, ...]) -> tuple[InteractiveParser, tuple[int, ...]
 
 
 def _feed(parser: InteractiveParser, terminal: str) -> bool:
-    """Whether a parser takes a terminal; where it does not, it stays as it is."""
+    """Feeds a terminal to a parser; returns False and leaves the parser as it was if it is refused."""
     state = parser.parser_state
     states, values = [*state.state_stack], [*state.value_stack]
     try:
@@ -97,18 +97,18 @@ class Cursor:
     source: Source
     offset: int
     words: tuple[Lexeme, ...]
-    """Of the statement, before the word at the cursor, without those that cannot stand where they stand."""
+    """The words of the statement before the cursor, without those that the grammar refuses."""
     start: int
     end: int
-    """Of the word at the cursor; both are the cursor's own where there is none."""
+    """The range of the word at the cursor; empty where there is none."""
     accepted: frozenset[str]
-    """The terminals that may stand in place of that word; ``$END`` where the statement may end before it."""
+    """The terminals that may replace that word; ``$END`` where the statement may end before it."""
     begin: int = 0
-    """Of the statement."""
+    """The start of the statement."""
     seconds: tuple[str, ...] = ()
-    """What makes one terminal with the word before: a word, or the terminal of many."""
+    """The words or terminals that make one terminal with the word before."""
     is_first: bool = False
-    """Whether no statement stands before this one."""
+    """True if no statement precedes this one."""
 
     @property
     def typed(self) -> str:
@@ -122,7 +122,7 @@ class Cursor:
 
 
 def cursors_at(source: Source, offset: int) -> tuple[Cursor, ...]:
-    """What stands around a character offset, as it is most likely meant first; empty in a comment, and in a statement
+    """The readings of a character offset, the likeliest first; empty in a comment, and in a statement
     that is longer than one may be.
 
     There are several where the first word of a line may go on with a parenthesis that is not closed or begin a
@@ -144,7 +144,7 @@ def cursors_at(source: Source, offset: int) -> tuple[Cursor, ...]:
 
 
 def _within(source: Source, start: int, offset: int) -> tuple[Cursor, bool]:
-    """The cursor in a statement that begins at ``start``, and whether all words before it can stand there."""
+    """The cursor in a statement that begins at ``start``, and whether all words before it can be read."""
     begin, end = _word_at(source.text, start, offset)
     words, skipped = _words(source, start, begin)
     kinds = tuple(word.type for word in words)
@@ -173,7 +173,7 @@ def _kept(accepted: frozenset[str], words: Sequence[Lexeme], kind: str) -> froze
 
 
 def _as_a_name(cursor: Cursor) -> Cursor | None:
-    """The same where the word before is a name, if what follows may make it one."""
+    """The reading in which the word before is a name, if what follows may make it one."""
     if not cursor.words or not _is_opener(cursor.words):
         return None
     last = cursor.words[-1]
@@ -184,12 +184,11 @@ def _as_a_name(cursor: Cursor) -> Cursor | None:
 
 
 def _is_opener(words: Sequence[Lexeme]) -> bool:
-    """Whether the last of some words opens a statement here and is a name elsewhere."""
+    """True if the last word opens a statement here and is a name elsewhere."""
     return len(words) <= _MOST_BEFORE_SELECTOR and str(words[-1]) in lexer().openers and words[-1].type != "NAME"
 
 
 def _seconds(words: Sequence[Lexeme], kinds: tuple[str, ...]) -> tuple[str, ...]:
-    """What makes one terminal with the last word."""
     if not words:
         return ()
     before = reading(kinds[:-1]).accepted

@@ -66,22 +66,22 @@ class Span:
 
     @property
     def line(self) -> int:
-        """Of the first character."""
+        """The line of the first character."""
         return self.source.line_column(self.start)[0]
 
     @property
     def column(self) -> int:
-        """Of the first character."""
+        """The column of the first character."""
         return self.source.line_column(self.start)[1]
 
     @property
     def end_line(self) -> int:
-        """Of the character behind the last."""
+        """The line of the character after the last."""
         return self.source.line_column(self.end)[0]
 
     @property
     def end_column(self) -> int:
-        """Of the character behind the last."""
+        """The column of the character after the last."""
         return self.source.line_column(self.end)[1]
 
     @property
@@ -95,7 +95,7 @@ class Span:
 
 
 class Severity(Enum):
-    """How bad it is: an error stops, a warning is printed, a note belongs to one of these."""
+    """An error stops, a warning is printed, a note belongs to one of these."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -109,27 +109,27 @@ class Related:
     message: str
     span: Span | None = None
     brief: bool = False
-    """Whether its place says enough, without the line that stands there."""
+    """True if the location is shown without its line of text."""
 
 
 @frozen
 class TextChange:
-    """What stands in a span becomes another text; at an empty span the text is inserted."""
+    """A text replaces a span; at an empty span it is inserted."""
 
     span: Span
     text: str
 
 
 @frozen
-class Mend:
-    """What can be written in place of something wrong: the help of a diagnostic as data, for editors to carry out."""
+class Fix:
+    """A fix of a diagnostic: the text changes that its help describes, for editors to apply."""
 
     title: str
-    """What it does, as the help says it: ``write `==```."""
+    """The change in words: ``write `==```."""
     changes: tuple[TextChange, ...]
-    """In the order of the text; no two of one source overlap."""
+    """Sorted by position; no two in one source overlap."""
     is_choice: bool = False
-    """Whether its author has to want it: that a rule goes, or may match nothing. Nothing does it unasked."""
+    """True if only its author can decide: a rule goes, or may match nothing. Never applied unasked."""
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -152,7 +152,7 @@ class Diagnostic:
     """One thing wrong.
 
     ``message`` is one sentence in the user's terms: lowercase, no full stop, the user's text in backticks.
-    ``help`` is the mend, where one exists. ``code`` has a page in ``docs/codes`` with its severity and its long form.
+    ``help`` is the fix, where one exists. ``code`` has a page in ``docs/codes`` with its severity and its long form.
     ``span`` is None only where there is no text to point at (a file that is not there).
     """
 
@@ -165,12 +165,12 @@ class Diagnostic:
     details: tuple[str, ...] = field(default=())
     """Further lines of evidence, such as what each part of a selector matched."""
     cause: str = ""
-    """What an error comes from where others may come from the same: the code of another error, or a phrase. An error
+    """The cause that errors may share: the code of another error, or a phrase. An error
     whose cause is its own code is one only if something follows from it."""
     include: Span | None = None
-    """In the file that was loaded, the include that brings the line of an included file."""
-    mends: tuple[Mend, ...] = ()
-    """What the help says to write, where it is known which text goes where; the likeliest first. Each by itself."""
+    """The include in the loaded file that leads to this line, if it is in an included file."""
+    fixes: tuple[Fix, ...] = ()
+    """The fixes that the help describes, the likeliest first; each stands alone."""
     about: str = ""
     """The file or graph that it is about, where there is no span."""
 
@@ -184,70 +184,69 @@ class Diagnostic:
         return self if self.span is not None or self.about else evolve(self, about=name)
 
     def moved_to(self, span: Span) -> Diagnostic:
-        """The same about the same text in another place."""
-        mends = (
-            evolve(mend, changes=tuple(evolve(each, span=span) for each in mend.changes if each.span == self.span))
-            for mend in self.mends
+        """This diagnostic for the same text at another span."""
+        fixes = (
+            evolve(fix, changes=tuple(evolve(each, span=span) for each in fix.changes if each.span == self.span))
+            for fix in self.fixes
         )
-        return evolve(self, span=span, mends=tuple(mend for mend in mends if mend.changes))
+        return evolve(self, span=span, fixes=tuple(fix for fix in fixes if fix.changes))
 
 
-def written(span: Span, texts: Iterable[str], *, near: bool = False, is_choice: bool = False) -> tuple[Mend, ...]:
-    """A mend for each text that can be written in the place of a span. ``near``: they are guesses by likeness."""
+def written(span: Span, texts: Iterable[str], *, near: bool = False, is_choice: bool = False) -> tuple[Fix, ...]:
+    """A fix for each text that can be written in the place of a span. ``near``: they are guesses by likeness."""
     title = "did you mean `{}`?" if near else "write `{}`"
     return tuple(
-        Mend(title.format(" ".join(text.split())), (TextChange(span, text),), is_choice)
-        for text in dict.fromkeys(texts)
+        Fix(title.format(" ".join(text.split())), (TextChange(span, text),), is_choice) for text in dict.fromkeys(texts)
     )
 
 
-def prefixed(span: Span, word: str) -> Mend:
-    """The mend that writes a word before what stands in a span."""
-    return Mend(f"write `{word}` before it", (TextChange(Span(span.source, span.start, span.start), f"{word} "),), True)
+def prefixed(span: Span, word: str) -> Fix:
+    """The fix that writes a word before what stands in a span."""
+    return Fix(f"write `{word}` before it", (TextChange(Span(span.source, span.start, span.start), f"{word} "),), True)
 
 
-def left_out(span: Span) -> Mend:
-    """The mend that leaves out the words of a span and the space before them."""
+def left_out(span: Span) -> Fix:
+    """The fix that leaves out the words of a span and the space before them."""
     text = span.source.text
     start = len(text[: span.start].rstrip(" \t"))
-    return Mend(f"leave `{span.one_line}` out", (TextChange(Span(span.source, start, span.end), ""),), True)
+    return Fix(f"leave `{span.one_line}` out", (TextChange(Span(span.source, start, span.end), ""),), True)
 
 
-def inserted(span: Span, text: str) -> Mend:
-    """The mend that writes a word behind what stands in a span."""
+def inserted(span: Span, text: str) -> Fix:
+    """The fix that writes a word behind what stands in a span."""
     at = Span(span.source, span.end, span.end)
-    return Mend(f"write `{text}` behind it", (TextChange(at, f" {text}"),))
+    return Fix(f"write `{text}` behind it", (TextChange(at, f" {text}"),))
 
 
-def removed(statement: Span, title: str = "remove the line") -> Mend:
-    """The mend that removes a statement: with its line and the comment behind it where nothing else stands there."""
-    return Mend(title, (TextChange(_with_its_line(statement), ""),), True)
+def removed(statement: Span, title: str = "remove the line") -> Fix:
+    """The fix that removes a statement: with its line and the comment behind it where nothing else stands there."""
+    return Fix(title, (TextChange(_with_its_line(statement), ""),), True)
 
 
-def moved(statement: Span, to: Span, title: str, *, behind: bool = False) -> Mend:
-    """The mend that moves a statement before another one of its text, or behind it, onto a line of its own."""
+def moved(statement: Span, to: Span, title: str, *, behind: bool = False) -> Fix:
+    """The fix that moves a statement before another one of its text, or behind it, onto a line of its own."""
     source = statement.source
     if behind:
         place, text = line_behind(to, statement.text)
     else:
         place, text = Span(source, to.start, to.start), statement.text + _line_end(source)
     changes = (TextChange(place, text), TextChange(_with_its_line(statement), ""))
-    return Mend(title, changes[::-1] if behind else changes, True)
+    return Fix(title, changes[::-1] if behind else changes, True)
 
 
-def put_before(statement: Span, text: str) -> Mend:
-    """The mend that writes a statement on a line of its own before another one."""
+def put_before(statement: Span, text: str) -> Fix:
+    """The fix that writes a statement on a line of its own before another one."""
     source, start = statement.source, statement.start
-    return Mend(f"write `{text}` above it", (TextChange(Span(source, start, start), text + _line_end(source)),), True)
+    return Fix(f"write `{text}` above it", (TextChange(Span(source, start, start), text + _line_end(source)),), True)
 
 
-def put_behind(statement: Span, text: str) -> Mend:
-    """The mend that writes a statement behind another one."""
-    return Mend(f"write `{text}` below it", (TextChange(*line_behind(statement, text)),), True)
+def put_behind(statement: Span, text: str) -> Fix:
+    """The fix that writes a statement behind another one."""
+    return Fix(f"write `{text}` below it", (TextChange(*line_behind(statement, text)),), True)
 
 
 def line_behind(statement: Span, text: str) -> tuple[Span, str]:
-    """Where a text is inserted, and the text with what surrounds it, to stand on a line of its own behind a statement:
+    """Where a text is inserted, and the text with what surrounds it, to be a line of its own after a statement:
     behind the comment in its line, before another statement there."""
     source, end = statement.source, statement.end
     last = source.text.find("\n", end)
@@ -264,7 +263,7 @@ def _line_end(source: Source) -> str:
 
 
 def _with_its_line(statement: Span) -> Span:
-    """What goes with a statement so that nothing of it is left over."""
+    """The span to delete with a statement so that no empty line or separator is left."""
     text, start, end = statement.source.text, statement.start, statement.end
     first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
     last = len(text) if last < 0 else last
@@ -317,7 +316,7 @@ def one_cause(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
 
 
 def _included(found: Diagnostic) -> Diagnostic:
-    """With a note of the include that brings the line."""
+    """Adds a note of the include that leads to the line."""
     if found.include is None:
         return found
     note = Related("included from here", found.include)
@@ -333,18 +332,18 @@ def _at_include(include: Span, group: list[Diagnostic]) -> Diagnostic:
     first = group[0]
     message = f"`{include.one_line}` matches nothing in this graph: {first.cause}"
     notes = tuple(Related(each.message, each.span, brief=True) for each in group)
-    mends = _of_each(group)
-    return evolve(first, message=message, span=include, cause="", include=None, details=(), related=notes, mends=mends)
+    fixes = _of_each(group)
+    return evolve(first, message=message, span=include, cause="", include=None, details=(), related=notes, fixes=fixes)
 
 
-def _of_each(group: Sequence[Diagnostic]) -> tuple[Mend, ...]:
-    """The mend that does to each line of an included file what each by itself is told; none where one has none."""
-    first = [next((mend for mend in each.mends if mend.is_choice), None) for each in group]
-    titles = {mend.title for mend in first if mend is not None}
+def _of_each(group: Sequence[Diagnostic]) -> tuple[Fix, ...]:
+    """The fix that does to each line of an included file what each by itself is told; none where one has none."""
+    first = [next((fix for fix in each.fixes if fix.is_choice), None) for each in group]
+    titles = {fix.title for fix in first if fix is not None}
     if None in first or len(titles) != 1:
         return ()
-    changes = {change: None for mend in first if mend is not None for change in mend.changes}
-    return (Mend(titles.pop().replace(" it", f" {len(group)} lines"), tuple(changes), True),)
+    changes = {change: None for fix in first if fix is not None for change in fix.changes}
+    return (Fix(titles.pop().replace(" it", f" {len(group)} lines"), tuple(changes), True),)
 
 
 _CODE = re.compile(r"APL[0-9]{3}")
@@ -420,23 +419,23 @@ def diagnose(
     related: tuple[Related, ...] = (),
     details: tuple[str, ...] = (),
     write: Sequence[str] = (),
-    mends: Iterable[Mend] = (),
+    fixes: Iterable[Fix] = (),
 ) -> Diagnostic:
     """A diagnostic of a code, with the severity that its page gives.
 
-    ``write``: texts that can stand in place of the span, each a mend; ``mends``: those that change something else. A
-    mend of a policy that comes along is left out, as is one of a rule that no text says: nobody writes there.
+    ``write``: texts that can stand in place of the span, each a fix; ``fixes``: those that change something else. A
+    fix of a bundled policy is left out, as is one of a rule that no text says: nobody writes there.
     """
     if write and span is not None:
-        mends = (*written(span, write, near=(help or "").startswith("did you mean")), *mends)
-    mends = tuple(mend for mend in mends if all(map(_is_written, mend.sources)))
+        fixes = (*written(span, write, near=(help or "").startswith("did you mean")), *fixes)
+    fixes = tuple(fix for fix in fixes if all(map(_is_written, fix.sources)))
     help = None if help is None else printable(help)
     details = tuple(map(printable, details))
-    return Diagnostic(code, one_line(message), span, help, related, CODES[code].severity, details, mends=mends)
+    return Diagnostic(code, one_line(message), span, help, related, CODES[code].severity, details, fixes=fixes)
 
 
 def bounded(found: Sequence[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """As many as somebody reads, and how many more there are."""
+    """At most :data:`MOST` diagnostics, and how many more there are."""
     if len(found) <= MOST:
         return tuple(found)
     more = f"{counted(len(found) - MOST, 'further diagnostic is', 'further diagnostics are')} not shown"
@@ -455,5 +454,5 @@ def is_error(diagnostic: Diagnostic) -> bool:
 
 
 def is_syntax(diagnostic: Diagnostic) -> bool:
-    """Whether a diagnostic says that a text cannot be read, rather than what it means."""
+    """True if the text cannot be read; False if it can and its meaning is wrong."""
     return diagnostic.code.startswith("APL0")

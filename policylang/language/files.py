@@ -92,7 +92,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def policy_files(path: str) -> list[str]:
     """The files a path stands for, in order: of a folder every policy file below it, else the path itself. An empty
-    folder stands for itself, so that someone says so."""
+    folder is returned itself, so that it is reported."""
     if not os.path.isdir(path):  # nor is the empty path, which `Path` takes for the current folder
         return [path]
     found = sorted(str(file) for file in Path(path).rglob(f"*{SUFFIX}") if file.is_file())
@@ -110,35 +110,39 @@ def find_policy(path: str) -> tuple[Path, str]:
 
 
 def _missing(path: Path, name: str) -> Diagnostic:
-    try:
-        beside = [entry.name for entry in path.parent.iterdir() if entry.suffix == SUFFIX]
-    except OSError:
-        beside = []
-    stem = path.name.removesuffix(SUFFIX)
-    if stem in bundled_names() and os.path.basename(name) == name:
-        bundled = f"the bundled policy of that name is written `<{stem}>`"
-        return diagnose("APL103", f"there is no policy file `{_shortened(name)}`", help=bundled)
-    near = nearest(path.name, sorted({*beside, *(f"{each}{SUFFIX}" for each in bundled_names())}))
+    message = f"there is no policy file `{_shortened(name)}`"
+    if _is_bundled_name(path, name):
+        bundled = f"the bundled policy of that name is written `<{path.name.removesuffix(SUFFIX)}>`"
+        return diagnose("APL103", message, help=bundled)
+    near = nearest(path.name, sorted({*_beside(path), *(f"{each}{SUFFIX}" for each in bundled_names())}))
     help = did_you_mean(_bundled_first(path, near))
     if help is None and any(mark in name for mark in _OF_A_TEXT):
         help = "`policylang.parse` takes the text of a policy"
-    return diagnose("APL103", f"there is no policy file `{_shortened(name)}`", help=help)
+    return diagnose("APL103", message, help=help)
 
 
 def meant_files(path: Path, name: str) -> tuple[str, ...]:
-    """What an include of a file that is not there may have meant: files beside it, and ``<name>`` for policies that
+    """Names that an include of a missing file may have meant: files beside it, and ``<name>`` for policies that
     come along; none where there is such a file."""
     if os.path.exists(path):  # a name that is too long is no file's
         return ()
-    stem = path.name.removesuffix(SUFFIX)
-    if stem in bundled_names() and os.path.basename(name) == name:
-        return (f"<{stem}>",)
-    try:
-        beside = sorted(entry.name for entry in path.parent.iterdir() if entry.suffix == SUFFIX)
-    except OSError:
-        beside = []
+    if _is_bundled_name(path, name):
+        return (f"<{path.name.removesuffix(SUFFIX)}>",)
+    beside = _beside(path)
     bundled = {f"{each}{SUFFIX}": f"<{each}>" for each in bundled_names() if f"{each}{SUFFIX}" not in beside}
     return tuple(bundled.get(near, near) for near in nearest(path.name, sorted((*beside, *bundled))))
+
+
+def _is_bundled_name(path: Path, name: str) -> bool:
+    return path.name.removesuffix(SUFFIX) in bundled_names() and os.path.basename(name) == name
+
+
+def _beside(path: Path) -> list[str]:
+    """The policy files in the folder of a path."""
+    try:
+        return [entry.name for entry in path.parent.iterdir() if entry.suffix == SUFFIX]
+    except OSError:
+        return []
 
 
 def _bundled_first(path: Path, near: tuple[str, ...]) -> tuple[str, ...]:

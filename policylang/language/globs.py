@@ -50,7 +50,7 @@ class PathGlob:
         return None if length is None else ".".join(components[:length])
 
     def covers(self, path: str) -> bool:
-        """Whether the path is, or lies in, a module that matches."""
+        """True if the path is, or lies in, a module that matches."""
         return self.outermost(path) is not None
 
     def progress(self, path: str) -> frozenset[int] | None:
@@ -60,7 +60,7 @@ class PathGlob:
         return states if length is None else None
 
     def matches(self, path: str) -> bool:
-        """Whether the glob matches the path to its end."""
+        """True if the glob matches the whole path."""
         states = self._start
         for component in path.split(".") if path else []:
             if not self._anchored:
@@ -94,7 +94,7 @@ class PathGlob:
         return self._closure(reached)
 
     def _closure(self, states: set[int]) -> frozenset[int]:
-        """With every state that is reached over a ``**`` that stands for no component."""
+        """Adds every state that is reached over an empty ``**``."""
         for state in sorted(states):
             at = state
             while at < self._end - 1 and self._parts[at] is None:
@@ -119,12 +119,12 @@ def split_outside_braces(text: str) -> list[str]:
 
 
 def is_magic(pattern: str) -> bool:
-    """Whether a name glob can match more than the very name it is."""
+    """True if a name glob can match more than one name."""
     return not _MAGIC.isdisjoint(pattern)
 
 
 def path_glob_problem(pattern: str) -> str | None:
-    """What is wrong with a path glob, as the end of a sentence; None where nothing is."""
+    """The problem of a path glob, as the end of a sentence; None if it is well formed."""
     body = pattern.removeprefix("/")
     if not body:
         return "names no module"
@@ -139,7 +139,7 @@ def path_glob_problem(pattern: str) -> str | None:
 
 
 def name_glob_problem(pattern: str) -> str | None:
-    """What is wrong with a name glob, as the end of a sentence; None where nothing is."""
+    """The problem of a name glob, as the end of a sentence; None if it is well formed."""
     alternatives = 1
     for match in _PIECE.finditer(pattern):
         braced, ranged, stars, _, literal, stray = match.groups()

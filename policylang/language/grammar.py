@@ -40,12 +40,12 @@ def parser_of(transformer: object) -> Lark:
 
 @cache
 def tables() -> dict[str, Any]:
-    """What lark makes a parser of: ``data`` and ``memo``."""
+    """The arguments ``data`` and ``memo`` from which lark loads a parser."""
     return read_tables(grammar_file().read_text(encoding="utf-8"), TABLE)
 
 
 def read_tables(grammar: str, table: Path) -> dict[str, Any]:
-    """From a file, if it was made of this very grammar, else from the grammar."""
+    """Reads the table file if it was made from this grammar, else works the tables out."""
     try:
         found = json.loads(table.read_text(encoding="utf-8"), object_hook=_numbered)
         if found["key"] == key(grammar):
@@ -98,7 +98,7 @@ def _in_order(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def key(grammar: str) -> str:
-    """What a table has to be made of to be used."""
+    """The hash of everything that a table depends on."""
     return hashlib.sha256(repr((lark.__version__, sorted(_OPTIONS.items()), grammar)).encode()).hexdigest()
 
 
@@ -141,7 +141,7 @@ def word_kind(text: str) -> str | None:
 
 
 def is_policy_name(text: str) -> bool:
-    """Whether `policy` can be followed by a text as one plain name, a keyword or not."""
+    """True if a text can be the plain name of a policy; keywords can."""
     words, origin = lexer().lex(Source("", f"policy {text}"), 0, len(text) + len("policy "))
     return [word.type for word in words] == ["POLICY", "NAME"] and words[1] == text and not origin.problems
 

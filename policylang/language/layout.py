@@ -72,12 +72,12 @@ class _Line:
     words: list[str] = field(factory=list)
     comment: str | None = None
     column: int = 0
-    """Where a comment behind words stood."""
+    """The column of a comment behind words."""
     blank_before: bool = False
 
     @property
     def closes(self) -> bool:
-        """Whether it holds closing parentheses and nothing else."""
+        """True if it holds closing parentheses alone."""
         return all(word == ")" for word in self.words)
 
     @property
@@ -137,7 +137,7 @@ def _lines(source: Source) -> list[_Line]:
 
 
 def _hugs(before: LayoutPiece | None, piece: LayoutPiece) -> bool:
-    """Whether a blank line between the two would stand just inside a parenthesis."""
+    """True if a blank line between the two would be just inside a parenthesis."""
     return piece.text == ")" or (before is not None and before.text == "(")
 
 
@@ -179,7 +179,7 @@ def _words(word: Lexeme, statement: int) -> Iterable[LayoutPiece]:
 
 
 def _content(source: Source) -> list[tuple[int, str]]:
-    """What may not change: every word, and every comment between the words."""
+    """The words, and the comments between them: formatting must not change these."""
     return [
         (-1, "".join(piece.text.split())) if piece.is_comment else (piece.statement, piece.text)
         for piece in pieces_of(source)
@@ -202,7 +202,7 @@ class LayoutChange:
 
 
 def line_end_of(text: str) -> str:
-    """How the lines of a text end: as its first one does."""
+    """The line end of a text's first line."""
     first = text.find("\n")
     return "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
 
@@ -218,7 +218,7 @@ def applied(text: str, changes: Iterable[LayoutChange]) -> str:
 
 
 def layout_changes(source: Source) -> tuple[LayoutChange, ...] | None:
-    """From the text to its canonical form, in the order of the text; None where it has none, as with ``fmt``."""
+    """The changes that make a text canonical, sorted by position; None where ``fmt`` refuses it."""
     formatted = format_source(source).text
     if formatted is None:
         return None
@@ -237,8 +237,8 @@ def layout_changes(source: Source) -> tuple[LayoutChange, ...] | None:
 
 
 def layout_changes_between(source: Source, start: int, end: int) -> tuple[LayoutChange, ...]:
-    """Those of the lines that hold a statement or a comment between two offsets. A statement that cannot be read is
-    left as it is, and so is what stands on its lines."""
+    """The changes of the lines that hold a statement or comment between two offsets. A statement that cannot be read is
+    left as it is, and so is the rest of its lines."""
     readable, left_alone = _without_mistakes(source)
     first, last = _whole_lines(readable, start, end)
     parts = (_within(source.text, change, first, last) for change in layout_changes(readable) or ())
@@ -252,12 +252,12 @@ def layout_changes_between(source: Source, start: int, end: int) -> tuple[Layout
 
 
 def _end(piece: LayoutPiece) -> int:
-    """Of a comment, where its last word ends: blanks behind it are no part of it."""
+    """The end of a piece, without blanks behind a comment."""
     return piece.start + len(piece.text.rstrip()) if piece.is_comment else piece.end
 
 
 def _between(text: str, start: int, end: int, wanted: str, line_end: str) -> list[LayoutChange]:
-    """From the blanks between two words to those that are wanted, without what both begin and end with."""
+    """The change of the blanks between two words, without the prefix and suffix that stay."""
     old, new = _PARTS.findall(text[start:end]), _PARTS.findall(wanted.replace("\n", line_end))
     while old and new and old[0] == new[0]:
         start += len(old[0])
@@ -269,7 +269,7 @@ def _between(text: str, start: int, end: int, wanted: str, line_end: str) -> lis
 
 
 def _joined(changes: Iterable[LayoutChange]) -> Iterable[LayoutChange]:
-    """Those that touch as one: an editor may take two at one place in either order."""
+    """Merges changes that touch: an editor may apply two at one place in either order."""
     last: LayoutChange | None = None
     for change in changes:
         if last is not None and last.end == change.start:
@@ -283,7 +283,7 @@ def _joined(changes: Iterable[LayoutChange]) -> Iterable[LayoutChange]:
 
 
 def _within(text: str, change: LayoutChange, first: int, last: int) -> LayoutChange | None:
-    """What of a change lies in the lines from one offset to another; the blank lines around them stay."""
+    """The part of a change within lines from one offset to another; blank lines around them stay."""
     if change.end < first or change.start > last or (change.start == last < len(text)) or first >= last:
         return None
     start, end, wanted = change.start, change.end, change.text

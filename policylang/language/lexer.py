@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 from lark import Token
 from lark.lexer import PatternStr, TerminalDef
 
-from policylang.language.diagnostics import Diagnostic, Mend, Source, Span, TextChange, diagnose
+from policylang.language.diagnostics import Diagnostic, Fix, Source, Span, TextChange, diagnose
 from policylang.language.syntax import Scope
 
 MAX_FILE = 4 * 1024 * 1024
@@ -80,10 +80,10 @@ def split(source: Source) -> Slices:
 
 
 def starts_before(source: Source, offset: int) -> tuple[int, ...] | None:
-    """Where the statement may begin that a place is in, in the order of the text; None in a comment.
+    """The possible starts of the statement around an offset, sorted; None in a comment.
 
     The last is where it begins by the line ends. The others are those of statements before it that have a parenthesis
-    without its other half: who writes one has not closed it yet.
+    that is not closed yet: who writes one will close it.
     """
     text, unclosed = source.text, _unclosed(source.text)
     start, depth = 0, 0
@@ -108,7 +108,7 @@ def starts_before(source: Source, offset: int) -> tuple[int, ...] | None:
 
 
 def is_blank(text: str, start: int, end: int) -> bool:
-    """Whether a part of a text holds nothing but comments."""
+    """True if a part of a text holds nothing but blanks and comments."""
     found = _BLANK.match(text, start, end)  # never fails, so never tries again
     return found is not None and found.end() == end
 
@@ -191,7 +191,7 @@ _SCAN = re.compile(
 )
 BEHIND_SELECTOR = ("in", "outside", "where", "chain", "per", "from", "or", "and", "except", "feeding", "fed")
 _OF_A_SELECTOR = re.compile(rf"[^\S\n]*(?:->|→|⇒|,|\)|(?:{'|'.join(BEHIND_SELECTOR)})(?![\w.*?/:-]))")
-"""What follows a word that begins a selector."""
+"""The text that may follow the first word of a selector."""
 _DEVICE = re.compile(r"[^\s\"'`‘’“”‐‑‒–—−#;(),=<>]+")
 """The name of a device profile, which may have a ``-`` in it; or a file whose quotes are missing."""
 _KINDS = {"string": "STRING", "bundled": "BUNDLED", "comparison": "COMPARISON", "arrow": "ARROW"}
@@ -217,25 +217,13 @@ _LOOKALIKES = {
 
 @define(eq=False)
 class StatementOrigin:
-    """What the words of one statement share: their source, and what was found wrong while its tree was built."""
+    """State shared by the words of one statement: the source, and problems found while its tree is built."""
 
     source: Source
     problems: list[Diagnostic] = field(factory=list)
     loose: list[tuple[Scope | int, Span]] = field(factory=list)
     """Each ``per …`` that no position of its phrase has taken: an expectation or a bucket may, else it is an error. A
     number is one of blocks."""
-
-    def report(
-        self,
-        code: str,
-        message: str,
-        span: Span,
-        *,
-        help: str | None = None,
-        write: Sequence[str] = (),
-        mends: Sequence[Mend] = (),
-    ) -> None:
-        self.problems.append(diagnose(code, message, span, help=help, write=write, mends=mends))
 
 
 class Lexeme(Token):
@@ -262,10 +250,10 @@ class Lexeme(Token):
         *,
         help: str | None = None,
         write: Sequence[str] = (),
-        mends: Sequence[Mend] = (),
+        fixes: Sequence[Fix] = (),
     ) -> None:
-        """``write``: what can stand in place of the span."""
-        self.origin.report(code, message, span or self.span, help=help, write=write, mends=mends)
+        """``write``: texts that can replace the span."""
+        self.origin.problems.append(diagnose(code, message, span or self.span, help=help, write=write, fixes=fixes))
 
 
 class Lexer:
@@ -275,7 +263,7 @@ class Lexer:
         self.keywords = {t.pattern.value: t.name for t in terminals if isinstance(t.pattern, PatternStr)}
         soft = (t.pattern.value for t in terminals if not isinstance(t.pattern, PatternStr))
         self.openers = frozenset(word for word in soft if word.isidentifier() and word != "within")
-        """Words that open a statement and are names wherever a name can stand."""
+        """Words that open a statement and are names elsewhere."""
         worded = [t for t in terminals if t.priority > 0]
         self._classes = [(t.name, re.compile(t.pattern.to_regexp())) for t in sorted(worded, key=lambda t: -t.priority)]
         self._classify = lru_cache(maxsize=8192)(self._classify_uncached)
@@ -296,7 +284,7 @@ class Lexer:
                 continue
             match = _SCAN.match(text, position, end)
             if match is None:
-                _report_character(origin, text, position)
+                origin.problems.append(_unexpected_character(source, position))
                 break
             kind = match.lastgroup
             if kind != "blank":
@@ -330,7 +318,7 @@ class Lexer:
 
 
 def _is_given(before: Sequence[Lexeme]) -> bool:
-    """Whether the next word is a name whatever it is elsewhere: a policy's, or a dimension's of the user's mesh."""
+    """True if the next word is a name even if it is a keyword: of a policy, or of a mesh dimension."""
     if not before or before[0].type == "POLICY":
         return len(before) == 1
     if before[-1].type == "COMMA":  # of `over dp, tp`; no other comma follows an `over`
@@ -370,19 +358,18 @@ def _pair(words: Sequence[Lexeme], second: Lexeme) -> str | None:
     return "UP_TO" if first == "up" and second == "to" else None
 
 
-def _report_character(origin: StatementOrigin, text: str, position: int) -> None:
-    character = text[position]
-    span = Span(origin.source, position, position + 1)
+def _unexpected_character(source: Source, position: int) -> Diagnostic:
+    text, character = source.text, source.text[position]
+    span = Span(source, position, position + 1)
     if character == '"':
         line_end = text.find("\n", position)
-        whole = Span(origin.source, position, len(text) if line_end < 0 else line_end)
+        whole = Span(source, position, len(text) if line_end < 0 else line_end)
         word = re.match(r'"[^\s#;)]*', whole.text)
         behind = position + (word.end() if word else 1)
-        closed = Mend('write `"` behind it', (TextChange(Span(origin.source, behind, behind), '"'),))
+        closed = Fix('write `"` behind it', (TextChange(Span(source, behind, behind), '"'),))
         line_ends = 'a quoted text ends with `"` on the same line'
-        origin.report("APL006", "this quote is never closed", whole, help=line_ends, mends=(closed,))
-        return
+        return diagnose("APL006", "this quote is never closed", whole, help=line_ends, fixes=(closed,))
     shown = f"`{character}`" if character.isprintable() else f"U+{ord(character):04X}"
     help = _LOOKALIKES.get(character)
     write = re.findall("write `([^`]+)`$", help or "")
-    origin.report("APL005", f"unexpected character {shown}", span, help=help, write=write)
+    return diagnose("APL005", f"unexpected character {shown}", span, help=help, write=write)

@@ -15,7 +15,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import meant_devices, read_device
 from policylang.language.diagnostics import (
     Diagnostic,
-    Mend,
+    Fix,
     Related,
     Source,
     Span,
@@ -34,31 +34,19 @@ from policylang.language.parser import parse_file
 from policylang.language.predicates import check_path_glob
 from policylang.language.public_names import doubtful_selectors
 from policylang.language.resources import policies_folder
-from policylang.language.statements import ExpectTotalKind, RequiresKind, format_policy, kind_of
+from policylang.language.statements import ExpectTotalKind, format_policy, kind_of
 from policylang.language.syntax import (
-    Bucket,
-    ChainOf,
-    Delay,
-    Difference,
     Everything,
-    Feeding,
     File,
-    InBlock,
     Include,
-    InModule,
-    KeepOrder,
     Let,
     Operator,
-    Ordinal,
-    Overlap,
     Policy,
-    Prefetch,
     Reference,
     Rule,
     Scheduling,
     Selector,
     Statement,
-    Union,
 )
 from policylang.language.wording import did_you_mean, nearest
 
@@ -80,13 +68,13 @@ class PlacedStatement:
     index: int
     """Its number in its own file."""
     bundled: bool
-    """Whether its file belongs to the bundled library."""
+    """True if its file belongs to the bundled library."""
     depth: int
     """0 in the file that was loaded, 1 in one that it includes, …"""
     folder: Path = Path()
-    """Of its own file: what the files that it names are relative to."""
+    """The folder of its own file: names of other files are relative to it."""
     include: Span | None = None
-    """In the file that was loaded, the include that brings it."""
+    """The include in the loaded file that leads to it."""
 
 
 @frozen
@@ -108,7 +96,7 @@ class Expansion:
     """By its name in reports, where each file lies, those that cannot be read among them; the text itself has none
     where it came from no file."""
     brought: dict[str, Span] = field(factory=dict)
-    """By the same names, the include in the file that was loaded that leads to each first."""
+    """By the same names, the first include in the loaded file that leads to each."""
     _reader: Reader = read_source
     _parsed: dict[str, _Unit | None] = field(factory=dict)
     _targets: dict[Span, tuple[Path | None, str, str]] = field(factory=dict)
@@ -168,9 +156,9 @@ class Expansion:
             known = bundled_names()
             near = nearest(include.target, known)
             help = did_you_mean(near) or f"the library has {', '.join(known)}"
-            mends = written(_target_span(include), [f"<{name}>" for name in near], near=True)
+            fixes = written(_target_span(include), [f"<{name}>" for name in near], near=True)
             message = f"the bundled library has no policy `{include.target}`"
-            self._report("APL103", message, include, chain, help=help, mends=mends)
+            self._report("APL103", message, include, chain, help=help, fixes=fixes)
         return path, f"<{include.target.removesuffix('.apl')}>"
 
     def _read(self, path: Path, name: str, include: Include, chain: IncludeChain) -> _Unit | None:
@@ -186,8 +174,8 @@ class Expansion:
             return self.parse(source, path.parent, _is_bundled(path))
         if source.span is None:
             meant = [_quoted(each, include) for each in meant_files(path, include.target)]
-            mends = written(_target_span(include), meant, near=(source.help or "").startswith("did"))
-            source = evolve(source, span=include.span, mends=mends)
+            fixes = written(_target_span(include), meant, near=(source.help or "").startswith("did"))
+            source = evolve(source, span=include.span, fixes=fixes)
         self.diagnostics.append(evolve(source, related=_included_from(chain)))
         return None
 
@@ -199,13 +187,13 @@ class Expansion:
         chain: IncludeChain,
         *,
         help: str | None = None,
-        mends: Sequence[Mend] = (),
+        fixes: Sequence[Fix] = (),
     ) -> None:
         if (code, include.span) in self._reported:  # a file that is included twice is read once, and taken twice
             return
         self._reported.add((code, include.span))
         related = _included_from(chain)
-        self.diagnostics.append(diagnose(code, message, include.span, help=help, related=related, mends=mends))
+        self.diagnostics.append(diagnose(code, message, include.span, help=help, related=related, fixes=fixes))
 
     def _too_far(self, chain: IncludeChain) -> None:
         if any(diagnostic.code == "APL106" for diagnostic in self.diagnostics):
@@ -216,7 +204,7 @@ class Expansion:
 
 
 def _target_span(include: Include) -> Span:
-    """Of what is included, with its quotes or brackets."""
+    """The span of the included name, with its quotes or brackets."""
     span = include.span
     return Span(span.source, span.end - len(include.target) - 2, span.end)
 
@@ -250,20 +238,16 @@ def _named(unit: _Unit) -> str:
 
 
 def _included_from(chain: IncludeChain) -> tuple[Related, ...]:
-    """Where each file of the chain was included, the innermost first."""
+    """A note for each include of the chain, the innermost first."""
     return tuple(Related("included from here", include.span) for _, include in reversed(chain) if include is not None)
 
-
-SAID_TWICE = "APL213"
-LIMIT_OF_NOTHING = "APL214"
-NO_COLLECTIVE = "APL215"
 
 _COMPUTES = frozenset(("aten", "prims", "rngprims", "inductor_prims", "quantized", "builtin"))
 """Namespaces whose operators send nothing; a higher-order operator may, in the graph that it runs."""
 _COLLECTIVES = ("collective", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 Matches = Callable[[str | None, str, str | None], tuple[str, ...]]
-"""From the parts of an operator's name to the full names that fit, as an operator table knows them."""
+"""Maps the parts of an operator's name to the full names that match."""
 
 
 @define
@@ -271,18 +255,17 @@ class OrderLines:
     """The scheduling lines of one policy, statement by statement."""
 
     matches: Matches
-    _said: dict[tuple[type, Selector], Bucket | Scheduling] = field(factory=dict)
+    _said: dict[tuple[type, Selector], syntax.Bucket | Scheduling] = field(factory=dict)
 
-    def check(self, statement: Bucket | Scheduling, lets: Mapping[str, Let]) -> Iterator[Diagnostic]:
-        """What is wrong with a line whose names are looked up, beside those that came before it."""
+    def check(self, statement: syntax.Bucket | Scheduling, lets: Mapping[str, Let]) -> Iterator[Diagnostic]:
+        """Checks a resolved line against those before it."""
         earlier = self._said.setdefault((type(statement), statement.selector), statement)
         word = kind_of(statement).opener
         if earlier is not statement:
             message = f"`{word}` is said twice of the same collectives"
             related = (Related("said here before", earlier.span),)
-            help, mends = "leave one of the two lines out", [removed(statement.span, "remove the second line")]
-            yield diagnose(SAID_TWICE, message, statement.span, help=help, related=related, mends=mends)
-        yield from _of_nothing(statement)
+            help, fixes = "leave one of the two lines out", [removed(statement.span, "remove the second line")]
+            yield diagnose("APL213", message, statement.span, help=help, related=related, fixes=fixes)
         others = list(self._others(statement.selector, lets))
         for each in others:
             written = each.span.one_line
@@ -290,7 +273,7 @@ class OrderLines:
             if isinstance(each, Everything | Reference):
                 message = f"`{written}` is more than collectives, and `{word}` is said of them alone"
             help = "write `collective`, or one of `all_gather`, `reduce_scatter`, `all_reduce` and `all_to_all`"
-            yield diagnose(NO_COLLECTIVE, message, each.span, help=help, write=_COLLECTIVES)
+            yield diagnose("APL215", message, each.span, help=help, write=_COLLECTIVES)
         if not others:
             yield from doubtful_selectors(statement)
 
@@ -302,38 +285,29 @@ class OrderLines:
         while pending:
             current, named = pending.pop()
             inner: tuple[Selector, ...] = ()
-            if isinstance(current, Union):
-                inner = current.parts
-            elif isinstance(current, InModule | InBlock | Ordinal | ChainOf):
-                inner = (current.selector,)
-            elif isinstance(current, Difference | Feeding):
-                inner = (current.left,)
-            elif isinstance(current, Reference) and current.name not in seen:
-                seen.add(current.name)
-                pending.append((lets[current.name].selector, current))
-            elif isinstance(current, Everything) or (isinstance(current, Operator) and self._computes(current)):
-                yield named if isinstance(named, Reference) else current
+            match current:
+                case syntax.Union():
+                    inner = current.parts
+                case syntax.InModule() | syntax.InBlock() | syntax.Ordinal() | syntax.ChainOf():
+                    inner = (current.selector,)
+                case syntax.Difference() | syntax.Feeding():
+                    inner = (current.left,)
+                case Reference():
+                    if current.name not in seen:
+                        seen.add(current.name)
+                        pending.append((lets[current.name].selector, current))
+                case Everything() | Operator():
+                    if isinstance(current, Everything) or self._computes(current):
+                        yield named if isinstance(named, Reference) else current
+                case syntax.Where() | syntax.Intersection() | syntax.Step() | syntax.Chain() | syntax.Word():
+                    pass
+                case _:
+                    assert_never(current)
             pending.extend((part, named if isinstance(named, Reference) else part) for part in reversed(inner))
 
     def _computes(self, operator: Operator) -> bool:
         found = self.matches(operator.namespace, operator.name, operator.overload)
         return bool(found) and all(name.partition(".")[0] in _COMPUTES for name in found)
-
-
-def _of_nothing(statement: Bucket | Scheduling) -> Iterator[Diagnostic]:
-    """A limit of less than a byte. A peak that may not rise at all is a limit like others."""
-    match statement:
-        case Bucket():
-            limit, what, such = statement.size, "in one bucket", "256 MiB"
-        case Overlap():
-            limit, what, such = statement.in_flight, "in flight", "2 GiB in flight"
-        case Prefetch() | Delay() | KeepOrder():
-            return
-        case _:
-            assert_never(statement)
-    if limit is not None and limit.dimension == "bytes" and limit.value < 1:
-        message = f"with less than a byte {what}, this line does nothing"
-        yield diagnose(LIMIT_OF_NOTHING, message, limit.span, help=f"write a size such as `up to {such}`")
 
 
 _Ordering = TypeVar("_Ordering", bound=syntax.Bucket | syntax.Scheduling)
@@ -364,7 +338,7 @@ class _Resolver:
     once: dict[type, Statement] = field(factory=dict)
     device: DeviceProfile | None = None
     first: Span | None = None
-    """Of the first statement of the loaded file."""
+    """The span of the first statement of the loaded file."""
 
     def __attrs_post_init__(self) -> None:
         self.order = OrderLines(self.names.operators.matches)
@@ -373,13 +347,15 @@ class _Resolver:
         statement = placed.statement
         if not placed.depth:
             self.first = self.first or statement.span
+        self.diagnostics.extend(kind_of(statement).check(statement))
+        if isinstance(statement, Scheduling):
+            self.scheduling.append(self._ordering(statement))
+            return
         match statement:
             case syntax.PolicyName():
                 self._policy_name(statement, placed)
-            case syntax.Requires():
-                RequiresKind.check(statement, self.diagnostics.append)
-            case syntax.Include():
-                pass  # what it brings is in its place
+            case syntax.Requires() | syntax.Include():
+                pass  # what an include brings is in its place
             case syntax.Device():
                 self._device(statement, placed)
             case Let():
@@ -392,10 +368,8 @@ class _Resolver:
                 self.diagnostics.extend(doubtful_selectors(rule))
             case syntax.Fuse() | syntax.Collapse():
                 self.rewrites.append(statement)
-            case Bucket():
+            case syntax.Bucket():
                 self.rewrites.append(self._ordering(statement))
-            case Prefetch() | Delay() | Overlap() | KeepOrder():
-                self.scheduling.append(self._ordering(statement))
             case syntax.ExpectTotal():
                 self.expectations.append(ExpectTotalKind.fit(statement, self.diagnostics.append))
             case syntax.ExpectCount() | syntax.ExpectFate():
@@ -428,15 +402,15 @@ class _Resolver:
 
     def _policy_name(self, statement: syntax.PolicyName, placed: PlacedStatement) -> None:
         if placed.index:
-            mends = [removed(statement.span)]
+            fixes = [removed(statement.span)]
             if self.first is not None and syntax.PolicyName not in self.once and not placed.depth:
-                mends.insert(0, moved(statement.span, self.first, "move it to the top"))
-            self._report("APL202", "`policy` has to be the first statement", statement.span, mends=mends)
+                fixes.insert(0, moved(statement.span, self.first, "move it to the top"))
+            self._report("APL202", "`policy` has to be the first statement", statement.span, fixes=fixes)
         elif not placed.depth:
             self.once[syntax.PolicyName] = statement
 
     def _device(self, statement: syntax.Device, placed: PlacedStatement) -> None:
-        """A policy and what it includes have one device; that several files name the same one is no mistake."""
+        """Reads the device. A policy and its includes have one; several files may name the same."""
         found = read_device(statement.target, placed.folder)
         if isinstance(found, Diagnostic):
             named = Related("named here", statement.span)
@@ -445,8 +419,8 @@ class _Resolver:
                 return
             span = statement.span
             target = Span(span.source, span.start + len(span.text.rstrip().rsplit(None, 1)[0]) + 1, span.end)
-            mends = written(target, meant_devices(statement.target), near=True)
-            self.diagnostics.append(evolve(found, span=span, mends=mends))
+            fixes = written(target, meant_devices(statement.target), near=True)
+            self.diagnostics.append(evolve(found, span=span, fixes=fixes))
             return
         earlier = self.once.setdefault(syntax.Device, statement)
         if self.device is not None and self.device.canonical != found.canonical:
@@ -454,7 +428,7 @@ class _Resolver:
             if found.name == self.device.name:
                 message = f"a policy has one device, and there are two profiles that are called `{found.name}`"
             related = Related(f"`{self.device.name}` is named here", earlier.span)
-            self._report("APL212", message, statement.span, related, mends=[removed(statement.span)])
+            self._report("APL212", message, statement.span, related, fixes=[removed(statement.span)])
         self.device = self.device or found
 
     def _only_once(self, statement: syntax.Blocks | syntax.Undecided) -> None:
@@ -462,21 +436,19 @@ class _Resolver:
         if earlier is not None:
             word = kind_of(statement).opener
             related = Related("said here before", earlier.span)
-            mends = [removed(statement.span)]
-            self._report("APL203", f"a policy says `{word}` once", statement.span, related, mends=mends)
+            fixes = [removed(statement.span)]
+            self._report("APL203", f"a policy says `{word}` once", statement.span, related, fixes=fixes)
             return
         self.once[type(statement)] = statement
         if isinstance(statement, syntax.Blocks):
             check_path_glob(statement.glob, statement.span, self.diagnostics.append)
 
-    def _report(
-        self, code: str, message: str, span: Span | None, *related: Related, mends: Sequence[Mend] = ()
-    ) -> None:
-        self.diagnostics.append(diagnose(code, message, span, related=related, mends=mends))
+    def _report(self, code: str, message: str, span: Span | None, *related: Related, fixes: Sequence[Fix] = ()) -> None:
+        self.diagnostics.append(diagnose(code, message, span, related=related, fixes=fixes))
 
 
 def _includes(statements: Sequence[PlacedStatement]) -> dict[str, Span]:
-    """Of each included file by its name, the include in the loaded file that brings it first."""
+    """The first include in the loaded file that leads to each included file, by its name."""
     found: dict[str, Span] = {}
     for placed in statements:
         if placed.include is not None:
@@ -489,14 +461,14 @@ def _name_of(source: Source) -> str:
 
 
 _BYTE_ORDER_MARK = "\ufeff"
-"""What some editors of Windows begin a text with."""
+"""Some editors on Windows begin a file with it."""
 _ABOUT_WHAT_IS_MISSING = {"APL110", "APL207"}
 """Warnings that nothing uses a name, or that there is no rule: a statement that could not be read may be what does."""
 
 
 @frozen
 class Loaded:
-    """A policy, unless one of the diagnostics is an error; they stand in the order of the text, file by file."""
+    """A policy, unless one of the diagnostics is an error; they are sorted by position, file by file."""
 
     policy: Policy | None
     diagnostics: tuple[Diagnostic, ...]
@@ -535,7 +507,7 @@ def load_source(source: Source, file: Path | None, *, operators: OperatorTable |
 def load_expanded(
     source: Source, file: Path | None, *, operators: OperatorTable | None = None, read: Reader = read_source
 ) -> tuple[Loaded, Expansion]:
-    """The same with the statements that it was made from; ``read`` gives the texts of included files."""
+    """Loads a policy, and returns its expanded statements too; ``read`` reads included files."""
     expansion = expand(source, file, read)
     return _resolved(expansion, source, operators), expansion
 
@@ -560,7 +532,7 @@ def _resolved(expansion: Expansion, source: Source, operators: OperatorTable | N
 
 
 def _in_order(diagnostics: tuple[Diagnostic, ...]) -> tuple[Diagnostic, ...]:
-    """By file, in the order in which the files come up, and by position; each once."""
+    """Sorts diagnostics by file, in order of appearance, and by position; drops duplicates."""
     files: dict[str, int] = {}
     for diagnostic in diagnostics:
         if diagnostic.span is not None:

@@ -14,12 +14,14 @@ from itertools import chain
 
 from attrs import frozen
 
+from policylang.language.lexer import BEHIND_SELECTOR
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
-from policylang.language.statements import ACTIONS, FIGURES
+from policylang.language.selectors import nth
+from policylang.language.statements import ACTIONS, FIGURES, MODIFIERS, OUTCOMES
 
 Replacement = str | Callable[[re.Match[str]], str | Sequence[str]]
 Reads = Callable[[str], int | None]
-"""Where a statement's text cannot be read any further; None where all of it can be read."""
+"""Returns the offset at which a text cannot be read any further; None if all of it can."""
 
 _LONGEST = 600
 """Characters of a statement that is looked at: nobody misplaces a word in a longer one and wonders why."""
@@ -36,7 +38,7 @@ class Mistake:
     message: str
     help: str | None = None
     code: str | None = None
-    """Where it is another than that of the general diagnostic."""
+    """The code, where the general diagnostic has another."""
 
     def replacements(self, match: re.Match[str]) -> Sequence[str]:
         if isinstance(self.replacement, str):
@@ -47,7 +49,7 @@ class Mistake:
 
 @frozen
 class FoundMistake:
-    """What is wrong between two offsets of a statement, and what to write there."""
+    """A mistake between two offsets of a statement, and its fix."""
 
     start: int
     end: int
@@ -55,7 +57,7 @@ class FoundMistake:
     help: str | None
     code: str | None
     change: tuple[int, int, str] | None = None
-    """The offsets between which another text mends it, and that text; None where no text does."""
+    """The offsets between which another text fixes it, and that text; None where no text does."""
 
 
 def find_mistake(text: str, stops: int, reads: Reads) -> FoundMistake | None:
@@ -123,10 +125,10 @@ def _any_of(words: Sequence[str]) -> str:
 
 
 _ACTION = _any_of([*ACTIONS])
-_MODIFIERS = r"^\s*(?:(?:optional|override)\s+)*"
+_MODIFIERS = rf"^\s*(?:{_any_of(MODIFIERS)}\s+)*"
 _VERB = rf"{_MODIFIERS}{_ACTION}"
 _NAME = r"[A-Za-z_][\w.*]*"
-_LAST_WORD = r"(?!(?:where|per|in|outside|chain|and|or|except|feeding|fed|from)\b)[A-Za-z_][\w.*{}]*"
+_LAST_WORD = rf"(?!{_any_of(BEHIND_SELECTOR)}\b)[A-Za-z_][\w.*{{}}]*"
 _FIGURE = rf"{_any_of(FIGURES)}(?:\s+per\s+block)?"
 _SUBJECT = rf"{_any_of((*MEASURES, *PROPERTIES))}(?:\[-?\d+\])?"
 _BLOCK = r"(?:blocks?|layers?)"
@@ -138,9 +140,9 @@ _START = r"^\s*(?:optional\s+)?"
 _IN = r"\b(?:in|outside)\s+"
 
 _ORDINALS = {
-    word: f"{number}{ {2: 'nd', 3: 'rd'}.get(number, 'th') }"
+    word: nth(number)
     for number, word in enumerate(
-        ["second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"], 2
+        ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"), 2
     )
 }
 _NUMBERS = {
@@ -237,14 +239,8 @@ def _sign(match: re.Match[str]) -> str:
     return _SIGNS.get(words) or _SIGNS.get(words.removeprefix("is "), "<=")
 
 
-def _distance(match: re.Match[str]) -> str:
-    return _NUMBERS.get(match["number"], match["number"])
-
-
 def _every_nth(match: re.Match[str]) -> str:
-    number = int(match["number"])
-    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}{' block' if match['blocks'] else ''}"
+    return f"{nth(int(match['number']))}{' block' if match['blocks'] else ''}"
 
 
 def _per_blocks(match: re.Match[str]) -> str:
@@ -256,7 +252,6 @@ def _per_blocks(match: re.Match[str]) -> str:
 
 _Row = tuple[str, Replacement, str] | tuple[str, Replacement, str, str | None, str | None]
 _COMPARE = "a comparison is a sign, such as `<=`"
-_DISTANCE = "a distance is a number of blocks, in digits"
 _EVERY = "`every` is followed by an ordinal, such as `2nd`"
 _ONE_WORD = "`{bad}` is one word"
 _PLACE = "`{bad}` is a place, and stands behind a selector and `in`"
@@ -273,8 +268,6 @@ def _order_rows() -> Iterator[_Row]:
         rf"{_START}(?P<bad>bucket|prefetch|delay|overlap)\s+(?:per|in|outside|where|chain|up\s+to|within)\s",
         *("{bad} all_gather", "no selector stands behind `{bad}`", "such as `{good}`", None),
     )
-    distance = rf"(?:(?:by|for|of|at|with|to)\s+)?(?P<number>\d+|{_any_of([*_NUMBERS])})"
-    yield rf"{_START}(?:prefetch|delay)\b.*?\s(?P<bad>{distance})\s+{_BLOCK}\b", _distance, _DISTANCE
     yield (
         rf"{_START}bucket\s+.*?\s(?P<bad>(?:in|for|by|over|across|every|each)\s+(?:(?:every|each|all)\s+)?"
         rf"(?:(?P<number>\d+)\s+)?{_BLOCK})(?!\S)",
@@ -285,14 +278,10 @@ def _order_rows() -> Iterator[_Row]:
         rf"{_START}bucket\s+(?:.*?\s)?(?P<bad>{size})\s*$",
         *("up to {size}", "how much one bucket holds is said by `up to`"),
     )
-    yield (
-        rf"{_START}overlap\s+.*?\s(?P<bad>{size})\s+in\s+flight\b",
-        *("up to {size}", "what is in flight is limited by `up to`"),
-    )
 
 
 def _statement_rows() -> Iterator[_Row]:
-    """How a statement begins, its signs and quotes."""
+    """Beginnings of statements, signs and quotes."""
     yield (
         r"(?P<bad>[‘’‚“”„«»'`](?P<text>[^‘’“”„«»'`\"\n]*)[‘’“”«»'`])",
         *(_unquoted, 'a module path or a file may stand in `"`, nothing else is quoted', None, None),
@@ -374,7 +363,7 @@ def _selector_rows() -> Iterator[_Row]:
     yield r"\s(?P<bad>layers?)\b", _looked_up(_LAYERS), "the layers of a model are its `blocks`"
     yield r"\s(?P<bad>not\s+in|not\s+inside|out\s+of|outside\s+of)\s", "outside", "what is not there is `outside`"
     yield (
-        r"\s(?P<bad>inside(?:\s+of)?|within|on|(?<!half\s)of|from(?!\s+\d)|under|for)\s",
+        r"\s(?P<bad>inside(?:\s+of)?|within|on|(?<!half\s)of|from(?!\s+\d)|under|for(?!\s+\d))\s",
         "in",
         "a place stands behind `in`",
     )
@@ -396,10 +385,8 @@ def _selector_rows() -> Iterator[_Row]:
     )
     yield r"\s(?P<bad>per\s+(?:gpu|device|card|process))\b", "per rank", "a budget is said per rank"
     yield r"\boffload\b.*\s(?P<bad>to\s+(?:the\s+)?(?:cpu|host|ram))(?!\S)", "", "what is offloaded goes to the host"
-    yield (
-        r"\boffload\b.*\s(?P<bad>max|maximum|at\s+most|under|<=|less\s+than)\s+\d",
-        *("up to", "a budget stands behind `up to`"),
-    )
+    limit = r"(?P<bad>max|maximum|at\s+most|under|<=|less\s+than)"
+    yield rf"\boffload\b.*\s{limit}\s+\d", "up to", "a budget stands behind `up to`"
 
 
 def _expectation_rows() -> Iterator[_Row]:
@@ -415,7 +402,7 @@ def _expectation_rows() -> Iterator[_Row]:
         *(_looked_up(_QUANTIFIERS), "all of them are `every`, none of them `no`"),
     )
     yield (
-        rf"^\s*expect\s+(?P<bad>(?P<what>{_LAST_WORD})\s+(?:is|are|be|to\s+be)\s+(?P<fate>saved|recomputed|offloaded))",
+        rf"^\s*expect\s+(?P<bad>(?P<what>{_LAST_WORD})\s+(?:is|are|be|to\s+be)\s+(?P<fate>{_any_of(OUTCOMES)}))",
         *("every {what} {fate}", "it is not said whether all of these nodes or none of them"),
     )
 

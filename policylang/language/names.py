@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from attrs import define, evolve, field
 
-from policylang.language.diagnostics import Diagnostic, Mend, Related, Span, diagnose, removed
+from policylang.language.diagnostics import Diagnostic, Fix, Related, Span, diagnose, removed
 from policylang.language.globs import name_glob_problem
 from policylang.language.operators import PLAIN_FUNCTIONS, OperatorTable, group_names, prelude_group, split_operator
 from policylang.language.predicates import check_path_glob, fit_predicate
@@ -27,11 +27,11 @@ _MAX_SUGGESTIONS = 50
 
 @define
 class Definitions:
-    """What the words of one policy stand for, statement by statement."""
+    """Resolves the names of one policy, statement by statement."""
 
     operators: OperatorTable
     later: dict[str, Span]
-    """Where each name is defined first."""
+    """The first definition of each name."""
     lets: dict[str, Let] = field(factory=dict)
     """The resolved names so far, and the groups that were used."""
     diagnostics: list[Diagnostic] = field(factory=list)
@@ -39,7 +39,7 @@ class Definitions:
     _bundled: set[str] = field(factory=set)
     _used: set[str] = field(factory=set)
     _known: dict[str, tuple[Operator | None, tuple[Diagnostic, ...]]] = field(factory=dict)
-    """By word, the operator that it means and what is wrong with it, wherever it stands."""
+    """The operator of each word looked up so far, and its problems."""
     _suggestions: int = 0
 
     @classmethod
@@ -56,8 +56,8 @@ class Definitions:
         if earlier is not None:
             if earlier.span != let.span:  # else the same line, of a file that is included twice
                 related = (Related("defined here before", earlier.span),)
-                message, mends = f"the name `{let.name}` is defined twice", [removed(let.span)]
-                self._report("APL107", message, _name_span(let), related=related, mends=mends)
+                message, fixes = f"the name `{let.name}` is defined twice", [removed(let.span)]
+                self._report("APL107", message, _name_span(let), related=related, fixes=fixes)
             return
         found = len(self.diagnostics)
         resolved = evolve(let, selector=self.resolve(let.selector, defining=let.name))
@@ -85,11 +85,11 @@ class Definitions:
         return rebuild(selector, change)
 
     def finish(self, *, library: bool) -> list[Diagnostic]:
-        """What was found wrong, the names that nothing used with it, unless this is a library of names for others."""
+        """All problems. Unused names are among them, unless this is a library of names for others."""
         for name, let in self._mine.items():
             if name not in self._used and name not in self._bundled and not library:
-                mends = [removed(let.span)]
-                self._report("APL110", f"the name `{name}` is never used", _name_span(let), mends=mends)
+                fixes = [removed(let.span)]
+                self._report("APL110", f"the name `{name}` is never used", _name_span(let), fixes=fixes)
         return self.diagnostics
 
     def _look_up(self, word: Word, defining: str | None) -> Selector:
@@ -177,12 +177,12 @@ class Definitions:
         known = namespace is None or (not only_met and (self.operators.complete or listed))
         if not known and (operator.namespace is not None or not self._is_operator(parts[0])):
             message = f"no operator of the namespace `{namespace}` is known here; it is checked when applied"
-            mend = f"a module path stands after `in`: `everything in {word.text}`; {_REGISTERED}"
+            fix = f"a module path stands after `in`: `everything in {word.text}`; {_REGISTERED}"
             if only_met:
                 message = f"the graph does not call `{word.text}`, and others of its namespace are not known here"
-                mend = _REGISTERED
+                fix = _REGISTERED
             near = self._nearest(word.text)
-            self._report("APL102", message, word.span, help=did_you_mean(near) or mend, write=near)
+            self._report("APL102", message, word.span, help=did_you_mean(near) or fix, write=near)
             return split_operator(word.text, lambda _: True) or operator
         kind = "operator" if namespace is not None else "operator, group or name"
         help, write = self._elsewhere(word.text)
@@ -239,9 +239,9 @@ class Definitions:
         help: str | None = None,
         related: tuple[Related, ...] = (),
         write: Sequence[str] = (),
-        mends: Sequence[Mend] = (),
+        fixes: Sequence[Fix] = (),
     ) -> None:
-        self.diagnostics.append(diagnose(code, message, span, help=help, related=related, write=write, mends=mends))
+        self.diagnostics.append(diagnose(code, message, span, help=help, related=related, write=write, fixes=fixes))
 
 
 def _name_span(let: Let) -> Span:

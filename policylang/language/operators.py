@@ -41,7 +41,7 @@ class OperatorTable:
 
     @property
     def complete(self) -> bool:
-        """Whether a namespace that is not here is nowhere: a torch that is loaded has been asked."""
+        """True if the registry of a loaded torch is included, so that an unknown namespace does not exist."""
         return self.more is not None
 
     def has_namespace(self, pattern: str) -> bool:
@@ -49,7 +49,7 @@ class OperatorTable:
         return any(glob.matches(namespace) for namespaces in self._tables() for namespace in namespaces)
 
     def is_only_met(self, pattern: str) -> bool:
-        """Whether every namespace of the name was met in a graph alone, so that it may hold more than is known here."""
+        """True if the namespace is known from a graph alone and may hold more operators than are known."""
         glob = NameGlob(pattern)
         listed = self.namespaces if self.more is None else self._all_listed(self.more)
         return self.has_namespace(pattern) and not any(map(glob.matches, listed))

@@ -20,9 +20,9 @@ from policylang.language.unexpected import explain_unexpected
 from policylang.language.walk import depth, selector_of
 
 _LONGEST = 600
-"""Characters of a statement whose mends are tried, each by reading it again."""
+"""Characters of a statement whose fixes are tried, each by reading it again."""
 _MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013"))
-"""Of a character, a word, a statement that ends, one that does not start, and an action that is none."""
+"""Codes of diagnostics that a common mistake may replace."""
 
 
 @cache
@@ -71,50 +71,49 @@ def _parse_statement(source: Source, start: int, end: int, diagnostics: list[Dia
 def _mended(
     problems: list[Diagnostic], source: Source, start: int, end: int, found: Sequence[Diagnostic]
 ) -> list[Diagnostic]:
-    """What is wrong with a statement, or in its place the common mistake behind it where there is one. ``found``: what
+    """The problems of a statement, or the common mistake that explains the only one. ``found``: what
     is wrong with those before it."""
     first = problems[0] if problems else None
     if len(found) >= MOST:  # they are counted, and nobody reads them
-        return [evolve(each, mends=()) for each in problems]
+        return [evolve(each, fixes=()) for each in problems]
     if first is None or first.span is None or first.code not in _MENDED or len(problems) > 1:
         return [_proved(each, source, start, end) for each in problems]
-    mend = find_mistake(source.text[start:end], first.span.start - start, _stops)
-    if mend is None:
+    fix = find_mistake(source.text[start:end], first.span.start - start, _stops)
+    if fix is None:
         return [_proved(first, source, start, end)]
-    span = Span(source, start + mend.start, start + mend.end)
-    mends = []
-    if mend.change is not None:
-        low, high, good = mend.change
-        mends = list(written(Span(source, start + low, start + high), [good]))
+    span = Span(source, start + fix.start, start + fix.end)
+    fixes = []
+    if fix.change is not None:
+        low, high, good = fix.change
+        fixes = list(written(Span(source, start + low, start + high), [good]))
         if not good.strip():
-            mends = [evolve(mends[0], title=mend.help or "leave it out")]
-    mended = diagnose(mend.code or first.code, mend.message, span, help=mend.help, mends=mends)
+            fixes = [evolve(fixes[0], title=fix.help or "leave it out")]
+    mended = diagnose(fix.code or first.code, fix.message, span, help=fix.help, fixes=fixes)
     return [_proved(mended, source, start, end)]
 
 
 def _proved(problem: Diagnostic, source: Source, start: int, end: int) -> Diagnostic:
-    """With those of its mends with which the statement is read further than without them, and no more is wrong."""
-    if problem.span is None or not problem.mends or end - start > _LONGEST:
-        return evolve(problem, mends=())
+    """Keeps the fixes with which the statement is read further, and with which no more is wrong."""
+    if problem.span is None or not problem.fixes or end - start > _LONGEST:
+        return evolve(problem, fixes=())
     text = source.text[start:end]
     stopped, count = _trial(text)
     kept = []
-    for mend in problem.mends:
-        better = mend.applied(source, start, end)
+    for fix in problem.fixes:
+        better = fix.applied(source, start, end)
         reached, left = _trial(better)
         further = stopped is not None and reached is not None and len(better) - reached < len(text) - stopped
         if reached is None or (further and left <= count):
-            kept.append(mend)
-    return evolve(problem, mends=tuple(kept))
+            kept.append(fix)
+    return evolve(problem, fixes=tuple(kept))
 
 
 def _stops(text: str) -> int | None:
-    """Where a statement's text cannot be read any further."""
     return _trial(text)[0]
 
 
 def _trial(text: str) -> tuple[int | None, int]:
-    """Where a statement's text cannot be read any further, and how much is wrong with it."""
+    """The offset at which a statement cannot be read any further, and its number of problems."""
     words, origin = lexer().lex(Source("", text), 0, len(text))
     stop = len(text)
     if not origin.problems:

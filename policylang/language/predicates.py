@@ -30,7 +30,7 @@ ANNOTATED = "annotated NAME"
 _SHOWN = {"crosses cut": CUT, "annotated": ANNOTATED}
 
 _BARE_UNITS = {prefix: (f"{prefix}iB", f"{prefix}B") for prefix in "KMGT"}
-"""What a prefix alone may mean: nobody counts operations in ``G`` without saying so."""
+"""Units that a prefix alone may mean; operations are never counted in a bare ``G``."""
 _UNITS_ELSEWHERE = {
     **dict.fromkeys(("sec", "secs", "second", "seconds", "S"), "s"),
     **dict.fromkeys(("msec", "msecs", "millis", "millisecond", "milliseconds", "MS"), "ms"),
@@ -50,7 +50,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("consumers", "readers", "uses", "fanout"), "users"),
     **dict.fromkeys(("world_size", "ranks", "group"), "group_size"),
 }
-"""What other tools call the properties."""
+"""Names of the properties in other tools."""
 _OPERATORS = ("op", "operator", "target", "function", "kind", "ops")
 
 _INDEXED = re.compile(r"(\w+)\[(-?\d{1,4})\]")
@@ -186,12 +186,12 @@ def _unknown_flag(text: str, span: Span, at: Lexeme) -> None:
         else nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
     )
     help = did_you_mean(_SHOWN.get(word, word) for word in near)
-    mends = written(span, filter(None, (_in_place(word, span) for word in near)), near=True)
-    at.report("APL114", f"nodes have no property `{text}`", span, help=help, mends=mends)
+    fixes = written(span, filter(None, (_in_place(word, span) for word in near)), near=True)
+    at.report("APL114", f"nodes have no property `{text}`", span, help=help, fixes=fixes)
 
 
 def _in_place(flag: str, span: Span) -> str | None:
-    """A flag as it is written where another stands; None where it takes more than that."""
+    """A flag as it is written in place of another one; None if it takes more."""
     if flag == "crosses cut":
         return flag if span.source.text[span.end :].lstrip(" \t").startswith("per") else CUT
     if span.text.split()[1:2] == ["not"]:
@@ -236,9 +236,9 @@ def _read_quantity(number: Lexeme, unit: Lexeme | None) -> Quantity:
         meant = own or nearest(name, UNITS)
         digits = "" if unit is not None else match.group(1)
         help = did_you_mean(meant) or _UNITS_ARE
-        mends = written(span if unit is None else unit.span, [f"{digits} {each}".strip() for each in meant], near=True)
+        fixes = written(span if unit is None else unit.span, [f"{digits} {each}".strip() for each in meant], near=True)
         number.report(
-            "APL113", f"there is no unit `{name}`", span if unit is None else unit.span, help=help, mends=mends
+            "APL113", f"there is no unit `{name}`", span if unit is None else unit.span, help=help, fixes=fixes
         )
         return Quantity(value, "number", span)
     return Quantity(*read(match.group(1), name), span)
@@ -253,7 +253,7 @@ def format_glob(glob: str) -> str:
     return glob if word_kind(glob) in _GLOB_KINDS else f'"{glob}"'
 
 
-def format_quantity(quantity: Quantity) -> str:
+def quantity_text(quantity: Quantity) -> str:
     return write(quantity.value, quantity.dimension)
 
 
@@ -269,14 +269,14 @@ def format_predicate(predicate: Predicate) -> str:
         case Is():
             return predicate.name
         case CrossesCut():
-            return f"crosses cut per {'auto' if predicate.size is None else format_quantity(predicate.size)}"
+            return f"crosses cut per {'auto' if predicate.size is None else quantity_text(predicate.size)}"
         case Annotated():
             return f"annotated {_name_text(predicate.name)}"
         case Match():
             return f"{predicate.property} {predicate.op} {_name_text(predicate.pattern)}"
         case Compare():
             index = "" if predicate.index is None else f"[{predicate.index}]"
-            return f"{predicate.quantity}{index} {predicate.op} {format_quantity(predicate.value)}"
+            return f"{predicate.quantity}{index} {predicate.op} {quantity_text(predicate.value)}"
         case _:
             assert_never(predicate)
 
@@ -318,7 +318,7 @@ _EXAMPLE_FIGURES: dict[Dimension, str] = {
 
 
 def dimensions_of(measured: str) -> tuple[Dimension, ...]:
-    """What a measure of nodes, or a figure to expect something of, is compared with, the usual one first."""
+    """The dimensions that a measure or figure can be compared with, the usual one first."""
     return _DIMENSIONS.get(measured, ("number",))
 
 
@@ -405,6 +405,6 @@ def _fit_dtype(match: syntax.Match, report: Report) -> syntax.Match:
 
 
 def last_text(text: str, span: Span) -> Span:
-    """Where a text stands last in a span."""
+    """The last occurrence of a text in a span."""
     at = span.text.rfind(text)
     return span if at < 0 else Span(span.source, span.start + at, span.start + at + len(text))

@@ -1,4 +1,4 @@
-"""What people call operations, what these are in a graph, and selectors that hardly denote what was meant."""
+"""Common names of operations and the operators they are traced as; selectors that seldom match what was meant."""
 
 from __future__ import annotations
 
@@ -117,36 +117,17 @@ NEVER_TRACED = frozenset(
 
 MODULES = frozenset(
     (
-        *(
-            "mlp",
-            "ffn",
-            "feed_forward",
-            "feedforward",
-            "self_attn",
-            "attn",
-            "layers",
-            "layer",
-            "block",
-            "head",
-            "lm_head",
-        ),
-        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv", "wq", "wk", "wv", "wo"),
-        *("encoder", "decoder", "experts", "expert", "router", "gate", "moe", "embed_tokens", "tok_embeddings", "w1"),
-        *("w2", "w3", "input_layernorm", "post_attention_layernorm", "ln_1", "ln_2", "c_attn", "c_proj", "c_fc"),
+        *("mlp", "ffn", "feed_forward", "feedforward", "self_attn", "attn", "layers", "layer", "block", "head"),
+        *("lm_head", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv", "wq", "wk"),
+        *("wv", "wo", "encoder", "decoder", "experts", "expert", "router", "gate", "moe", "embed_tokens"),
+        *("tok_embeddings", "w1", "w2", "w3", "input_layernorm", "post_attention_layernorm", "ln_1", "ln_2"),
+        *("c_attn", "c_proj", "c_fc"),
     )
 )
-"""What modules of models are called, and no operator is."""
+"""Names of modules in models that no operator has."""
 
 _PYTHON = (
-    "torch.nn.functional.",
-    "torch.nn.",
-    "nn.functional.",
-    "functional.",
-    "nn.",
-    "F.",
-    "torch.",
-    "Tensor.",
-    "np.",
+    *("torch.nn.functional.", "torch.nn.", "nn.functional.", "functional.", "nn.", "F.", "torch.", "Tensor.", "np."),
 )
 
 
@@ -157,7 +138,7 @@ class Form:
     text: str
     selector: Selector
     is_whole: bool
-    """Whether it is operators that compute the operation as a whole."""
+    """True if its operators compute the whole operation."""
 
 
 def python_name(text: str) -> str | None:
@@ -170,13 +151,13 @@ def python_name(text: str) -> str | None:
 
 
 def traced_texts(name: str) -> tuple[str, ...]:
-    """What an operation of this name is traced as, as selectors, the likeliest first."""
+    """Selectors of the forms in which an operation is traced, the likeliest first."""
     return TRACED_AS.get(_key(name), ())
 
 
 @cache
 def forms_of(name: str) -> tuple[Form, ...]:
-    """The same, resolved, without the operator of that very name."""
+    """The resolved forms, without the operator of the same name."""
     texts = (text for text in traced_texts(name) if text != name)
     return tuple(Form(text, selector_of_groups(text), _is_whole(text)) for text in texts)
 
@@ -198,13 +179,13 @@ _BEFORE_A_SELECTOR = frozenset(("save", "recompute", "offload", "leave", "="))
 
 
 def as_one(texts: Sequence[str]) -> str:
-    """Several selectors as one that can stand wherever one word does."""
+    """Several selectors as one that can replace a single word."""
     joined = ", ".join(texts)
     return f"({joined})" if " " in joined else joined
 
 
 def in_place_of(span: Span, texts: Sequence[str]) -> str:
-    """The same without the parentheses where the span is all that an action is said of."""
+    """Like :func:`as_one`, without parentheses if the span is the whole selector of its statement."""
     text = span.source.text
     before, after = text[: span.start].rsplit("\n", 1)[-1].split(), text[span.end :].lstrip(" \t")[:1]
     whole = " ".join(before[-1:]) in _BEFORE_A_SELECTOR and after in ("", "\n", "\r", ";", "#")

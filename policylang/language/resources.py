@@ -44,7 +44,7 @@ def codes_folder() -> Path:
 
 
 def installed_version() -> str:
-    """As the package's metadata has it; ``(not installed)`` where there is none."""
+    """The version in the package's metadata, or ``(not installed)``."""
     from importlib.metadata import PackageNotFoundError, version  # slow to import, and seldom asked for
 
     try:

@@ -26,7 +26,7 @@ from policylang.language.units import decimal_percent
 from policylang.language.walk import parts, walk
 
 _OPEN = syntax.Everything()
-"""Stands in a prefix or a filter for the selector that it is applied to, until its phrase is complete."""
+"""Placeholder for the operand of a prefix or filter until its phrase is complete."""
 
 
 @frozen
@@ -222,7 +222,7 @@ class _Wording:
         return self.open and not self.tail
 
     def at(self, level: int) -> _Wording:
-        """Itself where it binds tightly enough, else in parentheses."""
+        """Adds parentheses unless it binds tightly enough."""
         return self if self.level >= level else _Wording(f"({self.text})", _ATOM)
 
 
@@ -232,12 +232,12 @@ def format_selector(selector: Selector) -> str:
 
 
 def format_picked(selector: Selector) -> str:
-    """In parentheses unless it is one word: what follows is the statement's own."""
+    """The canonical text, in parentheses unless it is one word, so that what follows belongs to the statement."""
     return _format(selector).at(_ATOM).text
 
 
 def format_counted(selector: Selector, scope: Scope | None) -> str:
-    """With the scope in which its nodes are counted."""
+    """The canonical text with the scope in which its nodes are counted."""
     text = _format(selector)
     if scope is None:
         return text.text
@@ -256,20 +256,25 @@ def _format(selector: Selector) -> _Wording:
 
 def _one(selector: Selector, inner: list[_Wording]) -> _Wording:
     words = own_words(selector)
-    if not inner:
-        return _Wording(words, _ATOM)
-    if isinstance(selector, syntax.Union):
-        return _Wording(", ".join(part.at(_JOINED).text for part in inner), _LOOSE)
-    if isinstance(selector, syntax.Junction):
-        return _join_texts(inner[0], words, inner[1])
-    if isinstance(selector, Ordinal):
-        return _ordinal(selector, words, inner[0])
-    if isinstance(selector, syntax.Step | syntax.Chain):
-        within = inner[0].at(_PHRASE)
-        return evolve(within, words=f"{words} {within.words}", level=_PHRASE)
-    marker = [part.at(_ATOM).text for part in inner[1:]]
-    text = " ".join((inner[0].at(_FILTERED).words, words, *marker))
-    return _Wording(text, _FILTERED, unstarted=_takes_a_start(selector), open=isinstance(selector, syntax.Where))
+    match selector:
+        case syntax.Everything() | syntax.Word() | syntax.Operator() | syntax.Reference():
+            return _Wording(words, _ATOM)
+        case syntax.Union():
+            return _Wording(", ".join(part.at(_JOINED).text for part in inner), _LOOSE)
+        case syntax.Intersection() | syntax.Difference() | syntax.Feeding():
+            return _join_texts(inner[0], words, inner[1])
+        case Ordinal():
+            return _ordinal(selector, words, inner[0])
+        case syntax.Step() | syntax.Chain():
+            within = inner[0].at(_PHRASE)
+            return evolve(within, words=f"{words} {within.words}", level=_PHRASE)
+        case InModule() | InBlock() | syntax.Where() | syntax.ChainOf():
+            marker = [part.at(_ATOM).text for part in inner[1:]]
+            text = " ".join((inner[0].at(_FILTERED).words, words, *marker))
+            is_open = isinstance(selector, syntax.Where)
+            return _Wording(text, _FILTERED, unstarted=_takes_a_start(selector), open=is_open)
+        case _:
+            assert_never(selector)
 
 
 def _takes_a_start(selector: Selector) -> bool:
@@ -306,7 +311,7 @@ def _ordinal(ordinal: Ordinal, words: str, inner: _Wording) -> _Wording:
 
 
 def own_words(selector: Selector) -> str:
-    """What a selector adds to the words of its parts: ``in layers.*``, ``first 2``, ``chain after``, ``except``."""
+    """The words that a selector adds to its parts: ``in layers.*``, ``first 2``, ``chain after``, ``except``."""
     return _OWN_WORDS[type(selector)](selector)
 
 

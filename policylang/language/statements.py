@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, ClassVar, get_args, get_type_hints
 
@@ -18,16 +18,26 @@ from lark import v_args
 
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import Mend, Span, TextChange, diagnose, inserted, left_out, prefixed, written
+from policylang.language.diagnostics import (
+    Diagnostic,
+    Fix,
+    Span,
+    TextChange,
+    diagnose,
+    inserted,
+    left_out,
+    prefixed,
+    written,
+)
 from policylang.language.grammar import is_policy_name
 from policylang.language.lexer import Lexeme
 from policylang.language.predicates import (
     Report,
     fit_quantity,
     format_glob,
-    format_quantity,
     integer,
     last_text,
+    quantity_text,
     quoted,
 )
 from policylang.language.selectors import SelectorRules, SpannedSelector, format_counted, format_picked, format_selector
@@ -41,10 +51,12 @@ _SYNONYMS = {Action.SAVE: "must_save", Action.RECOMPUTE: "prefer_recompute"}
 ACTIONS = {word: action for action in Action for word in (action.word, _SYNONYMS.get(action)) if word is not None}
 FATES: tuple[str, ...] = get_args(get_type_hints(syntax.Undecided)["fate"])
 FIGURES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectTotal)["figure"])
+OUTCOMES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectFate)["fate"])
+"""What an expectation may expect of values."""
 
 MissingRow = tuple[str, str, str, str | None]
-"""What has to follow, by the last word and by the terminals that the parser takes there (with a minus: does not take);
-then how it is called, and how it looks."""
+"""The last word and the terminals that the parser accepts there (a minus: does not accept); then the name of what has
+to follow, and an example."""
 KINDS: list[type[StatementKind]] = []
 """Every kind of statement, in the order of the grammar."""
 
@@ -54,24 +66,29 @@ class StatementKind:
 
     made: ClassVar[type]
     rule: ClassVar[str]
-    """Of the grammar."""
+    """The rule of the grammar."""
     opener: ClassVar[str] = ""
     """The words that open it; empty where an action or a selector does."""
     is_scheduling: ClassVar[bool] = False
-    """Whether it is about collectives: which become one, and when they run."""
+    """True if it buckets or schedules collectives."""
     missing: ClassVar[tuple[MissingRow, ...]] = ()
     closing: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Words that it has behind one terminal, and that are names everywhere else."""
     build: ClassVar[Callable[..., Any]]
-    """From what the rule holds to the statement; mistakes are reported to the words' origin."""
+    """Makes the statement from the parts of its rule; reports mistakes to the origin of the words."""
 
     def __init_subclass__(cls) -> None:
         KINDS.append(cls)
 
     @classmethod
     def terminal(cls) -> str:
-        """Of the words that open it."""
+        """The terminal of the words that open it."""
         return cls.opener.upper().replace(" ", "_")
+
+    @staticmethod
+    def check(statement: Any) -> Iterator[Diagnostic]:
+        """What is wrong with a statement whatever its names mean."""
+        yield from ()
 
     @staticmethod
     def text(statement: Any) -> str:
@@ -115,19 +132,18 @@ class RequiresKind(StatementKind):
         return syntax.Requires(str(sign), str(version), word.span.to(version.span))  # type: ignore[arg-type]
 
     @staticmethod
-    def check(requires: syntax.Requires, report: Report) -> None:
-        """Report a ``requires`` that this language version does not meet."""
+    def check(requires: syntax.Requires) -> Iterator[Diagnostic]:
         parts = requires.version.split(".")
         if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
             message, help = f"`{requires.version}` is not a version", "a version is written as `0.2`"
-            report(diagnose("APL016", message, last_text(requires.version, requires.span), help=help))
+            yield diagnose("APL016", message, last_text(requires.version, requires.span), help=help)
             return
         here, wanted = zip(*zip_longest(LANGUAGE_VERSION, map(int, parts), fillvalue=0), strict=True)
         if not COMPARISONS[requires.op](here, wanted):
             own = ".".join(map(str, LANGUAGE_VERSION))
             message = f"the policy requires language version {requires.op} {requires.version}, and this is {own}"
             help = "install a newer policylang" if here < wanted else "adapt the policy, or install an older policylang"
-            report(diagnose("APL204", message, requires.span, help=help))
+            yield diagnose("APL204", message, requires.span, help=help)
 
 
 class IncludeKind(StatementKind):
@@ -213,8 +229,8 @@ class RuleKind(StatementKind):
         for index, word in enumerate(modifiers):
             if word in modifiers[:index]:
                 end = parts[index + 1].span.start
-                mends = [Mend("leave it out", (TextChange(Span(word.span.source, word.span.start, end), ""),))]
-                word.report("APL209", f"`{word}` stands before this rule twice", mends=mends)
+                fixes = [Fix("leave it out", (TextChange(Span(word.span.source, word.span.start, end), ""),))]
+                word.report("APL209", f"`{word}` stands before this rule twice", fixes=fixes)
         if verb not in ACTIONS:
             near = nearest(str(verb), ACTIONS)
             help = did_you_mean(near) or f"the actions are {', '.join(ACTIONS)}"
@@ -225,14 +241,14 @@ class RuleKind(StatementKind):
         budget = next((part for part in parts if isinstance(part, Quantity)), None)
         if budget is not None and verb in ACTIONS and not action.offloads:
             message = f"`{verb}` has no budget: only what is offloaded can be limited"
-            mends = [left_out(budget.span), *written(verb.span, ["offload"], is_choice=True)]
-            verb.report("APL116", message, budget.span, help="leave it out, or write `offload`", mends=mends)
+            fixes = [left_out(budget.span), *written(verb.span, ["offload"], is_choice=True)]
+            verb.report("APL116", message, budget.span, help="leave it out, or write `offload`", fixes=fixes)
         return Rule(action, selector.selector, "optional" in names, "override" in names, span, budget)
 
     @staticmethod
     def text(rule: Rule) -> str:
         modifiers = [word for word, said in (("optional", rule.optional), ("override", rule.override)) if said]
-        limit = [] if rule.budget is None else [f"up to {format_quantity(rule.budget)} per rank"]
+        limit = [] if rule.budget is None else [f"up to {quantity_text(rule.budget)} per rank"]
         return " ".join((*modifiers, rule.action.word, format_selector(rule.selector), *limit))
 
 
@@ -321,13 +337,17 @@ class BucketKind(StatementKind):
             help = "write `per block`, `per 2 blocks`, or a size such as `up to 256 MiB`, behind it"
             said = evolve(inserted(span, "per block"), is_choice=True)
             message = "this does not say how much goes into one bucket"
-            word.report("APL116", message, span, help=help, mends=[said])
+            word.report("APL116", message, span, help=help, fixes=[said])
         return syntax.Bucket(selector.selector, blocks, size, optional, span)
+
+    @staticmethod
+    def check(bucket: syntax.Bucket) -> Iterator[Diagnostic]:
+        return _of_nothing(bucket.size, "in one bucket", "256 MiB")
 
     @staticmethod
     def text(bucket: syntax.Bucket) -> str:
         per = {None: "", 1: " per block"}.get(bucket.blocks, f" per {bucket.blocks} blocks")
-        limit = "" if bucket.size is None else f" up to {format_quantity(bucket.size)}"
+        limit = "" if bucket.size is None else f" up to {quantity_text(bucket.size)}"
         return f"{_optional(bucket)}bucket {format_picked(bucket.selector)}{per}{limit}"
 
 
@@ -392,10 +412,14 @@ class OverlapKind(StatementKind):
         return syntax.Overlap(selector.selector, in_flight, peak, optional, word.span.to(end.span))
 
     @staticmethod
+    def check(overlap: syntax.Overlap) -> Iterator[Diagnostic]:
+        return _of_nothing(overlap.in_flight, "in flight", "2 GiB in flight")
+
+    @staticmethod
     def text(overlap: syntax.Overlap) -> str:
         in_flight, peak = overlap.in_flight, overlap.peak
-        limits = "" if in_flight is None else f" up to {format_quantity(in_flight)} in flight"
-        limits += "" if peak is None else f" within {format_quantity(peak)} of peak"
+        limits = "" if in_flight is None else f" up to {quantity_text(in_flight)} in flight"
+        limits += "" if peak is None else f" within {quantity_text(peak)} of peak"
         return f"{_optional(overlap)}overlap {format_picked(overlap.selector)}{limits}"
 
 
@@ -413,12 +437,19 @@ class KeepOrderKind(StatementKind):
         return f"{_optional(statement)}keep order of {format_picked(statement.selector)}"
 
 
+def _of_nothing(limit: Quantity | None, what: str, such: str) -> Iterator[Diagnostic]:
+    """A limit of less than a byte. A peak that may not rise at all is a limit like others."""
+    if limit is not None and limit.dimension == "bytes" and limit.value < 1:
+        message = f"with less than a byte {what}, this line does nothing"
+        yield diagnose("APL214", message, limit.span, help=f"write a size such as `up to {such}`")
+
+
 def _blocks(number: int) -> str:
     return "1 block" if number == 1 else f"{number} blocks"
 
 
 def _distance(number: Lexeme) -> int:
-    """How many blocks ahead or later. None moves nothing, which is reported, and read as 1."""
+    """A distance in blocks; 0 is reported and read as 1."""
     blocks = integer(number)
     if not blocks:
         message = "a distance of 0 blocks moves nothing"
@@ -447,7 +478,7 @@ def _bytes(size: Quantity, span: Span, word: Lexeme, message: str, example: str)
 
 @frozen
 class _Limit:
-    """What an expectation compares with, and of what it says that it is a share."""
+    """The limit of an expectation, and the whole that it is a share of."""
 
     quantity: Quantity
     whole: Lexeme | None
@@ -497,14 +528,14 @@ class ExpectTotalKind(StatementKind):
 
     @staticmethod
     def fit(expectation: syntax.ExpectTotal, report: Report) -> syntax.ExpectTotal:
-        """With its limit in the dimension of its figure; a misfit is reported."""
+        """Converts the limit to the dimension of the figure; reports a misfit."""
         return evolve(expectation, limit=fit_quantity(expectation.figure, expectation.limit, report))
 
     @staticmethod
     def text(expectation: syntax.ExpectTotal) -> str:
         per = " per block" if expectation.per_block else ""
         of = " of forward" if expectation.of_forward else ""
-        return f"expect {expectation.figure}{per} {expectation.op} {format_quantity(expectation.limit)}{of}"
+        return f"expect {expectation.figure}{per} {expectation.op} {quantity_text(expectation.limit)}{of}"
 
 
 def _check_whole(name: str, limit: Quantity, whole: Lexeme) -> None:
@@ -551,8 +582,8 @@ class ExpectFateKind(StatementKind):
         if len(rest) == 2 and not selector.span.text.startswith("every"):
             help = "write `every` or `no` before it"
             message = "this expectation does not say whether all of these nodes or none of them"
-            mends = [prefixed(selector.span, quantifier) for quantifier in ("every", "no")]
-            word.report("APL208", message, selector.span, help=help, mends=mends)
+            fixes = [prefixed(selector.span, quantifier) for quantifier in ("every", "no")]
+            word.report("APL208", message, selector.span, help=help, fixes=fixes)
         span = word.span.to(fate.span)
         return syntax.ExpectFate(quantifier, selector.selector, str(fate), span)  # type: ignore[arg-type]
 
@@ -566,7 +597,8 @@ class ExpectFateKind(StatementKind):
 _BY_CLASS = {kind.made: kind for kind in KINDS}
 OPENERS = tuple(dict.fromkeys(kind.opener for kind in KINDS if kind.opener))
 """The words that open statements, but for actions and what may stand before a rule."""
-SCHEDULING = tuple(kind.opener for kind in KINDS if kind.is_scheduling)
+MODIFIERS = ("optional", "override")
+"""Words before a rule; the first also before changes of the graph's structure and scheduling."""
 
 
 @v_args(inline=True)
@@ -635,7 +667,7 @@ def format_policy(policy: Policy) -> str:
 
 
 def _device_lines(device: DeviceProfile) -> list[str]:
-    """By the name that the profile has, wherever its file lies, and with its figures: those decide."""
+    """The name of the profile, wherever its file is, and the figures, which decide."""
     name = device.name
     if not re.fullmatch(r"\w[\w.+-]*", name):
         name = '"' + re.sub(r'["\n]', " ", name) + '"'
@@ -650,14 +682,14 @@ def report_loose(statement_words: list[Lexeme]) -> None:
     """Report each ``per …`` that nothing in its phrase counts by."""
     if not statement_words:
         return
-    origin = statement_words[0].origin
-    for scope, span in origin.loose:
+    word = statement_words[0]
+    for scope, span in word.origin.loose:
         if not isinstance(scope, Scope):
             message = f"`{span.one_line}` belongs to a `bucket` alone"
-            counts = any(word.type in _COUNTING_WORDS for word in statement_words)
+            counts = any(each.type in _COUNTING_WORDS for each in statement_words)
             help = "write `per block`" if counts else "to take some of the blocks, write such as `in every 2nd block`"
-            origin.report("APL014", message, span, help=help, write=["per block"] if counts else [])
+            word.report("APL014", message, span, help=help, write=["per block"] if counts else [])
             continue
         message = f"`per {scope.value}` has no `first`, `last`, `3rd` or `every 2nd` of its own before it"
         help = f"write which of them, such as `first … per {scope.value}`, or leave `per {scope.value}` out"
-        origin.report("APL014", message, span, help=help, mends=[left_out(span)])
+        word.report("APL014", message, span, help=help, fixes=[left_out(span)])

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from enum import Enum
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from attrs import field, frozen
 
@@ -20,7 +20,7 @@ from policylang.language.diagnostics import Source, Span
 
 
 class Action(Enum):
-    """What a rule asks for. The value is the name of the torch ``CheckpointPolicy`` member it is written as."""
+    """The action of a rule. The value is the name of the torch ``CheckpointPolicy`` member it is lowered to."""
 
     SAVE = "MUST_SAVE"
     PREFER_SAVE = "PREFER_SAVE"
@@ -32,7 +32,7 @@ class Action(Enum):
 
     @property
     def word(self) -> str:
-        """As the language writes it."""
+        """Its keyword."""
         return self.name.lower()
 
     @property
@@ -98,7 +98,7 @@ class Operator:
 
 @frozen
 class Reference:
-    """The nodes of a ``let``; ``Policy.lets`` holds what the name stands for."""
+    """The nodes of a ``let``; ``Policy.lets`` holds its definition."""
 
     name: str
     span: Span = _span()
@@ -254,7 +254,7 @@ class Quantity:
 
 
 TIMES = ("time", "time_per_gib")
-"""What takes a device to answer."""
+"""Measures that need a device profile."""
 
 
 @frozen
@@ -401,7 +401,7 @@ class Rule:
     override: bool = False
     span: Span = _span()
     budget: Quantity | None = None
-    """How much an ``offload`` may move on one rank."""
+    """The most that an ``offload`` may move on one rank."""
 
     @property
     def source(self) -> str:
@@ -410,7 +410,7 @@ class Rule:
 
     @property
     def text(self) -> str:
-        """The sentence as it stands in the file, on one line."""
+        """The sentence in the file, on one line."""
         return self.span.one_line
 
 
@@ -429,7 +429,7 @@ class Fuse:
 
     @property
     def kind(self) -> str:
-        """Of the edits that it asks for."""
+        """The kind of edits it asks for."""
         return self.collective
 
 
@@ -439,11 +439,7 @@ class Collapse:
 
     optional: bool = False
     span: Span = _span()
-
-    @property
-    def kind(self) -> str:
-        """Of the edits that it asks for."""
-        return "round_trip"
+    kind: ClassVar[str] = "round_trip"
 
 
 @frozen
@@ -453,16 +449,12 @@ class Bucket:
 
     selector: Selector
     blocks: int | None = None
-    """Of how many blocks, in the order in which they run; None where neighbours are joined whatever their block."""
+    """The number of successive blocks in a bucket; None if neighbours are joined across blocks."""
     size: Quantity | None = None
-    """Of one bucket at most, in bytes that its collective gives or is given, whichever is more."""
+    """The most bytes of a bucket: the larger of its collective's input and output."""
     optional: bool = False
     span: Span = _span()
-
-    @property
-    def kind(self) -> str:
-        """Of the edits that it asks for."""
-        return "bucket"
+    kind: ClassVar[str] = "bucket"
 
 
 Rewriting = Fuse | Collapse | Bucket
@@ -497,7 +489,7 @@ class Overlap:
     in_flight: Quantity | None = None
     """Bytes of the collectives that are started and not awaited, at any step."""
     peak: Quantity | None = None
-    """By how much the peak may rise above that of the order as traced: bytes, or a share of it."""
+    """The most that the peak may rise above that of the traced order: bytes, or a share of it."""
     optional: bool = False
     span: Span = _span()
 
@@ -531,12 +523,12 @@ class ExpectTotal:
 
     @property
     def of_forward(self) -> bool:
-        """Whether the limit is a share that says of what: of the bytes that the forward makes."""
+        """True if the limit is a share of the bytes that the forward makes."""
         return self.limit.dimension == "fraction" and self.figure in ("saved", "recomputed")
 
     @property
     def of_time(self) -> bool:
-        """Whether it takes a device to answer it."""
+        """True if it needs a device profile."""
         return self.figure in ("recomputed time", "exposed", "step time")
 
 
@@ -562,6 +554,8 @@ class ExpectFate:
 
 
 Expectation = ExpectTotal | ExpectCount | ExpectFate
+Selecting = Let | Rule | Bucket | Scheduling | ExpectCount | ExpectFate
+"""A statement that has a selector."""
 Statement = (
     PolicyName | Requires | Include | Device | Let | Blocks | Rule | Undecided | Rewriting | Scheduling | Expectation
 )
@@ -569,7 +563,7 @@ Statement = (
 
 @frozen
 class File:
-    """What the parser makes of one file: its statements in order, nothing looked up."""
+    """A parsed file: its statements in order, names not looked up."""
 
     statements: tuple[Statement, ...]
     span: Span = _span()
@@ -591,12 +585,12 @@ class Policy:
     rewrites: tuple[Rewriting, ...]
     expectations: tuple[Expectation, ...]
     device: DeviceProfile | None = field(default=None, eq=lambda device: device and device.canonical)
-    """What the policy names to work times out from."""
+    """The device profile that times are worked out from."""
     scheduling: tuple[Scheduling, ...] = ()
     canonical: str = field(default="", repr=False)
     """The resolved text in canonical form: what the digest and the caches are keyed by."""
     includes: Mapping[str, Span] = field(factory=dict, eq=False, repr=False)
-    """Of each included file by its name, the include in the loaded file that brings it."""
+    """The include in the loaded file that leads to each included file, by its name."""
 
     def included_by(self, span: Span | None) -> Span | None:
         """The include that brings a line; None for a line of the loaded file."""
@@ -614,15 +608,15 @@ class Policy:
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """Those of :attr:`rewrites` that are planned once values are decided."""
+        """The rewrites that are planned after values are decided."""
         return tuple(each for each in self.rewrites if isinstance(each, Bucket))
 
     @property
     def orders(self) -> bool:
-        """Whether it says which collectives become one, or when any of them run."""
+        """True if it buckets or schedules collectives."""
         return bool(self.scheduling or self.buckets)
 
     @property
     def offloads(self) -> bool:
-        """Whether a rule asks for values to be moved to the host."""
+        """True if a rule offloads."""
         return any(rule.action.offloads for rule in self.rules)

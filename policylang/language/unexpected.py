@@ -1,4 +1,4 @@
-"""Messages for a word that cannot stand where it stands, from the terminals that the parser would have taken."""
+"""Messages for an unexpected word, from the terminals that the parser would have accepted."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from lark.exceptions import UnexpectedToken
 
-from policylang.language.diagnostics import Mend, Span, TextChange, inserted, written
+from policylang.language.diagnostics import Fix, Span, TextChange, inserted, written
 from policylang.language.lexer import Lexeme
 from policylang.language.predicates import ANNOTATED, CUT, FLAGS, IS_KINDS
-from policylang.language.statements import ACTIONS, KINDS, OPENERS, MissingRow
+from policylang.language.statements import ACTIONS, KINDS, MODIFIERS, OPENERS, MissingRow
 from policylang.language.wording import did_you_mean, nearest
 
-_OPENERS = (*OPENERS, "optional", "override")
 _JOINING = frozenset({"OR", "AND", "EXCEPT", "FEEDING", "FED", "COMMA", "IN", "OUTSIDE", "WHERE", "CHAIN", "PER"})
 _RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` or `mm -> save`"
 _LINES = "a statement ends with its line; to go on over several lines, put the selector in parentheses"
@@ -53,7 +52,7 @@ _MISSING: tuple[MissingRow, ...] = (
     ("", "NAME", "a name", None),
     ("", "", "something else", None),
 )
-"""In every statement, behind the rows of its kind. The first row that fits is the most telling."""
+"""Rows for every statement, tried after those of its kind. The first row that fits is the most telling."""
 
 
 def explain_unexpected(error: UnexpectedToken, words: Sequence[Lexeme], keywords: Mapping[str, str]) -> None:
@@ -69,7 +68,7 @@ def explain_unexpected(error: UnexpectedToken, words: Sequence[Lexeme], keywords
     elif at == 1 and words[0].type == "NAME" and word.type not in _JOINING:
         message = f"`{words[0]}` does not start a statement"
         near = _near_openers(words[0])
-        word.origin.report("APL012", message, words[0].span, help=did_you_mean(near) or _RULE, write=near)
+        words[0].report("APL012", message, help=did_you_mean(near) or _RULE, write=near)
     else:
         _report_word(word, words[:at], expected, keywords)
 
@@ -87,45 +86,44 @@ def _report_opening(word: Lexeme) -> None:
 
 
 def _near_openers(word: Lexeme) -> tuple[str, ...]:
-    return nearest(str(word), (*_OPENERS, *ACTIONS))
+    return nearest(str(word), (*OPENERS, *MODIFIERS, *ACTIONS))
 
 
 def _report_end(words: Sequence[Lexeme], expected: frozenset[str]) -> None:
     last = words[-1]
-    origin = last.origin
-    caret = Span(origin.source, last.span.end, last.span.end)
+    caret = Span(last.span.source, last.span.end, last.span.end)
     if _in_predicate(words, expected):
         help = _predicate_help(words, None)
         message = f"a comparison is missing after `{last}`"
-        mends = (*_whole_flags(last), *_in_parentheses(words))
-        origin.report("APL011", message, caret, help=help, mends=mends)
+        fixes = (*_whole_flags(last), *_in_parentheses(words))
+        last.report("APL011", message, caret, help=help, fixes=fixes)
         return
     missing, help = _missing(words, expected)
-    mends = _missing_words(missing, last)
+    fixes = _missing_words(missing, last)
     if words[0].type not in {"EXPECT", "UNDECIDED"} and "ARROW" in expected:
         near = _near_openers(words[0]) if words[0].type == "NAME" else ()
         help = did_you_mean(near) or _RULE
-        mends = written(words[0].span, near, near=True)
-    origin.report("APL011", f"the statement ends where {missing} has to follow", caret, help=help, mends=mends)
+        fixes = written(words[0].span, near, near=True)
+    last.report("APL011", f"the statement ends where {missing} has to follow", caret, help=help, fixes=fixes)
 
 
-def _missing_words(missing: str, last: Lexeme) -> tuple[Mend, ...]:
+def _missing_words(missing: str, last: Lexeme) -> tuple[Fix, ...]:
     """The words that have to follow another one, where they are known by themselves."""
     words = _WORDS.findall(missing)
     return tuple(inserted(last.span, word) for word in words) if _ALL_WORDS.fullmatch(missing) else ()
 
 
-def _in_parentheses(words: Sequence[Lexeme]) -> tuple[Mend, ...]:
-    """The mend of `… where … or bmm`: what stands before the joiner is one selector, and what is behind it another."""
+def _in_parentheses(words: Sequence[Lexeme]) -> tuple[Fix, ...]:
+    """The fix of `… where … or bmm`: what stands before the joiner is one selector, and what is behind it another."""
     first = next((at + 1 for at, word in enumerate(words[:-3]) if word.type in ("ACTION", "EQUAL")), None)
     if first is None or words[-2].type not in ("OR", "AND"):
         return ()
     begin, end, source = words[first].span.start, words[-3].span.end, words[-1].span.source
     changes = (TextChange(Span(source, begin, begin), "("), TextChange(Span(source, end, end), ")"))
-    return (Mend(f"write `(… where …) {words[-2]} {words[-1]}`", changes, is_choice=True),)
+    return (Fix(f"write `(… where …) {words[-2]} {words[-1]}`", changes, is_choice=True),)
 
 
-def _whole_flags(last: Lexeme) -> tuple[Mend, ...]:
+def _whole_flags(last: Lexeme) -> tuple[Fix, ...]:
     """The predicates that begin with a word."""
     return written(last.span, [flag for flag in (*FLAGS, CUT) if flag.split()[0] == last], near=True)
 
@@ -144,28 +142,28 @@ def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str
     near = _near_keywords(word, before, expected, keywords) if spelt else ()
     if not near and _in_predicate(before, expected):
         message = f"a comparison is missing after `{last}`"
-        word.report("APL010", message, help=_predicate_help(before, word), mends=_whole_flags(last))
+        word.report("APL010", message, help=_predicate_help(before, word), fixes=_whole_flags(last))
         return
     if near or "$END" in expected:
         message = f"`{word}` cannot follow `{last}`"
         if expected == {"$END"}:
             message += ", the statement is complete there"
-        help, mends = did_you_mean(near), written(word.span, near, near=True)
+        help, fixes = did_you_mean(near), written(word.span, near, near=True)
         if not near and spelt and "OR" in expected:
             help = "join two selectors with a comma, `or`, `and` or `except`"
             at = Span(last.span.source, last.span.end, last.span.end)
-            mends = (Mend("write a comma between them", (TextChange(at, ","),), is_choice=True),)
-        word.report("APL010", message, help=help, mends=mends)
+            fixes = (Fix("write a comma between them", (TextChange(at, ","),), is_choice=True),)
+        word.report("APL010", message, help=help, fixes=fixes)
         return
     missing, help = _missing(before, expected)
     message = f"`{word}` cannot follow `{last}`, {missing} has to"
     way_out, write = _way_out(word, reserved, expected)
-    mends = written(word.span, write) if way_out else _missing_words(missing, last)
-    word.report("APL010", message, help=way_out or help, mends=mends)
+    fixes = written(word.span, write) if way_out else _missing_words(missing, last)
+    word.report("APL010", message, help=way_out or help, fixes=fixes)
 
 
 def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> tuple[str, str | None]:
-    """What has to follow the words, and how it looks."""
+    """The name of what has to follow the words, and an example."""
     last, opener = before[-1].type, _opener(before)
     rows = (row for kind in KINDS if kind.terminal() == opener for row in kind.missing)
     return next(
@@ -177,12 +175,12 @@ def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> tuple[str, s
 
 
 def _in_predicate(words: Sequence[Lexeme], expected: frozenset[str]) -> bool:
-    """Whether the last word is the beginning of a predicate that is not finished."""
+    """True if the last word begins an unfinished predicate."""
     return "COMPARISON" in expected and any(word.type == "WHERE" for word in words)
 
 
 def _opener(before: Sequence[Lexeme]) -> str:
-    """What says which statement it is; `optional` stands before several."""
+    """The terminal that opens the statement, behind `optional`."""
     verbs = [word.type for word in before[1:2] if word.type in _BEHIND_OPTIONAL]
     return verbs[0] if before[0].type == "OPTIONAL" and verbs else before[0].type
 
@@ -210,7 +208,7 @@ def _near_keywords(
 
 
 def _way_out(word: Lexeme, reserved: bool, expected: frozenset[str]) -> tuple[str | None, Sequence[str]]:
-    """How to say what the misplaced word may have been meant for, and what to write in its place."""
+    """A help for what the misplaced word may have meant, and what to write in its place."""
     if "EVERYTHING" in expected:
         if word.type == "EVERY":
             return "a position is written as `every 2nd`; a selector without one means all of its nodes", ()

@@ -4,53 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any, assert_never
+from typing import Any
 
 from attrs import evolve, fields
 
 from policylang.language import syntax
-from policylang.language.syntax import (
-    Blocks,
-    Bucket,
-    Collapse,
-    Delay,
-    Device,
-    ExpectCount,
-    ExpectFate,
-    ExpectTotal,
-    Fuse,
-    Include,
-    KeepOrder,
-    Let,
-    Overlap,
-    Policy,
-    PolicyName,
-    Predicate,
-    Prefetch,
-    Reference,
-    Requires,
-    Rule,
-    Selector,
-    Statement,
-    Undecided,
-)
+from policylang.language.syntax import Policy, Predicate, Reference, Selecting, Selector, Statement
 
 
 def selector_of(statement: Statement) -> Selector | None:
     """The selector of a statement that has one."""
-    match statement:
-        case Let() | Rule() | Bucket() | Prefetch() | Delay() | Overlap() | KeepOrder() | ExpectCount() | ExpectFate():
-            return statement.selector
-        case PolicyName() | Requires() | Include() | Device() | Blocks() | Undecided() | Fuse() | Collapse():
-            return None
-        case ExpectTotal():
-            return None
-        case _:
-            assert_never(statement)
+    return statement.selector if isinstance(statement, Selecting) else None
 
 
 def selectors_of(statements: Iterable[Statement]) -> Iterator[Selector]:
-    """Those of statements that have one: of a policy's own, ``Policy.statements``."""
+    """The selectors of statements, such as ``Policy.statements``."""
     return filter(None, map(selector_of, statements))
 
 
@@ -104,7 +72,7 @@ def tests_of(policy: Policy, *statements: Statement) -> Iterator[syntax.Test]:
 
 
 def depth(selector: Selector) -> int:
-    """How many parts are nested in one another at the deepest place, predicates included."""
+    """The depth of the deepest nesting, predicates included."""
     deepest = 0
     pending: list[tuple[Selector | Predicate, int]] = [(selector, 1)]
     while pending:

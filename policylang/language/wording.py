@@ -15,7 +15,7 @@ from typing import Literal
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _COMMAND = re.compile(r"(^\s*:(?=:))|(##)(?=\[|vso\[)", re.MULTILINE)
-"""What runners take for a command of theirs: GitHub's `::error …` at the start of a line, and `##[…` anywhere."""
+"""Commands of CI runners: GitHub's `::error …` at the start of a line, and `##[…` anywhere."""
 
 
 @singledispatch
@@ -38,7 +38,7 @@ def printable(text: str, kept: str = "\n\t") -> str:
 
 
 def one_line(text: str) -> str:
-    """The same without line ends: of them and of tabs, a space stands for each run of blanks."""
+    """The printable text on one line: each run of blanks becomes a space."""
     return text if text.isprintable() else printable(" ".join(text.split()), "")
 
 
@@ -118,13 +118,13 @@ _SCALES: Mapping[str, tuple[float, float, tuple[str, ...]]] = {
     "flops": (1000.0, 1.0, ("FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")),
     "seconds": (1000.0, 1e-9, ("ns", "us", "ms", "s")),
 }
-"""By what is measured: from one unit to the next, the least of them, and all."""
+"""By dimension: the factor between units, the smallest unit, and all units."""
 
 Measured = Literal["bytes", "flops", "seconds", "fraction", "number"]
-"""What a figure is of."""
+"""The dimension of a figure."""
 
 
-def figure(value: float, dimension: Measured) -> str:
+def format_quantity(value: float, dimension: Measured) -> str:
     """``219.5 MiB``, ``1.2 TFLOP``, ``12.3 ms``, ``21.3%``: one decimal, none where it would be a zero. Numbers are
     whole."""
     if dimension == "number":
@@ -144,8 +144,8 @@ def figure(value: float, dimension: Measured) -> str:
 
 def beside(value: float, limit: float, dimension: Measured) -> str:
     """A figure that is printed beside a limit: exact where rounding would hide which of the two is larger."""
-    text = figure(value, dimension)
-    if value == limit or text != figure(limit, dimension):
+    text = format_quantity(value, dimension)
+    if value == limit or text != format_quantity(limit, dimension):
         return text
     if dimension == "fraction":
         return f"{value * 100:.6g}%"
@@ -220,7 +220,7 @@ def uncounted_text(calls: Mapping[str, int]) -> str:
 
 
 def priced_by_bytes_text(calls: Mapping[str, int]) -> str:
-    """The same operators where their time is printed."""
+    """The text for the same operators beside their time."""
     return f"{_calls(calls)} (no FLOP formula, so priced by bytes)"
 
 

@@ -19,19 +19,19 @@ from policylang.language.lexer import BEHIND_SELECTOR
 from policylang.language.operators import group_names
 from policylang.language.predicates import FLAGS, IS_KINDS, MEASURES, PROPERTIES
 from policylang.language.resources import data_file
-from policylang.language.statements import ACTIONS, FIGURES, KINDS, OPENERS
+from policylang.language.statements import ACTIONS, FIGURES, KINDS, MODIFIERS, OPENERS
 from policylang.language.units import UNITS
 
 Sense = Literal[
     "action", "modifier", "statement", "selector", "position", "scope", "place", "flow", "joining", "predicate",
     "measure", "property", "figure", "bound", "fate", "limit", "name", "sign", "unit", "group",
 ]  # fmt: skip
-"""What a word is in a place: ``users`` is a flow in ``users of mm`` and a measure in ``where users > 1``."""
+"""The role of a word: ``users`` is a flow in ``users of mm`` and a measure in ``where users > 1``."""
 
 
 @frozen
 class Meaning:
-    """What some words mean in one sense. Words of two parts are written with one space: ``crosses block``."""
+    """The meaning of some words in one sense. Words of two parts have one space: ``crosses block``."""
 
     words: tuple[str, ...]
     sense: Sense
@@ -56,7 +56,7 @@ def meanings() -> tuple[Meaning, ...]:
 
 
 def meaning(word: str, sense: Sense) -> Meaning | None:
-    """Of a word in one sense; None where it has none."""
+    """The meaning of a word in one sense, if it has one."""
     return _by_word().get((word, sense))
 
 
@@ -70,7 +70,6 @@ def _by_word() -> Mapping[tuple[str, Sense], Meaning]:
     return {(word, each.sense): each for each in meanings() for word in each.words}
 
 
-MODIFIERS = ("optional", "override")
 JOINERS = ("or", "and", "except", "feeding", "fed", "by", "not")
 
 

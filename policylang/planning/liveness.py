@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from attrs import evolve, field, fields, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, storage_roots
-from policylang.language.wording import counted, figure
+from policylang.language.wording import counted, format_quantity
 from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import (
@@ -273,10 +273,10 @@ def counted_by_data(facts: Facts, rows: Iterable[int], *, added_up: bool = True)
     text = f"{counted(len(found), 'value')} by a hint of {rows_each} rows, since their sizes come from data"
     if not added_up:
         return text
-    counts = figure(sum(facts.bytes[row] for row in found), "bytes")
-    least = figure(sum(facts.data_sizes[row][1] for row in found), "bytes")
+    counts = format_quantity(sum(facts.bytes[row] for row in found), "bytes")
+    least = format_quantity(sum(facts.data_sizes[row][1] for row in found), "bytes")
     upper = [facts.data_sizes[row][2] for row in found]
-    most = f"to {figure(sum(upper), 'bytes')}" if min(upper) >= 0 else "without a known limit"
+    most = f"to {format_quantity(sum(upper), 'bytes')}" if min(upper) >= 0 else "without a known limit"
     return f"{text}: {counts}, which may be from {least} {most}"
 
 

@@ -12,7 +12,7 @@ from policylang.graph.facts import Facts, InputKind, LostMarker
 from policylang.language.diagnostics import (
     GATHERS_NOTHING,
     Diagnostic,
-    Mend,
+    Fix,
     Related,
     Severity,
     Span,
@@ -41,7 +41,7 @@ from policylang.language.syntax import (
     Selector,
     Undecided,
 )
-from policylang.language.wording import counted, figure, first_lines
+from policylang.language.wording import counted, first_lines, format_quantity
 from policylang.planning.capabilities import WHAT_FSDP_MEANS, Capabilities
 from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.no_match import (
@@ -85,16 +85,16 @@ def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = Fa
     if of_weights:
         sharded = f"where they are, {WHAT_FSDP_MEANS} says who gathers them"
         help = f"leave it out, or write it with `optional`, where no weights are sharded; {sharded}"
-    mends = [*would_match(rule.selector, selections), prefixed(rule.span, "optional")]
+    fixes = [*would_match(rule.selector, selections), prefixed(rule.span, "optional")]
     if of_weights:
-        mends.append(removed(rule.span))
+        fixes.append(removed(rule.span))
     found = diagnose(
         MATCHES_NOTHING,
         f"`{rule.text}` matches nothing in this graph",
         span=rule.selector.span,
         help=other_origin_hint(rule.selector, selections) + help,
         details=part_counts(rule.selector, selections),
-        mends=mends,
+        fixes=fixes,
     )
     cause = GATHERS_NOTHING if of_weights else missing_parts(rule.selector, selections)
     return evolve(found, cause=cause)
@@ -112,7 +112,7 @@ def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
         f"`{blocks.glob}` matches no module path of this graph, so there are no blocks",
         span=blocks.span,
         help=nearest_paths_hint(blocks.glob, facts),
-        mends=written(glob_span(blocks.glob, blocks.span), block_globs(blocks.glob, facts), near=True),
+        fixes=written(glob_span(blocks.glob, blocks.span), block_globs(blocks.glob, facts), near=True),
     )
 
 
@@ -123,7 +123,7 @@ def no_blocks(rule: Rule, facts: Facts) -> Diagnostic:
         "no blocks were found in this graph",
         span=rule.selector.span,
         help=naming_blocks(facts),
-        mends=[put_before(rule.span, f"blocks {glob}") for glob in block_globs("layers.*", facts)],
+        fixes=[put_before(rule.span, f"blocks {glob}") for glob in block_globs("layers.*", facts)],
     )
     return evolve(found, cause=NO_SUCH_BLOCKS)
 
@@ -140,12 +140,12 @@ def overridden(policy: Policy, outcome: RuleOutcome, rules: Sequence[RuleOutcome
         span=outcome.rule.span,
         help="remove it, or move it below the rules that take its nodes over",
         related=tuple(Related(f"`{rule.text}` takes over {count}", rule.span) for rule, count in takers),
-        mends=[removed(outcome.rule.span), *moved_below(outcome, rules)],
+        fixes=[removed(outcome.rule.span), *moved_below(outcome, rules)],
     )
 
 
-def moved_below(outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Iterator[Mend]:
-    """The mend that moves a rule below those that take its nodes over, where each of them has others left then."""
+def moved_below(outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Iterator[Fix]:
+    """The fix that moves a rule below those that take its nodes over, where each of them has others left then."""
     takers = [(rules[index], count) for index, count in outcome.overridden_by.items()]
     span, last = outcome.rule.span, max((taker.rule.span for taker, _ in takers), key=lambda each: each.start)
     if outcome.kept_by_user or any(taker.rule.span.source != span.source for taker, _ in takers):
@@ -161,7 +161,7 @@ def kept_by_user(outcome: RuleOutcome) -> Diagnostic:
         f"{_all_nodes(outcome.kept_by_user)} it matches",
         span=outcome.rule.span,
         help=f"write `override {outcome.rule.text}` to change them",
-        mends=[prefixed(outcome.rule.span, "override")],
+        fixes=[prefixed(outcome.rule.span, "override")],
     )
 
 
@@ -179,16 +179,16 @@ def no_effect(outcome: RuleOutcome, facts: Facts, keeper: tuple[int, int] | None
         f"`{outcome.rule.text}` decides {_values(count)} and changes nothing: the backward reads none of them{instead}",
         span=outcome.rule.span,
         help=help,
-        mends=[] if keeper is not None else [removed(outcome.rule.span)],
+        fixes=[] if keeper is not None else [removed(outcome.rule.span)],
     )
 
 
 def unsafe(rule: Rule | Undecided, rows: Sequence[int], reasons: Sequence[str], facts: Facts) -> Diagnostic:
     """``rule``: what asks for the recomputation. ``rows`` and ``reasons`` in graph order."""
     text, help = rule.span.one_line, "save these values with a rule"
-    mends = [put_behind(rule.span, f"save {operators}")] if (operators := _operators(rows, facts)) else []
+    fixes = [put_behind(rule.span, f"save {operators}")] if (operators := _operators(rows, facts)) else []
     if isinstance(rule, Rule):
-        text, mends = rule.text, [*mends, prefixed(rule.span, "optional")]
+        text, fixes = rule.text, [*fixes, prefixed(rule.span, "optional")]
         help = f"save these values with a later rule, or write `optional {text}` to have them saved"
     more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
     return diagnose(
@@ -197,7 +197,7 @@ def unsafe(rule: Rule | Undecided, rows: Sequence[int], reasons: Sequence[str], 
         span=rule.span,
         help=help,
         details=_reasons(rows, reasons, facts),
-        mends=mends,
+        fixes=fixes,
     )
 
 
@@ -230,7 +230,7 @@ def routing_kept(rule: Rule | None, rows: Sequence[int], policy: Policy, facts: 
         "a second run could choose otherwise",
         span=None if rule is None else rule.span,
         help=f"write `recompute {operator}`{' after it' if rule else ''} if that cannot happen here",
-        mends=[] if rule is None else [put_behind(rule.span, f"recompute {operator}")],
+        fixes=[] if rule is None else [put_behind(rule.span, f"recompute {operator}")],
         details=_listed(_where(facts, row) for row in rows),
     )
 
@@ -256,7 +256,7 @@ def markers_outranked(outcome: RuleOutcome, lost: Sequence[int], facts: Facts) -
         f"partition has followed or overridden, would have {_values(len(lost))} of it recomputed",
         span=rule.span,
         help=f"write `override {rule.text}`",
-        mends=[prefixed(rule.span, "override")],
+        fixes=[prefixed(rule.span, "override")],
         details=_listed(facts.names[row] for row in lost),
     )
 
@@ -267,7 +267,8 @@ def gathers_left(contract: RuleOutcome, left: Sequence[int], origins: Sequence[i
     words = [word for kind, word in _OTHER_INPUTS.items() if kind in kinds]
     lines = [
         f"{facts.names[row]}: of the {_OTHER_INPUTS[InputKind(facts.input_kinds[origins[row]])]} "
-        f"`{facts.input_names[origins[row]] or facts.names[origins[row]]}`, {figure(facts.bytes[row], 'bytes')}"
+        f"`{facts.input_names[origins[row]] or facts.names[origins[row]]}`, "
+        f"{format_quantity(facts.bytes[row], 'bytes')}"
         for row in left
     ]
     gathers = "an all-gather of another input" if len(left) == 1 else f"{len(left):,} all-gathers of other inputs"
@@ -304,19 +305,19 @@ def cannot_decide(rule: Rule, capabilities: Capabilities) -> Diagnostic:
     if rule.action.offloads:
         why = f"asks for offloading, which {capabilities.name} cannot do"
     help = "save or recompute these values instead"
-    return diagnose(PATH_CANNOT, f"`{rule.text}` {why}", rule.span, help=help, mends=_other_action(rule))
+    return diagnose(PATH_CANNOT, f"`{rule.text}` {why}", rule.span, help=help, fixes=_other_action(rule))
 
 
-def _other_action(rule: Rule) -> Iterator[Mend]:
-    """The mends that say another action, without the budget that only offloading has."""
+def _other_action(rule: Rule) -> Iterator[Fix]:
+    """The fixes that say another action, without the budget that only offloading has."""
     words = words_of(rule.span.source, rule.span.start, rule.span.end)
     verb = next((word for word in words if word.type == "ACTION"), None)
     if verb is None:
         return
     for action in ("save", "recompute"):
-        (mend,) = written(verb.span, [action], is_choice=True)
+        (fix,) = written(verb.span, [action], is_choice=True)
         budget = left_out(rule.budget.span).changes if rule.budget is not None else ()
-        yield evolve(mend, changes=tuple(sorted((*mend.changes, *budget), key=lambda each: each.span.start)))
+        yield evolve(fix, changes=tuple(sorted((*fix.changes, *budget), key=lambda each: each.span.start)))
 
 
 def cannot_edit(statement: Rewriting, capabilities: Capabilities) -> Diagnostic:
@@ -361,7 +362,7 @@ def cannot_be_auto(
         span=None if undecided is None else undecided.span,
         help="write `undecided -> save` or `undecided -> recompute`",
         write=[] if undecided is None else fates,
-        mends=[put_behind(own[-1], fate) for fate in fates] if undecided is None and own else [],
+        fixes=[put_behind(own[-1], fate) for fate in fates] if undecided is None and own else [],
         details=_listed(_where(facts, row) for row in rows),
     )
 

@@ -14,7 +14,7 @@ from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import LATER_COLUMNS, Facts, InputKind
 from policylang.graph.traced_device import OTHER_KERNELS
 from policylang.language.devices.reading import bundled_devices
-from policylang.language.diagnostics import Diagnostic, Mend, Span, diagnose, prefixed, put_before, written
+from policylang.language.diagnostics import Diagnostic, Fix, Span, diagnose, prefixed, put_before, written
 from policylang.language.globs import PathGlob
 from policylang.language.predicates import format_predicate
 from policylang.language.selectors import own_words
@@ -116,14 +116,14 @@ def empty_shares(policy: Policy, selections: Selections) -> Iterator[Diagnostic]
                 f"`{words}` of `{statement.span.one_line}` is no block: this graph {has}",
                 span=next(selectors_of([statement])).span,
                 help=_help(statement, part, count),
-                mends=_mends(statement, part, count),
+                fixes=_fixes(statement, part, count),
             )
             break
 
 
-def _mends(statement: Statement, part: InBlock, count: int) -> list[Mend]:
+def _fixes(statement: Statement, part: InBlock, count: int) -> list[Fix]:
     share = _SHARE.search(part.span.text)
-    found: list[Mend] = []
+    found: list[Fix] = []
     if count and share is not None and statement.span.start <= part.span.start < statement.span.end:
         span = Span(part.span.source, part.span.start + share.start(), part.span.end)
         found.extend(written(span, [f"{part.which.kind} block"]))
@@ -173,12 +173,12 @@ def named_alone(policy: Policy, facts: Facts) -> Iterator[Diagnostic]:
                     f"the model most likely runs `{eager}` in eager",
                     rule.span,
                     help=f"name both, `{_bare(eager)}, {_bare(compiled)}`, or say `matmul`",
-                    mends=_both(rule, eager, compiled),
+                    fixes=_both(rule, eager, compiled),
                 )
 
 
-def _both(rule: Rule, *forms: str) -> tuple[Mend, ...]:
-    """The mends that name both in place of the one that the rule itself names."""
+def _both(rule: Rule, *forms: str) -> tuple[Fix, ...]:
+    """The fixes that name both in place of the one that the rule itself names."""
     named = [part for part in walk(rule.selector) if isinstance(part, Operator)]
     alone = [part.span for part in named if any(map(operator_matcher(part), forms))]
     return written(alone[0], [f"({', '.join(map(_bare, forms))})", "matmul"], is_choice=True) if len(alone) == 1 else ()
@@ -236,7 +236,7 @@ def _no_device(policy: Policy, asked: list[tuple[str, Span]]) -> Diagnostic:
         help="write `device h100-sxm` into the policy, or plan it with `--device h100-sxm`, in Python with `device=`; "
         f'bundled are {", ".join(bundled_devices())}, and a profile of your own is `device "cluster.toml"`',
         details=first_lines([f"{where.location}: {phrase}" for phrase, where in others], _MOST_NAMES),
-        mends=[put_before(first, f"device {name}") for name in bundled_devices()],
+        fixes=[put_before(first, f"device {name}") for name in bundled_devices()],
     )
 
 

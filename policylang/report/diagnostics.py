@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from attrs import asdict, field, frozen
 
-from policylang.language.diagnostics import CODES, Diagnostic, Mend, Severity, Span, is_error
+from policylang.language.diagnostics import CODES, Diagnostic, Fix, Severity, Span, is_error
 from policylang.language.resources import installed_version
 from policylang.language.wording import counted, file_name
 from policylang.report.layout import columns, element, table
@@ -189,11 +189,11 @@ def render_json(diagnostics: Iterable[Diagnostic], **more: Any) -> str:
             "details": list(each.details),
             "mends": [
                 {
-                    "title": mend.title,
-                    "changes": [{"location": _json_location(c.span), "text": c.text} for c in mend.changes],
-                    "is_choice": mend.is_choice,
+                    "title": fix.title,
+                    "changes": [{"location": _json_location(c.span), "text": c.text} for c in fix.changes],
+                    "is_choice": fix.is_choice,
                 }
-                for mend in each.mends
+                for fix in each.fixes
             ],
         }
         for each in diagnostics
@@ -293,18 +293,18 @@ def _sarif_result(diagnostic: Diagnostic, codes: Sequence[str]) -> dict[str, Any
     ]
     if related:
         result["relatedLocations"] = related
-    fixes = [found for mend in diagnostic.mends if (found := _sarif_fix(mend)) is not None]
+    fixes = [found for fix in diagnostic.fixes if (found := _sarif_fix(fix)) is not None]
     if fixes:
         result["fixes"] = fixes
     return result
 
 
-def _sarif_fix(mend: Mend) -> dict[str, Any] | None:
-    """None for a mend of a text that is no file."""
+def _sarif_fix(fix: Fix) -> dict[str, Any] | None:
+    """None for a fix of a text that is no file."""
     changes = []
-    for source in mend.sources:
+    for source in fix.sources:
         replacements = []
-        for change in mend.changes:
+        for change in fix.changes:
             if change.span.source == source:
                 location = _sarif_location(change.span)
                 if location is None:
@@ -312,7 +312,7 @@ def _sarif_fix(mend: Mend) -> dict[str, Any] | None:
                 region = location["physicalLocation"]["region"]
                 replacements.append({"deletedRegion": region, "insertedContent": {"text": change.text}})
         changes.append({"artifactLocation": {"uri": _uri(source.name)}, "replacements": replacements})
-    return {"description": {"text": mend.title}, "artifactChanges": changes}
+    return {"description": {"text": fix.title}, "artifactChanges": changes}
 
 
 def _sarif_message(diagnostic: Diagnostic) -> str:

@@ -16,7 +16,7 @@ from policylang.language.diagnostics import Span
 from policylang.language.globs import NameGlob, PathGlob, is_magic, path_glob_problem
 from policylang.language.lexer import comment_above
 from policylang.language.operators import prelude_group
-from policylang.language.wording import counted, did_you_mean, figure, listed, nearest
+from policylang.language.wording import counted, did_you_mean, format_quantity, listed, nearest
 from policylang.language.words import Meaning
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.expectations import NodeOutcomes
@@ -87,7 +87,7 @@ class NodeExplanation:
         return asdict(self)
 
     def _work(self) -> str:
-        work = figure(self.flops, "flops")
+        work = format_quantity(self.flops, "flops")
         if self.uncounted:
             work = f"{work} and {self.uncounted}, which no FLOP formula counts" if self.flops else "FLOPs not counted"
         return work + _on(self.device, self.seconds)
@@ -99,7 +99,7 @@ class NodeExplanation:
         lines = [
             f"{self.name}: {self.operator}{place}",
             f"  {'in block ' + self.block if self.block is not None else 'outside every block'}, "
-            f"{what}{figure(self.bytes, 'bytes')}, {self._work()}",
+            f"{what}{format_quantity(self.bytes, 'bytes')}, {self._work()}",
         ]
         if self.shares is not None:
             lines.append(f"  it shares the decision of {self.shares}, which the rules below are about")
@@ -205,7 +205,7 @@ def _summary(node: NodeExplanation) -> tuple[str, ...]:
 
 def _on(device: str | None, seconds: float | None) -> str:
     """A time behind other figures; empty without a device, and for what takes no time."""
-    return f", {figure(seconds, 'seconds')} on {device}" if seconds else ""
+    return f", {format_quantity(seconds, 'seconds')} on {device}" if seconds else ""
 
 
 def explain_rule(plan: Plan, index: int) -> RuleExplanation:
@@ -285,8 +285,12 @@ def _times(place: CollectivePlace) -> tuple[str, str, str]:
     run = place.run
     if run is None:
         return "", "", ""
-    exposed = figure(run.exposed, "seconds") if run.exposed_by is not None else "hidden"
-    return figure(run.end - run.start, "seconds"), exposed, BOUNDED_BY[run.exposed_by] if run.exposed_by else ""
+    exposed = format_quantity(run.exposed, "seconds") if run.exposed_by is not None else "hidden"
+    return (
+        format_quantity(run.end - run.start, "seconds"),
+        exposed,
+        BOUNDED_BY[run.exposed_by] if run.exposed_by else "",
+    )
 
 
 def _data(place: CollectivePlace | None) -> dict[str, Any] | None:
@@ -314,7 +318,7 @@ class LineExplanation:
         line = self.line
         lines = [f"{line.source}: {line.text}", f"  {said_of(line)}"]
         if self.exposed is not None and self.line.exposed_without is not None:
-            with_it, without = (figure(each, "seconds") for each in (self.exposed, self.line.exposed_without))
+            with_it, without = (format_quantity(each, "seconds") for each in (self.exposed, self.line.exposed_without))
             lines.append(f"  exposed: {with_it} with it, {without} without")
         lines += [f"  {said}" for said in proof_texts(line)]
         for reason, names in line.left.items():
@@ -409,8 +413,8 @@ def _no_node(facts: Facts, asked: str, found: Sequence[int]) -> NothingToExplain
     near = nearest(asked, (facts.names[each] for each in facts.forward))
     if "." in asked or not near:
         near = (*near, *nearest_paths(asked, facts, count=2))[:3]
-    mend = did_you_mean(near) or "node names are those of the graph, such as mm_3: `policylang show GRAPH --module …`"
-    return NothingToExplain(f"the graph has no node `{asked}`", mend)
+    fix = did_you_mean(near) or "node names are those of the graph, such as mm_3: `policylang show GRAPH --module …`"
+    return NothingToExplain(f"the graph has no node `{asked}`", fix)
 
 
 def _row(plan: Plan, name: str) -> int:

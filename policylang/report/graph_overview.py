@@ -10,7 +10,14 @@ from attrs import asdict, evolve
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts
-from policylang.language.wording import UNCOUNTED_UNKNOWN, counted, figure, folded_names, shortened, uncounted_text
+from policylang.language.wording import (
+    UNCOUNTED_UNKNOWN,
+    counted,
+    folded_names,
+    format_quantity,
+    shortened,
+    uncounted_text,
+)
 from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
 from policylang.planning.inspection.overview import PHASES, GraphOverview, Totals, entries
 from policylang.report.layout import exposed_text, seconds_text, table, times_text
@@ -47,11 +54,11 @@ def nodes_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview
     timed = found.times is not None
     head = ("node", "operator", "module", "phase", "shape", "bytes", "FLOPs", *_TIMES[:timed])
     rows = [head, *(_node(facts, row, found.times) for row in found.rows)]
-    flops = figure(found.total.flops, "flops")
+    flops = format_quantity(found.total.flops, "flops")
     if found.total.uncounted_calls:
         flops = f"at least {flops}" if found.total.flops else "FLOPs not counted"
     total = (
-        f"{counted(found.total.forward, 'forward operator')} of {figure(found.total.bytes, 'bytes')} and "
+        f"{counted(found.total.forward, 'forward operator')} of {format_quantity(found.total.bytes, 'bytes')} and "
         f"{flops}{_total_time(found.total.seconds)}, {found.total.backward:,} in the backward"
         f"{_total_time(found.total.backward_seconds)}; {_NOTE}"
     )
@@ -110,20 +117,19 @@ def _exposed(found: GraphOverview) -> str:
     if found.step is None:
         return ""
     exposed = exposed_text(found.step)
-    return (
-        f"as traced: a step of {figure(found.step.step, 'seconds')}, exposed {exposed if exposed != '-' else 'nothing'}"
-    )
+    step = format_quantity(found.step.step, "seconds")
+    return f"as traced: a step of {step}, exposed {exposed if exposed != '-' else 'nothing'}"
 
 
 def _total_time(seconds: float | None) -> str:
-    return f" in {figure(seconds, 'seconds')}" if seconds else ""
+    return f" in {format_quantity(seconds, 'seconds')}" if seconds else ""
 
 
 def _flops(flops: int, uncounted: bool) -> str:
     """A lower bound where something is left out."""
     if not flops:
         return "not counted" if uncounted else ""
-    return f"≥ {figure(flops, 'flops')}" if uncounted else figure(flops, "flops")
+    return f"≥ {format_quantity(flops, 'flops')}" if uncounted else format_quantity(flops, "flops")
 
 
 def _heading(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
@@ -177,7 +183,7 @@ def _totals(sums: Totals) -> tuple[str, ...]:
     return (
         f"{sums.forward:,}" if sums.forward else "",
         f"{sums.backward:,}" if sums.backward else "",
-        figure(sums.bytes, "bytes") if sums.bytes else "",
+        format_quantity(sums.bytes, "bytes") if sums.bytes else "",
         _flops(sums.flops, bool(sums.uncounted_calls)),
         *_seconds(sums),
     )
@@ -192,7 +198,7 @@ def _node(facts: Facts, row: int, times: NodeTimes | None) -> tuple[str, ...]:
         facts.modules[row] or facts.modules[facts.owners[row]],
         PHASES[facts.phases[row]],  # type: ignore[index]
         f"{what} {facts.dtypes[row]}".strip(),
-        figure(facts.bytes[row], "bytes") if facts.bytes[row] else "",
+        format_quantity(facts.bytes[row], "bytes") if facts.bytes[row] else "",
         _flops(facts.flops[row], bool(facts.uncounted and facts.uncounted[row])),
         *([] if times is None else [seconds_text(times.seconds[row])]),
     )

@@ -10,7 +10,7 @@ from html import escape
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING
 
-from policylang.language.wording import figure, joined, one_line, priced_by_bytes_text, printable, shortened
+from policylang.language.wording import format_quantity, joined, one_line, priced_by_bytes_text, printable, shortened
 
 if TYPE_CHECKING:
     from policylang.planning.plan import Plan
@@ -175,7 +175,7 @@ def plan_times_text(plan: Plan) -> str:
 
 def seconds_text(seconds: float | None) -> str:
     """Empty for a time that rounds to zero, and without a device."""
-    text = figure(seconds or 0.0, "seconds")
+    text = format_quantity(seconds or 0.0, "seconds")
     return "" if text.startswith("0 ") else text
 
 
@@ -183,20 +183,20 @@ def recomputed_text(time: StepTime) -> str:
     """``55.2 ms (20.1%)``: the share is one of the forward's time."""
     if not time.recomputed:
         return "-"
-    share = f" ({figure(time.recomputed / time.forward, 'fraction')})" if time.forward else ""
-    return figure(time.recomputed, "seconds") + share
+    share = f" ({format_quantity(time.recomputed / time.forward, 'fraction')})" if time.forward else ""
+    return format_quantity(time.recomputed, "seconds") + share
 
 
 def price_text(seconds: float | None) -> str:
     """``1.9 ms a GiB``; empty where there is no price."""
-    return "" if seconds is None else f"{figure(seconds, 'seconds')} a GiB"
+    return "" if seconds is None else f"{format_quantity(seconds, 'seconds')} a GiB"
 
 
 def exposed_text(time: StepTime | Lanes) -> str:
     """``12.1 ms (3%)``: the share is one of the step."""
     if not time.exposed:
         return "-"
-    return f"{figure(time.exposed, 'seconds')} ({figure(time.exposed / time.step, 'fraction')})"
+    return f"{format_quantity(time.exposed, 'seconds')} ({format_quantity(time.exposed / time.step, 'fraction')})"
 
 
 _VOID = frozenset({"br", "circle", "line", "meta", "path"})

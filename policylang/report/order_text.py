@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import fsum
 
-from policylang.language.wording import counted, figure, file_name, folded_names, listed, shortened
+from policylang.language.wording import counted, file_name, folded_names, format_quantity, listed, shortened
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder
 from policylang.planning.inspection.worth import same_time
 from policylang.report.layout import exposed_text, seconds_text, table
@@ -56,12 +56,14 @@ def total_rows(found: Communication) -> list[tuple[str, str, str]]:
     times: list[tuple[str, str, str]] = []
     if before.lanes is not None and after.lanes is not None:
         times.append(("exposed", exposed_text(before.lanes), exposed_text(after.lanes)))
-        times.append(("step time", figure(before.lanes.step, "seconds"), figure(after.lanes.step, "seconds")))
+        times.append(
+            ("step time", format_quantity(before.lanes.step, "seconds"), format_quantity(after.lanes.step, "seconds"))
+        )
     return [
         *kinds,
         *times,
-        ("peak", figure(before.peak.bytes, "bytes"), figure(after.peak.bytes, "bytes")),
-        ("in flight at most", figure(before.in_flight, "bytes"), figure(after.in_flight, "bytes")),
+        ("peak", format_quantity(before.peak.bytes, "bytes"), format_quantity(after.peak.bytes, "bytes")),
+        ("in flight at most", format_quantity(before.in_flight, "bytes"), format_quantity(after.in_flight, "bytes")),
     ]
 
 
@@ -69,7 +71,7 @@ def order_notes(found: Communication) -> list[str]:
     """The lower bound, the barriers, and what is unknown without a device."""
     said = []
     if seconds_text(found.bound):
-        said.append(f"no order of these collectives exposes less than {figure(found.bound or 0.0, 'seconds')}")
+        said.append(f"no order of these collectives exposes less than {format_quantity(found.bound or 0.0, 'seconds')}")
     if found.barriers:
         said.append(barriers_text(found.barriers))
     if found.planned.lanes is None:
@@ -104,7 +106,7 @@ def line_rows(lines: Sequence[LineInOrder]) -> list[tuple[str, ...]]:
 def _line_row(line: LineInOrder, *, joins: bool, weighed: bool) -> tuple[str, ...]:
     counts = f"{len(line.matched):,}", f"{len(line.moved):,}"
     into = f"{sum(len(bucket.names) for bucket in line.buckets):,}" if line.buckets else ""
-    without = "" if line.exposed_without is None else figure(line.exposed_without, "seconds")
+    without = "" if line.exposed_without is None else format_quantity(line.exposed_without, "seconds")
     return (line.source, line.text, *counts, *(into,)[:joins], *(without,)[:weighed])
 
 
@@ -177,13 +179,13 @@ def exposed_rows(found: Communication) -> list[tuple[str, ...]]:
     together: dict[object, list[CollectiveEntry]] = {}
     for each in filter(_is_exposed, found.collectives):
         assert each.run is not None
-        takes = figure(each.run.end - each.run.start, "seconds")
+        takes = format_quantity(each.run.end - each.run.start, "seconds")
         alike = takes, each.operator, each.bytes, each.group, each.run.exposed_by, each.lines, each.members
         together.setdefault(alike, []).append(each)
     groups = sorted(together.values(), key=lambda each: -_seconds(each))
     rows = [_row(found, each) for each in groups[:_MOST_EXPOSED]]
     if rest := [each for group in groups[_MOST_EXPOSED:] for each in group]:
-        more = (figure(_seconds(rest), "seconds"), f"×{len(rest):,}", "", "", "more")
+        more = (format_quantity(_seconds(rest), "seconds"), f"×{len(rest):,}", "", "", "more")
         rows.append((*more, *[""] * (len(_HEAD) - len(more))))
     if not rows:
         return []
@@ -203,13 +205,13 @@ def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, .
     blocks = list(dict.fromkeys(each.block for each in alike if each.block))
     several = len(alike) > 1
     return (
-        figure(_seconds(alike), "seconds"),
+        format_quantity(_seconds(alike), "seconds"),
         f"×{len(alike):,}" if several else "",
         _each(alike) if several else "",
-        figure(run.end - run.start, "seconds"),
+        format_quantity(run.end - run.start, "seconds"),
         listed([each.name for each in alike], 1),
         first.kind + (f" of {first.members}" if first.members > 1 else ""),
-        figure(first.bytes, "bytes"),
+        format_quantity(first.bytes, "bytes"),
         first.group,
         folded_names(blocks) if blocks else "",
         BOUNDED_BY[run.exposed_by] if run.exposed_by is not None else "",
@@ -220,7 +222,7 @@ def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, .
 def _each(alike: Sequence[CollectiveEntry]) -> str:
     """``881.5 us``, or ``≤ 881.5 us`` where some are exposed for less."""
     exposed = sorted(each.run.exposed for each in alike if each.run is not None)
-    least, most = (figure(each, "seconds") for each in (exposed[0], exposed[-1]))
+    least, most = (format_quantity(each, "seconds") for each in (exposed[0], exposed[-1]))
     return most if least == most else f"≤ {most}"
 
 
@@ -245,7 +247,7 @@ def hidden_text(found: Communication) -> str:
         counts = Counter(each.kind for each in hidden)
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
         takes = fsum(each.run.end - each.run.start for each in hidden if each.run is not None)
-        said.append(f"hidden: {kinds}; {figure(takes, 'seconds')} in all")
+        said.append(f"hidden: {kinds}; {format_quantity(takes, 'seconds')} in all")
     if beside := [each for each in found.collectives if each.run is None]:
         said.append(f"{counted(len(beside), 'collective')} computes as it sends, and runs among the computation")
     return "\n".join(said)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from attrs import asdict
 
-from policylang.language.wording import Measured, counted, figure, joined, listed, shortened, uncounted_text
+from policylang.language.wording import Measured, counted, format_quantity, joined, listed, shortened, uncounted_text
 from policylang.planning.inspection.compare import Change, Decider, Figures, OrderChanges, PlanComparison, folded
 from policylang.planning.inspection.worth import same_time
 from policylang.report.diagnostics import compared_rows, compared_table
@@ -150,8 +150,8 @@ def _times(old: Figures, new: Figures) -> list[tuple[str, ...]]:
 
 def _figure(label: str, old: float, new: float, unit: Measured) -> tuple[str, ...]:
     same = same_time(old, new) if unit == "seconds" else old == new
-    change = "=" if same else ("+" if new > old else "-") + figure(abs(new - old), unit)
-    return label, figure(old, unit), figure(new, unit), change
+    change = "=" if same else ("+" if new > old else "-") + format_quantity(abs(new - old), unit)
+    return label, format_quantity(old, unit), format_quantity(new, unit), change
 
 
 def _bound(found: PlanComparison) -> str:

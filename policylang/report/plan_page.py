@@ -14,7 +14,7 @@ from policylang.audit.summary import word
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.diagnostics import Source, Span
 from policylang.language.syntax import Policy
-from policylang.language.wording import counted, figure, printable, uncounted_text
+from policylang.language.wording import counted, format_quantity, printable, uncounted_text
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry, operator_of
 from policylang.planning.inspection.communication import Communication, as_decided, bucket_statements
 from policylang.planning.inspection.peak_values import PeakValues, values_at_peak
@@ -228,10 +228,10 @@ def memory_chart(memory: dict[str, Any], peaks: Sequence[Peak]) -> Markup:
     ticks = range(0, ceiling + 1, tick)
     runs = _runs(memory["backward"])
     said = [
-        f"{curve['name']}: {figure(peak.bytes, 'bytes')} at {peak.at or 'the beginning'}."
+        f"{curve['name']}: {format_quantity(peak.bytes, 'bytes')} at {peak.at or 'the beginning'}."
         for curve, peak in zip(memory["curves"], peaks, strict=True)
     ]
-    said.append(f"{figure(resident, 'bytes')} are there before the first operator.")
+    said.append(f"{format_quantity(resident, 'bytes')} are there before the first operator.")
     svg = element(
         "svg",
         element("title", "Memory over the step", id="chart-title"),
@@ -251,7 +251,10 @@ def memory_chart(memory: dict[str, Any], peaks: Sequence[Peak]) -> Markup:
     )
     top = max(range(length), key=first.__getitem__)
     place = f"left:{_percent((top + 0.5) / length)};top:{_percent(1 - first[top] / ceiling)}"
-    labels = (element("span", figure(value, "bytes"), style=f"top:{_percent(1 - value / ceiling)}") for value in ticks)
+    labels = (
+        element("span", format_quantity(value, "bytes"), style=f"top:{_percent(1 - value / ceiling)}")
+        for value in ticks
+    )
     halves = (element("span", "backward" if half else "forward", style=f"flex:{many} 1 0") for half, many in runs)
     plot = fragment(
         element("div", *labels, class_="ticks", aria_hidden="true"),
@@ -261,7 +264,7 @@ def memory_chart(memory: dict[str, Any], peaks: Sequence[Peak]) -> Markup:
     names = [curve["name"] for curve in memory["curves"]]
     keys = [("first", names[0], peaks[0].bytes), ("second", names[1], peaks[1].bytes)]
     legend = (
-        element("span", element("i", class_=f"key {key}"), f"{name}: ", element("b", figure(amount, "bytes")))
+        element("span", element("i", class_=f"key {key}"), f"{name}: ", element("b", format_quantity(amount, "bytes")))
         for key, name, amount in (*keys, ("resident", "parameters, buffers, inputs", resident))
     )
     told = element("span", class_="told", role="status")
@@ -332,10 +335,10 @@ def _tiles(found: Breakdown) -> Markup:
     kept, peak, flops = under.amounts.saved_bytes, under.peak.bytes, under.amounts.recomputed_flops
     of_kept = f"{_share(kept, without.amounts.saved_bytes)} of {bytes_text(without.amounts.saved_bytes)}"
     of_peak = f"{_share(peak, without.peak.bytes)} of {bytes_text(without.peak.bytes)}; at {under.peak.at}"
-    of_flops = f"{_share(flops, found.forward_flops)} of the forward's {figure(found.forward_flops, 'flops')}"
+    of_flops = f"{_share(flops, found.forward_flops)} of the forward's {format_quantity(found.forward_flops, 'flops')}"
     made = [
         _tile("kept for the backward", bytes_text(kept), f"{of_kept} without recomputation"),
-        _tile("computed twice", figure(flops, "flops"), of_flops if found.forward_flops else ""),
+        _tile("computed twice", format_quantity(flops, "flops"), of_flops if found.forward_flops else ""),
         *_time_tiles(found),
         _tile("simulated peak", bytes_text(peak), of_peak),
     ]
@@ -364,15 +367,19 @@ def _time_tiles(found: Breakdown) -> list[Markup]:
     time, without = found.under.time, found.without.time
     if time is None or without is None:
         return []
-    forward = figure(time.forward, "seconds")
-    share = f"{figure(time.recomputed / time.forward, 'fraction')} of the forward's {forward}" if time.forward else ""
+    forward = format_quantity(time.forward, "seconds")
+    share = (
+        f"{format_quantity(time.recomputed / time.forward, 'fraction')} of the forward's {forward}"
+        if time.forward
+        else ""
+    )
     price = price_text(found.seconds_per_gib)
     priced = f", at a price of {price} of peak" if price else ""
-    rest = [f"{figure(without.step, 'seconds')} without recomputation"]
+    rest = [f"{format_quantity(without.step, 'seconds')} without recomputation"]
     rest += [f"exposed {exposed_text(time)}"] if time.exposed else []
     rest.append(plan_times_text(found.plan))
-    again = _tile("recomputed time", figure(time.recomputed, "seconds"), share + priced)
-    return [again, _tile("step time", figure(time.step, "seconds"), "; ".join(rest))]
+    again = _tile("recomputed time", format_quantity(time.recomputed, "seconds"), share + priced)
+    return [again, _tile("step time", format_quantity(time.step, "seconds"), "; ".join(rest))]
 
 
 def _expectation(text: str, status: str, found: str) -> str:
@@ -391,7 +398,7 @@ def _at_peak_section(found: PeakValues) -> Markup:
     values = [value_row(each, found) for each in found.values]
     if found.rest:
         rest = f"and {counted(found.rest, 'smaller value')}"
-        share = figure(found.rest_bytes / found.bytes, "fraction")
+        share = format_quantity(found.rest_bytes / found.bytes, "fraction")
         values.append((bytes_text(found.rest_bytes), share, rest, *[""] * (len(VALUES_HEAD) - 3)))
     largest = counted(len(found.values), "largest value")
     by_line = rows_table(SHARES_HEAD, (share_row(each, found) for each in found.shares), range(3), "by line")
@@ -418,7 +425,12 @@ def _group(group: BlockGroup, most_saved: int, most_flops: int) -> Markup:
         "summary",
         element("span", group.label, times, class_="label"),
         _bar(amounts.saved_bytes / most_saved, "saved", bytes_text(amounts.saved_bytes), saved),
-        _bar(amounts.recomputed_flops / most_flops, "recomputed", figure(amounts.recomputed_flops, "flops"), again),
+        _bar(
+            amounts.recomputed_flops / most_flops,
+            "recomputed",
+            format_quantity(amounts.recomputed_flops, "flops"),
+            again,
+        ),
     )
     shown = [each for each in group.entries if not each.is_free]
     views = sum(each.count for each in group.entries) - sum(each.count for each in shown)
@@ -446,7 +458,7 @@ def _entry(entry: ValueEntry) -> tuple[str, ...]:
         entry.module,
         f"{shape} {entry.dtype}".strip(),
         bytes_text(entry.bytes) if entry.bytes else "",
-        figure(entry.flops, "flops") if entry.flops else "not counted" if entry.uncounted else "",
+        format_quantity(entry.flops, "flops") if entry.flops else "not counted" if entry.uncounted else "",
         seconds_text(entry.seconds),
         entry.source or entry.reason or "undecided",
     )

@@ -8,8 +8,8 @@ from policylang.language.wording import (
     UNCOUNTED_UNKNOWN,
     Measured,
     counted,
-    figure,
     file_name,
+    format_quantity,
     shortened,
     uncounted_text,
 )
@@ -99,7 +99,7 @@ def _step(moment: Moment) -> str:
 
 
 def _share(amount: int, found: PeakValues) -> str:
-    return figure(amount / found.bytes, "fraction") if found.bytes else ""
+    return format_quantity(amount / found.bytes, "fraction") if found.bytes else ""
 
 
 _LONGEST_RULE = 64
@@ -163,7 +163,7 @@ def _times(under: Scenario, without: Scenario) -> list[tuple[str, str, str]]:
         return []
     rows = [
         ("recomputed time", recomputed_text(under.time), recomputed_text(without.time)),
-        ("step time", figure(under.time.step, "seconds"), figure(without.time.step, "seconds")),
+        ("step time", format_quantity(under.time.step, "seconds"), format_quantity(without.time.step, "seconds")),
     ]
     exposed = under.time.exposed or without.time.exposed
     return [*rows, *([("exposed", exposed_text(under.time), exposed_text(without.time))] if exposed else [])]
@@ -183,8 +183,8 @@ def _again(scenario: Scenario, forward_flops: int) -> str:
     flops = scenario.amounts.recomputed_flops
     if not scenario.amounts.recomputed:
         return "-"
-    share = f" ({figure(flops / forward_flops, 'fraction')})" if forward_flops else ""
-    return f"{figure(flops, 'flops')}{share}"
+    share = f" ({format_quantity(flops / forward_flops, 'fraction')})" if forward_flops else ""
+    return f"{format_quantity(flops, 'flops')}{share}"
 
 
 def _rewrites(found: Breakdown, edits: Sequence[EditWorth]) -> str:
@@ -251,12 +251,12 @@ def _margin(margin: Worth) -> tuple[str, ...]:
         *([_signed(margin.recomputed_seconds or 0.0, "seconds")] if timed else []),
         _signed(margin.peak_bytes, "bytes"),
         margin.verdict,
-        "" if price is None else figure(price, "seconds" if timed else "flops"),
+        "" if price is None else format_quantity(price, "seconds" if timed else "flops"),
     )
 
 
 def _signed(amount: float, dimension: Measured) -> str:
-    return f"{'+' if amount > 0 else '-'}{figure(abs(amount), dimension)}" if amount else "0"
+    return f"{'+' if amount > 0 else '-'}{format_quantity(abs(amount), dimension)}" if amount else "0"
 
 
 def _group(group: BlockGroup) -> str:
@@ -266,7 +266,8 @@ def _group(group: BlockGroup) -> str:
     again = f" in {seconds_text(amounts.recomputed_seconds)}" if amounts.recomputed_seconds else ""
     head = (
         f"{title}: {bytes_text(amounts.saved_bytes)} saved,{moved} {bytes_text(amounts.recomputed_bytes)} and "
-        f"{figure(amounts.recomputed_flops, 'flops')} recomputed{again}" + (", each" if group.times > 1 else "")
+        f"{format_quantity(amounts.recomputed_flops, 'flops')} recomputed{again}"
+        + (", each" if group.times > 1 else "")
     )
     shown = [each for each in group.entries if not each.is_free]
     views = sum(entry.count for entry in group.entries) - sum(entry.count for entry in shown)
@@ -290,7 +291,7 @@ def _entry(entry: ValueEntry, *, timed: bool) -> tuple[str, ...]:
         entry.module,
         f"{shortened(shape, _LONGEST_SHAPE)} {entry.dtype}".strip(),
         bytes_text(entry.bytes) if entry.bytes else "",
-        figure(entry.flops, "flops") if entry.flops else "not counted" if entry.uncounted else "",
+        format_quantity(entry.flops, "flops") if entry.flops else "not counted" if entry.uncounted else "",
         *([seconds_text(entry.seconds)] if timed else []),
         file_name(entry.source) if entry.source else entry.reason or "undecided",
     )

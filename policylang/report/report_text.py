@@ -20,9 +20,9 @@ from policylang.audit.report import (
 from policylang.language.wording import (
     Measured,
     counted,
-    figure,
     file_name,
     folded_names,
+    format_quantity,
     listed,
     shortened,
     uncounted_text,
@@ -82,13 +82,13 @@ def _name(graph: Report, number: int) -> str:
 
 
 def _graph_figures(graph: Report, blocks: Sequence[str]) -> tuple[str, ...]:
-    amounts = (figure(values.bytes, "bytes") if values else "" for values in (graph.saved, graph.recomputed))
+    amounts = (format_quantity(values.bytes, "bytes") if values else "" for values in (graph.saved, graph.recomputed))
     return f"{graph.forward_nodes:,}", *(f"{graph.blocks:,}" for _ in blocks), *amounts
 
 
 def _sum(values: Sequence[ValuesReport | None]) -> str:
     there = [each.bytes for each in values if each is not None]
-    return figure(sum(there), "bytes") if there else ""
+    return format_quantity(sum(there), "bytes") if there else ""
 
 
 def _cached(graph: Report) -> str:
@@ -154,17 +154,17 @@ def totals_line(account: OrderAccount) -> str:
     before, after = account.traced, account.planned
     said = []
     if after.exposed is not None and before.exposed is not None and after.step is not None:
-        least = f" (no order less than {figure(account.bound, 'seconds')})" if account.bound else ""
+        least = f" (no order less than {format_quantity(account.bound, 'seconds')})" if account.bound else ""
         exposed = _change(before.exposed, after.exposed, "seconds")
-        said.append(f"exposed {exposed} of {figure(after.step, 'seconds')}{least}")
+        said.append(f"exposed {exposed} of {format_quantity(after.step, 'seconds')}{least}")
     said.append(f"{_change(before.collectives, after.collectives, 'number')} collectives")
     said.append(f"peak {_change(before.peak, after.peak, 'bytes')}")
-    said.append(f"at most {figure(after.in_flight, 'bytes')} in flight")
+    said.append(f"at most {format_quantity(after.in_flight, 'bytes')} in flight")
     return ", ".join(said)
 
 
 def _change(before: float, after: float, dimension: Measured) -> str:
-    old, new = (figure(each, dimension) for each in (before, after))
+    old, new = (format_quantity(each, dimension) for each in (before, after))
     return new if old == new else f"{old} -> {new}"
 
 
@@ -232,7 +232,7 @@ def _rule_table(report: Report) -> str:
 
 
 def _rule_row(rule: RuleReport) -> tuple[str, ...]:
-    flops = figure(rule.recomputed_flops, "flops") if rule.recomputed_flops else ""
+    flops = format_quantity(rule.recomputed_flops, "flops") if rule.recomputed_flops else ""
     counts = f"{rule.matched:,}", f"{rule.decided:,}"
     text = shortened(rule.text, _LONGEST_RULE)
     return file_name(rule.source), text, *counts, bytes_text(rule.saved_bytes or None), flops
@@ -324,7 +324,7 @@ def _line(label: str, text: str) -> str:
 
 def _values(values: ValuesReport) -> str:
     text = f"{bytes_text(values.bytes)} in {counted(len(values), 'value')}"
-    return f"{text}, {figure(values.flops, 'flops')}" if values.flops else text
+    return f"{text}, {format_quantity(values.flops, 'flops')}" if values.flops else text
 
 
 def _share(report: Report) -> str:
@@ -353,8 +353,8 @@ def _time(report: Report) -> str:
     if not seconds:
         return ""
     share = f", {seconds / report.forward_seconds:.0%} of its time" if report.forward_seconds else ""
-    return f", {figure(seconds, 'seconds')} on {report.device}{share}"
+    return f", {format_quantity(seconds, 'seconds')} on {report.device}{share}"
 
 
 def bytes_text(amount: int | None) -> str:
-    return "" if amount is None else figure(amount, "bytes")
+    return "" if amount is None else format_quantity(amount, "bytes")

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import asdict
 
-from policylang.language.wording import figure, shortened
+from policylang.language.wording import format_quantity, shortened
 from policylang.report.diagnostics import render_json
 from policylang.report.layout import table
 from policylang.tuning.evaluation import Candidate, Tuned
@@ -40,30 +40,35 @@ def _figures(tuned: Tuned) -> str:
 def figure_rows(tuned: Tuned) -> list[tuple[str, Callable[[Candidate], str]]]:
     """The figures of a candidate by name, each as text."""
     besides = tuned.besides
-    rows: list[tuple[str, Callable[[Candidate], str]]] = [("peak", lambda each: figure(besides.on(each.peak), "bytes"))]
+    rows: list[tuple[str, Callable[[Candidate], str]]] = [
+        ("peak", lambda each: format_quantity(besides.on(each.peak), "bytes"))
+    ]
     if besides.on(0) or besides.reserve:
-        rows.append(("of the graph", lambda each: figure(each.peak, "bytes")))
+        rows.append(("of the graph", lambda each: format_quantity(each.peak, "bytes")))
     return [
         *rows,
-        ("saved", lambda each: figure(each.saved, "bytes")),
-        ("offloaded", lambda each: figure(each.offloaded, "bytes")),
-        ("recomputed", lambda each: f"{figure(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})"),
-        ("copies", lambda each: figure(each.copies, "seconds")),
-        ("exposed", lambda each: figure(each.exposed, "seconds")),
+        ("saved", lambda each: format_quantity(each.saved, "bytes")),
+        ("offloaded", lambda each: format_quantity(each.offloaded, "bytes")),
+        (
+            "recomputed",
+            lambda each: f"{format_quantity(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})",
+        ),
+        ("copies", lambda each: format_quantity(each.copies, "seconds")),
+        ("exposed", lambda each: format_quantity(each.exposed, "seconds")),
         ("step", lambda each: step_words(each)),
     ]
 
 
 def share_text(seconds: float, tuned: Tuned) -> str:
     """A share of the forward's time: ``3.1%``."""
-    return figure(seconds / tuned.forward, "fraction") if tuned.forward else "-"
+    return format_quantity(seconds / tuned.forward, "fraction") if tuned.forward else "-"
 
 
 def _room(tuned: Tuned) -> str:
     if tuned.budget.figure == "recompute time":
         return ""
     left = int(tuned.budget.limit) - memory_of(tuned.chosen, tuned)
-    return f"{figure(left, 'bytes')} of the budget are left" if left else "the budget is used to the byte"
+    return f"{format_quantity(left, 'bytes')} of the budget are left" if left else "the budget is used to the byte"
 
 
 def _beside(found: TunedPolicy) -> str:
@@ -83,11 +88,11 @@ def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
     head += [*(["copies"] if moved else []), *(["exposed"] if waits else []), "step", "rules"]
     rows = [head]
     for each, phrase in zip(tuned.table, distinctions(tuned.table), strict=True):
-        row = ["->" if chosen and each == tuned.chosen else "", figure(tuned.besides.on(each.peak), "bytes")]
-        row += [figure(each.saved, "bytes"), *([figure(each.offloaded, "bytes")] if moved else [])]
-        row += [figure(each.recompute, "seconds"), share_text(each.recompute, tuned)]
-        row += [figure(each.copies, "seconds")] if moved else []
-        row += [*([figure(each.exposed, "seconds")] if waits else []), step_words(each)]
+        row = ["->" if chosen and each == tuned.chosen else "", format_quantity(tuned.besides.on(each.peak), "bytes")]
+        row += [format_quantity(each.saved, "bytes"), *([format_quantity(each.offloaded, "bytes")] if moved else [])]
+        row += [format_quantity(each.recompute, "seconds"), share_text(each.recompute, tuned)]
+        row += [format_quantity(each.copies, "seconds")] if moved else []
+        row += [*([format_quantity(each.exposed, "seconds")] if waits else []), step_words(each)]
         rows.append([*row, shortened(phrase, _LONGEST)])
     subject = found.subject
     heading = (

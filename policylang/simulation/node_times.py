@@ -283,11 +283,11 @@ def lacking(times: NodeTimes, span: Span | None = None, *, copies: bool = False)
         return None
     message = f"the profile of `{device.name}` has no figure for {missing[0]}"
     return diagnose(
-        "APL159", message, span, help=_mend(times, copies), details=tuple(f"nor for {each}" for each in missing[1:])
+        "APL159", message, span, help=_fix(times, copies), details=tuple(f"nor for {each}" for each in missing[1:])
     )
 
 
-def _mend(times: NodeTimes, copies: bool) -> str:
+def _fix(times: NodeTimes, copies: bool) -> str:
     if times.unknown_dtypes:
         dtype = next(iter(times.unknown_dtypes))
         if dtype == NO_DTYPE:

@@ -14,7 +14,7 @@ from attrs import asdict, define, field, frozen
 from policylang.audit.report import Report
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.wording import counted, figure, joined, listed, uncounted_text
+from policylang.language.wording import counted, format_quantity, joined, listed, uncounted_text
 from policylang.report.layout import table
 
 VERSION = 1
@@ -329,11 +329,11 @@ def _row(result: PathResult) -> tuple[str, ...]:
     if result.ran is None or result.numbers is None:
         return (result.path, "refused", *[""] * (len(_HEAD) - 2))
     report, numbers = result.ran.report, result.numbers
-    saved = figure(report.saved.bytes, "bytes") if report.saved is not None else ""
-    moved = figure(result.offloaded_bytes, "bytes")
+    saved = format_quantity(report.saved.bytes, "bytes") if report.saved is not None else ""
+    moved = format_quantity(result.offloaded_bytes, "bytes")
     again = report.recomputed
     count = counted(len(again), "value") if again is not None else ""
-    flops = figure(again.flops, "flops") if again is not None else ""
+    flops = format_quantity(again.flops, "flops") if again is not None else ""
     cells = (_equality_text(each) for each in (numbers.loss, numbers.gradients, numbers.buffers))
     return (result.path, saved, moved, count, flops, *cells)
 

@@ -162,9 +162,9 @@ def _read(piece: str, span: Span, lines: tuple[int, int] | None) -> Claim | Diag
     if word not in WORDS:
         near = nearest(word, WORDS)
         at = Span(span.source, span.start, span.start + len(word))
-        mends = written(at, near, near=True) if at.text == word else ()
+        fixes = written(at, near, near=True) if at.text == word else ()
         message = f"there is no claim `{word}:`"
-        return diagnose(CANNOT_BE_READ, message, span, help=did_you_mean(near), mends=mends) if near else None
+        return diagnose(CANNOT_BE_READ, message, span, help=did_you_mean(near), fixes=fixes) if near else None
     if word in OF_STATEMENTS and lines is None:
         help = "put it behind the rule or the `let` that it is about"
         return diagnose(CANNOT_BE_READ, f"`{word}:` is about a statement", span, help=help)

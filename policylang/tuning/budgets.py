@@ -11,7 +11,7 @@ from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.units import UNITS
-from policylang.language.wording import beside, counted, did_you_mean, figure, nearest
+from policylang.language.wording import beside, counted, did_you_mean, format_quantity, nearest
 from policylang.planning.capabilities import HALF, Capabilities
 from policylang.planning.inspection.breakdown import Breakdown, breakdown
 from policylang.planning.inspection.peak_values import AliveValue, PeakValues, values_at_peak
@@ -176,8 +176,8 @@ def _share(given: Share, what: str, example: str, code: str) -> float | Diagnost
         if found is None or not isfinite(number := float(found[1])):
             return diagnose(code, f"the {what} of {_quoted(given)} is no percentage", help=help)
         if found[2] != "%":
-            mend = f"did you mean `{found[1]}%`?" if not found[2] else help
-            return diagnose(code, f"the {what} of {_quoted(given)} has no `%`", help=mend)
+            fix = f"did you mean `{found[1]}%`?" if not found[2] else help
+            return diagnose(code, f"the {what} of {_quoted(given)} has no `%`", help=fix)
         share = number * 0.01
     else:
         share = float(given)
@@ -212,8 +212,8 @@ def unsuitable(facts: Facts, called: str) -> Diagnostic | None:
     if Phase.BACKWARD not in facts.phases:
         half = "the forward half of a partition, or" if facts.kind is GraphKind.FORWARD else "a graph"
         message = f"{called} is {half} of a forward alone: without its backward nothing is kept"
-        mend = f"{_WHOLE}, with gradients on" if facts.kind is not GraphKind.FORWARD else _WHOLE
-        return diagnose(UNSUITABLE, message, help=mend)
+        fix = f"{_WHOLE}, with gradients on" if facts.kind is not GraphKind.FORWARD else _WHOLE
+        return diagnose(UNSUITABLE, message, help=fix)
     if not facts.forward:
         message = f"{called} has no forward: what its backward reads is given to it"
         return diagnose(UNSUITABLE, message, help=_WHOLE)
@@ -282,9 +282,8 @@ def infeasible(found: Infeasible, facts: Facts, times: NodeTimes, capabilities: 
     if found.budget.figure == "saved":
         return _too_much_saved(found, under)
     if found.budget.figure == "recompute time":
-        message = (
-            f"no policy recomputes for as little as {figure(found.budget.limit, 'fraction')} of the forward's time"
-        )
+        least = format_quantity(found.budget.limit, "fraction")
+        message = f"no policy recomputes for as little as {least} of the forward's time"
         return diagnose(INFEASIBLE, message, help="the model's own checkpoints recompute too: leave them out")
     return _too_high(found, under)
 
@@ -297,14 +296,15 @@ def _too_high(found: Infeasible, under: Breakdown) -> Diagnostic:
     details = (*_alive(at_peak), *_besides(besides), *_in_the_way(at_peak, resident, under.plan.facts))
     help = f"the least that can be met is a peak of {_rounded_up(smallest)}"
     if besides.on(resident) > limit:
-        alone = f"{figure(resident, 'bytes')} of parameters and buffers"
+        alone = f"{format_quantity(resident, 'bytes')} of parameters and buffers"
         beside_them = "".join(f", {each.removeprefix('besides the graph: ')}" for each in _besides(besides))
-        message = f"a peak of {figure(limit, 'bytes')} is less than what is there before the step: {alone}{beside_them}"
-        mend = f"{help}; shard the parameters over more ranks to have less there"
-        return diagnose(BELOW_PARAMETERS, message, help=mend, details=details)
+        peak = format_quantity(limit, "bytes")
+        message = f"a peak of {peak} is less than what is there before the step: {alone}{beside_them}"
+        fix = f"{help}; shard the parameters over more ranks to have less there"
+        return diagnose(BELOW_PARAMETERS, message, help=fix, details=details)
     place = f", at `{found.smallest.peak_at}`" if found.smallest.peak_at else ""
     message = (
-        f"no policy keeps the peak within {figure(limit, 'bytes')}: "
+        f"no policy keeps the peak within {format_quantity(limit, 'bytes')}: "
         f"the smallest is {beside(smallest, limit, 'bytes')}{place}"
     )
     return diagnose(INFEASIBLE, message, help=help, details=details)
@@ -315,20 +315,20 @@ def _alive(at_peak: PeakValues) -> tuple[str, ...]:
     for share in at_peak.shares:
         by_what[share.what] = by_what.get(share.what, 0) + share.bytes
     largest = sorted(by_what.items(), key=lambda each: (-each[1], each[0]))
-    lines = [f"  {figure(size, 'bytes')} {_WORDS.get(what, what)}" for what, size in largest[:_MOST_SHARES]]
+    lines = [f"  {format_quantity(size, 'bytes')} {_WORDS.get(what, what)}" for what, size in largest[:_MOST_SHARES]]
     rest = sum(size for _, size in largest[_MOST_SHARES:])
     return (
-        f"alive there, {figure(at_peak.bytes, 'bytes')}:",
+        f"alive there, {format_quantity(at_peak.bytes, 'bytes')}:",
         *lines,
-        *([f"  {figure(rest, 'bytes')} more"] if rest else []),
+        *([f"  {format_quantity(rest, 'bytes')} more"] if rest else []),
     )
 
 
 def _besides(besides: Besides) -> tuple[str, ...]:
     parts = [
-        f"{figure(besides.optimizer, 'bytes')} of the optimizer's state" if besides.optimizer else "",
-        f"{figure(besides.gradients, 'bytes')} of gradients" if besides.gradients else "",
-        f"{figure(besides.reserve, 'fraction')} in reserve" if besides.reserve else "",
+        f"{format_quantity(besides.optimizer, 'bytes')} of the optimizer's state" if besides.optimizer else "",
+        f"{format_quantity(besides.gradients, 'bytes')} of gradients" if besides.gradients else "",
+        f"{format_quantity(besides.reserve, 'fraction')} in reserve" if besides.reserve else "",
     ]
     said = " and ".join(filter(None, parts))
     return (f"besides the graph: {said}",) if said else ()
@@ -344,14 +344,16 @@ def _in_the_way(at_peak: PeakValues, resident: int, facts: Facts) -> tuple[str, 
     if size and size >= _LARGE * rest:
         named = f"`{wide[0].name}`{_where(wide[0])}"
         what = f"{counted(len(wide), 'value')} as wide as the vocabulary, such as {named}"
-        line = f"in the way: the logits and what is made of them, {figure(size, 'bytes')} in {what}"
+        line = f"in the way: the logits and what is made of them, {format_quantity(size, 'bytes')} in {what}"
         return (line, "a loss that is computed over a part of the tokens at a time does not hold all of them")
     returned = resident + sum(value.bytes for value in others if value.what == "returned")
     if returned >= at_peak.bytes / 2:
-        return (f"in the way: parameters and their gradients, {figure(returned, 'bytes')} on this rank",)
+        return (f"in the way: parameters and their gradients, {format_quantity(returned, 'bytes')} on this rank",)
     if others and others[0].bytes >= _LARGE * rest:
         one = others[0]
-        return (f"in the way: one value, `{one.name}`{_where(one)}, {figure(one.bytes, 'bytes')} ({one.what})",)
+        return (
+            f"in the way: one value, `{one.name}`{_where(one)}, {format_quantity(one.bytes, 'bytes')} ({one.what})",
+        )
     return ()
 
 
@@ -373,7 +375,7 @@ def _width(facts: Facts, value: AliveValue) -> int:
 def _too_much_saved(found: Infeasible, under: Breakdown) -> Diagnostic:
     limit, least = int(found.budget.limit), found.smallest.saved
     message = (
-        f"no policy saves as little as {figure(limit, 'bytes')} for the backward: "
+        f"no policy saves as little as {format_quantity(limit, 'bytes')} for the backward: "
         f"the least is {beside(least, limit, 'bytes')}"
     )
     kept = [
@@ -384,11 +386,12 @@ def _too_much_saved(found: Infeasible, under: Breakdown) -> Diagnostic:
     ]
     kept.sort(key=lambda each: -each[0])
     lines = [
-        f"  {figure(size, 'bytes')} {entry.operator}{f' of `{entry.module}`' if entry.module else ''} in {group.label}"
+        f"  {format_quantity(size, 'bytes')} {entry.operator}"
+        f"{f' of `{entry.module}`' if entry.module else ''} in {group.label}"
         for size, entry, group in kept[:_MOST_SAVED]
     ]
     rest = sum(size for size, _, _ in kept[_MOST_SAVED:])
-    details = ("what stays:", *lines, *([f"  {figure(rest, 'bytes')} more"] if rest else []))
+    details = ("what stays:", *lines, *([f"  {format_quantity(rest, 'bytes')} more"] if rest else []))
     return diagnose(INFEASIBLE, message, help=f"the least that can be met is {_rounded_up(least)}", details=details)
 
 

@@ -17,7 +17,7 @@ from policylang.language.layout import format_source
 from policylang.language.loader import load_policy
 from policylang.language.operators import OperatorTable
 from policylang.language.units import UNITS, write
-from policylang.language.wording import counted, figure, logged, one_line
+from policylang.language.wording import counted, format_quantity, logged, one_line
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.digest import digest_of
 from policylang.planning.liveness import saved_and_recomputed
@@ -219,11 +219,11 @@ def tuned_text(tuned: Tuned, subject: TuningSubject, *, timed: bool = True) -> s
 def budget_words(budget: Budget) -> str:
     """``a peak of at most 70 GiB``."""
     if budget.figure == "recompute time":
-        return f"second runs of at most {figure(budget.limit, 'fraction')} of the forward's time"
+        return f"second runs of at most {format_quantity(budget.limit, 'fraction')} of the forward's time"
     limit = int(budget.limit)
     size = write(limit, "bytes")
     if len(size.partition(" ")[0]) > _SHORT:
-        size = f"{figure(limit, 'bytes')} ({limit:,} bytes)"
+        size = f"{format_quantity(limit, 'bytes')} ({limit:,} bytes)"
     return f"a peak of at most {size}" if budget.figure == "peak" else f"at most {size} saved for the backward"
 
 
@@ -239,29 +239,29 @@ def neighbour_words(tuned: Tuned) -> str:
         if other is not None:
             size = abs(memory_of(other, tuned) - memory_of(tuned.chosen, tuned))
             seconds = abs(other.price - tuned.chosen.price)
-            said.append(f"with {figure(size, 'bytes')} {memory}, {figure(seconds, 'seconds')} {time}")
+            said.append(f"with {format_quantity(size, 'bytes')} {memory}, {format_quantity(seconds, 'seconds')} {time}")
     return "; ".join(said)
 
 
 def recomputed_words(tuned: Tuned) -> str:
     """``14.2 ms, 3.1% of the forward``."""
     again = tuned.chosen.recompute
-    share = f", {figure(again / tuned.forward, 'fraction')} of the forward" if tuned.forward else ""
-    return f"{figure(again, 'seconds')}{share}" if again else "nothing that takes time"
+    share = f", {format_quantity(again / tuned.forward, 'fraction')} of the forward" if tuned.forward else ""
+    return f"{format_quantity(again, 'seconds')}{share}" if again else "nothing that takes time"
 
 
 def step_words(each: Candidate) -> str:
     """The time of the step, fine enough to tell neighbours apart: ``1.12 s``, ``905.3 ms``."""
-    return f"{each.step:.2f} s" if each.step >= 1 else figure(each.step, "seconds")
+    return f"{each.step:.2f} s" if each.step >= 1 else format_quantity(each.step, "seconds")
 
 
 def besides_words(besides: Besides, subject: TuningSubject) -> str:
     """``24 GiB of optimizer state (adamw) and 5% in reserve``; empty where there is nothing."""
     name = f" ({subject.optimizer})" if subject.optimizer else ""
     parts = [
-        f"{figure(besides.optimizer, 'bytes')} of optimizer state{name}" if besides.optimizer else "",
-        f"{figure(besides.gradients, 'bytes')} of gradients" if besides.gradients else "",
-        f"{figure(besides.reserve, 'fraction')} in reserve" if besides.reserve else "",
+        f"{format_quantity(besides.optimizer, 'bytes')} of optimizer state{name}" if besides.optimizer else "",
+        f"{format_quantity(besides.gradients, 'bytes')} of gradients" if besides.gradients else "",
+        f"{format_quantity(besides.reserve, 'fraction')} in reserve" if besides.reserve else "",
     ]
     return " and ".join(filter(None, parts))
 
@@ -272,18 +272,20 @@ def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
     graph = f"{subject.called} of {nodes} ({facts})"
     if subject.graph:
         graph = f"{subject.graph} ({subject.kind} graph of {nodes}, {facts})"
-    peak = f"{figure(tuned.besides.on(chosen.peak), 'bytes')}, at {chosen.peak_at or 'its beginning'}"
+    peak = f"{format_quantity(tuned.besides.on(chosen.peak), 'bytes')}, at {chosen.peak_at or 'its beginning'}"
     figures = [
         ("peak", peak),
-        ("of it", f"{figure(chosen.peak, 'bytes')} of the graph, {besides}" if besides else ""),
-        ("saved", f"{figure(chosen.saved, 'bytes')} for the backward"),
-        ("offloaded", f"{figure(chosen.offloaded, 'bytes')} to the host" if chosen.offloaded else ""),
+        ("of it", f"{format_quantity(chosen.peak, 'bytes')} of the graph, {besides}" if besides else ""),
+        ("saved", f"{format_quantity(chosen.saved, 'bytes')} for the backward"),
+        ("offloaded", f"{format_quantity(chosen.offloaded, 'bytes')} to the host" if chosen.offloaded else ""),
         ("recomputed", recomputed_words(tuned)),
         ("bound", bound_words(tuned)),
         ("step", step_words(chosen)),
         (
             "waiting",
-            f"{figure(chosen.exposed, 'seconds')} of the step for copies and collectives" if chosen.exposed else "",
+            f"{format_quantity(chosen.exposed, 'seconds')} of the step for copies and collectives"
+            if chosen.exposed
+            else "",
         ),
     ]
     beside = neighbour_words(tuned)
@@ -303,7 +305,7 @@ def bound_words(tuned: Tuned) -> str:
     if tuned.bound is None or not tuned.chosen.recompute:
         return ""
     keeps = "saves or offloads" if tuned.chosen.offloaded else "saves"
-    return f"{figure(tuned.bound, 'seconds')}: no choice of values that {keeps} as much recomputes for less"
+    return f"{format_quantity(tuned.bound, 'seconds')}: no choice of values that {keeps} as much recomputes for less"
 
 
 def _promises(tuned: Tuned, subject: TuningSubject, *, timed: bool) -> list[str]:

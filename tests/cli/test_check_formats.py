@@ -170,8 +170,8 @@ def test_the_mends_of_both_forms_for_machines_are_the_same_edits(case: str) -> N
     assert any(each["mends"] for each in found) or case == "include"
     for each, result in zip(found, results, strict=True):
         said = [
-            [(c["location"]["start"]["offset"], c["location"]["end"]["offset"], c["text"]) for c in mend["changes"]]
-            for mend in each["mends"]
+            [(c["location"]["start"]["offset"], c["location"]["end"]["offset"], c["text"]) for c in fix["changes"]]
+            for fix in each["mends"]
         ]
         fixes = [
             [
@@ -181,7 +181,7 @@ def test_the_mends_of_both_forms_for_machines_are_the_same_edits(case: str) -> N
             ]
             for fix in result.get("fixes", [])
         ]
-        assert [[(start, end - start, text) for start, end, text in mend] for mend in said] == fixes
+        assert [[(start, end - start, text) for start, end, text in fix] for fix in said] == fixes
 
 
 def test_a_clean_policy_is_an_empty_log(tmp_path: Path) -> None:

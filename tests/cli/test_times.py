@@ -10,7 +10,7 @@ import pytest
 import policylang as library
 from policylang.errors import PolicyError
 from policylang.graph.snapshot import load, write
-from policylang.language.wording import figure
+from policylang.language.wording import format_quantity
 from policylang.planning.capabilities import JOINT
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.planner import plan
@@ -327,5 +327,5 @@ def test_what_is_expected_of_time_is_what_is_shown(policylang, folder, path):
     found = json.loads(outcome.out)
     assert outcome.code == 1
     step, again = (each["found"] for each in found["expectations"])
-    assert step == figure(found["with"]["step_seconds"], "seconds")
-    assert again == figure(found["with"]["recomputed_seconds"] / found["forward_seconds"], "fraction")
+    assert step == format_quantity(found["with"]["step_seconds"], "seconds")
+    assert again == format_quantity(found["with"]["recomputed_seconds"] / found["forward_seconds"], "fraction")

@@ -17,7 +17,7 @@ from lsprotocol import types
 from policylang.editor.hover import hints
 from policylang.editor.state import State
 from policylang.language.parser import parse_file
-from policylang.language.wording import figure
+from policylang.language.wording import format_quantity
 from policylang.planning.inspection.worth import MOST_RULES
 from tests.editor.conftest import GRAPHS
 from tests.editor.real_client import CAPABILITIES, Editor
@@ -58,10 +58,10 @@ def test_rules_and_totals_are_those_of_plan(device) -> None:
         assert found[rule["text"]] == [" · ".join(parts)]
     under = plan["with"]
     totals = [
-        f"keeps {figure(under['saved_bytes'], 'bytes')}",
-        f"recomputes {figure(under['recomputed_flops'] / plan['forward_flops'], 'fraction')}",
-        f"peak {figure(max(under['peak']['forward'], under['peak']['backward']), 'bytes')}",
-        *([f"step {figure(under['step_seconds'], 'seconds')}"] if device else []),
+        f"keeps {format_quantity(under['saved_bytes'], 'bytes')}",
+        f"recomputes {format_quantity(under['recomputed_flops'] / plan['forward_flops'], 'fraction')}",
+        f"peak {format_quantity(max(under['peak']['forward'], under['peak']['backward']), 'bytes')}",
+        *([f"step {format_quantity(under['step_seconds'], 'seconds')}"] if device else []),
     ]
     assert found["policy llama3_sac"] == [" · ".join(totals)]
 
@@ -81,7 +81,7 @@ def test_other_statements() -> None:
     for each in command("plan", text, "fsdp.graph")["expectations"]:
         label = f"{each['status']}, {each['found']}"
         if each["text"].startswith("expect saved"):
-            label += f" · off by {figure(-each['margin'], 'bytes')}"
+            label += f" · off by {format_quantity(-each['margin'], 'bytes')}"
         assert found[each["text"]] == [label]
     assert found["undecided -> save"][0].endswith(" values")
 
@@ -90,7 +90,7 @@ def test_an_expectation_says_what_is_to_spare() -> None:
     text = "recompute everything\nundecided -> save\nexpect saved <= 1 GiB\n"
     (plan,) = command("plan", text, "tutorial.graph")["expectations"]
     found = shown(state_of(text, "tutorial.graph"))["expect saved <= 1 GiB"]
-    assert found == [f"held, {plan['found']} · {figure(plan['margin'], 'bytes')} to spare"]
+    assert found == [f"held, {plan['found']} · {format_quantity(plan['margin'], 'bytes')} to spare"]
 
 
 def check_scheduling(text: str, device: str | None) -> dict[str, list[str]]:

@@ -28,7 +28,7 @@ from policylang.graph.facts import Facts, Phase
 from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
 from policylang.language.globs import PathGlob
-from policylang.language.wording import figure
+from policylang.language.wording import format_quantity
 from tests.support.drawn import examples
 from tests.support.hostile import hostile_graph, raw_in
 
@@ -106,7 +106,7 @@ def test_a_rule_says_what_plan_says(device) -> None:
         assert (f"its time {signed(worth['recomputed_seconds'] or 0, 'seconds')}" in shown) is (device is not None)
         price, unit = (worth["seconds_per_gib"], "seconds") if device else (worth["flops_per_gib"], "flops")
         if price is not None:
-            assert f"at {figure(price, unit)} a GiB." in shown
+            assert f"at {format_quantity(price, unit)} a GiB." in shown
 
 
 def test_a_rule_says_what_becomes_of_its_values_block_by_block() -> None:
@@ -119,10 +119,10 @@ def test_a_rule_says_what_becomes_of_its_values_block_by_block() -> None:
     kept = sum(entry["bytes"] * len(group["blocks"]) for group, entry in mine if entry["fate"] == "saved")
     assert kept
     shown = said(state, "save matmul")
-    assert f"Of what it decides: {figure(kept, 'bytes')} saved" in shown
+    assert f"Of what it decides: {format_quantity(kept, 'bytes')} saved" in shown
     in_one = {sum(entry["bytes"] for other, entry in mine if other is group) for group, _ in mine}
     assert len(in_one) == 1  # the first block begins with another cast: what the rule comes to there is the same
-    assert f"By block: {figure(in_one.pop(), 'bytes')} saved in model.layers.0–3, each." in shown
+    assert f"By block: {format_quantity(in_one.pop(), 'bytes')} saved in model.layers.0–3, each." in shown
 
 
 def test_the_amounts_of_all_lines_are_those_of_the_plan() -> None:
@@ -192,7 +192,7 @@ def test_several_rules_of_one_line_say_so() -> None:
 def signed(amount: float, dimension: str) -> str:
     if not amount:
         return "0"
-    return f"{'+' if amount > 0 else MINUS}{figure(abs(amount), dimension)}"
+    return f"{'+' if amount > 0 else MINUS}{format_quantity(abs(amount), dimension)}"
 
 
 # --- other statements ---
@@ -207,8 +207,8 @@ def test_expectations_say_what_was_found() -> None:
         shown = said(state, each["text"])
         status = {"held": "holds", "failed": "does not hold", "deferred": "cannot be told yet"}[each["status"]]
         assert f"It {status}: {each['found']}." in shown
-    assert f"the limit: {figure(found[0]['margin'], 'bytes')}." in said(state, "expect saved")
-    assert f"the limit: {figure(-found[2]['margin'], 'fraction')}." in said(state, "expect recomputed")
+    assert f"the limit: {format_quantity(found[0]['margin'], 'bytes')}." in said(state, "expect saved")
+    assert f"the limit: {format_quantity(-found[2]['margin'], 'fraction')}." in said(state, "expect recomputed")
 
 
 def test_the_policy_line_has_the_totals() -> None:
@@ -216,10 +216,10 @@ def test_the_policy_line_has_the_totals() -> None:
     plan = command("plan", SAC, "tutorial.graph", "--device", "h100-sxm")
     shown = said(state, "policy llama3_sac")
     for name in ("with", "without"):
-        assert figure(plan[name]["saved_bytes"], "bytes") in shown
-        assert figure(max(plan[name]["peak"][each] for each in ("forward", "backward")), "bytes") in shown
-        assert figure(plan[name]["step_seconds"], "seconds") in shown
-    assert figure(plan["with"]["recomputed_flops"] / plan["forward_flops"], "fraction") in shown
+        assert format_quantity(plan[name]["saved_bytes"], "bytes") in shown
+        assert format_quantity(max(plan[name]["peak"][each] for each in ("forward", "backward")), "bytes") in shown
+        assert format_quantity(plan[name]["step_seconds"], "seconds") in shown
+    assert format_quantity(plan["with"]["recomputed_flops"] / plan["forward_flops"], "fraction") in shown
 
 
 ORDERED = "prefetch (all_gather where from parameter) 1 block ahead\n"
@@ -230,7 +230,7 @@ def test_a_scheduling_line_says_what_explain_says() -> None:
     explained = command("explain", ORDERED, "fsdp.graph", "--rule", "1", "--device", "h100-sxm")
     shown = said(state, "prefetch")
     assert f"matches {len(explained['matched']):,} collectives, moves {len(explained['moved']):,}" in shown
-    with_it, without = (figure(explained[f"exposed_seconds{each}"], "seconds") for each in ("", "_without"))
+    with_it, without = (format_quantity(explained[f"exposed_seconds{each}"], "seconds") for each in ("", "_without"))
     assert f"Exposed: {with_it} with it, {without} without." in shown
     assert explained["matched"][0] in shown
 
@@ -280,7 +280,7 @@ def test_an_operator_is_counted_as_the_graph_has_it(graph: str, operator: str) -
     assert ("of the backward" in shown) is bool(backward)
     assert not backward or f"{backward:,} nodes of the backward" in shown
     flops = sum(facts.flops[row] for row in facts.by_target[target])
-    assert f"{figure(flops, 'flops')} in all" in shown
+    assert f"{format_quantity(flops, 'flops')} in all" in shown
     assert f"Overloads: aten.{operator}.default" in shown
     assert "In the groups matmul and compute." in shown
 

@@ -30,7 +30,7 @@ from policylang.language.operators import OperatorTable
 from policylang.language.parser import parse_file
 from policylang.language.predicates import dimensions_of
 from policylang.language.syntax import Statement
-from policylang.language.wording import figure
+from policylang.language.wording import format_quantity
 from tests.editor.conftest import GRAPHS
 from tests.editor.real_client import Editor
 
@@ -171,15 +171,15 @@ def rule_label(planned: Any, *, timed: bool, weighed: bool = True) -> str:
 def totals(plan: Any) -> str:
     under, again = plan["with"], ""
     if under["recomputed"] and under["recomputed_flops"]:
-        again = f"recomputes {figure(under['recomputed_flops'] / plan['forward_flops'], 'fraction')}"
+        again = f"recomputes {format_quantity(under['recomputed_flops'] / plan['forward_flops'], 'fraction')}"
     elif under["recomputed"]:
-        again = f"recomputes {figure(under['recomputed_bytes'], 'bytes')}"
+        again = f"recomputes {format_quantity(under['recomputed_bytes'], 'bytes')}"
     parts = [
-        f"keeps {figure(under['saved_bytes'], 'bytes')}",
-        f"offloads {figure(under['offloaded_bytes'], 'bytes')}" if under["offloaded"] else "",
+        f"keeps {format_quantity(under['saved_bytes'], 'bytes')}",
+        f"offloads {format_quantity(under['offloaded_bytes'], 'bytes')}" if under["offloaded"] else "",
         again,
-        f"peak {figure(max(under['peak']['forward'], under['peak']['backward']), 'bytes')}",
-        f"step {figure(under['step_seconds'], 'seconds')}" if under["step_seconds"] is not None else "",
+        f"peak {format_quantity(max(under['peak']['forward'], under['peak']['backward']), 'bytes')}",
+        f"step {format_quantity(under['step_seconds'], 'seconds')}" if under["step_seconds"] is not None else "",
     ]
     return " · ".join(filter(None, parts))
 
@@ -191,7 +191,7 @@ def _expectations(statements: Sequence[Statement], plan: Any) -> Iterator[tuple[
         if margin and isinstance(statement, syntax.ExpectTotal):
             written = statement.limit.dimension
             meant = dimensions_of(statement.figure)[0] if written == "number" else written
-            amount = figure(abs(margin), meant)
+            amount = format_quantity(abs(margin), meant)
             label += f" · {amount} to spare" if planned["status"] == "held" else f" · off by {amount}"
         yield statement, label
 
@@ -215,7 +215,7 @@ def _own(planned: Sequence[Any]) -> list[Any]:
 
 def signed(amount: float, dimension: Any) -> str:
     """``−1.9 GiB``, ``+8.2 TFLOP``."""
-    return f"{'+' if amount > 0 else _MINUS}{figure(abs(amount), dimension)}" if amount else "0"
+    return f"{'+' if amount > 0 else _MINUS}{format_quantity(abs(amount), dimension)}" if amount else "0"
 
 
 ROOT = GRAPHS.parents[1]

@@ -12,7 +12,7 @@ from policylang.language.layout import format_source
 from policylang.language.loader import load_policy, parse_policy
 from policylang.language.statements import format_policy
 from policylang.language.syntax import Action, Compare, Operator, Quantity, Rule, Where
-from policylang.language.wording import beside, figure
+from policylang.language.wording import beside, format_quantity
 from tests.language.told import policy, told
 
 PROFILE = """\
@@ -160,7 +160,7 @@ def test_a_time_is_a_figure_in_seconds() -> None:
     [(0, "0 s"), (3e-9, "3 ns"), (412e-6, "412 us"), (0.0123, "12.3 ms"), (0.99996, "1 s"), (1234.5, "1234.5 s")],
 )
 def test_a_time_as_reports_print_it(seconds: float, text: str) -> None:
-    assert figure(seconds, "seconds") == text
+    assert format_quantity(seconds, "seconds") == text
     assert beside(seconds, seconds, "seconds") == text
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.language.diagnostics import CODES, Diagnostic, Mend, Severity, Source, Span, is_error, is_syntax
+from policylang.language.diagnostics import CODES, Diagnostic, Fix, Severity, Source, Span, is_error, is_syntax
 from policylang.language.lexer import split
 from policylang.language.loader import load_policy, parse_policy
 from policylang.language.parser import parse_file
@@ -25,7 +25,7 @@ def told(text: str) -> list[tuple[str, str]]:
     """Each mend of the first diagnostic of a text, and the text with it."""
     found = parse_policy(text).diagnostics[0]
     assert found.span is not None
-    return [(mend.title, mend.applied(found.span.source)) for mend in found.mends]
+    return [(fix.title, fix.applied(found.span.source)) for fix in found.fixes]
 
 
 H100 = "did you mean `h100-sxm`?"
@@ -78,13 +78,13 @@ def test_an_included_file_is_found_by_a_name_like_it(tmp_path: Path) -> None:
     file.write_text('include "others/share.apl"\n')
     (found,) = load_policy(file).diagnostics
     assert found.span is not None
-    assert found.mends[0].applied(found.span.source) == 'include "others/shared.apl"\n'
+    assert found.fixes[0].applied(found.span.source) == 'include "others/shared.apl"\n'
 
 
 def test_a_name_that_is_written_twice_is_mended_in_both_places() -> None:
     found = parse_policy("save flsh_attn\nrecompute bmmm, add\nsave (bmmm)").diagnostics
     assert found[1].span is not None
-    texts = [each.mends[0].applied(found[1].span.source).splitlines() for each in found[1:]]
+    texts = [each.fixes[0].applied(found[1].span.source).splitlines() for each in found[1:]]
     assert [lines[1] for lines in texts] == ["recompute bmm, add", "recompute bmmm, add"]
     assert [lines[2] for lines in texts] == ["save (bmmm)", "save (bmm)"]
 
@@ -92,9 +92,9 @@ def test_a_name_that_is_written_twice_is_mended_in_both_places() -> None:
 def test_nothing_is_written_into_a_policy_that_comes_along() -> None:
     from policylang.language.diagnostics import diagnose, prefixed
 
-    def of(name: str, text: str = "save mm") -> tuple[Mend, ...]:
+    def of(name: str, text: str = "save mm") -> tuple[Fix, ...]:
         span = Span(Source(name, text), 0, 0)
-        return diagnose("APL301", "m", span, mends=[prefixed(span, "optional")]).mends
+        return diagnose("APL301", "m", span, fixes=[prefixed(span, "optional")]).fixes
 
     assert not of("<fsdp>")
     assert not of("<policy>", "")  # of a tree that no text says
@@ -106,10 +106,10 @@ def test_nothing_is_written_into_a_policy_that_comes_along() -> None:
 def test_every_mend_of_the_example_of_a_code_mends_it(code: str) -> None:
     text = CODES[code].wrong
     for found in parse_policy(text).diagnostics:
-        for mend in found.mends:
+        for fix in found.fixes:
             assert found.span is not None
-            left = [(each.code, each.message) for each in parse_policy(mend.applied(found.span.source)).diagnostics]
-            assert (code, found.message) not in left, mend
+            left = [(each.code, each.message) for each in parse_policy(fix.applied(found.span.source)).diagnostics]
+            assert (code, found.message) not in left, fix
 
 
 def test_the_mends_of_plausible_mistakes_can_be_read() -> None:
@@ -119,16 +119,16 @@ def test_the_mends_of_plausible_mistakes_can_be_read() -> None:
         now = text
         for _ in range(4):
             left = errors(now)
-            if not left or not left[0].mends or left[0].mends[0].is_choice:
+            if not left or not left[0].fixes or left[0].fixes[0].is_choice:
                 break
             assert left[0].span is not None
-            now = left[0].mends[0].applied(left[0].span.source)
+            now = left[0].fixes[0].applied(left[0].span.source)
         wrong.extend([text] if now != text and any(map(is_syntax, errors(now))) else [])
     assert wrong == ["expect peak memory 40 GiB"]
 
 
 def test_most_plausible_mistakes_have_a_mend() -> None:
-    have = [text for text in MISTAKES if any(each.mends for each in parse_policy(text).diagnostics)]
+    have = [text for text in MISTAKES if any(each.fixes for each in parse_policy(text).diagnostics)]
     assert len(have) > 0.7 * len(MISTAKES)
 
 
@@ -145,24 +145,24 @@ def mutated(text: str, chance: random.Random) -> str:
 def test_no_mend_of_a_text_with_mistakes_makes_it_worse(text: str, chance: random.Random) -> None:
     text = mutated(text, chance)
     found = parse_policy(text).diagnostics
-    spoken = [each for each in found if each.mends and each.span is not None]
+    spoken = [each for each in found if each.fixes and each.span is not None]
     for each in spoken if len(spoken) < 5 else chance.sample(spoken, 5):
-        for mend in each.mends:
-            hold(text, found, each, mend)
+        for fix in each.fixes:
+            hold(text, found, each, fix)
 
 
-def hold(text: str, found: tuple[Diagnostic, ...], each: Diagnostic, mend: Mend) -> None:
+def hold(text: str, found: tuple[Diagnostic, ...], each: Diagnostic, fix: Fix) -> None:
     assert each.span is not None
     source = each.span.source
     assert source.text == text
     ends = 0
-    for change in mend.changes:  # in the order of the text, none over another
+    for change in fix.changes:  # in the order of the text, none over another
         assert change.span.source == source
         assert ends <= change.span.start <= change.span.end <= len(text)
         ends = change.span.end
-        if not mend.is_choice:
-            assert within_its_statement(source, each.span, change.span), (text, mend)
-    better = mend.applied(source)
+        if not fix.is_choice:
+            assert within_its_statement(source, each.span, change.span), (text, fix)
+    better = fix.applied(source)
     assert better != text
     after = parse_policy(better).diagnostics
     wrong = [sum(map(is_error, which)) for which in (found, after)]
@@ -170,9 +170,9 @@ def hold(text: str, found: tuple[Diagnostic, ...], each: Diagnostic, mend: Mend)
         wrong = [len(parse_file(Source("<policy>", which))[1]) for which in (text, better)]
     # a quote that is closed hides no statement behind it any more, a bracket that goes no names
     hidden = each.code == "APL006" or each.message.startswith("`[")
-    assert wrong[1] <= wrong[0] or hidden, (text, mend, [left.message for left in after])
+    assert wrong[1] <= wrong[0] or hidden, (text, fix, [left.message for left in after])
     if each.severity is not Severity.ERROR:
-        assert sum(map(is_error, after)) <= sum(map(is_error, found)), (text, mend)
+        assert sum(map(is_error, after)) <= sum(map(is_error, found)), (text, fix)
 
 
 def within_its_statement(source: Source, about: Span, changed: Span) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policylang.language.diagnostics import Mend, Source, Span, TextChange
+from policylang.language.diagnostics import Fix, Source, Span, TextChange
 from policylang.language.layout import format_source
 from policylang.language.loader import load_policy, parse_policy
 from policylang.report.diagnostics import render_text
@@ -51,9 +51,9 @@ def test_a_thousand_mistakes_are_shown_and_the_others_counted(line: str) -> None
 
 def test_a_mend_of_a_part_copies_no_more_than_the_part() -> None:
     source = Source("p.apl", "save mm\nsave mmm\nsave mm\n")
-    mend = Mend("", (TextChange(Span(source, 13, 16), "bmm"), TextChange(Span(source, 0, 4), "drop")))
-    assert mend.applied(source, 8, 16) == "save bmm"
-    assert mend.applied(source) == "drop mm\nsave bmm\nsave mm\n"
+    fix = Fix("", (TextChange(Span(source, 13, 16), "bmm"), TextChange(Span(source, 0, 4), "drop")))
+    assert fix.applied(source, 8, 16) == "save bmm"
+    assert fix.applied(source) == "drop mm\nsave bmm\nsave mm\n"
 
 
 def test_includes_that_multiply_are_reported_once(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_a_gather_that_leaves_its_server_is_a_warning_with_its_figures() -> None
     )
     assert found.details == ("75 over 128 ranks, in place of 16 and 8",)
     assert (found.severity.value, found.span is not None) == ("warning", True)
-    assert found.mends[0].applied(found.span.source).strip() == "undecided -> save"  # type: ignore[union-attr]
+    assert found.fixes[0].applied(found.span.source).strip() == "undecided -> save"  # type: ignore[union-attr]
 
 
 def test_on_one_network_it_gains_and_without_a_device_nothing_is_said() -> None:

@@ -38,7 +38,7 @@ def found_in(text: str, path: PathName | None = None, graph: Facts = GRAPH) -> t
 def of(code: str, text: str, path: PathName | None = None) -> list[tuple[str, str]]:
     (found,) = (each for each in found_in(text, path) if each.code == code)
     assert found.span is not None
-    return [(mend.title, mend.applied(found.span.source)) for mend in found.mends]
+    return [(fix.title, fix.applied(found.span.source)) for fix in found.fixes]
 
 
 OPTIONAL = "write `optional` before it"
@@ -92,11 +92,11 @@ SMALL = facts_of("""
 )
 def test_each_mend_of_a_model_without_numbered_layers(code: str, text: str, told: list[str]) -> None:
     (found,) = (each for each in found_in(text, graph=SMALL) if each.code == code)
-    assert [mend.title for mend in found.mends] == told
+    assert [fix.title for fix in found.fixes] == told
     assert "layers" not in (found.help or "")
-    for mend in found.mends:
+    for fix in found.fixes:
         assert found.span is not None
-        assert not [each for each in found_in(mend.applied(found.span.source), graph=SMALL) if is_error(each)]
+        assert not [each for each in found_in(fix.applied(found.span.source), graph=SMALL) if is_error(each)]
 
 
 def test_an_included_rule_is_there_to_be_amended(tmp_path) -> None:
@@ -133,16 +133,16 @@ def test_lines_of_an_included_file_are_mended_together(tmp_path) -> None:
     loaded = load_policy(tmp_path / "mine.apl")
     assert loaded.policy is not None
     (found,) = (each for each in on_graph(loaded.policy, {"g": GRAPH}, None, one_model=False)[1] if is_error(each))
-    (mend,) = found.mends
-    (source,) = mend.sources
-    assert (mend.title, source.name.endswith("shared.apl")) == ("write `optional` before 2 lines", True)
-    assert mend.applied(source) == "optional save bmm\noptional recompute bmm\n"
+    (fix,) = found.fixes
+    (source,) = fix.sources
+    assert (fix.title, source.name.endswith("shared.apl")) == ("write `optional` before 2 lines", True)
+    assert fix.applied(source) == "optional save bmm\noptional recompute bmm\n"
 
 
 def test_a_policy_that_comes_along_is_not_mended() -> None:
     found = found_in("include <fsdp>\nsave mm")
     assert [each.code for each in found if is_error(each)]
-    assert all(source.name == "<policy>" for each in found for mend in each.mends for source in mend.sources)
+    assert all(source.name == "<policy>" for each in found for fix in each.fixes for source in fix.sources)
 
 
 SELECTORS = ["mm", "sin", "everything", "bmm", "linear", "mm in layer.*", "mm in layers.0", "cos where from buffer"]
@@ -162,17 +162,17 @@ def test_a_mend_mends(lines: list[str]) -> None:
 def hold(text: str, graph: Facts) -> None:
     found = found_in(text, graph=graph)
     for each in found:
-        for mend in each.mends:
+        for fix in each.fixes:
             assert each.span is not None
-            after = found_in(mend.applied(Source("<policy>", text)), graph=graph)
+            after = found_in(fix.applied(Source("<policy>", text)), graph=graph)
             same = [said for said in after if (said.code, said.message) == (each.code, each.message)]
             before = [said for said in found if (said.code, said.message) == (each.code, each.message)]
-            assert len(same) < len(before), (text, mend, [said.message for said in after])
+            assert len(same) < len(before), (text, fix, [said.message for said in after])
             # a line that is read, or that matches something now, may be wrong in another way
-            reveals = parse_policy(text).policy is None or not mend.is_choice or each.code in ("APL302", "APL370")
+            reveals = parse_policy(text).policy is None or not fix.is_choice or each.code in ("APL302", "APL370")
             assert reveals or sum(map(is_error, after)) <= sum(map(is_error, found)), (
                 text,
-                mend,
+                fix,
                 [said.message for said in after],
             )
 
@@ -195,7 +195,7 @@ def test_a_line_that_names_other_operators_is_narrowed_down_to_collectives() -> 
     def told(text: str) -> list[str]:
         found = next(each for each in found_in(text, graph=STEP) if each.code == "APL371")
         assert found.span is not None
-        return [mend.applied(found.span.source) for mend in found.mends]
+        return [fix.applied(found.span.source) for fix in found.fixes]
 
     for text, better in (
         (

@@ -14,7 +14,7 @@ import torch
 import policylang
 from policylang.audit.report import DecisionReport
 from policylang.graph.collect import collect
-from policylang.language.wording import figure
+from policylang.language.wording import format_quantity
 from policylang.simulation.node_times import node_times
 from tests.support.joint import capture_joint
 from tests.support.models import aliased_output, llama
@@ -98,7 +98,7 @@ def test_a_report_on_a_device_says_the_time_of_what_runs_again(joint, policy, de
         scalars = report.scalars(prefix="")
         assert scalars["recomputed_seconds"] == report.recomputed.seconds
         assert scalars["recomputed_time_share"] == report.recomputed.seconds / report.forward_seconds
-        said = figure(report.recomputed.seconds, "seconds")
+        said = format_quantity(report.recomputed.seconds, "seconds")
         assert re.search(rf"\nrecomputed .* of the forward, {said} on slow, \d+% of its time\n", str(report))
         assert report.decisions.keys() == plain.decisions.keys()
         assert [each.action for each in report.decisions.values()] == [e.action for e in plain.decisions.values()]

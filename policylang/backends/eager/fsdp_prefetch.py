@@ -105,8 +105,8 @@ class _Sharding:
                 units = listed([f"`{unit.path}`" for unit in wrong], 3)
                 return problem.diagnostic(span=span, line=line, units=units)
         if len(self.blocks) < 2:
-            mends = removed(span), prefixed(span, "optional")
-            return evolve(problems.PREFETCHES_ONE_BLOCK.diagnostic(span=span, line=line), mends=mends)
+            fixes = removed(span), prefixed(span, "optional")
+            return evolve(problems.PREFETCHES_ONE_BLOCK.diagnostic(span=span, line=line), fixes=fixes)
         for unit in chosen:
             unit.reach = statement.blocks  # of two lines that pick a weight, the later one says how far
         blocks = counted(len({each.block for unit in chosen for each in unit.weights}), "block")

@@ -35,7 +35,7 @@ from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Bucket, Policy
-from policylang.language.wording import counted, figure, folded_names
+from policylang.language.wording import counted, folded_names, format_quantity
 from policylang.torch_compat.compilers import is_compiled, is_wrapped_by_compiler, was_left_uncompiled
 from policylang.torch_compat.eager import (
     are_of_checkpoint,
@@ -252,7 +252,7 @@ class Session:
         """A sentence on what the figures of the first calls leave out, where sizes come from data."""
         kept = [each for region in self.regions.values() for each in region.kept.values()]
         sized = [each.saved for each in kept if each.instructions.plan.facts.data_sizes]
-        least, most = (figure(sum(column), "bytes") for column in zip((0, 0), *sized, strict=True))
+        least, most = (format_quantity(sum(column), "bytes") for column in zip((0, 0), *sized, strict=True))
         said = "sizes that come from data are those of the first call"
         return [f"{said}: of {counted(len(sized), 'block')}, the calls so far saved {least} to {most}"] if sized else []
 

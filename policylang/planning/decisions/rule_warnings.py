@@ -150,7 +150,7 @@ def conflicts(plan: Plan) -> tuple[Diagnostic, ...]:
                     outcome.rule.span,
                     help="move it below them, or say there too what must be done",
                     related=tuple(Related(f"`{rule.text}` takes over {count:,}", rule.span) for rule, count in takers),
-                    mends=moved_below(outcome, plan.rules),
+                    fixes=moved_below(outcome, plan.rules),
                 )
             )
     return tuple(found)

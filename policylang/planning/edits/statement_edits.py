@@ -142,7 +142,7 @@ def _nothing(statement: Rewriting, before: Facts) -> Diagnostic:
         span=statement.span,
         help=f"if that is as it should be, write `optional {text}`",
         details=(f"{kind.counted}: {nodes}", kind.nothing_found),
-        mends=[prefixed(statement.span, "optional")],
+        fixes=[prefixed(statement.span, "optional")],
     )
 
 
@@ -159,7 +159,7 @@ def all_refused(statement: Rewriting, refused: Sequence[Refusal]) -> Diagnostic:
         span=statement.span,
         help=f"where that is as it should be, write `optional {text}`",
         details=tuple(listed),
-        mends=[prefixed(statement.span, "optional")],
+        fixes=[prefixed(statement.span, "optional")],
     )
 
 

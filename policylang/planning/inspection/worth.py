@@ -20,7 +20,7 @@ from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule
 from policylang.language.diagnostics import Diagnostic, diagnose, removed
 from policylang.language.syntax import Action, Bucket, Policy
-from policylang.language.wording import figure, first_lines, joined
+from policylang.language.wording import first_lines, format_quantity, joined
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.graph_edit import Edit
 from policylang.planning.inspection.communication import Communication, bucket_statements
@@ -275,7 +275,7 @@ def slowing_edits(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic
         if each.slows and each.under is not None and each.without is not None and plan.times is not None:
             span = plan.policy.rewrites[each.statement].span
             step, exposed = (
-                tuple(figure(getattr(times, name), "seconds") for times in (each.without, each.under))
+                tuple(format_quantity(getattr(times, name), "seconds") for times in (each.without, each.under))
                 for name in ("step", "exposed")
             )
             yield diagnose(
@@ -285,7 +285,7 @@ def slowing_edits(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic
                 span,
                 help="leave it out where its collectives would leave a fast network for a slow one",
                 details=first_lines(_edited_groups(plan.edits.of(each.statement).done, plan.before), _MOST_LINES),
-                mends=[removed(span)],
+                fixes=[removed(span)],
             )
 
 

@@ -12,7 +12,7 @@ from attrs import evolve
 from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import (
     Diagnostic,
-    Mend,
+    Fix,
     Related,
     Span,
     diagnose,
@@ -22,7 +22,7 @@ from policylang.language.diagnostics import (
     written,
 )
 from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
-from policylang.language.wording import counted, figure, first_lines, listed
+from policylang.language.wording import counted, first_lines, format_quantity, listed
 from policylang.operators.names import is_unknown
 from policylang.planning.edits.buckets import ALONE, LIMITED, OUTSIDE
 from policylang.planning.edits.statement_edits import all_refused
@@ -98,7 +98,7 @@ class OrderErrors:
             f"`{_text(statement)}` is about collectives, and `{facts.names[others[0]]}` is none{more}",
             span,
             help=f"narrow it down: `({span.one_line}) and collective`",
-            mends=_narrowed(statement) if rows else (),
+            fixes=_narrowed(statement) if rows else (),
             details=_where(facts, others),
         )
 
@@ -115,7 +115,7 @@ class OrderErrors:
                 "cannot be moved",
                 span,
                 help=optional,
-                mends=[prefixed(statement.span, "optional")],
+                fixes=[prefixed(statement.span, "optional")],
                 details=part_counts(statement.selector, selections),
             )
         if not any(flag & Flag.COLLECTIVE for flag in facts.flags):
@@ -124,14 +124,14 @@ class OrderErrors:
                 f"`{text}` orders collectives, and this graph has none",
                 statement.span,
                 help=f"trace the step as one of several ranks runs it; {optional}",
-                mends=[prefixed(statement.span, "optional")],
+                fixes=[prefixed(statement.span, "optional")],
             )
         found = diagnose(
             MATCHES_NOTHING,
             f"`{text}` matches nothing in this graph",
             span,
             help=other_origin_hint(statement.selector, selections) + optional,
-            mends=[*would_match(statement.selector, selections), prefixed(statement.span, "optional")],
+            fixes=[*would_match(statement.selector, selections), prefixed(statement.span, "optional")],
             details=part_counts(statement.selector, selections),
         )
         include = self._policy.included_by(statement.span)
@@ -225,11 +225,11 @@ class OrderErrors:
 
     def limits(self, too_tight: Iterable[TooTight]) -> None:
         for each in too_tight:
-            asked = figure(float(each.limit.value), each.limit.dimension)
+            asked = format_quantity(float(each.limit.value), each.limit.dimension)
             which = f"{asked} in flight" if each.limit is each.statement.in_flight else f"{asked} of the peak"
             least = "no limit of its kind is enough, so leave it out"
             if each.least is not None:
-                least = f"the smallest limit with which something moves is {figure(each.least, 'bytes')}"
+                least = f"the smallest limit with which something moves is {format_quantity(each.least, 'bytes')}"
             message = f"`{_text(each.statement)}` moves nothing within {which}"
             self.found.append(diagnose(TOO_TIGHT, message, each.limit.span, help=least))
 
@@ -243,16 +243,16 @@ class OrderErrors:
         glob = "layers.*" if named is None else named.glob
         globs = numbered_globs(glob, self._traced)
         if named is None:
-            mends = tuple(put_before(statement.span, f"blocks {each}") for each in globs)
+            fixes = tuple(put_before(statement.span, f"blocks {each}") for each in globs)
         else:
-            mends = written(glob_span(named.glob, named.span), globs, near=True)
+            fixes = written(glob_span(named.glob, named.span), globs, near=True)
         self.found.append(
             diagnose(
                 NO_BLOCKS,
                 f"`{_text(statement)}` {what}, and no blocks were found in this graph",
                 statement.span,
                 help=naming_blocks(self._traced, glob),
-                mends=mends,
+                fixes=fixes,
             )
         )
 
@@ -264,7 +264,7 @@ class OrderErrors:
             f"`{_text(statement)}` moves nothing: other lines take over {which} it picks",
             statement.span,
             help="remove it, or let its selector pick others as well",
-            mends=[removed(statement.span)],
+            fixes=[removed(statement.span)],
             related=tuple(Related(f"`{_text(line)}` takes over {count}", line.span) for line, count in lines),
         )
 
@@ -277,11 +277,11 @@ def nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts) 
     each_refused = first_lines([f"{' → '.join(each.collectives)}: {each.reason}" for each in refused], _MOST_LINES)
     if not refused:
         message = f"`{text}` finds nothing to put together in this graph"
-        return diagnose(NOTHING_TO_REWRITE, message, span, help=optional, mends=[prefixed(statement.span, "optional")])
+        return diagnose(NOTHING_TO_REWRITE, message, span, help=optional, fixes=[prefixed(statement.span, "optional")])
     if not reasons.isdisjoint(LIMITED) and statement.size is not None:
         sizes = sorted(size for each in refused if (size := _bytes(each, facts)))[:2]
-        smallest = " and ".join(figure(size, "bytes") for size in sizes)
-        limit = figure(statement.size.value, "bytes")
+        smallest = " and ".join(format_quantity(size, "bytes") for size in sizes)
+        limit = format_quantity(statement.size.value, "bytes")
         return diagnose(
             NOTHING_FITS,
             f"`{text}` puts nothing together: no two of its {count} that can be one fit into {limit}",
@@ -305,7 +305,7 @@ def nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts) 
             f"`{text}` puts nothing together: no two of its {count}{within} are of one kind, dtype and process group",
             span,
             help=optional,
-            mends=[prefixed(statement.span, "optional")],
+            fixes=[prefixed(statement.span, "optional")],
             details=first_lines([f"{kind}: {number:,}" for kind, number in kinds.items()], _MOST_LINES),
         )
     return all_refused(statement, refused)
@@ -325,7 +325,7 @@ def _nothing_moves(statement: Scheduling, left: dict[int, str], facts: Facts) ->
         f"`{_text(statement)}` moves none of {counted(len(rows), 'collective')}, {first}: {left[rows[0]]}",
         statement.span,
         help=f"leave it out, or write `optional {_text(statement)}`",
-        mends=[removed(statement.span), prefixed(statement.span, "optional")],
+        fixes=[removed(statement.span), prefixed(statement.span, "optional")],
         details=first_lines([f"{facts.names[row]}: {left[row]}" for row in rows], _MOST_LINES),
     )
 
@@ -338,7 +338,7 @@ def _too_many_blocks(statement: Prefetch | Delay, most: int) -> Diagnostic:
         f"{most:,}",
         statement.span,
         help=f"count fewer, or write `optional {_text(statement)}`",
-        mends=[prefixed(statement.span, "optional")],
+        fixes=[prefixed(statement.span, "optional")],
     )
 
 
@@ -352,8 +352,8 @@ def _crossed(one: Bucket | Scheduling, other: Scheduling, why: str) -> Diagnosti
     )
 
 
-def _narrowed(statement: Bucket | Scheduling) -> tuple[Mend, ...]:
-    """The mend that leaves the collectives of a selector; a `per` behind it is the line's own."""
+def _narrowed(statement: Bucket | Scheduling) -> tuple[Fix, ...]:
+    """The fix that leaves the collectives of a selector; a `per` behind it is the line's own."""
     span = statement.selector.span
     own = _PER.search(span.text) if isinstance(statement, Bucket) and statement.blocks is not None else None
     end = span.end if own is None else span.start + own.start()

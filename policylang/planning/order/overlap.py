@@ -17,7 +17,7 @@ from policylang.graph.facts import Facts, Phase
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.cancellation import check_cancelled
 from policylang.language.syntax import Overlap, Quantity
-from policylang.language.wording import figure
+from policylang.language.wording import format_quantity
 from policylang.planning.order.dependencies import ComputeProgress, Dependencies
 from policylang.planning.order.list_scheduler import Leeway, ListScheduler
 from policylang.planning.order.memory_ahead import BufferUses
@@ -330,7 +330,7 @@ class OverlapLines:
             return self._rows
         for row, size in sizes.items():
             if size > limit:
-                self.too_large[row] = f"it is {figure(size, 'bytes')}, more than may be in flight"
+                self.too_large[row] = f"it is {format_quantity(size, 'bytes')}, more than may be in flight"
         if len(self.too_large) == len(sizes):
             self._in_flight_too_tight(limit, min(sizes.values()))
         return [row for row in self._rows if row not in self.too_large]

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from attrs import evolve
 
 from policylang.graph.facts import Facts, InputKind
-from policylang.language.diagnostics import Mend, Span, written
+from policylang.language.diagnostics import Fix, Span, written
 from policylang.language.globs import is_magic
 from policylang.language.operators import PRELUDE_NAME
 from policylang.language.public_names import as_one, forms_of
@@ -48,7 +48,7 @@ from policylang.language.syntax import (
     Word,
 )
 from policylang.language.walk import predicates, rebuild, walk
-from policylang.language.wording import counted, figure, first_lines, joined, listed
+from policylang.language.wording import counted, first_lines, format_quantity, joined, listed
 from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.selectors import (
     GATHERED,
@@ -187,7 +187,7 @@ def _times_hint(test: Compare, part: Where, selections: Selections) -> str:
     quick = test.op in ("<", "<=")
     found, row = min(known) if quick else max(known, key=lambda each: each[0])
     least = "least" if quick else "largest"
-    return f"; the {least} {test.quantity} there is {figure(found, 'seconds')} ({facts.names[row]})"
+    return f"; the {least} {test.quantity} there is {format_quantity(found, 'seconds')} ({facts.names[row]})"
 
 
 def _test_hint(test: Predicate, part: Where, selections: Selections) -> str:
@@ -219,8 +219,8 @@ def _cuts_hint(test: Predicate, cuts: Cuts) -> str:
         return ""
     count = len(cuts.positions(cuts.stage(test.bytes)))
     found = counted(count, "cut") if count else "no cut"
-    each = f" at stages of {figure(cuts.stage(None), 'bytes')}" if test.size is None else ""
-    return f"; the forward makes {figure(cuts.produced, 'bytes')} and has {found}{each}"
+    each = f" at stages of {format_quantity(cuts.stage(None), 'bytes')}" if test.size is None else ""
+    return f"; the forward makes {format_quantity(cuts.produced, 'bytes')} and has {found}{each}"
 
 
 def nearest_paths_hint(glob: str, facts: Facts) -> str:
@@ -272,12 +272,12 @@ def _likeness(wanted: str, family: str) -> float:
 _MOST = 3
 
 
-def would_match(selector: Selector, selections: Selections) -> tuple[Mend, ...]:
-    """A mend for each other word of a selector, as it is written, with which it picks something."""
-    found: dict[Mend, None] = {}
-    for mend, other in _candidates(selector, selections):
+def would_match(selector: Selector, selections: Selections) -> tuple[Fix, ...]:
+    """A fix for each other word of a selector, as it is written, with which it picks something."""
+    found: dict[Fix, None] = {}
+    for fix, other in _candidates(selector, selections):
         if selections.rows(other):
-            found[mend] = None
+            found[fix] = None
         if len(found) == _MOST:
             break
     return tuple(found)
@@ -313,29 +313,29 @@ def glob_span(glob: str, phrase: Span) -> Span:
     return Span(phrase.source, start - quoted, end + quoted)
 
 
-def _candidates(selector: Selector, selections: Selections) -> Iterator[tuple[Mend, Selector]]:
+def _candidates(selector: Selector, selections: Selections) -> Iterator[tuple[Fix, Selector]]:
     for part in walk(selector):
         if part.span is NOWHERE:
             continue
         if isinstance(part, InModule) and not part.outside and not selections.rows(part):
             for glob in near_globs(part.glob, selections.facts):
-                (mend,) = written(glob_span(part.glob, part.span), [glob], near=True)
-                yield mend, _with(selector, part, evolve(part, glob=glob))
+                (fix,) = written(glob_span(part.glob, part.span), [glob], near=True)
+                yield fix, _with(selector, part, evolve(part, glob=glob))
         elif isinstance(part, Operator | Reference) and not selections.rows(part):
             for form in forms_of(part.name) if getattr(part, "namespace", None) in (None, "aten") else ():
                 if form.is_whole and selections.rows(form.selector):
-                    (mend,) = written(part.span, [as_one([form.text])])
-                    yield mend, _with(selector, part, form.selector)
+                    (fix,) = written(part.span, [as_one([form.text])])
+                    yield fix, _with(selector, part, form.selector)
         elif isinstance(part, Where):
             for test in predicates(part.predicate):
                 if isinstance(test, Match) and test.property == "module" and test.op == "==":
                     for glob in near_globs(test.pattern, selections.facts):
-                        (mend,) = written(glob_span(test.pattern, test.span), [glob], near=True)
+                        (fix,) = written(glob_span(test.pattern, test.span), [glob], near=True)
                         predicate = _replaced(part.predicate, test, evolve(test, pattern=glob))
-                        yield mend, _with(selector, part, evolve(part, predicate=predicate))
+                        yield fix, _with(selector, part, evolve(part, predicate=predicate))
                 elif isinstance(test, Is) and (instead := other_origin(test, part, selections)) is not None:
-                    (mend,) = written(test.span, [instead.name])
-                    yield mend, _with(selector, part, evolve(part, predicate=_replaced(part.predicate, test, instead)))
+                    (fix,) = written(test.span, [instead.name])
+                    yield fix, _with(selector, part, evolve(part, predicate=_replaced(part.predicate, test, instead)))
 
 
 def _with(selector: Selector, part: Selector, other: Selector) -> Selector:
@@ -428,7 +428,7 @@ def _times(node: Where, row: int, selections: Selections) -> str:
         return ""
     found = ((each, selections.prices.of(each, row)) for each in asked)
     said = (
-        f"its {each} is {figure(value, 'seconds')}" if value is not None else f"it has no {each}"
+        f"its {each} is {format_quantity(value, 'seconds')}" if value is not None else f"it has no {each}"
         for each, value in found
     )
     return f": {joined(list(said))}"

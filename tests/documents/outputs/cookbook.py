@@ -12,7 +12,7 @@ from policylang.graph.facts import Facts
 from policylang.language.diagnostics import is_error
 from policylang.language.loader import parse_policy
 from policylang.language.syntax import Policy
-from policylang.language.wording import counted, figure
+from policylang.language.wording import counted, format_quantity
 from policylang.planning.inspection.breakdown import Breakdown, breakdown
 from policylang.report.diagnostics import render_text
 from policylang.report.report_text import bytes_text
@@ -47,10 +47,10 @@ def _sentence(name: str, found: Breakdown) -> str:
     saved = f"{bytes_text(under.amounts.saved_bytes)} saved, of {bytes_text(without.amounts.saved_bytes)}"
     moved = f"; {bytes_text(under.amounts.offloaded_bytes)} on the host" if under.amounts.offloaded else ""
     flops = under.amounts.recomputed_flops
-    share = f", {figure(flops / found.forward_flops, 'fraction')} of the forward" if flops else ""
+    share = f", {format_quantity(flops / found.forward_flops, 'fraction')} of the forward" if flops else ""
     names = ", ".join(f"`{operator}`" for operator in found.uncounted_again or ())
     share += f" (not counting {names}, which has no formula)" if names else ""
-    again = f"{figure(flops, 'flops')} computed again{share}" if flops else f"no FLOPs computed again{share}"
+    again = f"{format_quantity(flops, 'flops')} computed again{share}" if flops else f"no FLOPs computed again{share}"
     peak = f"estimated peak {bytes_text(under.peak.bytes)}, of {bytes_text(without.peak.bytes)}"
     fused = f"{counted(len(found.plan.edits.done), 'pair')} of collectives made one; " if found.plan.edits.done else ""
     return f"On `{name}`: {fused}{saved}{moved}; {again}; {peak}."

@@ -6,7 +6,7 @@ import re
 
 import policylang
 from policylang.api.planned_graphs import on_graph
-from policylang.language.wording import figure
+from policylang.language.wording import format_quantity
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.worth import worth_of_rules
@@ -24,14 +24,14 @@ def margins(shown: Shown) -> str:
     (plan,), _ = on_graph(policylang.load(policy), {graph: facts}, None, one_model=False)
     rows = ["| rule | saved | recomputed | a GiB |", "|---|---|---|---|"]
     for worth in worth_of_rules(breakdown(plan).plan, capabilities_for(facts.kind, None)):
-        price = "" if worth.flops_per_gib is None else figure(worth.flops_per_gib, "flops")
+        price = "" if worth.flops_per_gib is None else format_quantity(worth.flops_per_gib, "flops")
         saved, again = _signed(worth.saved_bytes, "bytes"), _signed(worth.recomputed_flops, "flops")
         rows.append(f"| `{plan.policy.rules[worth.rule].text}` | {saved} | {again} | {price} |")
     return "\n".join(rows)
 
 
 def _signed(amount: int, dimension: str) -> str:
-    return f"{'+' if amount > 0 else '−'}{figure(abs(amount), dimension)}" if amount else "0"  # type: ignore[arg-type]
+    return f"{'+' if amount > 0 else '−'}{format_quantity(abs(amount), dimension)}" if amount else "0"  # type: ignore[arg-type]
 
 
 def nothing_matched(shown: Shown) -> str:
@@ -49,12 +49,14 @@ def front_page(shown: Shown) -> str:
     (plan,), _ = on_graph(policylang.parse(text), {"": facts}, None, one_model=False)
     found = breakdown(plan)
     under, without = found.under, found.without
-    again = figure(under.amounts.recomputed_flops / found.forward_flops, "fraction")
+    again = format_quantity(under.amounts.recomputed_flops / found.forward_flops, "fraction")
     rows = [
         ("kept for the backward", under.amounts.saved_bytes, without.amounts.saved_bytes),
         ("peak of the step, weights and gradients included", under.peak.bytes, without.peak.bytes),
     ]
-    lines = [f"| {what} | {figure(one, 'bytes')} | {figure(other, 'bytes')} |" for what, one, other in rows]
+    lines = [
+        f"| {what} | {format_quantity(one, 'bytes')} | {format_quantity(other, 'bytes')} |" for what, one, other in rows
+    ]
     head = ["| | with the policy | nothing recomputed |", "|---|---|---|"]
     return "\n".join([*head, *lines, f"| FLOPs of the forward computed again | {again} | 0% |"])
 
