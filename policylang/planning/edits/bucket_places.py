@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from functools import cached_property
 
@@ -26,9 +26,10 @@ from policylang.planning.edits.edit_planner import RefusedError, ReplacedMemory
 
 _STAYS = Flag.WRITES | Flag.RANDOM | Flag.SEED | Flag.EFFECTFUL | Flag.COLLECTIVE | Flag.COMPUTE
 _NAMESPACES = ("aten", "prims", "builtin", "math")
-"""Of the operators of which it is known that they do nothing but compute their result."""
+"""Of operators that are known to do nothing but compute their result."""
 DEPENDS = "reads what another one of the bucket gives"
 _LAST = 1 << 60
+_NO_BLOCK = -1
 
 
 class _Side(IntEnum):
@@ -38,8 +39,8 @@ class _Side(IntEnum):
 
 
 Slot = tuple[int, int, int]
-"""When something runs: before a row, as the how manieth of what was placed there, and on which side of it. What has
-not moved runs at its own row, after all that was placed before it."""
+"""When a row runs: before which row, with which of the placements there, and on which side of it. A row that has not
+moved runs at its own place, after all that was placed before it."""
 
 
 @frozen
@@ -72,23 +73,25 @@ class Places:
             starts: the collectives.
 
         Raises:
-            RefusedError: where an input cannot be there by then.
+            RefusedError: if an input cannot be ready by then.
         """
         before = min(map(self._first_reader, results))
-        self._check_held((*starts, *results), before)
-        self._check_memory(sources, starts, before)
-        ahead = self._pulled(sources, before)
-        read = {source for row in ahead for source in self.facts.inputs[row]}.union(sources)
-        if not read.isdisjoint(results):
+        self._check(sources, results, starts, before)
+        inputs = self.facts.inputs
+        place = before, self._count + 1, _Side.NEW
+        ahead = self._moved(sources, inputs, before, lambda row: self._slot(row) > place)
+        if not {source for row in ahead for source in inputs[row]}.union(sources).isdisjoint(results):
             raise RefusedError(DEPENDS)
         return Placement(before, ahead, ())
 
     def late(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int]) -> Placement:
         """Where the last of several collectives starts. Arguments and errors as for :meth:`early`."""
         before = max(*starts, *(self._slot(row)[0] for row in sources))
-        self._check_held((*starts, *results), before)
-        self._check_memory(sources, starts, before)
-        behind = self._pushed(results, before)
+        self._check(sources, results, starts, before)
+        users = self.facts.users
+        place = before, self._count + 1, _Side.NEW
+        readers = (user for row in results for user in users[row])
+        behind = self._moved(readers, users, before, lambda row: self._slot(row) < place)
         if not set(behind).isdisjoint(sources):
             raise RefusedError(DEPENDS)
         return Placement(before, (), behind)
@@ -110,30 +113,18 @@ class Places:
         first = min((self._slot(user) for user in self.facts.users[result]), default=(result, _LAST, _LAST))
         return first[0] if first[1] == _LAST else result
 
-    def _pulled(self, sources: Iterable[int], before: int) -> tuple[int, ...]:
-        """The rows that have to move ahead of ``before`` for the sources to be ready."""
-        place = before, self._count + 1, _Side.NEW
+    def _moved(
+        self, rows: Iterable[int], edges: Sequence[Sequence[int]], before: int, is_wrong: Callable[[int], bool]
+    ) -> tuple[int, ...]:
+        """The rows on the wrong side of a place, among some rows and what they reach along edges."""
         found: set[int] = set()
-        pending = [row for row in sources if self._slot(row) > place]
+        pending = [row for row in rows if is_wrong(row)]
         while pending:
             row = pending.pop()
             if row not in found:
-                self._check_moves(row, before, row)
+                self._check_moves(row, min(row, before), max(row, before))
                 found.add(row)
-                pending += [source for source in self.facts.inputs[row] if self._slot(source) > place]
-        return tuple(sorted(found))
-
-    def _pushed(self, results: Iterable[int], before: int) -> tuple[int, ...]:
-        """The rows that have to move behind ``before`` because they read a result."""
-        place = before, self._count + 1, _Side.NEW
-        found: set[int] = set()
-        pending = [user for row in results for user in self.facts.users[row] if self._slot(user) < place]
-        while pending:
-            row = pending.pop()
-            if row not in found:
-                self._check_moves(row, row, before)
-                found.add(row)
-                pending += [user for user in self.facts.users[row] if self._slot(user) < place]
+                pending += [each for each in edges[row] if is_wrong(each)]
         return tuple(sorted(found))
 
     def _check_moves(self, row: int, first: int, last: int) -> None:
@@ -147,13 +138,12 @@ class Places:
             raise RefusedError(f"{name} stands between")
         self._check_unwritten((row, *facts.inputs[row]), first, last)
 
-    def _check_held(self, rows: Iterable[int], before: int) -> None:
-        for row in rows:
+    def _check(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int], before: int) -> None:
+        """Check that collectives may move to a place: past no held row, and past no write to their inputs."""
+        for row in (*starts, *results):
             first = bisect_left(self.held, min(row, before))
             if first < len(self.held) and self.held[first] < max(row, before):
                 raise RefusedError(f"{self.facts.names[self.held[first]]} stands between")
-
-    def _check_memory(self, sources: Sequence[int], starts: Sequence[int], before: int) -> None:
         for source, start in zip(sources, starts, strict=True):
             self._check_unwritten((source,), min(start, before), max(start, before))
 
@@ -163,9 +153,6 @@ class Places:
             for writer in self.memory.written.get(self.memory.roots[row], ()):
                 if first <= writer < last:
                     raise RefusedError(f"memory is written: {self.facts.names[writer]}")
-
-
-OUTSIDE = -1
 
 
 class Serving:
@@ -181,38 +168,20 @@ class Serving:
         self.block_of = block_of
 
     def block(self, collective: int) -> int:
-        """The block's number; -1 outside the blocks."""
-        return self._used_in(collective) if self.facts.targets[collective] == GATHER else self._made_in(collective)
-
-    def _used_in(self, collective: int) -> int:
-        """The block of the first computation that uses its result."""
-        facts, computed = self.facts, len(self.facts)
+        """The block of the first computation that uses what is gathered, or of the last that makes what is reduced; -1
+        outside the blocks."""
+        facts, gather = self.facts, self.facts.targets[collective] == GATHER
+        edges = facts.users if gather else facts.inputs
+        computed: list[int] = []
         seen, pending = {collective}, [collective]
         while pending:
-            for user in facts.users[pending.pop()]:
-                if facts.ops[user] != "call_function" or user in seen:
-                    continue
-                seen.add(user)
-                if self._passes[user]:
-                    pending.append(user)
-                else:
-                    computed = min(computed, user)
-        return self.blocks[computed] if computed < len(facts) else self.block_of[collective]
-
-    def _made_in(self, collective: int) -> int:
-        """The block of the last computation that makes its input."""
-        facts, computed = self.facts, OUTSIDE
-        seen, pending = {collective}, [collective]
-        while pending:
-            for source in facts.inputs[pending.pop()]:
-                if facts.ops[source] != "call_function" or source in seen:
-                    continue
-                seen.add(source)
-                if self._passes[source]:
-                    pending.append(source)
-                else:
-                    computed = max(computed, source)
-        return self.blocks[computed] if computed >= 0 else self.block_of[collective]
+            for each in edges[pending.pop()]:
+                if facts.ops[each] == "call_function" and each not in seen:
+                    seen.add(each)
+                    (pending if self._passes[each] else computed).append(each)
+        if not computed:
+            return self.block_of[collective]
+        return self.blocks[min(computed) if gather else max(computed)]
 
     @cached_property
     def blocks(self) -> Sequence[int]:
@@ -221,15 +190,15 @@ class Serving:
         if has_no_modules(facts):
             return self.block_of
         found = array("l", self.block_of)
-        order: dict[int, int] = {OUTSIDE: OUTSIDE}
+        order: dict[int, int] = {_NO_BLOCK: _NO_BLOCK}
         kept = self._kept
         for row, op in enumerate(facts.ops):
             if op != "call_function" or kept[row]:
-                found[row] = OUTSIDE
+                found[row] = _NO_BLOCK
                 continue
-            if found[row] == OUTSIDE and not self._is_named(row):
+            if found[row] == _NO_BLOCK and not self._is_named(row):
                 found[row] = max(
-                    (found[source] for source in facts.inputs[row]), key=order.__getitem__, default=OUTSIDE
+                    (found[source] for source in facts.inputs[row]), key=order.__getitem__, default=_NO_BLOCK
                 )
             order.setdefault(found[row], len(order))
         return found

@@ -31,15 +31,14 @@ from policylang.language.syntax import Bucket
 from policylang.operators.layouts import contiguous, viewed
 from policylang.operators.names import ALL_REDUCE, CAT, CLONE, GATHER, SCATTER, SLICE, VIEW, WAIT
 from policylang.planning.edits.bucket_places import Placement, Places, Serving
-from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, ReplacedMemory, Setting
-from policylang.planning.edits.layout_chains import NOWHERE, phase, relaid, source_of
+from policylang.planning.edits.edit_planner import REDUCES, EditPlanner, NewNodes, RefusedError, ReplacedMemory, Setting
+from policylang.planning.edits.layout_chains import NO_ROW, phase, relaid, single_input
 from policylang.planning.edits.other_ranks import Grid, dims_of
 from policylang.planning.edits.proof import old_calls
 from policylang.planning.graph_edit import Edit, FusedGroup, Node, Refusal
 
-KINDS = (GATHER, SCATTER, ALL_REDUCE)
+BUCKETABLE = (GATHER, SCATTER, ALL_REDUCE)
 """The operators of which several can be one."""
-REDUCES = ("sum", "avg")
 
 
 @frozen
@@ -95,10 +94,10 @@ def member_of(facts: Facts, row: int, places: Places, sizes: Mapping[str, int]) 
     ``sizes``: of the groups (:func:`group_sizes`).
     """
     target, arguments = facts.targets[row], facts.arguments[row]
-    if target not in KINDS:
+    if target not in BUCKETABLE:
         raise RefusedError(f"not one of those that can be joined: {target.partition('.')[2].partition('.')[0]}")
-    source, group = source_of(facts, row), facts.group_names[row]
-    if source == NOWHERE or len(arguments) < 3:  # the tensor, the group, and the ranks or the reduction
+    source, group = single_input(facts, row), facts.group_names[row]
+    if source == NO_ROW or len(arguments) < 3:  # the tensor, the group, and the ranks or the reduction
         raise RefusedError("arguments not known", "a snapshot of an earlier version does not have them")
     if group not in facts.groups:
         raise RefusedError("group not known")
@@ -150,19 +149,12 @@ def depths(facts: Facts, members: Sequence[Member]) -> list[int]:
     """Row to the number of members on the way to its result."""
     found: list[int] = []
     for row in range(members[0].row, members[-1].row + 1) if members else ():
-        deep = max((behind.get(source, 0) for source in facts.inputs[row]), default=0) if behind else 0
+        depth = max((behind.get(source, 0) for source in facts.inputs[row]), default=0) if behind else 0
         if row in wanted:
-            found.append(deep)
-            deep += 1
-        if deep:
-            behind[row] = deep
-    return found
-
-
-def grouped(members: Iterable[Member]) -> dict[Alike, list[Member]]:
-    found: dict[Alike, list[Member]] = {}
-    for member in members:
-        found.setdefault(member.alike, []).append(member)
+            found.append(depth)
+            depth += 1
+        if depth:
+            behind[row] = depth
     return found
 
 
@@ -186,7 +178,7 @@ ALIGNED = 16
 """Bytes: what Inductor takes for granted of memory that a graph allocates."""
 
 
-def merge(
+def merge_members(
     facts: Facts, members: Sequence[Member], group: FusedGroup, new: NewNodes, memory: ReplacedMemory
 ) -> tuple[dict[int, str], list[tuple[int, tuple[int, ...]]]]:
     """Make the new nodes. Returns each member's wait with its replacement, and the rows behind it whose strides
@@ -235,26 +227,26 @@ class _Cutter:
         shape, stride = (*self.shape[:-1], member.piece), contiguous(self.shape)
         arguments = (self.whole, dim, start, self.at)
         part = new.add(SLICE, arguments, shape, stride, member.wait if shape == member.gives else member.row)
-        lies = viewed(shape, stride, member.gives)
+        strides = viewed(shape, stride, member.gives)
         # Of lengths of 1 in memory with gaps, torch does not work out the strides of a view in one way alone.
         plain = stride == contiguous(shape) or 1 not in (*shape, *member.gives)
-        if lies is None or not plain or not self._may_share(member, start, lies):
+        if strides is None or not plain or not self._may_share(member, start, strides):
             stride = contiguous(shape)
             like = member.wait if shape == member.gives else member.row
             part = new.add(CLONE, (part, "contiguous_format"), shape, stride, like)
-            lies = contiguous(member.gives)
+            strides = contiguous(member.gives)
         if shape != member.gives:
-            part = new.add(VIEW, (part, member.gives), member.gives, lies, member.wait)
+            part = new.add(VIEW, (part, member.gives), member.gives, strides, member.wait)
         return part.name
 
-    def _may_share(self, member: Member, start: int, lies: tuple[int, ...]) -> bool:
+    def _may_share(self, member: Member, start: int, strides: tuple[int, ...]) -> bool:
         """Whether a member's value may be a view of the bucket's memory."""
         facts, wait = self.facts, member.wait
         item = facts.bytes[wait] // facts.numel[wait]
         rows = self.shape[-1] if prod(self.shape[:-1]) > 1 else 0
         if start * item % ALIGNED or rows * item % ALIGNED or self.memory.is_returned(wait):
             return False
-        behind = relaid(facts, wait, lies)
+        behind = relaid(facts, wait, strides)
         if isinstance(behind, int):
             return False
         self.restrided += behind
@@ -266,15 +258,15 @@ def _flattened(facts: Facts, member: Member, shape: tuple[int, ...], new: NewNod
     return node if shape == member.given else new.add(VIEW, (node, shape), shape, contiguous(shape), member.row)
 
 
-ALONE = "no other like it"
+NO_OTHER = "no other like it"
 BOUND = "others like it depend on it, or it on them"
-OUTSIDE = "outside the blocks"
+OUTSIDE_BLOCKS = "outside the blocks"
 TOO_LARGE = "larger than the limit"
 NO_ROOM = "no neighbour fits beside it"
 LIMITED = (TOO_LARGE, NO_ROOM)
 KEPT = "its order is kept"
 MOST_OPEN = 8
-"""Of buckets that a member is tried in: others of its depth stand too far apart to be joined."""
+"""How many buckets a member is tried in; others of its depth are too far away."""
 
 
 @mutable
@@ -317,8 +309,8 @@ class Buckets(EditPlanner[Bucket]):
         done: list[_Done] = []
         for members, alone in self._candidates():
             check_cancelled()
-            for pile in self._piled(members, alone):
-                if len(pile) > 1 and (found := self._bucket(pile)) is not None:
+            for bucket in self._packed(members, alone):
+                if len(bucket) > 1 and (found := self._bucket(bucket)) is not None:
                     done.append(found)
         done.sort(key=lambda each: (each.place, each.count))
         return [*_placed(self.facts, done), *(each for _, each in sorted(self._refused, key=lambda each: each[0]))]
@@ -352,64 +344,62 @@ class Buckets(EditPlanner[Bucket]):
                 members.append(member_of(self.facts, row, self.places, self.sizes))
             except RefusedError as why:
                 self._refuse([row], why)
-        deep = {each.row: depth for each, depth in zip(members, depths(self.facts, members), strict=True)}
+        depth_of = {each.row: depth for each, depth in zip(members, depths(self.facts, members), strict=True)}
         found: list[tuple[list[Member], str]] = []
         for alike in self._within_blocks(members, block_of):
             by_depth: dict[int, list[Member]] = {}
             for member, depth in zip(alike, depths(self.facts, alike), strict=True):
                 by_depth.setdefault(depth, []).append(member)
-            found.extend((each, BOUND if len(alike) > 1 else ALONE) for each in by_depth.values())
-        return sorted(found, key=lambda each: _turn(each[0], deep))
+            found.extend((each, BOUND if len(alike) > 1 else NO_OTHER) for each in by_depth.values())
+        return sorted(found, key=lambda each: _placing_order(each[0], depth_of))
 
-    def _within_blocks(self, members: Sequence[Member], block_of: Sequence[int]) -> Iterator[list[Member]]:
+    def _within_blocks(self, members: Sequence[Member], block_of: Sequence[int]) -> list[list[Member]]:
         """Members that are alike, by stretches of blocks in running order."""
-        if self.statement.blocks is None:
-            yield from grouped(members).values()
-            return
         order: dict[int, dict[int, int]] = {}
         stretches: dict[tuple[int, Alike], list[Member]] = {}
-        serving = Serving(self.facts, block_of)
+        serving, place = Serving(self.facts, block_of), 0
         for member in members:
-            block = serving.block(member.row)
-            if block < 0:
-                self._refuse([member.row], RefusedError(OUTSIDE))
-                continue
-            places = order.setdefault(member.alike.phase, {})
-            place = places.setdefault(block, len(places)) // self.statement.blocks
+            if self.statement.blocks is not None:
+                block = serving.block(member.row)
+                if block < 0:
+                    self._refuse([member.row], RefusedError(OUTSIDE_BLOCKS))
+                    continue
+                places = order.setdefault(member.alike.phase, {})
+                place = places.setdefault(block, len(places)) // self.statement.blocks
             stretches.setdefault((place, member.alike), []).append(member)
-        yield from stretches.values()
+        return list(stretches.values())
 
-    def _piled(self, members: Sequence[Member], alone: str) -> Iterator[list[Member]]:
+    def _packed(self, members: Sequence[Member], alone: str) -> Iterator[list[Member]]:
         """Members in buckets with room and a place for them. Those that stay alone are refused."""
-        piles: list[_OpenBucket] = []
+        buckets: list[_OpenBucket] = []
         reasons: dict[int, RefusedError] = {}
         for member in members:
             if self.limit is not None and member.bytes > self.limit:
                 reasons[member.row] = RefusedError(TOO_LARGE)
-                piles.append(_OpenBucket([member], member.bytes, full=True))
+                buckets.append(_OpenBucket([member], member.bytes, full=True))
                 continue
-            for pile in [each for each in piles if not each.full][-MOST_OPEN:]:
-                if self.limit is not None and pile.size + member.bytes > self.limit:
-                    pile.full = True
-                    for each in (member, pile.members[0]):
+            for bucket in [each for each in buckets if not each.full][-MOST_OPEN:]:
+                if self.limit is not None and bucket.size + member.bytes > self.limit:
+                    bucket.full = True
+                    for each in (member, bucket.members[0]):
                         reasons.setdefault(each.row, RefusedError(NO_ROOM))
                     continue
                 try:
-                    self._place([*pile.members, member])
+                    self._place([*bucket.members, member])
                 except RefusedError as why:
                     reasons.setdefault(member.row, why)
-                    reasons.setdefault(pile.members[0].row, why)
+                    reasons.setdefault(bucket.members[0].row, why)
                 else:
-                    pile.members.append(member)
-                    pile.size += member.bytes
+                    bucket.members.append(member)
+                    bucket.size += member.bytes
                     break
             else:
-                piles.append(_OpenBucket([member], member.bytes))
-        for pile in piles:
-            if len(pile.members) == 1:
-                (member,) = pile.members
-                self._refuse([member.row], reasons.get(member.row) or RefusedError(alone, _said(member.alike)))
-            yield pile.members
+                buckets.append(_OpenBucket([member], member.bytes))
+        for bucket in buckets:
+            if len(bucket.members) == 1:
+                (member,) = bucket.members
+                self._refuse([member.row], reasons.get(member.row) or RefusedError(alone, _described(member.alike)))
+            yield bucket.members
 
     def _place(self, members: Sequence[Member]) -> Placement:
         place = self.places.late if members[0].alike.late else self.places.early
@@ -433,11 +423,10 @@ class Buckets(EditPlanner[Bucket]):
     def _planned(self, members: Sequence[Member], placement: Placement) -> Edit:
         facts, first = self.facts, members[0]
         new = NewNodes(self.setting, self.kind)
-        replaced, restrided = merge(facts, members, self._group(first.alike.group), new, self.places.memory)
+        replaced, restrided = merge_members(facts, members, self._group(first.alike.group), new, self.places.memory)
         sources = tuple(dict.fromkeys(each.source for each in members))
         rows = sorted(row for each in members for row in (each.row, each.wait))
-        pairs = [(facts.names[row], name) for row, name in replaced.items()]
-        proof = self.prove(sources, old_calls(facts, rows), new.calls(), pairs, (first.alike.group,))
+        proof = self.prove(sources, old_calls(facts, rows), new.calls(), replaced, (first.alike.group,))
         new.take_names()
         return self.edit(
             [each.row for each in members],
@@ -473,14 +462,14 @@ def _is_exact(member: Member) -> bool:
     return alike.target == GATHER or member.ranks <= 2 or not alike.dtype.startswith(("float", "bfloat", "complex"))
 
 
-def _turn(members: Sequence[Member], deep: Mapping[int, int]) -> tuple[bool, int, int]:
+def _placing_order(members: Sequence[Member], depth_of: Mapping[int, int]) -> tuple[bool, int, int]:
     """The order in which buckets are placed: of late ones, those that read another's results come before it, so that
     it finds its readers behind it."""
     late = members[0].alike.late
-    return late, -max(deep[each.row] for each in members) if late else 0, members[0].row
+    return late, -max(depth_of[each.row] for each in members) if late else 0, members[0].row
 
 
-def _said(alike: Alike) -> str:
+def _described(alike: Alike) -> str:
     """What the members of a bucket have in common, as a phrase."""
     operator = alike.target.partition(".")[2].partition(".")[0]
     return f"{operator} of {alike.dtype} over group `{alike.group}`"

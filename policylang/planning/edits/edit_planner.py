@@ -1,7 +1,7 @@
 """A kind of graph edit, and what all kinds share: names, new nodes, proofs, aliasing, agreement among ranks.
 
 A kind is a class that is given one statement and one graph, and yields edits and refusals. It is registered in
-:data:`policylang.planning.edits.statement_edits.KINDS`; nothing else knows it.
+:data:`policylang.planning.edits.statement_edits.EDIT_KINDS`; nothing else knows it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from policylang.planning.edits.other_ranks import ConsensusRound, Grid, Proposal
 from policylang.planning.edits.proof import ChainCall, Equivalence, Prover, new_call
 from policylang.planning.graph_edit import Edit, NewNode, Node, Proof, Refusal
 
+REDUCES = ("sum", "avg")
+"""Reductions of which several can be one: the mean of means over groups of equal size is the mean of all."""
 SAME_GRAPH = "other ranks, which were not asked, run the same graph"
 Asked = TypeVar("Asked")
 """The statement of a kind."""
@@ -176,13 +178,14 @@ class EditPlanner(ABC, Generic[Asked]):
         sources: Sequence[int],
         old: Sequence[ChainCall],
         new: Sequence[ChainCall],
-        pairs: Sequence[tuple[str, str]],
+        replaced: Mapping[int, str],
         groups: tuple[str, ...],
     ) -> Proof:
-        """Prove that old and new calls make the same of some rows; ``groups`` are those of the old collectives.
+        """Prove that new calls make the same of some rows as old ones; ``groups`` are those of the old collectives.
 
         Raises :class:`RefusedError` if that fails.
         """
+        pairs = tuple((self.facts.names[row], name) for row, name in replaced.items())
         shapes = tuple((self.facts.names[row], self.facts.shapes[row] or ()) for row in sources)
         found = self.setting.prover.prove(Equivalence(shapes, old, new, pairs, self.grid(groups), groups))
         if isinstance(found, str):
@@ -220,7 +223,7 @@ class EditPlanner(ABC, Generic[Asked]):
             **others,
         )
 
-    # --- what is settled with the other ranks ---
+    # --- consensus with the other ranks ---
 
     def rejected(self, *words: str) -> str:
         """Why a proposal of this name was rejected; empty if it was not."""

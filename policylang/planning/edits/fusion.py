@@ -31,7 +31,7 @@ from policylang.operators import layouts
 from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError, contiguous, is_contiguous
 from policylang.operators.moves import Part
 from policylang.operators.names import GATHER, SCATTER, SLICE, WAIT
-from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting
+from policylang.planning.edits.edit_planner import REDUCES, EditPlanner, NewNodes, RefusedError, Setting
 from policylang.planning.edits.layout_chains import (
     ChainLink,
     ChainPath,
@@ -44,8 +44,8 @@ from policylang.planning.edits.layout_chains import (
     path_between,
     phase,
     relaid,
-    rows_of,
-    source_of,
+    rows_of_hops,
+    single_input,
     steps_to,
     tail,
 )
@@ -74,7 +74,7 @@ class CollectiveChain:
     @property
     def rows(self) -> tuple[int, ...]:
         between = (row for path in self.between for row in path.rows)
-        return tuple(sorted((*self.collectives, *self.waits, *between, *rows_of(self.tail))))
+        return tuple(sorted((*self.collectives, *self.waits, *between, *rows_of_hops(self.tail))))
 
     @property
     def result(self) -> int:
@@ -135,7 +135,7 @@ class ChainFusion(EditPlanner[Fuse]):
         return permutations(usual) if len(usual) <= MOST_ORDERS else [usual]
 
     def source_of(self, chain: CollectiveChain) -> int:
-        return source_of(self.facts, chain.collectives[0])
+        return single_input(self.facts, chain.collectives[0])
 
     def grid(self, groups: tuple[str, ...]) -> Grid:
         grid = super().grid(groups)
@@ -152,9 +152,15 @@ class ChainFusion(EditPlanner[Fuse]):
             self._groups[names, order] = FusedGroup(ranks, existing, dims, grid.everyone_ordered(order))
         return self._groups[names, order]
 
-    def can_make(self, group: FusedGroup) -> bool:
-        """Whether the graph's torch can make a group with its ranks in this order."""
-        return group.name is not None or group.sorted or self.setting.capabilities.unsorted_groups
+    def unmakeable(self, group: FusedGroup) -> RefusedError | None:
+        """Why the graph's torch cannot make a group with its ranks in this order, if it cannot."""
+        if group.name is not None or group.sorted or self.setting.capabilities.unsorted_groups:
+            return None
+        listed = ", ".join(map(str, group.ranks[:6])) + (", …" if len(group.ranks) > 6 else "")
+        return RefusedError(
+            f"rank order {listed} needs `sort_ranks`",
+            "this torch sorts the ranks of a new group; it can be told not to from 2.12",
+        )
 
     def fused(
         self,
@@ -171,8 +177,7 @@ class ChainFusion(EditPlanner[Fuse]):
         on the way, before the first collective."""
         facts, first, source = self.facts, chain.collectives[0], self.source_of(chain)
         old, calls = old_calls(facts, chain.rows), new.calls() if calls is None else calls
-        pairs = [(facts.names[row], name) for row, name in replaced.items()]
-        proof = self.prove([source], old, calls, pairs, self.groups_of(chain.collectives))
+        proof = self.prove([source], old, calls, replaced, self.groups_of(chain.collectives))
         new.take_names()
         written = any(facts.flags[row] & Flag.WRITES for row in range(first, latest))
         return self.edit(
@@ -215,7 +220,7 @@ class ChainFusion(EditPlanner[Fuse]):
         self.check_link(link)
         wait = self.wait(link.inner)
         self.wait(link.outer)
-        path = path_between(self.facts, wait, source_of(self.facts, link.outer))
+        path = path_between(self.facts, wait, single_input(self.facts, link.outer))
         if isinstance(path, str):
             raise RefusedError(path)
         self.check_line(link, wait, path)
@@ -239,15 +244,6 @@ class ChainFusion(EditPlanner[Fuse]):
                 part = chain.part(start, end + 1)
                 yield part.collectives[-1], self.refusal(part.collectives, why)
             start = end + 1
-
-
-def needs_unsorted(group_ranks: Sequence[int]) -> RefusedError:
-    """For a torch that sorts the ranks of a new group."""
-    listed = ", ".join(map(str, group_ranks[:6])) + (", …" if len(group_ranks) > 6 else "")
-    return RefusedError(
-        f"rank order {listed} needs `sort_ranks`",
-        "this torch sorts the ranks of a new group; it can be told not to from 2.12",
-    )
 
 
 @frozen
@@ -481,8 +477,8 @@ class GatherChains(ChainFusion):
         _, steps, order, group = min(possible, key=lambda found: found[0])
         if steps.copies > copies(facts, chain.rows):
             raise RefusedError("would copy what is not copied now")
-        if not self.can_make(group):
-            raise needs_unsorted(group.ranks)
+        if why := self.unmakeable(group):
+            raise why
         return Derived(values, order, steps, group)
 
     def _start(self, chain: CollectiveChain, ranks: int) -> tuple[int, ...]:
@@ -498,10 +494,6 @@ class GatherChains(ChainFusion):
         stride = contiguous(start)
         gather = new.add(GATHER, (source, count, derived.group), start, stride, chain.collectives[-1])
         return new.add(WAIT, (gather,), start, stride, chain.waits[-1])
-
-
-REDUCES = ("sum", "avg")
-"""Reductions that compose: the mean of means over groups of equal size is the mean of all."""
 
 
 class ScatterChains(ChainFusion):
@@ -594,16 +586,15 @@ class ScatterChains(ChainFusion):
         self, grid: Grid, taken: list[Digits], left: DigitLayout, shape: tuple[int, ...], names: tuple[str, ...]
     ) -> tuple[LayoutSteps, FusedGroup]:
         """The rank order for which the source needs no copy, and the views that it takes."""
-        refused: FusedGroup | None = None
+        refused: RefusedError | None = None
         for order in self.orders(tuple(range(len(taken)))):
             slow = tuple(digit for place in order for digit in taken[place])
             steps = steps_to(DigitLayout((slow + left.dims[0], *left.dims[1:])), (), shape)
-            if steps.copies or not is_contiguous(steps.shape, steps.stride):
-                continue
-            group = self.fused_group(names, grid, order)
-            if self.can_make(group):
-                return steps, group
-            refused = group
+            if not steps.copies and is_contiguous(steps.shape, steps.stride):
+                group = self.fused_group(names, grid, order)
+                refused = self.unmakeable(group)
+                if refused is None:
+                    return steps, group
         if refused is not None:
-            raise needs_unsorted(refused.ranks)
+            raise refused
         raise RefusedError("scatters several dimensions", "one scatter would need a copy of the whole value first")

@@ -42,7 +42,7 @@ from policylang.operators.moves import JOINS, PASSING, Cut, Join, Move, Pick, Sp
 from policylang.operators.names import CLONE, GATHER, GETITEM, PERMUTE, PRODUCTS, VIEW, WAIT
 from policylang.planning.graph_edit import Edit
 
-NOWHERE = -1
+NO_ROW = -1
 
 
 @frozen
@@ -86,7 +86,7 @@ class Fan:
         return self.first.base
 
 
-def moved(facts: Facts, row: int, value: DigitLayout) -> DigitLayout:
+def _layout_after_row(facts: Facts, row: int, value: DigitLayout) -> DigitLayout:
     """A layout after the operator of a row. Raises :class:`NoDigitsError` with a phrase if it is no layout operator."""
     shape, name = facts.shapes[row], facts.names[row]
     if shape is None or facts.strides[row] is None or len(facts.inputs[row]) != 1:
@@ -163,15 +163,15 @@ def _copies(facts: Facts, row: int) -> bool:
 
 def piece_of(facts: Facts, row: int) -> Piece | None:
     """The part that a slice, or a ``getitem`` of a split, takes; None for other rows and unequal parts."""
-    move, source, shape = move_in(facts, row), source_of(facts, row), facts.shapes[row]
-    if source == NOWHERE or shape is None:
+    move, source, shape = move_in(facts, row), single_input(facts, row), facts.shapes[row]
+    if source == NO_ROW or shape is None:
         return None
     if isinstance(move, Cut) and (whole := facts.shapes[source]) is not None:
         dim = move.dim % len(whole)
         found = move.piece(whole[dim])
         return None if found is None else Piece(source, None, dim, False, *found)
-    split, base = move_in(facts, source), source_of(facts, source)
-    if not isinstance(move, Pick) or not isinstance(split, Split) or base == NOWHERE:
+    split, base = move_in(facts, source), single_input(facts, source)
+    if not isinstance(move, Pick) or not isinstance(split, Split) or base == NO_ROW:
         return None
     if (whole := facts.shapes[base]) is None or not isinstance(move.index, int):
         return None
@@ -183,10 +183,10 @@ def piece_of(facts: Facts, row: int) -> Piece | None:
     return Piece(base, source, dim, split.drops, move.index % count, count)
 
 
-def source_of(facts: Facts, row: int) -> int:
-    """The row that a layout operator or a collective reads; ``NOWHERE`` if its first argument is no single row."""
+def single_input(facts: Facts, row: int) -> int:
+    """The row that a layout operator or a collective reads; ``NO_ROW`` if its first argument is no single row."""
     arguments = facts.arguments[row]
-    return arguments[0].row if arguments and isinstance(arguments[0], Ref) else NOWHERE
+    return arguments[0].row if arguments and isinstance(arguments[0], Ref) else NO_ROW
 
 
 _HALVES = {GraphKind.FORWARD: int(Phase.FORWARD), GraphKind.BACKWARD: int(Phase.BACKWARD)}
@@ -202,19 +202,19 @@ class ChainLink:
 
 def links(facts: Facts, target: str = GATHER) -> Iterator[ChainLink]:
     """Every pair of collectives of which one reads the other through layout operators only, in graph order."""
-    origin = array("l", [NOWHERE]) * len(facts)
+    origin = array("l", [NO_ROW]) * len(facts)
     for row, name in enumerate(facts.targets):
         if name == target:
-            source = source_of(facts, row)
-            if source != NOWHERE and origin[source] != NOWHERE:
+            source = single_input(facts, row)
+            if source != NO_ROW and origin[source] != NO_ROW:
                 yield ChainLink(origin[source], row)
             origin[row] = row
         elif name in PASSING:
-            source = source_of(facts, row)
-            origin[row] = NOWHERE if source == NOWHERE else origin[source]
+            source = single_input(facts, row)
+            origin[row] = NO_ROW if source == NO_ROW else origin[source]
         elif name in JOINS:
             found = {origin[source] for source in facts.inputs[row]}
-            origin[row] = found.pop() if len(found) == 1 else NOWHERE
+            origin[row] = found.pop() if len(found) == 1 else NO_ROW
 
 
 Hop = int | Fan
@@ -245,9 +245,9 @@ def path_between(facts: Facts, start: int, end: int) -> ChainPath | str:
             if facts.targets[row] == GETITEM:
                 return f"{facts.names[row]} keeps a part"
             hops.append(row)
-            row = source_of(facts, row)
+            row = single_input(facts, row)
     hops.reverse()
-    return ChainPath(tuple(hops), rows_of(hops))
+    return ChainPath(tuple(hops), rows_of_hops(hops))
 
 
 def tail(facts: Facts, wait: int) -> tuple[Hop, ...]:
@@ -266,10 +266,10 @@ def last_row(hop: Hop) -> int:
 
 def layout_after(facts: Facts, hop: Hop, value: DigitLayout) -> DigitLayout:
     """A layout after a hop. Raises :class:`NoDigitsError` if it is no layout operator."""
-    return fanned(facts, hop, value) if isinstance(hop, Fan) else moved(facts, hop, value)
+    return fanned(facts, hop, value) if isinstance(hop, Fan) else _layout_after_row(facts, hop, value)
 
 
-def rows_of(hops: Iterable[Hop]) -> tuple[int, ...]:
+def rows_of_hops(hops: Iterable[Hop]) -> tuple[int, ...]:
     """In graph order."""
     return tuple(sorted(row for hop in hops for row in ((hop,) if isinstance(hop, int) else hop.rows)))
 
@@ -390,17 +390,17 @@ def steps_to(wanted: DigitLayout, order: Sequence[int], start: Lengths, *, copie
     runs = _runs(wanted, {origin: place for place, origin in enumerate(order)})
     position = {run: at for at, run in enumerate(sorted(runs, key=lambda run: run.key))}
     moved = [position[run] for run in runs]
-    pile = _Pile(start)
+    builder = _StepBuilder(start)
     if moved != sorted(moved):
         sizes = [0] * len(runs)
         for run in runs:
             sizes[position[run]] = run.size
-        pile.view(tuple(sizes))
-        pile.permute(moved)
-        if copied or viewed(pile.shape, pile.stride, wanted.shape) is None:
-            pile.copy()
-    pile.view(wanted.shape)
-    return LayoutSteps(tuple(pile.steps), pile.shape, pile.stride)
+        builder.view(tuple(sizes))
+        builder.permute(moved)
+        if copied or viewed(builder.shape, builder.stride, wanted.shape) is None:
+            builder.copy()
+    builder.view(wanted.shape)
+    return LayoutSteps(tuple(builder.steps), builder.shape, builder.stride)
 
 
 @frozen
@@ -412,7 +412,7 @@ class _Run:
     size: int
 
 
-class _Pile:
+class _StepBuilder:
     """Collects steps, without those that change nothing."""
 
     def __init__(self, shape: Lengths) -> None:
@@ -462,7 +462,7 @@ def common_names(facts: Facts) -> list[str]:
     """The names of all nodes as every rank has them.
 
     Where a rank takes its own piece of a split and nobody another one, the piece is another ``getitem`` on every rank.
-    Pieces that nobody reads may stand beside it.
+    There may be other pieces that nobody reads.
     """
     names, users, targets = list(facts.names), facts.users, facts.targets
     for row, readers in enumerate(users):

@@ -67,7 +67,7 @@ def grid_of(facts: Facts, names: Sequence[str]) -> Grid | str:
     here = set(groups[0].ranks).intersection(*(group.ranks for group in groups[1:]))
     if len(here) > 1 and len(names) > 1:
         return f"groups {_and(names)} overlap"
-    rank = next(iter(here)) if len(here) == 1 else own_rank(facts)
+    rank = next(iter(here)) if len(here) == 1 else rank_of_graph(facts)
     if not here:
         return f"groups {_and(names)} have no rank in common"
     if rank is None or rank not in here:
@@ -76,7 +76,7 @@ def grid_of(facts: Facts, names: Sequence[str]) -> Grid | str:
     return _translated(groups, rank) if mesh is None else _of_mesh(groups, mesh, rank)
 
 
-def own_rank(facts: Facts) -> int | None:
+def rank_of_graph(facts: Facts) -> int | None:
     """The rank whose graph it is: as the facts say, or the only one in all groups of the graph."""
     if facts.rank is not None or not facts.groups:
         return facts.rank

@@ -64,7 +64,7 @@ def new_call(node: NewNode) -> ChainCall:
     return ChainCall(node.name, node.target, node.arguments, node.shape)
 
 
-def group_of(call: ChainCall) -> str | FusedGroup:
+def group_argument(call: ChainCall) -> str | FusedGroup:
     """The group of a collective, which is the last argument of all."""
     group = call.arguments[-1]
     assert isinstance(group, (str, FusedGroup))
@@ -85,14 +85,14 @@ def _named(facts: Facts, value: Any) -> Any:
     return value
 
 
-Value = Tensor | tuple[Tensor, ...]
-Groups = Callable[[str | FusedGroup, int], tuple[int, ...]]
+RankValue = Tensor | tuple[Tensor, ...]
+RankGroups = Callable[[str | FusedGroup, int], tuple[int, ...]]
 """The ranks of the group in which a rank takes part, in group order."""
 
 
-def run(
-    calls: Iterable[ChainCall], inputs: Mapping[str, Mapping[int, Value]], groups: Groups
-) -> dict[str, dict[int, Value]]:
+def run_on_ranks(
+    calls: Iterable[ChainCall], inputs: Mapping[str, Mapping[int, RankValue]], groups: RankGroups
+) -> dict[str, dict[int, RankValue]]:
     """The result of every call on every rank.
 
     Args:
@@ -103,7 +103,7 @@ def run(
     Raises:
         MoveError: where torch would raise, as a sentence.
     """
-    values: dict[str, dict[int, Value]] = {name: dict(of_ranks) for name, of_ranks in inputs.items()}
+    values: dict[str, dict[int, RankValue]] = {name: dict(of_ranks) for name, of_ranks in inputs.items()}
     for call in calls:
         try:
             found = _together if isinstance(call.move, GroupMove) else _apart
@@ -113,10 +113,10 @@ def run(
     return values
 
 
-def _together(call: ChainCall, values: Mapping[str, Mapping[int, Any]], groups: Groups) -> dict[int, Value]:
-    shards, group = values[call.reads[0]], group_of(call)
+def _together(call: ChainCall, values: Mapping[str, Mapping[int, Any]], groups: RankGroups) -> dict[int, RankValue]:
+    shards, group = values[call.reads[0]], group_argument(call)
     met: dict[tuple[int, ...], Sequence[Tensor]] = {}
-    found: dict[int, Value] = {}
+    found: dict[int, RankValue] = {}
     for rank in shards:
         if rank in found:
             continue
@@ -129,10 +129,10 @@ def _together(call: ChainCall, values: Mapping[str, Mapping[int, Any]], groups: 
     return found
 
 
-def _apart(call: ChainCall, values: Mapping[str, Mapping[int, Any]], _: Groups) -> dict[int, Value]:
+def _apart(call: ChainCall, values: Mapping[str, Mapping[int, Any]], _: RankGroups) -> dict[int, RankValue]:
     reads = call.reads
-    known: dict[Any, Value] = {}
-    found: dict[int, Value] = {}
+    known: dict[Any, RankValue] = {}
+    found: dict[int, RankValue] = {}
     for rank in values[reads[0]]:
         read, move = [values[name][rank] for name in reads], call.move.on(rank)
         key = move, tuple(map(id, read))
@@ -273,7 +273,7 @@ class Sizes:
 
 
 MOST_ELEMENTS = 1 << 22
-"""Of all ranks' shards together: what could not be made smaller than this is not tried."""
+"""In all ranks' shards together, at most; larger proofs are refused."""
 
 
 @frozen
@@ -352,7 +352,7 @@ def _prove(claimed: Equivalence) -> Proof | str:
         count = sum(map(prod, small.values()))
         sums = any(isinstance(call.move, Reduction) for call in old)
         once = _meets_once(claimed)
-        # Of one sum alone that every rank takes alike: what is added to an element is alike on all ranks.
+        # In a single sum that every rank takes alike, the same elements are added on all ranks.
         alike = once and not any(isinstance(call.move, Gather) for call in (*old, *new))
         each = 1 if alike or len(ranks) == 1 else len(ranks) if sums or once else len(ranks) ** 2
         if count * each > MOST_ELEMENTS:
@@ -361,8 +361,8 @@ def _prove(claimed: Equivalence) -> Proof | str:
         label = _labels_of_any if alike else _labels_to_add if sums else _labels
         shards_of = _labelled(small, sorted(ranks), label)
         groups = _groups(claimed)
-        before = run([sizes.small_call(call) for call in old], shards_of, groups)
-        after = run([sizes.small_call(call) for call in new], shards_of, groups)
+        before = run_on_ranks([sizes.small_call(call) for call in old], shards_of, groups)
+        after = run_on_ranks([sizes.small_call(call) for call in new], shards_of, groups)
     except MoveError as error:
         return str(error)
     seen = set()  # many ranks have the very same values
@@ -412,7 +412,7 @@ def _labels_of_any(_place: int, count: int, _world: int) -> Sequence[int]:
 
 
 def _meets_once(claimed: Equivalence) -> bool:
-    """Whether all ranks do the very same, as one group, and nothing that has met there meets again.
+    """Whether all ranks do the same, as one group, and nothing that has met there meets again.
 
     Then what a sum adds up lies at one place of every rank's shards, and is told by that place.
     """
@@ -422,7 +422,7 @@ def _meets_once(claimed: Equivalence) -> bool:
             return False
         behind = not met.isdisjoint(call.reads)
         if isinstance(call.move, GroupMove):
-            group = group_of(call)
+            group = group_argument(call)
             whole = group.ranks == claimed.grid.ranks if isinstance(group, FusedGroup) else len(claimed.groups) == 1
             if behind or not whole:
                 return False

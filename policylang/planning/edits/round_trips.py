@@ -33,7 +33,7 @@ from policylang.planning.edits.layout_chains import (
     layout_after,
     piece_of,
     relaid,
-    source_of,
+    single_input,
     steps_to,
 )
 from policylang.planning.edits.other_ranks import UNASKED, Grid
@@ -103,7 +103,7 @@ class RoundTrips(EditPlanner[Collapse]):
 
     def _gather(self, row: int) -> None:
         facts = self.facts
-        source, name = source_of(facts, row), facts.group_names[row]
+        source, name = single_input(facts, row), facts.group_names[row]
         if source < 0 or not name:
             return
         before, shape = self.values.get(source), facts.shapes[source]
@@ -127,7 +127,7 @@ class RoundTrips(EditPlanner[Collapse]):
     def _pass(self, row: int) -> Edit | Refusal | None:
         piece = self._piece(row)
         if piece is None or piece.count == 1:
-            self._follow(row, source_of(self.facts, row), row)
+            self._follow(row, single_input(self.facts, row), row)
             return None
         followed = piece.base in self.values and not piece.drops and not self._fans_out(piece)
         return self._cut(row, piece) if followed else None
@@ -212,7 +212,7 @@ class RoundTrips(EditPlanner[Collapse]):
         facts = self.facts
         for place, gather in enumerate(value.gathers):
             if left <= set(range(place)):
-                home = source_of(facts, gather)
+                home = single_input(facts, gather)
                 before = self.values[home].layout if home in self.values else layouts.shard(facts.shapes[home] or ())
                 try:
                     layout = layouts.relative(value.layout, before)
@@ -293,7 +293,7 @@ class RoundTrips(EditPlanner[Collapse]):
                 old.append(slice_on_ranks(facts.names[row], base, piece.cut, piece.count, shape, grid, part_at))
             elif row not in splits:
                 old.extend(old_calls(facts, [row]))
-        return self.prove([trip.home], old, new.calls(), [(facts.names[trip.row], result)], groups)
+        return self.prove([trip.home], old, new.calls(), {trip.row: result}, groups)
 
     def _newly_dead(self, rows: Sequence[int]) -> list[int]:
         """The rows that nobody reads once the last of them is not read, in graph order."""

@@ -24,7 +24,7 @@ from policylang.planning.edits.proof import Prover
 from policylang.planning.edits.round_trips import RoundTrips
 from policylang.planning.graph_edit import Edit, Edits, Node, Refusal
 
-KINDS: Mapping[str, type[EditPlanner[Any]]] = {
+EDIT_KINDS: Mapping[str, type[EditPlanner[Any]]] = {
     each.kind: each for each in (GatherChains, ScatterChains, RoundTrips, Buckets)
 }
 """By the ``kind`` of a statement."""
@@ -92,7 +92,7 @@ def _attempt(policy: Policy, start: Setting) -> tuple[Edits, Facts]:
         unread = unread_pieces(facts)
         setting = evolve(start, facts=without_pieces(facts, unread), number=number, names=NodeNames(facts.index))
         found = []
-        for outcome in KINDS[statement.kind](statement, setting).outcomes():
+        for outcome in EDIT_KINDS[statement.kind](statement, setting).outcomes():
             if isinstance(outcome, Refusal):
                 refused.append(outcome)
             else:
@@ -134,7 +134,7 @@ def _renamed(value: Any, replaced: dict[str, str]) -> Any:
 
 
 def _nothing(statement: Rewriting, before: Facts) -> Diagnostic:
-    text, kind = _text(statement), KINDS[statement.kind]
+    text, kind = _text(statement), EDIT_KINDS[statement.kind]
     nodes = counted(sum(f".{kind.counted}_" in target for target in before.targets), "node")
     return diagnose(
         refusals.NOTHING_TO_REWRITE,

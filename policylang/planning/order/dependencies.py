@@ -177,7 +177,7 @@ def unknown_operators(facts: Facts) -> list[int]:
 
 
 def communicates(facts: Facts, row: int) -> bool:
-    """Whether a row starts a collective or awaits one, copies for the host aside."""
+    """Whether a row starts or awaits a collective; copies to and from the host do not count."""
     return bool(facts.flags[row] & Flag.COLLECTIVE) or facts.targets[row] in WAITS
 
 

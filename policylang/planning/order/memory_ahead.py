@@ -1,4 +1,4 @@
-"""The memory of an order that is being made: what is alive now, and at each step that is still to come.
+"""The memory of an order that is being made: the bytes alive now, and at each later step.
 
 Counted as :mod:`policylang.simulation.memory` counts it. All that has not run is expected in the given order of the
 scheduler nodes; a node that is *pulled* runs now instead, which changes what is alive up to its old place.

@@ -13,7 +13,7 @@ from policylang.language.cancellation import check_cancelled
 from policylang.planning.order.dependencies import Dependencies, Role, awaited, roles_of
 from policylang.planning.order.segments import Segments
 
-Key = tuple[int, int, int]
+OrderKey = tuple[int, int, int]
 _BEFORE, _AT, _BEHIND = -1, 0, 1
 _EFFECT = int(Flag.RANDOM | Flag.SEED | Flag.EFFECTFUL | Flag.WRITES)
 
@@ -41,7 +41,7 @@ class Moves:
     """Pairs of which the first is to start before the second is to be awaited, and needs its result."""
 
 
-def moved(
+def move_collectives(
     facts: Facts,
     dependencies: Dependencies,
     segments: Segments,
@@ -80,12 +80,12 @@ class _Mover:
         self.kept, self.unknown = kept, unknown
         self.roles = roles_of(facts)
         self.calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
-        self.keys: dict[int, Key] = {}
+        self.keys: dict[int, OrderKey] = {}
         self.prefetched: dict[int, MoveRequest] = {}
         self.anchors = self._anchors()
         self.waits: dict[int, list[int]] = {}
         self.after: dict[int, list[int]] = {}
-        self.late: dict[int, int] = {}  # moved wait to the segment behind which it stands
+        self.late: dict[int, int] = {}  # moved wait to the segment behind which it is put
 
     def moves(self, prefetches: Sequence[MoveRequest], delays: Sequence[MoveRequest]) -> Moves:
         if delays:
@@ -97,7 +97,7 @@ class _Mover:
         found = Moves()
         self._move(prefetches, self._prefetch, found)
         self._move(delays, self._delay, found)
-        found.order = in_order(self.calls, self.before, self.keys)
+        found.order = sorted_by_keys(self.calls, self.before, self.keys)
         return found
 
     def _move(self, requests: Sequence[MoveRequest], move: Callable[[MoveRequest], None], found: Moves) -> None:
@@ -241,7 +241,7 @@ class _Mover:
         return found, readers
 
 
-def in_order(calls: Sequence[int], before: Sequence[Sequence[int]], keys: Mapping[int, Key]) -> list[int]:
+def sorted_by_keys(calls: Sequence[int], before: Sequence[Sequence[int]], keys: Mapping[int, OrderKey]) -> list[int]:
     """The rows sorted by key as far as dependencies allow; a row without a key is at its own place."""
     if not keys:
         return list(calls)

@@ -24,7 +24,7 @@ from policylang.language.diagnostics import (
 from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
 from policylang.language.wording import counted, first_lines, format_quantity, listed
 from policylang.operators.names import is_unknown
-from policylang.planning.edits.buckets import ALONE, LIMITED, OUTSIDE
+from policylang.planning.edits.buckets import LIMITED, NO_OTHER, OUTSIDE_BLOCKS
 from policylang.planning.edits.statement_edits import all_refused
 from policylang.planning.graph_edit import Edits, Refusal
 from policylang.planning.order.moves import Moves
@@ -289,7 +289,7 @@ def nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts) 
             help=f"write a larger size, or leave it out of a line that says `per block`; the smallest take {smallest}",
             details=each_refused,
         )
-    if reasons == {OUTSIDE}:
+    if reasons == {OUTSIDE_BLOCKS}:
         return diagnose(
             NONE_IN_BLOCKS,
             f"`{text}` puts nothing together: none of its {count} belongs to a block",
@@ -297,8 +297,8 @@ def nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts) 
             help="say with `blocks` which modules are blocks, or write a size in place of them, `up to 256 MiB`",
             details=each_refused,
         )
-    if reasons <= {ALONE, OUTSIDE}:
-        kinds = Counter(each.detail for each in refused if each.reason == ALONE)
+    if reasons <= {NO_OTHER, OUTSIDE_BLOCKS}:
+        kinds = Counter(each.detail for each in refused if each.reason == NO_OTHER)
         within = "" if statement.blocks is None else " of one stretch of blocks"
         return diagnose(
             NONE_ALIKE,

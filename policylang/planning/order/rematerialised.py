@@ -142,7 +142,7 @@ class _Runs:
             if source not in left_out:
                 inputs.append(found)
         if row in self.drawn:
-            inputs.insert(0, self.value[row] - 1)  # the state stands before what was drawn
+            inputs.insert(0, self.value[row] - 1)  # the state is the row before what was drawn
         name = self.names.second_run(old.names[row])
         copies[row] = self._add(RunRow(row, name, region, again=True), tuple(dict.fromkeys(inputs)), copies)
         self.steps.append((_FIRST, copies[row], region))
@@ -191,5 +191,5 @@ class _Runs:
             self.old, self.flat, self.drawn, self.rows, self.inputs, self.arguments, self.first, self.copies
         )
         origin = array("i", [row.old for row in self.rows])
-        again = [at for at, row in enumerate(self.rows) if row.again]
-        return RematerialisedGraph(columns.facts(), Schedule.of(self.steps), origin, again)
+        recomputed = [at for at, row in enumerate(self.rows) if row.again]
+        return RematerialisedGraph(columns.facts(), Schedule.of(self.steps), origin, recomputed)

@@ -17,7 +17,7 @@ from policylang.graph.facts import Facts, GraphKind, Phase
 from policylang.language.cancellation import check_cancelled
 from policylang.planning.order.dependencies import Role, directions, roles_of
 
-NOWHERE = -1
+NO_SEGMENT = -1
 _UNKNOWN = -1
 _BACKWARD = int(Phase.BACKWARD)
 
@@ -188,7 +188,7 @@ class _SegmentFinder:
         rows = [row for row, role in enumerate(self.roles) if role == Role.COMPUTES and block_of[row] >= 0]
         heavy = [row for row in rows if self.facts.flops[row]]
         computing = {block_of[row] for row in heavy or rows}
-        return [block if block in computing else NOWHERE for block in block_of]
+        return [block if block in computing else NO_SEGMENT for block in block_of]
 
     # --- the segments of one direction ---
 
@@ -197,8 +197,8 @@ class _SegmentFinder:
         if not rows:
             return
         kind = self.facts.kind
-        half = kind in (GraphKind.FORWARD, GraphKind.BACKWARD)
-        backward = kind is GraphKind.BACKWARD if half else self.facts.phases[rows[0]] == _BACKWARD
+        cut = kind in (GraphKind.FORWARD, GraphKind.BACKWARD)
+        backward = kind is GraphKind.BACKWARD if cut else self.facts.phases[rows[0]] == _BACKWARD
         if backward:
             told = self.labels.of(calls, self.recomputed)
             labels = self._filled([_UNKNOWN if row in self.recomputed else told[row] for row in rows])
@@ -222,7 +222,7 @@ class _SegmentFinder:
     def _filled(self, labels: Sequence[int]) -> list[int]:
         """Nodes without a label have that of the node before; the first ones, none."""
         before = next((label for label in labels if label != _UNKNOWN), _UNKNOWN)
-        before = before if self.labels.block(before) == NOWHERE else _UNKNOWN
+        before = before if self.labels.block(before) == NO_SEGMENT else _UNKNOWN
         found = []
         for label in labels:
             before = before if label == _UNKNOWN else label
@@ -256,8 +256,8 @@ class _SegmentFinder:
     # --- the segment of each row ---
 
     def _by_position(self) -> Sequence[int]:
-        found = array("i", [NOWHERE]) * len(self.facts)
-        at = NOWHERE
+        found = array("i", [NO_SEGMENT]) * len(self.facts)
+        at = NO_SEGMENT
         for row, op in enumerate(self.facts.ops):
             if op != "call_function":
                 continue
@@ -269,24 +269,24 @@ class _SegmentFinder:
         return found
 
     def _direction(self, segment: int) -> int:
-        return self.direction[segment] if segment >= 0 else NOWHERE
+        return self.direction[segment] if segment >= 0 else NO_SEGMENT
 
     def _in_direction_of(self, row: int, segment: int) -> bool:
         return segment >= 0 and self.direction[segment] == self.direction_of[row]
 
     def _uses(self, of_position: Sequence[int]) -> Sequence[int]:
-        found = array("i", [NOWHERE]) * len(self.facts)
+        found = array("i", [NO_SEGMENT]) * len(self.facts)
         for row in range(len(self.facts) - 1, -1, -1):
             users = self.facts.users[row]
             segments = (of_position[each] if self.roles[each] == Role.COMPUTES else found[each] for each in users)
-            found[row] = min((each for each in segments if each >= 0), default=NOWHERE)
+            found[row] = min((each for each in segments if each >= 0), default=NO_SEGMENT)
         return found
 
     def _makes(self, of_position: Sequence[int]) -> Sequence[int]:
-        found = array("i", [NOWHERE]) * len(self.facts)
+        found = array("i", [NO_SEGMENT]) * len(self.facts)
         for row, reads in enumerate(self.facts.inputs):
             segments = (of_position[each] if self.roles[each] == Role.COMPUTES else found[each] for each in reads)
-            found[row] = max(segments, default=NOWHERE)
+            found[row] = max(segments, default=NO_SEGMENT)
         return found
 
 

@@ -13,7 +13,7 @@ from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.language.syntax import Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling, Selector
 from policylang.planning.graph_edit import Edits
-from policylang.planning.order.segments import NOWHERE, Segments, segments
+from policylang.planning.order.segments import NO_SEGMENT, Segments, segments
 from policylang.planning.selection.selectors import Selections
 from policylang.simulation.node_times import NodeTimes, node_times
 
@@ -65,12 +65,12 @@ class WholeStepSelections:
         return self._known[id(facts)]
 
     def _work_out(self, facts: Facts) -> tuple[Selections, Segments]:
-        labelled = [self._blocks.get(name, NOWHERE) for name in facts.names]
+        labelled = [self._blocks.get(name, NO_SEGMENT) for name in facts.names]
         recomputed = frozenset(row for row, name in enumerate(facts.names) if name in self._recomputed)
         found = segments(facts, labelled, recomputed)
         block_of = array("i", labelled)
         for row, segment in enumerate(found.segment_of):
-            if block_of[row] == NOWHERE and segment >= 0:
+            if block_of[row] == NO_SEGMENT and segment >= 0:
                 block_of[row] = found.block[segment]
         phases = bytearray(
             Phase.FORWARD if op == "call_function" else phase for op, phase in zip(facts.ops, facts.phases, strict=True)

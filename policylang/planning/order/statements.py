@@ -19,7 +19,7 @@ from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.order.dependencies import ComputeProgress, dependencies, held_rows, unknown_operators
-from policylang.planning.order.moves import MoveRequest, Moves, moved
+from policylang.planning.order.moves import MoveRequest, Moves, move_collectives
 from policylang.planning.order.order_errors import OrderErrors
 from policylang.planning.order.overlap import OverlapLines, TooTight
 from policylang.planning.order.rematerialised import rematerialised
@@ -121,7 +121,7 @@ class _OrderPlanner:
         segments = self.selections.segments(facts)
         check_cancelled()
         prefetches, delays = _requests(selected, Prefetch), _requests(selected, Delay)
-        found = moved(facts, before, segments, prefetches, delays, kept, frozenset(unknown_operators(facts)))
+        found = move_collectives(facts, before, segments, prefetches, delays, kept, frozenset(unknown_operators(facts)))
         check_cancelled()
         order = found.order
         too_tight: list[TooTight] = []

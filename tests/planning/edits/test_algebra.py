@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from policylang.graph.facts import Facts, GraphKind
 from policylang.operators.layouts import Tensor, is_contiguous, viewed
 from policylang.planning.edits.other_ranks import Grid, grid_of
-from policylang.planning.edits.proof import ChainCall, Equivalence, Prover, new_call, old_calls, run
+from policylang.planning.edits.proof import ChainCall, Equivalence, Prover, new_call, old_calls, run_on_ranks
 from policylang.planning.graph_edit import Edit, FusedGroup, Node, Proof
 from tests.support.lines import DIMS, Line, aten, groups_of, mesh_of, planned
 
@@ -68,7 +68,7 @@ def on_all_ranks(
     def groups(group: str | FusedGroup, rank: int) -> tuple[int, ...]:
         return group.ranks if isinstance(group, FusedGroup) else grid.group(names.index(group), rank)
 
-    found = run(calls, {source: shards}, groups)[result]
+    found = run_on_ranks(calls, {source: shards}, groups)[result]
     return {rank: [value.shape, value.elements()] for rank, value in found.items()}
 
 
@@ -149,7 +149,7 @@ def test_the_evaluator_does_what_torch_does(line: Line) -> None:
             real.setdefault(node.name, {})[rank] = value
     rows = [facts.index[name] for name in real if name != "shard"]
     shards = {rank: Tensor.fresh(value.flatten().tolist(), shape) for rank, value in real["shard"].items()}
-    found = run(old_calls(facts, rows), {"shard": shards}, lambda group, rank: groups[rank][str(group)].ranks)
+    found = run_on_ranks(old_calls(facts, rows), {"shard": shards}, lambda group, rank: groups[rank][str(group)].ranks)
     for name, values in real.items():
         for rank, value in values.items():
             ours = found[name][rank]

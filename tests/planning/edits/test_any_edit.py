@@ -37,7 +37,7 @@ from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, NodeNa
 from policylang.planning.edits.edited_facts import edited
 from policylang.planning.edits.other_ranks import ConsensusRound
 from policylang.planning.edits.proof import Prover, old_calls
-from policylang.planning.edits.statement_edits import KINDS
+from policylang.planning.edits.statement_edits import EDIT_KINDS
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, Node, Proof, Refusal
 from policylang.planning.planner import plan
 from policylang.torch_compat import distributed
@@ -268,34 +268,24 @@ class PairedGathers(EditPlanner[Paired]):
         gathered = add(str(WAIT), gathered, shape=whole)
         halves = (count, 2, rows, columns)
         split = add("aten.view.default", gathered, halves, shape=halves)
-        replaced = []
+        replaced: dict[int, str] = {}
         for place, wait in enumerate(reversed(waits) if self.wrong else waits):
             half = (count, 1, rows, columns)
             part = add("aten.slice.Tensor", split, 1, place, place + 1, shape=half, stride=contiguous(halves))
             part = add("aten.clone.default", part, "contiguous_format", shape=half)
             part = add("aten.view.default", part, (count * rows, columns), shape=(count * rows, columns))
-            replaced.append((facts.names[wait], part.name))
+            replaced[wait] = part.name
         last = add("aten.permute.default", part, (1, 0), shape=(columns, count * rows), stride=(1, columns))
-        replaced.append((facts.names[turned], last.name))
+        replaced[turned] = last.name
         dead = sorted((one, other, *waits, turned))
         proof = self.prove(sources, old_calls(facts, dead), new.calls(), replaced, (group,))
         new.take_names()
-        return Edit(
-            statement=self.setting.number,
-            kind=self.kind,
-            collectives=self.names_of((one, other)),
-            sources=self.names_of(sources),
-            before=facts.names[other],
-            nodes=tuple(new.made),
-            replaced=tuple(replaced),
-            dead=self.names_of(dead),
-            proof=proof,
-        )
+        return self.edit((one, other), self.names_of(sources), other, new.made, replaced, dead, proof)
 
 
 @pytest.fixture
 def registered() -> Iterator[None]:
-    with mock.patch.dict(KINDS, {"pair": PairedGathers}):
+    with mock.patch.dict(EDIT_KINDS, {"pair": PairedGathers}):
         yield
 
 

@@ -19,7 +19,16 @@ from policylang.graph.facts import Facts
 from policylang.operators.moves import MoveError
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.other_ranks import Grid
-from policylang.planning.edits.proof import ChainCall, Equivalence, Prover, _groups, _labelled, new_call, old_calls, run
+from policylang.planning.edits.proof import (
+    ChainCall,
+    Equivalence,
+    Prover,
+    _groups,
+    _labelled,
+    new_call,
+    old_calls,
+    run_on_ranks,
+)
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.graph_edit import Edit, Node
 from tests.support.bucketed import CAST, KINDS, bucketed, carried_out, picking, shard_of
@@ -61,7 +70,7 @@ def holds(claimed: Equivalence) -> bool:
         1 << (place * count + at) for at in range(count)
     ])  # fmt: skip
     try:
-        before, after = (run(calls, sources, _groups(claimed)) for calls in (claimed.old, claimed.new))
+        before, after = (run_on_ranks(calls, sources, _groups(claimed)) for calls in (claimed.old, claimed.new))
     except MoveError:
         return False
     return all(

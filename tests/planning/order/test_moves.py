@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind
 from policylang.planning.order.dependencies import Role, dependencies, roles_of, unknown_operators
-from policylang.planning.order.moves import MoveRequest, Moves, moved
+from policylang.planning.order.moves import MoveRequest, Moves, move_collectives
 from policylang.planning.order.segments import Segments, segments
 from tests.planning.order.sharded_steps import sharded_step
 from tests.support.textgraph import facts_of
@@ -73,7 +73,7 @@ def collectives(facts: Facts, part: str) -> list[int]:
 
 def prefetched(facts: Facts, blocks: int) -> Moves:
     requests = [MoveRequest(row, 0, blocks) for row in collectives(facts, "gather")]
-    return moved(facts, dependencies(facts), staged(facts), requests, [])
+    return move_collectives(facts, dependencies(facts), staged(facts), requests, [])
 
 
 def words(facts: Facts, rows: Sequence[int]) -> str:
@@ -98,7 +98,7 @@ def test_two_blocks_ahead_is_no_further_than_where_the_half_starts() -> None:
 def test_in_the_backward_it_goes_by_the_order_of_the_backward() -> None:
     facts = sharded_step(blocks=3, regathers=True, casts=False)
     requests = [MoveRequest(row, 0, 1) for row in collectives(facts, "again")]
-    found = moved(facts, dependencies(facts), staged(facts), requests, [])
+    found = move_collectives(facts, dependencies(facts), staged(facts), requests, [])
     order = words(facts, found.order)
     assert "gather_2_again wait_2_again gather_1_again dx_2 dw_2" in order
     assert "wait_1_again gather_0_again dx_1" in order
@@ -107,14 +107,16 @@ def test_in_the_backward_it_goes_by_the_order_of_the_backward() -> None:
 
 def test_the_first_gather_of_a_stage_stands_with_its_head() -> None:
     facts = sharded_step(blocks=2, head=True, regathers=True, casts=False)
-    found = moved(facts, dependencies(facts), staged(facts), [MoveRequest(facts.index["gather_1_again"], 0, 1)], [])
+    found = move_collectives(
+        facts, dependencies(facts), staged(facts), [MoveRequest(facts.index["gather_1_again"], 0, 1)], []
+    )
     assert "gather_1_again dx_head" in words(facts, found.order)
 
 
 def test_a_scatter_is_awaited_behind_the_next_block() -> None:
     facts = sharded_step(blocks=3)
     requests = [MoveRequest(row, 0, 1) for row in collectives(facts, "scatter")]
-    found = moved(facts, dependencies(facts), staged(facts), [], requests)
+    found = move_collectives(facts, dependencies(facts), staged(facts), [], requests)
     assert words(facts, found.order).endswith(
         "dx_2 dw_2 scatter_2 dadd_2 dx_1 dw_1 scatter_1 dadd_1 reduced_2 dx_0 dw_0 scatter_0 dadd_0 reduced_1 reduced_0"
     )
@@ -123,7 +125,7 @@ def test_a_scatter_is_awaited_behind_the_next_block() -> None:
 
 def test_what_reads_at_once_is_named() -> None:
     facts = sharded_step(blocks=2, activations=True)
-    found = moved(facts, dependencies(facts), staged(facts), [], [MoveRequest(facts.index["tp_1"], 0, 1)])
+    found = move_collectives(facts, dependencies(facts), staged(facts), [], [MoveRequest(facts.index["tp_1"], 0, 1)])
     assert found.left == {0: {facts.index["tp_1"]: "`norm_1` reads it at once"}}
 
 
@@ -138,7 +140,7 @@ def test_against_the_evaluator(drawn: dict[str, int], ahead: int, later: int, he
         MoveRequest(row, 0, ahead) for row in rows if "gather" in facts.names[row] or "tp" in facts.names[row]
     ]
     delays = [MoveRequest(row, 1, later) for row in rows if "scatter" in facts.names[row]]
-    made = moved(facts, needs, found, prefetches, delays, kept, frozenset(unknown_operators(facts)))
+    made = move_collectives(facts, needs, found, prefetches, delays, kept, frozenset(unknown_operators(facts)))
     assert made.order == slow_order(facts, needs.before, found, prefetches, delays, kept, made)
     computed = [row for row in made.order if roles_of(facts)[row] == Role.COMPUTES]
     assert computed == sorted(computed)
@@ -213,7 +215,7 @@ def test_a_kept_collective_stays(kind: str) -> None:
     row = facts.index["gather_1" if kind == "prefetch" else "scatter_1"]
     requests = [MoveRequest(row, 0, 1)]
     both = (requests, []) if kind == "prefetch" else ([], requests)
-    found = moved(facts, dependencies(facts, {row}), staged(facts), *both, kept={row})
+    found = move_collectives(facts, dependencies(facts, {row}), staged(facts), *both, kept={row})
     assert found.left == {0: {row: "it is kept in order"}}
     assert found.behind_kept == {0: {row: row}}
     assert found.order == sorted(found.order)
@@ -236,9 +238,9 @@ def test_a_wait_that_a_prefetched_gather_needs_is_not_delayed_past_it() -> None:
         """
     )
     prefetch, delay = MoveRequest(facts.index["gather"], 0, 1), MoveRequest(facts.index["scatter"], 1, 2)
-    alone = moved(facts, dependencies(facts), staged(facts), [], [delay])
+    alone = move_collectives(facts, dependencies(facts), staged(facts), [], [delay])
     assert words(facts, alone.order) == "a scatter b c wait cast gather await d"
-    both = moved(facts, dependencies(facts), staged(facts), [prefetch], [delay])
+    both = move_collectives(facts, dependencies(facts), staged(facts), [prefetch], [delay])
     assert words(facts, both.order) == "a scatter wait b cast gather c await d"
     assert both.crossed == [(prefetch, delay)]
     assert both.left == {1: {facts.index["scatter"]: "`gather` needs it earlier"}}
