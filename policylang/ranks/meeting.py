@@ -50,7 +50,7 @@ from policylang.ranks.messages import (
     address_of,
     named,
 )
-from policylang.ranks.rank_account import SETTINGS, ComparedStage, StageContent, policy_digest
+from policylang.ranks.rank_account import SETTINGS, ComparedStep, StepContent, policy_digest
 
 NOTICE = 10.0
 """Seconds after which a rank says whom it waits for; then whenever it has waited twice as long."""
@@ -151,20 +151,20 @@ class Meeting:
 
     # --- what is compared ---
 
-    def compare(self, stage: ComparedStage) -> None:
+    def compare(self, step: ComparedStep) -> None:
         """Return once every rank has sent the same."""
-        messages = self._exchange(stage)
-        if stage.name == SETTINGS:
+        messages = self._exchange(step)
+        if step.name == SETTINGS:
             self.alike = len({message.policy for message in messages.values()}) == 1
         pair = differences.first_pair(messages)
         if pair is not None:
-            self._confront(stage, *pair)
+            self._confront(step, *pair)
 
-    def settle(self, stage: ComparedStage) -> Mapping[str, str]:
+    def settle(self, step: ComparedStep) -> Mapping[str, str]:
         """One round: what not all ranks offer alike (see :class:`Ranks`)."""
-        messages = self._exchange(stage)
+        messages = self._exchange(step)
         for rank, message in sorted(messages.items()):
-            if message.stage != self._mine.stage:  # its graph is from a cache, and has settled other rewrites, or none
+            if message.subject != self._mine.subject:  # from a cache, with other rewrites settled
                 with self._telling():
                     raise _Ended(EndOfComparison.of(differences.out_of_step(self._mine, rank, message)))
         first: dict[str, int] = {}
@@ -172,11 +172,11 @@ class Meeting:
             first.setdefault(messages[rank].digest, rank)
         if len(first) == 1:
             return {}
-        own = stage.content()
-        if first[stage.digest] == self.store.rank:
+        own = step.content()
+        if first[step.digest] == self.store.rank:
             self._publish(own)
         contents = {
-            digest: own.offers if digest == stage.digest else self._content(rank).offers
+            digest: own.offers if digest == step.digest else self._content(rank).offers
             for digest, rank in first.items()
         }
         by_offers: dict[tuple[Offer, ...], list[int]] = {}
@@ -200,27 +200,27 @@ class Meeting:
 
     # --- a step ---
 
-    def _exchange(self, stage: ComparedStage) -> dict[int, RankMessage]:
+    def _exchange(self, step: ComparedStep) -> dict[int, RankMessage]:
         with self._telling():
             while True:
                 try:
-                    self._exchange_once(stage)
+                    self._exchange_once(step)
                     return self._messages
                 except _Overtaken:
                     self.store.remove(self._sent)
                     self._come()
 
-    def _exchange_once(self, stage: ComparedStage) -> None:
+    def _exchange_once(self, step: ComparedStep) -> None:
         self._step += 1
         before, self._sent = self._sent, [key.message(self.store.rank, self._step) for key in self.keys]
         self._mine = RankMessage(
             self.store.rank,
-            stage.name,
-            stage.digest,
+            step.name,
+            step.digest,
             self.keys,
             self.label,
             policy_digest(self.policy),
-            stage.by_group,
+            step.by_group,
             self.operators,
             self._visit,
             self.store.history.absences,
@@ -350,28 +350,28 @@ class Meeting:
 
     # --- what is behind a digest ---
 
-    def _confront(self, stage: ComparedStage, first: int, second: int) -> None:
+    def _confront(self, step: ComparedStep, first: int, second: int) -> None:
         """Two ranks differ: the second publishes what is behind its digest, the first says for all how they differ."""
         with self._telling():
             if self.store.rank == second:
-                self._publish(stage.content())
+                self._publish(step.content())
             if self.store.rank == first:
-                contents = {first: stage.content(), second: self._content(second)}
-                found, rules = differences.between(stage.name, self._messages, contents)
+                contents = {first: step.content(), second: self._content(second)}
+                found, rules = differences.between(step.name, self._messages, contents)
                 raise _Ended(EndOfComparison.of(found, rules=rules))
             end = self._poll(lambda: self.store.end_of(self.keys), self.timeout, 0.02)
             why = {first: "differs, and has not said how"}
             raise _Ended(end or EndOfComparison.of(differences.missing(self._mine, why)))
 
-    def _publish(self, content: StageContent) -> None:
+    def _publish(self, content: StepContent) -> None:
         with self._telling():
             self._sent.append(self._place(self._mine))
             self.store.write_long(self._sent[-1], content)
 
-    def _content(self, rank: int) -> StageContent:
+    def _content(self, rank: int) -> StepContent:
         with self._telling():
             place = self._place(self._messages[rank])
-            found = self._poll(lambda: self.store.read_long(StageContent, place), min(_REPLY, self.timeout), 0.01)
+            found = self._poll(lambda: self.store.read_long(StepContent, place), min(_REPLY, self.timeout), 0.01)
             if found is None:
                 why = {rank: "has posted a digest, and not what is behind it"}
                 raise _Ended(EndOfComparison.of(differences.missing(self._mine, why)))

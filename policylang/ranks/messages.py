@@ -96,7 +96,7 @@ class RankMessage:
     """One rank's message in one step, the same under each of its keys."""
 
     rank: int
-    stage: str
+    subject: str
     """``settings``, ``rewrites of the joint graph``, ``plan``, ``collectives``: what the step compares."""
     digest: str
     """Equal on all ranks that are connected through groups."""

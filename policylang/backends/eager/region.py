@@ -37,7 +37,7 @@ from policylang.language.syntax import Policy
 from policylang.planning.block_graph import Place
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
-from policylang.ranks.comparison import Known, comparing, tell_stopped
+from policylang.ranks.comparison import AgreedAccounts, comparing, tell_stopped
 from policylang.torch_compat.dynamo import compiled_in_place, compiler_of, is_compiled
 from policylang.torch_compat.eager import (
     differentiated_by_transform,
@@ -157,7 +157,7 @@ class CheckpointRegion:
     kept: dict[Hashable, CachedPlan] = field(factory=dict)
     nothing: dict[Hashable, tuple[Diagnostic, ...]] = field(factory=dict)
     """By call key, the errors that say "matches nothing": another block may have what a rule names."""
-    agreed: Known = field(factory=list)
+    agreed: AgreedAccounts = field(factory=list)
     """The agreements of the ranks that share the block."""
     seen: Traces = field(factory=dict)
     """This block's part of :attr:`traces`, without its name."""

@@ -38,7 +38,7 @@ from policylang.language.syntax import Blocks, Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.decisions.block_uniformity import telling_apart
 from policylang.planning.digest import digest_of
-from policylang.ranks.comparison import Known, comparing
+from policylang.ranks.comparison import AgreedAccounts, comparing
 from policylang.torch_compat import dynamo
 from policylang.torch_compat.dynamo import FrameLeft
 from policylang.torch_compat.watching import is_profiling, named_range
@@ -65,7 +65,7 @@ class PolicyBackend:
         self._key = fingerprint.policy_key(policy, root=root)
         self._graphs: list[CompiledGraph] = []
         self._answered = True
-        self._known: dict[tuple[int, bool], Known] = {}
+        self._known: dict[tuple[int, bool], AgreedAccounts] = {}
         """By code, and whether gradients are computed through it, the graphs that ranks have agreed on."""
         self._born = next(_births)
         self._made_at = time.time_ns() // 1000

@@ -23,7 +23,7 @@ from policylang.errors import PolicyError, PolicyMatchError
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
-from policylang.ranks.comparison import Known, comparing
+from policylang.ranks.comparison import AgreedAccounts, comparing
 from policylang.torch_compat import dynamo, inductor
 
 _Base: Any = inductor.partitioner_base()
@@ -44,7 +44,7 @@ class PolicyPartitioner(KeyedForCaches, _Base):  # type: ignore[misc]
         self._key = fingerprint.policy_key(policy, root=root)
         self.findings: list[Findings] = []
         """What was decided on each graph that it split in this process, in order."""
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, AgreedAccounts] = {}
         """By the code that Dynamo compiles, the graphs that ranks have agreed on."""
 
     def __repr__(self) -> str:
