@@ -1,6 +1,6 @@
 """Audits the order of a graph that came out: when collectives start and are awaited, and what they became.
 
-The operators of the graph, read off in the order in which they stand, are compared with the steps of the
+The operators of the graph, in node order, are compared with the steps of the
 :class:`OrderPlan`, one by one. Where they differ, the fewest nodes that have to be moved to make both alike are named;
 computation weighs more than communication, so that a collective which crossed one product is what moved, not the
 product. Then what reads what is compared wherever a collective, a wait or a node of a bucket is on either side, and

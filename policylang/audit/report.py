@@ -79,13 +79,13 @@ class StepTotals:
 
 @frozen
 class OrderAccount:
-    """The order of one graph: the whole step as it is planned, or what was carried out on a half of it."""
+    """The order of one graph: the whole planned step, or the order of its forward or backward graph."""
 
     traced: StepTotals
     """Without scheduling lines."""
     planned: StepTotals
     half: str = ""
-    """``forward`` or ``backward`` for what was planned after the graph was split, and carried out on that half."""
+    """``forward`` or ``backward`` for what was planned once the graph was split."""
     lines: tuple[ScheduledLine, ...] = ()
     """In the order of planning: buckets, then the others."""
     collectives: tuple[CollectiveAccount, ...] = ()

@@ -6,7 +6,7 @@ ranks), and the epoch, which counts the comparisons of these two. Nothing of the
 graphs differ meet, and are told so. Two models with groups of their own never meet, in whatever order threads run them.
 
 **A step.** A rank writes one message under each of its keys and reads those of the members of its groups; messages name
-the keys of who sent them, and the ranks of these are read too, breadth first. So all ranks that hang together over any
+the keys of who sent them, and the ranks of these are read too, breadth first. So all ranks that are connected over any
 groups read the same messages, and come to the same verdict without a further word: they are alike, or two ranks differ.
 Of two that differ, the second writes what is behind its digest, and the first reads it and tells all what the
 difference is. A step over, a rank takes away its messages of the step before. The last of all ranks that leaves a
@@ -107,7 +107,7 @@ class Meeting:
     _messages: dict[int, RankMessage] = field(factory=dict)
     """The last that were read, by rank."""
     _reached: dict[MeetingKey, RankMessage] = field(factory=dict)
-    """All keys that hang together, and the message that names them."""
+    """All connected keys, and the message that names each."""
     _awaited: dict[int, MeetingKey] = field(factory=dict)
     """The ranks that have not sent anything yet, and a key under which they will."""
     _sent: list[str] = field(factory=list)
@@ -235,7 +235,7 @@ class Meeting:
         self._say_nothing()
 
     def _wait(self) -> None:
-        """Until every rank that hangs together with this one has sent its message."""
+        """Until every connected rank has sent its message."""
         started = looked = time.monotonic()
         since = datetime.now()
         pause, look, notice = 0.001, _LOOK, NOTICE

@@ -1,13 +1,13 @@
 """What a rank is about to do with a graph, reduced to what other ranks can compare: digests, and text behind them.
 
-Needs neither torch nor the graph. Two kinds of things are compared. What all ranks have alike that hang together: the
-operators and what was decided about them, the policy, the order in which groups are used, which collectives run again.
-And what the members of one process group have alike: each collective over it, with its reduction, element type and
-sizes. Sizes are numbers here, symbolic ones those of this call: ranks that compare now are about to run now.
+Needs neither torch nor the graph. Two kinds of things are compared. Equal on all ranks that are connected over groups:
+the operators and their decisions, the policy, the order in which groups are used, the recomputed collectives. Equal on
+the members of one process group: each collective over it, with its reduction, element type and sizes. Sizes are
+numbers here, symbolic ones those of this call: ranks that compare now are about to run now.
 
-What is a rank's own does not count. Names of nodes and of files are for people. A rank that has seen more shapes than
-another has nodes for sizes that the other has not. And where a rank cuts its part out of a value, or pads it, what only
-moves elements follows from its position: the first may have a view of the whole, the last a shard that is filled up.
+Names of nodes and files are not compared, nor nodes that compute sizes: a rank that has met more shapes has more of
+them. Where a rank cuts its part out of a value, or pads it, operators that only move elements follow from its position:
+the first may have a view of the whole, the last a shard that is filled up.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class CheckpointRegion:
                 problems.warn(problems.HOOKED.diagnostic(name=self._named(module)))
             self.idle = True
             return None
-        # all its ranks have run the block's collectives by now; what runs again in the backward is compared before
+        # all its ranks have run the block's collectives by now; the recomputed ones are compared before they run
         with comparing(self.topic(module), known=self.agreed, around=observation.gathered_over):
             observation.finish()
             same = fingerprint(observation, returned)
