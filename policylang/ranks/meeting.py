@@ -192,6 +192,8 @@ class Meeting:
         for key in keys:
             end = self.store.first(key.end, end)
             self.store.history.told.add(end.id)
+        for topic in {key.topic for key in keys} - {address_of(self.topic)}:
+            self.store.history.visit(topic)  # where others were meanwhile
         return end
 
     def tell(self, found: Diagnostic) -> None:
