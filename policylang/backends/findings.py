@@ -7,10 +7,11 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from policylang.audit.report import NO_GRADIENTS, AuditReport, OrderAccount, Report, RewriteReport, report_from_dict
+from policylang.audit.report import NO_GRADIENTS, AuditReport, OrderAccount, Report, RewriteReport
 from policylang.audit.summary import partition_report, plan_report
 from policylang.backends.graph_registry import CarriedOut
 from policylang.graph.facts import Facts
+from policylang.language.plain_data import from_plain
 from policylang.language.syntax import Bucket, Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.model_wide_errors import Complaint
@@ -57,7 +58,7 @@ def from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
     The policy may have been laid out differently when the sidecar was written: where its rules stand and how they are
     spelled is taken from ``policy``.
     """
-    report = report_from_dict(data["report"])
+    report = from_plain(Report, data["report"])
     if report.half:
         policy = without_gradients(policy)
     rules = tuple(

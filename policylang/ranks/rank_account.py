@@ -22,6 +22,7 @@ from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Facts, InputKind, Ref
 from policylang.graph.schedule import StepKind
+from policylang.language.plain_data import OWN
 from policylang.language.syntax import Policy
 from policylang.operators.group_moves import GroupMove
 from policylang.operators.table import MOVERS, movers_of
@@ -29,7 +30,7 @@ from policylang.planning.digest import deciding_device, digest_of, policy_text
 from policylang.planning.edits.offers import Offer
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import Decision, Why
-from policylang.ranks.messages import OWN, GroupDigest, compress, decompress
+from policylang.ranks.messages import GroupDigest, compress, decompress
 
 SETTINGS = "settings"
 PLAN = "plan"
