@@ -229,12 +229,15 @@ class Meeting:
         )
         for key in self._sent:
             self.store.write(key, self._mine)
-        self._messages, self._reached, self._awaited = {}, {}, {}
-        self._take(self._mine)
+        self._begin()
         self._wait()
         self._hear(self._reached)
         self.store.remove(before)
         self._say_nothing()
+
+    def _begin(self) -> None:
+        self._messages, self._reached, self._awaited = {}, {}, {}
+        self._take(self._mine)
 
     def _wait(self) -> None:
         """Until every connected rank has sent its message."""
@@ -275,8 +278,18 @@ class Meeting:
                 if own.topic and message.misses(own):  # it waits for what this rank was absent from
                     self.end(EndOfComparison.of(differences.absent(message, own), id=own.id))
                     raise _Overtaken
+            if self._is_of_another_time(message):
+                self._begin()
+                return False
             self._take(message)
         return messages is not None and not self._awaited.keys() >= ranks.keys()
+
+    def _is_of_another_time(self, message: RankMessage) -> bool:
+        """Among the messages, one waits for what the sender of another was absent from. It has yet to be told, and the
+        other to go on to the next epoch."""
+        messages = (*self._messages.values(), message)
+        absences = [(each, absence) for each in messages for absence in each.absences if absence.topic]
+        return any(one.misses(absence) for each, absence in absences for one in messages if one is not each)
 
     def _take(self, message: RankMessage) -> None:
         self._messages[message.rank] = message
