@@ -36,7 +36,7 @@ class MeetingKey:
     ranks: tuple[int, ...]
     """Global, sorted."""
     epoch: int
-    """How often the group has compared something under this topic."""
+    """How often a rank has come to the topic."""
 
     @property
     def place(self) -> str:
@@ -50,6 +50,10 @@ class MeetingKey:
     def end(self) -> str:
         """The store key of the reason why nobody goes on."""
         return f"{self.place}/{self.epoch}/end"
+
+    def at(self, rank: int) -> str:
+        """The store key of a waiting rank's latest key at this place."""
+        return f"{self.place}/at/{rank}"
 
     @property
     def done(self) -> str:
@@ -75,8 +79,7 @@ class Absence:
     rank: int
     topic: str
     """Its address; empty where it concerns whatever is compared next."""
-    visit: int
-    """How often the rank had come to the topic by then."""
+    epoch: int
     graph: str
     """The digest of the operators of what is not compared; empty where it stopped before there was a graph."""
     reason: str
@@ -105,14 +108,12 @@ class RankMessage:
     """In the order in which the graph first uses the groups."""
     graph: str = ""
     """The digest of its operators."""
-    visit: int = 1
-    """How often the rank has come to the topic."""
     absences: tuple[Absence, ...] = ()
     """The last of this rank."""
 
     def misses(self, absence: Absence) -> bool:
         """It waits for a rank that is absent."""
-        here = (absence.topic, absence.visit) == (self.keys[0].topic, self.visit)
+        here = (absence.topic, absence.epoch) == (self.keys[0].topic, self.keys[0].epoch)
         return not absence.topic or (here and absence.graph in ("", self.graph))
 
 
@@ -126,8 +127,8 @@ class EndOfComparison:
     details: tuple[str, ...] = ()
     rules: Mapping[str, int] = field(factory=dict)
     """By policy digest, the rule that the message is about."""
-    id: str = ""
-    """A rank is told once; that of the absence where one is why."""
+    absence: str = ""
+    """The id of the absence that is why."""
     keys: tuple[MeetingKey, ...] = ()
     """All that it is said under."""
 
