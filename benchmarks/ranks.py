@@ -28,7 +28,7 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.planning.capabilities import JOINT
 from policylang.planning.planner import plan as make_plan
 from policylang.ranks.comparison import agree_on_plan, comparing, ranks_of
-from policylang.ranks.rank_account import GraphRun, account_of, collectives_of, plan_stage
+from policylang.ranks.rank_account import GraphRun, account_of, collectives_of, plan_step
 
 POLICY = "save mm\nundecided -> save\n"
 RANKS = (2, 4, 8)
@@ -88,7 +88,7 @@ def on_a_rank(rank: int, world: int, store: str, repeats: int, out: str) -> None
         def account() -> None:
             collectives = collectives_of(GraphRun("", large))
             account_of(large, collectives)
-            plan_stage(made, collectives)
+            plan_step(made, collectives)
 
         rows["account_s"] = median(account, 3)
     if rank == 0:

@@ -443,7 +443,7 @@ def audit_eager(
     planned = {facts.owners[row] for row in kept_rows(facts, needs.saved)}
     found = Found(saved=sorted({facts.owners[row] for row in held}))
     wrong = tuple(runs_otherwise(_OF_EAGER, plan, Expected(planned, planned), found.saved, found))
-    # the second run is still to come: it is taken as planned
+    # the recomputation is still to come: it is taken as planned
     audit = summary(plan, evolve(found, recomputed=list(needs.recomputed)), wrong, saved=needs.saved)
     measured = held_bytes((tensor for tensors in held.values() for tensor in tensors), outside)
     if measured != audit.saved_bytes:

@@ -1,6 +1,6 @@
 """Audits the order of a graph that came out: when collectives start and are awaited, and what they became.
 
-The operators of the graph, read off in the order in which they stand, are compared with the steps of the
+The operators of the graph, in node order, are compared with the steps of the
 :class:`OrderPlan`, one by one. Where they differ, the fewest nodes that have to be moved to make both alike are named;
 computation weighs more than communication, so that a collective which crossed one product is what moved, not the
 product. Then what reads what is compared wherever a collective, a wait or a node of a bucket is on either side, and
@@ -202,7 +202,7 @@ _SAID = {
     StepKind.WAIT_FROM_HOST: "the copy of `{}` from the host is awaited",
 }
 
-Step = tuple[StepKind, str, int]
+GraphStep = tuple[StepKind, str, int]
 """Kind of step, the node that runs or whose value is copied, and which of several copies of it."""
 
 
@@ -320,7 +320,7 @@ class _OrderReader:
             what = f"`{name}` runs behind `{other}`, which draws, writes or acts after it in the graph as traced"
             yield _differs(OUT_OF_ORDER, what)
 
-    def _steps_there(self) -> Iterator[Step]:
+    def _steps_there(self) -> Iterator[GraphStep]:
         index, seen = self.facts.index, Counter[tuple[StepKind, str]]()
         with_copies = any(kind in _COPIES for kind in self.order.schedule.kinds)
         for node in self.graph.nodes:
@@ -337,7 +337,7 @@ class _OrderReader:
         wrapped."""
         return self._is_subject(row) or describe(node.target).name == self.facts.targets[row]
 
-    def _steps_planned(self) -> Iterator[Step]:
+    def _steps_planned(self) -> Iterator[GraphStep]:
         names, seen = self.facts.names, Counter[tuple[StepKind, str]]()
         for code, row, _ in self.order.schedule:
             kind, name = StepKind(code), names[row]
@@ -347,12 +347,12 @@ class _OrderReader:
             else:
                 yield _RUN, name, 0
 
-    def _weight(self, step: Step) -> int:
+    def _weight(self, step: GraphStep) -> int:
         kind, name, _ = step
         light = kind in _COPIES or self._communicates(self.facts.index[name])
         return _COMMUNICATION if light else _COMPUTATION
 
-    def _said(self, step: Step) -> str:
+    def _said(self, step: GraphStep) -> str:
         kind, name, _ = step
         if kind in _COPIES:
             return _SAID[kind].format(name)
@@ -374,7 +374,7 @@ def _kind(node: fx.Node) -> StepKind:
     return StepKind.WAIT_TO_HOST if is_out else StepKind.WAIT_FROM_HOST
 
 
-def _place(steps: list[Step], at: int) -> str:
+def _place(steps: list[GraphStep], at: int) -> str:
     return "at the beginning" if at < 0 else f"behind `{steps[at][1]}`"
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 from math import fsum
-from types import UnionType
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
-from attrs import asdict, field, frozen, has
+from attrs import field, frozen
 
+from policylang.language.plain_data import to_plain
 from policylang.language.wording import as_text, counted, format_quantity
 
 if TYPE_CHECKING:
@@ -78,13 +77,13 @@ class StepTotals:
 
 @frozen
 class OrderAccount:
-    """The order of one graph: the whole step as it is planned, or what was carried out on a half of it."""
+    """The order of one graph: the whole planned step, or the order of its forward or backward graph."""
 
     traced: StepTotals
     """Without scheduling lines."""
     planned: StepTotals
     half: str = ""
-    """``forward`` or ``backward`` for what was planned after the graph was split, and carried out on that half."""
+    """``forward`` or ``backward`` for what was planned once the graph was split."""
     lines: tuple[ScheduledLine, ...] = ()
     """In the order of planning: buckets, then the others."""
     collectives: tuple[CollectiveAccount, ...] = ()
@@ -459,36 +458,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return asdict(self)
+        return to_plain(self)
 
     def to_json(self, indent: int | None = 2) -> str:
         """:meth:`to_dict` as text; ``indent`` as in ``json.dumps``."""
         return json.dumps(self.to_dict(), indent=indent)
-
-
-def report_from_dict(data: Mapping[str, Any]) -> Report:
-    """The inverse of :meth:`Report.to_dict`, for data that has been through JSON.
-
-    Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else.
-    """
-    report: Report = _of_type(Report, data)
-    return report
-
-
-def _of_type(kind: Any, data: Any) -> Any:
-    """A value from plain data, by the types of fields: what of cattrs a report needs, without depending on it."""
-    if get_origin(kind) is tuple:
-        return tuple(_of_type(get_args(kind)[0], each) for each in data)
-    if get_origin(kind) is dict:
-        return {name: _of_type(get_args(kind)[1], each) for name, each in data.items()}
-    if get_origin(kind) is UnionType:
-        return None if data is None else _of_type(get_args(kind)[0], data)
-    if not has(kind):
-        return data
-    return kind(**{**data, **{name: _of_type(type_, data[name]) for name, type_ in _compound(kind).items()}})
-
-
-@cache
-def _compound(kind: Any) -> dict[str, Any]:
-    """The fields of a class that JSON has no values for."""
-    return {name: type_ for name, type_ in get_type_hints(kind).items() if get_origin(type_) or has(type_)}

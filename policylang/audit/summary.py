@@ -222,7 +222,7 @@ def partition_report(
 
 
 def _report(plan: Plan, audit: Audit | None, order: OrderPlan | None = None) -> Report:
-    """``order``: what was carried out of it on the graph itself."""
+    """``order``: its result on the graph itself."""
     facts = plan.facts
     owned = [row for row in facts.forward if facts.owners[row] == row]
     amounts = _amounts_by_rule(plan, audit) if audit else {}

@@ -21,12 +21,12 @@ from policylang.audit.report import (
     RewriteReport,
     ScheduledLine,
     order_figures,
-    report_from_dict,
 )
 from policylang.audit.summary import partition_report, plan_report
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
 from policylang.graph.snapshot import dump
+from policylang.language.plain_data import from_plain
 from policylang.language.syntax import Bucket, Policy
 from policylang.language.wording import as_page, counted, format_quantity
 from policylang.planning import model_wide_errors
@@ -134,7 +134,7 @@ def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
     The policy may have been laid out differently when the sidecar was written: the places of its rules and their
     spelling are taken from ``policy``.
     """
-    report = report_from_dict(data["report"])
+    report = from_plain(Report, data["report"])
     if report.half:
         policy = without_gradients(policy)
     pairs = list(zip(report.rules, policy.rules, strict=True))

@@ -29,22 +29,22 @@ from policylang.ranks.messages import address_of, in_order
 from policylang.ranks.rank_account import (
     COLLECTIVES,
     CollectiveCall,
-    ComparedStage,
+    ComparedStep,
     GraphRun,
     RankAccount,
     account_of,
     collectives_of,
-    collectives_stage,
-    offers_stage,
-    plan_stage,
-    settings_stage,
+    collectives_step,
+    offers_step,
+    plan_step,
+    settings_step,
 )
 from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import group_ranks
 
 TIMEOUT = "POLICYLANG_AGREE_TIMEOUT"
 
-Known = list[RankAccount]
+AgreedAccounts = list[RankAccount]
 """The graphs that were agreed on for one piece of code."""
 Groups = Mapping[str, Sequence[int]]
 """By the name of a process group."""
@@ -57,7 +57,7 @@ class RankComparison:
     topic: str
     agree: bool
     mesh: Any
-    known: Known | None
+    known: AgreedAccounts | None
     settings: Callable[[], Sequence[str]]
     around: Groups
     """Over which collectives run that are in no graph, whenever this rank runs."""
@@ -127,7 +127,7 @@ class RankComparison:
             return
         label, timeout = self._label(account), _timeout(shared)
         self.meeting = Meeting(self.store, self.topic, shared, account.operators, label, policy, timeout)
-        self.meeting.compare(settings_stage([*self._mesh_lines(), *self.settings()]))
+        self.meeting.compare(settings_step([*self._mesh_lines(), *self.settings()]))
 
     def _label(self, account: RankAccount) -> str:
         return f"{account.label} ({self.topic})"
@@ -157,13 +157,13 @@ class RankComparison:
         asked = self.before is not None or self.meeting is not None
         return _AskedRanks(self, self.account, session) if asked and self.account is not None else None
 
-    def compare(self, stage: ComparedStage) -> None:
+    def compare(self, step: ComparedStep) -> None:
         assert self.account is not None
-        self.account.steps.append(stage)
+        self.account.steps.append(step)
         if self.meeting is not None:
-            self.meeting.compare(stage)
+            self.meeting.compare(step)
 
-    def launch(self, stage: ComparedStage, launched: str, policy: Policy) -> None:
+    def launch(self, step: ComparedStep, launched: str, policy: Policy) -> None:
         """The last step of a graph that is compiled."""
         account, before = self.account, self.before
         assert account is not None
@@ -177,7 +177,7 @@ class RankComparison:
             for step in account.steps:
                 if self.meeting is not None and not step.session:
                     self.meeting.compare(step)
-        self.compare(stage)
+        self.compare(step)
         if self.meeting is not None and self.known is not None:
             self.known.append(evolve(account, steps=account.rounds))  # a plan's step would keep its facts alive
 
@@ -193,7 +193,7 @@ class RankComparison:
             else:
                 self.compare(step)
 
-    def _settle_again(self, round: ComparedStage, following: Sequence[ComparedStage]) -> None:
+    def _settle_again(self, round: ComparedStep, following: Sequence[ComparedStep]) -> None:
         """Raises where the ranks settle now on less than the cached graph has."""
         ranks = self.ranks(round.session)
         unshared = ranks.unshared(round.content().offers) if ranks is not None else {}
@@ -268,9 +268,9 @@ class _AskedRanks:
         assert meeting is not None
         if not meeting.alike:  # an error in a moment; until then nothing is rewritten
             return {offer.name: "not under the policies of all ranks" for offer in offers}
-        stage = offers_stage(self.session, offers)
-        self.account.steps.append(stage)
-        return meeting.settle(stage)
+        step = offers_step(self.session, offers)
+        self.account.steps.append(step)
+        return meeting.settle(step)
 
 
 def _timeout(groups: Iterable[str]) -> float:
@@ -290,7 +290,7 @@ def comparing(
     agree: bool = True,
     *,
     mesh: object = None,
-    known: Known | None = None,
+    known: AgreedAccounts | None = None,
     settings: Callable[[], Sequence[str]] = tuple,
     around: Groups = MappingProxyType({}),
 ) -> Iterator[RankComparison]:
@@ -352,7 +352,7 @@ def agree_on_plan(plan: Plan) -> None:
     comparison = _comparison_of(plan.before)
     if comparison is not None:
         comparison.begin(plan.before, plan.policy)
-        comparison.compare(plan_stage(plan, comparison.collectives))
+        comparison.compare(plan_step(plan, comparison.collectives))
 
 
 def agree_on_collectives(plan: Plan, runs: Sequence[GraphRun], settings: Sequence[str] = ()) -> None:
@@ -364,7 +364,7 @@ def agree_on_collectives(plan: Plan, runs: Sequence[GraphRun], settings: Sequenc
     comparison = _comparison_of(plan.before)
     if comparison is not None:
         comparison.begin(plan.before, plan.policy)
-        comparison.launch(*collectives_stage(runs, settings), plan.policy)
+        comparison.launch(*collectives_step(runs, settings), plan.policy)
 
 
 def agree_on_cached(accounts: Sequence[RankAccount], policy: Policy) -> None:

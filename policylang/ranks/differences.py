@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.ranks.messages import Absence, MeetingKey, RankMessage, RankStatus, in_order, named, ranges
-from policylang.ranks.rank_account import COLLECTIVES, PLAN, CollectiveCall, ComparedNode, StageContent
+from policylang.ranks.rank_account import COLLECTIVES, PLAN, CollectiveCall, ComparedNode, StepContent
 
 DECIDED = "APL601"
 GRAPHS = "APL602"
@@ -39,8 +39,8 @@ def first_pair(messages: Mapping[int, RankMessage]) -> Pair | None:
     First those that differ in what all have alike, then those that differ over a group that they share.
     """
     first = min(messages)
-    digest = messages[first].digest, messages[first].stage
-    other = next((rank for rank in sorted(messages) if (messages[rank].digest, messages[rank].stage) != digest), None)
+    digest = messages[first].digest, messages[first].subject
+    other = next((rank for rank in sorted(messages) if (messages[rank].digest, messages[rank].subject) != digest), None)
     if other is not None:
         return first, other
     for rank in sorted(messages):
@@ -51,17 +51,17 @@ def first_pair(messages: Mapping[int, RankMessage]) -> Pair | None:
     return None
 
 
-def between(stage: str, messages: Mapping[int, RankMessage], contents: Mapping[int, StageContent]) -> Found:
+def between(subject: str, messages: Mapping[int, RankMessage], contents: Mapping[int, StepContent]) -> Found:
     """``contents``: what is behind the digests of two ranks."""
     left, right = pair = min(contents), max(contents)
-    if messages[left].stage != messages[right].stage:
+    if messages[left].subject != messages[right].subject:
         return out_of_step(messages[left], right, messages[right]), {}
     one, two = contents[left], contents[right]
-    if stage == PLAN:
+    if subject == PLAN:
         return _unlike_plans(pair, one, two, messages)
     parties = _parties(messages, pair)
     lines = _first_unlike(pair, one.lines, two.lines)
-    if stage == COLLECTIVES:
+    if subject == COLLECTIVES:
         found = _unlike_collectives(pair, one, two)
         if found is not None:
             message, details = found
@@ -72,7 +72,7 @@ def between(stage: str, messages: Mapping[int, RankMessage], contents: Mapping[i
     return diagnose(SETTINGS_DIFFER, message, help=help, details=(*lines, *parties)), {}
 
 
-def _unlike_plans(pair: Pair, one: StageContent, two: StageContent, messages: Mapping[int, RankMessage]) -> Found:
+def _unlike_plans(pair: Pair, one: StepContent, two: StepContent, messages: Mapping[int, RankMessage]) -> Found:
     left, right = pair
     parties = _parties(messages, pair)
     rewrites = _first_unlike(pair, one.rewrites, two.rewrites)
@@ -119,7 +119,7 @@ def _unlike_plans(pair: Pair, one: StageContent, two: StageContent, messages: Ma
     return diagnose(DECIDED, message, help=help, details=(*rewrites, *parties)), {}
 
 
-def _unlike_orders(pair: Pair, one: StageContent, two: StageContent, others: Sequence[str]) -> Diagnostic:
+def _unlike_orders(pair: Pair, one: StepContent, two: StepContent, others: Sequence[str]) -> Diagnostic:
     """The first collective that two ranks would start at another place, and why, as far as the policy tells."""
     left, right = pair
     at, ours, theirs = next(
@@ -139,7 +139,7 @@ def _plain(step: str) -> str:
     return "a wait" if step == "wait" else step
 
 
-def _unlike_collectives(pair: Pair, one: StageContent, two: StageContent) -> tuple[str, tuple[str, ...]] | None:
+def _unlike_collectives(pair: Pair, one: StepContent, two: StepContent) -> tuple[str, tuple[str, ...]] | None:
     """The first collective in which two graphs differ."""
     left, right = pair
     here, there = ([row.collective for row in each.rows if row.collective] for each in (one, two))
@@ -210,7 +210,7 @@ def not_shared(mine: RankMessage, key: MeetingKey, other: RankMessage) -> Diagno
 
 def out_of_step(mine: RankMessage, rank: int, other: RankMessage) -> Diagnostic:
     """One of the two has its graph from a cache, with other steps than are taken now."""
-    message = f"rank {mine.rank} is at the {mine.stage}, and rank {rank} at the {other.stage}"
+    message = f"rank {mine.rank} is at the {mine.subject}, and rank {rank} at the {other.subject}"
     help = "clear the compile caches of all ranks, or give every rank the cache of the same run"
     details = (f"rank {mine.rank} has {mine.label}", f"rank {rank} has {other.label}")
     return diagnose(SETTLED, message, help=help, details=details)
@@ -259,7 +259,7 @@ def _parties(messages: Mapping[int, RankMessage], pair: Pair) -> tuple[str, ...]
     if len(by_digest) == 1:
         return tuple(f"rank {rank}: {messages[rank].label}" for rank in pair)
     return tuple(
-        f"{named(ranks)}: {messages[ranks[0]].label}, {messages[ranks[0]].stage} {digest[:12]}"
+        f"{named(ranks)}: {messages[ranks[0]].label}, {messages[ranks[0]].subject} {digest[:12]}"
         for digest, ranks in by_digest.items()
     )
 

@@ -2,11 +2,13 @@
 
 **Keys.** A rank that is about to plan a graph has a key for each process group of the graph: the topic (the code that
 is compiled, ``apply``, the block), the group (by the name that c10d gives it, which is the same on all members, and its
-ranks), and the epoch, which counts the comparisons of these two. Nothing of the graph is in a key, so ranks whose
-graphs differ meet, and are told so. Two models with groups of their own never meet, in whatever order threads run them.
+ranks), and the epoch: how often the rank's thread has come to the topic. Nothing of the graph is in a key, so ranks
+whose graphs differ meet, and are told so. Two models with groups of their own never meet, in whatever order threads run
+them. Ranks that run one program count alike. Where one has run what others did not have, or threads take turns, one of
+them is ahead: a rank that waits says its epoch, and who reads a higher one goes there.
 
 **A step.** A rank writes one message under each of its keys and reads those of the members of its groups; messages name
-the keys of who sent them, and the ranks of these are read too, breadth first. So all ranks that hang together over any
+the keys of who sent them, and the ranks of these are read too, breadth first. So all ranks that are connected over any
 groups read the same messages, and come to the same verdict without a further word: they are alike, or two ranks differ.
 Of two that differ, the second writes what is behind its digest, and the first reads it and tells all what the
 difference is. A step over, a rank takes away its messages of the step before. The last of all ranks that leaves a
@@ -14,11 +16,11 @@ meeting takes away the rest.
 
 **An end.** Whoever finds why nobody can go on writes it under every key that it concerns; of several, the first is
 believed. Whoever reads it writes it under the keys that it knows of, too, and raises. It stays, so that a rank that
-comes late is told. A rank that has been told of it goes on to the next epoch.
+comes late is told.
 
-**An absence.** A rank that stops before it knows its groups, or does not compare, says so beside its status, with the
-topic and how often it has come there. A rank that waits for it as often, or reads a later message of it, ends its
-meeting with that.
+**An absence.** A rank that stops before it knows its groups, or does not compare, counts that as having come, and says
+so beside its status, with topic and epoch. A rank that waits for it in this epoch, or reads a later message of it, ends
+its meeting with that.
 
 **Waiting.** Nobody guesses whether a rank is alive: it is waited for as long as its process groups would wait for it.
 """
@@ -27,7 +29,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -50,7 +51,7 @@ from policylang.ranks.messages import (
     address_of,
     named,
 )
-from policylang.ranks.rank_account import SETTINGS, ComparedStage, StageContent, policy_digest
+from policylang.ranks.rank_account import SETTINGS, ComparedStep, StepContent, policy_digest
 
 NOTICE = 10.0
 """Seconds after which a rank says whom it waits for; then whenever it has waited twice as long."""
@@ -76,8 +77,11 @@ class _Ended(Exception):
     end: EndOfComparison
 
 
-class _Overtaken(Exception):
-    """The others end this epoch with what this rank was told of before."""
+@define
+class _BehindOthers(Exception):
+    """Others have come to the topic more often, and wait there: they ran what this rank did not have."""
+
+    epoch: int
 
 
 @define(eq=False)
@@ -101,42 +105,33 @@ class Meeting:
     alike: bool = True
     """All have the same policy. Otherwise they rewrite nothing together, and their plans will differ."""
     keys: tuple[MeetingKey, ...] = ()
-    _visit: int = 0
     _step: int = 0
     _mine: RankMessage = field(init=False)
     _messages: dict[int, RankMessage] = field(factory=dict)
     """The last that were read, by rank."""
     _reached: dict[MeetingKey, RankMessage] = field(factory=dict)
-    """All keys that hang together, and the message that names them."""
+    """All connected keys, and the message that names each."""
     _awaited: dict[int, MeetingKey] = field(factory=dict)
     """The ranks that have not sent anything yet, and a key under which they will."""
     _sent: list[str] = field(factory=list)
     """In this step."""
+    _waits: bool = False
+    """It has said to which epoch it has come."""
     _circle: tuple[tuple[str, ...], int] = ((), 0)
     """The messages that ranks wait for in a circle, and in how many looks on end they have been the same."""
 
     def __attrs_post_init__(self) -> None:
         with self._telling():
-            self._visit = self.store.history.visit(address_of(self.topic))
             self._come()
 
-    def _come(self) -> None:
-        """Join, at each place, the first epoch whose end this rank has not been told of."""
+    def _come(self, at_least: int = 0) -> None:
         topic, history = address_of(self.topic), self.store.history
-        keys: list[MeetingKey] = []
-        ends: list[EndOfComparison] = []
-        for group, ranks in self.groups.items():
-            key = MeetingKey(topic, group, tuple(sorted(ranks)), 0)
-            key = evolve(key, epoch=history.epochs.get(key.place, 0) + 1)
-            while (end := self.store.end_of([key])) is not None and end.id in history.told:
-                key = evolve(key, epoch=key.epoch + 1)
-            history.epochs[key.place] = key.epoch
-            keys.append(key)
-            ends += [] if end is None else [end]
-        self.keys = tuple(sorted(keys, key=lambda key: key.place))
-        self._step, self._sent = 0, []
-        if ends:
-            raise _Ended(ends[0])
+        found = [MeetingKey(topic, group, tuple(sorted(ranks)), 0) for group, ranks in self.groups.items()]
+        places = {key.place: key for key in found}
+        epoch = history.come_to(topic, max(at_least, *(history.epochs.get(place, 0) + 1 for place in places)))
+        history.epochs.update(dict.fromkeys(places, epoch))
+        self.keys = tuple(evolve(places[place], epoch=epoch) for place in sorted(places))
+        self._step, self._sent, self._waits = 0, [], False
 
     def leave(self) -> None:
         """This rank goes on. The last to do so takes away the messages of the last step."""
@@ -151,20 +146,20 @@ class Meeting:
 
     # --- what is compared ---
 
-    def compare(self, stage: ComparedStage) -> None:
+    def compare(self, step: ComparedStep) -> None:
         """Return once every rank has sent the same."""
-        messages = self._exchange(stage)
-        if stage.name == SETTINGS:
+        messages = self._exchange(step)
+        if step.name == SETTINGS:
             self.alike = len({message.policy for message in messages.values()}) == 1
         pair = differences.first_pair(messages)
         if pair is not None:
-            self._confront(stage, *pair)
+            self._confront(step, *pair)
 
-    def settle(self, stage: ComparedStage) -> Mapping[str, str]:
+    def settle(self, step: ComparedStep) -> Mapping[str, str]:
         """One round: what not all ranks offer alike (see :class:`Ranks`)."""
-        messages = self._exchange(stage)
+        messages = self._exchange(step)
         for rank, message in sorted(messages.items()):
-            if message.stage != self._mine.stage:  # its graph is from a cache, and has settled other rewrites, or none
+            if message.subject != self._mine.subject:  # from a cache, with other rewrites settled
                 with self._telling():
                     raise _Ended(EndOfComparison.of(differences.out_of_step(self._mine, rank, message)))
         first: dict[str, int] = {}
@@ -172,11 +167,11 @@ class Meeting:
             first.setdefault(messages[rank].digest, rank)
         if len(first) == 1:
             return {}
-        own = stage.content()
-        if first[stage.digest] == self.store.rank:
+        own = step.content()
+        if first[step.digest] == self.store.rank:
             self._publish(own)
         contents = {
-            digest: own.offers if digest == stage.digest else self._content(rank).offers
+            digest: own.offers if digest == step.digest else self._content(rank).offers
             for digest, rank in first.items()
         }
         by_offers: dict[tuple[Proposal, ...], list[int]] = {}
@@ -188,10 +183,12 @@ class Meeting:
         """Say that nobody is to go on, to all who wait or will: the first to say so is believed."""
         keys = sorted({*self.keys, *self._reached}, key=lambda key: (key.place, key.epoch))
         keys = list(dict.fromkeys((*keys, *end.keys)))  # those of others last: they may go on once they are told
-        end = evolve(end, id=end.id or uuid.uuid4().hex, keys=tuple(keys))
+        end = evolve(end, keys=tuple(keys))
         for key in keys:
             end = self.store.first(key.end, end)
-            self.store.history.told.add(end.id)
+        self.store.history.told.add(end.absence)
+        for topic in {key.topic for key in keys} - {address_of(self.topic)}:
+            self.store.history.come_to(topic)  # where others were meanwhile
         return end
 
     def tell(self, found: Diagnostic) -> None:
@@ -200,42 +197,43 @@ class Meeting:
 
     # --- a step ---
 
-    def _exchange(self, stage: ComparedStage) -> dict[int, RankMessage]:
+    def _exchange(self, step: ComparedStep) -> dict[int, RankMessage]:
         with self._telling():
             while True:
                 try:
-                    self._exchange_once(stage)
+                    self._exchange_once(step)
                     return self._messages
-                except _Overtaken:
-                    self.store.remove(self._sent)
-                    self._come()
+                except _BehindOthers as behind:
+                    self.store.remove([*self._sent, *(key.at(self.store.rank) for key in self.keys)])
+                    self._come(at_least=behind.epoch)
 
-    def _exchange_once(self, stage: ComparedStage) -> None:
+    def _exchange_once(self, step: ComparedStep) -> None:
         self._step += 1
         before, self._sent = self._sent, [key.message(self.store.rank, self._step) for key in self.keys]
         self._mine = RankMessage(
             self.store.rank,
-            stage.name,
-            stage.digest,
+            step.name,
+            step.digest,
             self.keys,
             self.label,
             policy_digest(self.policy),
-            stage.by_group,
+            step.by_group,
             self.operators,
-            self._visit,
             self.store.history.absences,
         )
         for key in self._sent:
             self.store.write(key, self._mine)
         self._messages, self._reached, self._awaited = {}, {}, {}
+        self._hear(self.keys)
         self._take(self._mine)
         self._wait()
         self._hear(self._reached)
-        self.store.remove(before)
+        self.store.remove([*before, *(key.at(self.store.rank) for key in self.keys if self._waits)])
+        self._waits = False
         self._say_nothing()
 
     def _wait(self) -> None:
-        """Until every rank that hangs together with this one has sent its message."""
+        """Until every connected rank has sent its message."""
         started = looked = time.monotonic()
         since = datetime.now()
         pause, look, notice = 0.001, _LOOK, NOTICE
@@ -262,17 +260,13 @@ class Meeting:
         """Raises where another rank has said that nobody is to go on."""
         end = self.store.end_of(keys)
         if end is not None:
-            raise _Overtaken if end.id in self.store.history.told else _Ended(end)
+            raise _Ended(end)
 
     def _read(self, ranks: Mapping[int, MeetingKey]) -> bool:
         """Read what these have sent, if all of them have."""
         messages = self.store.read(RankMessage, [key.message(rank, self._step) for rank, key in ranks.items()])
         for message in messages or ():
             self._check_absences(message.absences)
-            for own in self.store.history.absences:
-                if own.topic and message.misses(own):  # it waits for what this rank was absent from
-                    self.end(EndOfComparison.of(differences.absent(message, own), id=own.id))
-                    raise _Overtaken
             self._take(message)
         return messages is not None and not self._awaited.keys() >= ranks.keys()
 
@@ -309,13 +303,26 @@ class Meeting:
             self.store.say(RankStatus("waiting", self.label, absences, self.keys, awaited, first))
         for rank in few:
             self._check_absences(self.store.status(rank).absences)
+        if self._step == 1:
+            self._look_for_others_ahead()
         if self.store.alone:
             self._look_for_circle(first)
+
+    def _look_for_others_ahead(self) -> None:
+        """Before anything is compared."""
+        for key in self.keys:
+            if not self._waits:
+                self.store.write(key.at(self.store.rank), key)
+            for rank in key.ranks[:_FEW]:
+                other = None if rank == self.store.rank else self.store.read_one(MeetingKey, key.at(rank))
+                if other is not None and other.epoch > key.epoch:
+                    raise _BehindOthers(other.epoch)
+        self._waits = True
 
     def _check_absences(self, absences: Sequence[Absence]) -> None:
         for absence in absences:
             if absence.id not in self.store.history.told and self._mine.misses(absence):
-                raise _Ended(EndOfComparison.of(differences.absent(self._mine, absence), id=absence.id))
+                raise _Ended(EndOfComparison.of(differences.absent(self._mine, absence), absence=absence.id))
 
     def _look_for_circle(self, first: int) -> None:
         """Raises where the ranks that are waited for, each for its first, wait for each other, for some looks on end.
@@ -350,28 +357,28 @@ class Meeting:
 
     # --- what is behind a digest ---
 
-    def _confront(self, stage: ComparedStage, first: int, second: int) -> None:
+    def _confront(self, step: ComparedStep, first: int, second: int) -> None:
         """Two ranks differ: the second publishes what is behind its digest, the first says for all how they differ."""
         with self._telling():
             if self.store.rank == second:
-                self._publish(stage.content())
+                self._publish(step.content())
             if self.store.rank == first:
-                contents = {first: stage.content(), second: self._content(second)}
-                found, rules = differences.between(stage.name, self._messages, contents)
+                contents = {first: step.content(), second: self._content(second)}
+                found, rules = differences.between(step.name, self._messages, contents)
                 raise _Ended(EndOfComparison.of(found, rules=rules))
             end = self._poll(lambda: self.store.end_of(self.keys), self.timeout, 0.02)
             why = {first: "differs, and has not said how"}
             raise _Ended(end or EndOfComparison.of(differences.missing(self._mine, why)))
 
-    def _publish(self, content: StageContent) -> None:
+    def _publish(self, content: StepContent) -> None:
         with self._telling():
             self._sent.append(self._place(self._mine))
             self.store.write_long(self._sent[-1], content)
 
-    def _content(self, rank: int) -> StageContent:
+    def _content(self, rank: int) -> StepContent:
         with self._telling():
             place = self._place(self._messages[rank])
-            found = self._poll(lambda: self.store.read_long(StageContent, place), min(_REPLY, self.timeout), 0.01)
+            found = self._poll(lambda: self.store.read_long(StepContent, place), min(_REPLY, self.timeout), 0.01)
             if found is None:
                 why = {rank: "has posted a digest, and not what is behind it"}
                 raise _Ended(EndOfComparison.of(differences.missing(self._mine, why)))

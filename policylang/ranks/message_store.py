@@ -72,12 +72,12 @@ class RankHistory:
     absences: tuple[Absence, ...] = ()
     """The last of this rank."""
     told: set[str] = field(factory=set)
-    """The ids of the ends and absences that this rank was told of, or has told."""
+    """The absences of other ranks that it was told of."""
     _visits: _Visits = field(factory=_Visits)
 
-    def visit(self, topic: str) -> int:
-        """Counts, per thread."""
-        self._visits.by_topic[topic] = found = self._visits.by_topic.get(topic, 0) + 1
+    def come_to(self, topic: str, at_least: int = 0) -> int:
+        """The epoch of this thread there; ``at_least``: others have come more often, and ran what this rank did not."""
+        self._visits.by_topic[topic] = found = max(self._visits.by_topic.get(topic, 0) + 1, at_least)
         return found
 
 
@@ -178,10 +178,8 @@ class MessageStore:
     def be_absent(self, topic: str, graph: str, reason: str) -> None:
         """Say that this rank takes no part in what others may compare (see :class:`Absence`)."""
         history, said = self.history, reason.partition("\n")[0][:_REASON]
-        added = Absence(uuid.uuid4().hex, self.rank, topic, history.visit(topic) if topic else 0, graph, said)
+        added = Absence(uuid.uuid4().hex, self.rank, topic, history.come_to(topic) if topic else 0, graph, said)
         history.absences = (*history.absences, added)[-_KEPT:]
-        if topic:
-            history.told.add(added.id)
         self.say(RankStatus("stopped" if added.stopped else "uncompared", said, history.absences))
 
 

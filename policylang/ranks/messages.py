@@ -6,21 +6,17 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import cache
-from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
-import attrs
 from attrs import field, frozen
 
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.plain_data import from_plain, to_plain
 
 LONGEST = 1 << 20
 """Bytes of a message. Whatever is longer was not written by policylang, and is not read."""
 _LARGEST = 1 << 28
 """Of decompressed text."""
-OWN = "own"
-"""In the metadata of a field: it stays with its rank."""
 _T = TypeVar("_T")
 
 
@@ -40,7 +36,7 @@ class MeetingKey:
     ranks: tuple[int, ...]
     """Global, sorted."""
     epoch: int
-    """How often the group has compared something under this topic."""
+    """How often a rank has come to the topic."""
 
     @property
     def place(self) -> str:
@@ -54,6 +50,10 @@ class MeetingKey:
     def end(self) -> str:
         """The store key of the reason why nobody goes on."""
         return f"{self.place}/{self.epoch}/end"
+
+    def at(self, rank: int) -> str:
+        """The store key of a waiting rank's latest key at this place."""
+        return f"{self.place}/at/{rank}"
 
     @property
     def done(self) -> str:
@@ -79,8 +79,7 @@ class Absence:
     rank: int
     topic: str
     """Its address; empty where it concerns whatever is compared next."""
-    visit: int
-    """How often the rank had come to the topic by then."""
+    epoch: int
     graph: str
     """The digest of the operators of what is not compared; empty where it stopped before there was a graph."""
     reason: str
@@ -96,7 +95,7 @@ class RankMessage:
     """One rank's message in one step, the same under each of its keys."""
 
     rank: int
-    stage: str
+    subject: str
     """``settings``, ``rewrites of the joint graph``, ``plan``, ``collectives``: what the step compares."""
     digest: str
     """Equal on all ranks that are connected through groups."""
@@ -109,14 +108,12 @@ class RankMessage:
     """In the order in which the graph first uses the groups."""
     graph: str = ""
     """The digest of its operators."""
-    visit: int = 1
-    """How often the rank has come to the topic."""
     absences: tuple[Absence, ...] = ()
     """The last of this rank."""
 
     def misses(self, absence: Absence) -> bool:
         """It waits for a rank that is absent."""
-        here = (absence.topic, absence.visit) == (self.keys[0].topic, self.visit)
+        here = (absence.topic, absence.epoch) == (self.keys[0].topic, self.keys[0].epoch)
         return not absence.topic or (here and absence.graph in ("", self.graph))
 
 
@@ -130,8 +127,8 @@ class EndOfComparison:
     details: tuple[str, ...] = ()
     rules: Mapping[str, int] = field(factory=dict)
     """By policy digest, the rule that the message is about."""
-    id: str = ""
-    """A rank is told once; that of the absence where one is why."""
+    absence: str = ""
+    """The id of the absence that is why."""
     keys: tuple[MeetingKey, ...] = ()
     """All that it is said under."""
 
@@ -165,8 +162,7 @@ class RankStatus:
 
 
 def pack(value: Any) -> str:
-    """JSON of plain data; an object is the list of its fields."""
-    return json.dumps(_plain(value), separators=(",", ":"))
+    return json.dumps(to_plain(value), separators=(",", ":"))
 
 
 def compress(value: Any) -> bytes:
@@ -179,7 +175,7 @@ def unpack(kind: type[_T], text: str | bytes, longest: int = LONGEST) -> _T:
     try:
         if len(text) > longest:
             raise ValueError(f"more than {longest} bytes")
-        found: _T = _read(kind, json.loads(text))
+        found = from_plain(kind, json.loads(text))
     except (RecursionError, TypeError) as error:
         raise ValueError(str(error)) from error
     return found
@@ -192,41 +188,6 @@ def decompress(kind: type[_T], data: bytes) -> _T:
     except zlib.error as error:
         raise ValueError(str(error)) from error
     return unpack(kind, text, _LARGEST)
-
-
-def _plain(value: Any) -> Any:
-    kind: Any = type(value)
-    if attrs.has(kind):
-        return [_plain(getattr(value, name)) for name in _fields(kind)]
-    if isinstance(value, tuple | list):
-        return [_plain(part) for part in value]
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-def _read(kind: Any, data: Any) -> Any:
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        return None if data is None else _read(parts[0], data)
-    if attrs.has(kind):
-        fields = _fields(kind)
-        return kind(*[_read(each, part) for each, part in zip(fields.values(), _checked(list, data), strict=True)])
-    if origin in (tuple, list):
-        return origin([_read(parts[0], part) for part in _checked(list, data)])
-    if origin is not None:
-        return {_checked(str, key): _read(parts[1], part) for key, part in _checked(dict, data).items()}
-    return _checked(kind, data)
-
-
-def _checked(kind: type[Any], data: Any) -> Any:
-    if type(data) is not kind:
-        raise ValueError(f"{type(data).__name__} in place of {kind.__name__}")
-    return data
-
-
-@cache
-def _fields(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {each.name: hints[each.name] for each in attrs.fields(kind) if OWN not in each.metadata}
 
 
 def ranges(ranks: Sequence[int]) -> str:

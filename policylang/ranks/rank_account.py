@@ -1,13 +1,13 @@
 """What a rank is about to do with a graph, reduced to what other ranks can compare: digests, and text behind them.
 
-Needs neither torch nor the graph. Two kinds of things are compared. What all ranks have alike that hang together: the
-operators and what was decided about them, the policy, the order in which groups are used, which collectives run again.
-And what the members of one process group have alike: each collective over it, with its reduction, element type and
-sizes. Sizes are numbers here, symbolic ones those of this call: ranks that compare now are about to run now.
+Needs neither torch nor the graph. Two kinds of things are compared. Equal on all ranks that are connected over groups:
+the operators and their decisions, the policy, the order in which groups are used, the recomputed collectives. Equal on
+the members of one process group: each collective over it, with its reduction, element type and sizes. Sizes are
+numbers here, symbolic ones those of this call: ranks that compare now are about to run now.
 
-What is a rank's own does not count. Names of nodes and of files are for people. A rank that has seen more shapes than
-another has nodes for sizes that the other has not. And where a rank cuts its part out of a value, or pads it, what only
-moves elements follows from its position: the first may have a view of the whole, the last a shard that is filled up.
+Names of nodes and files are not compared, nor nodes that compute sizes: a rank that has met more shapes has more of
+them. Where a rank cuts its part out of a value, or pads it, operators that only move elements follow from its position:
+the first may have a view of the whole, the last a shard that is filled up.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Facts, InputKind, Ref
 from policylang.graph.schedule import StepKind
+from policylang.language.plain_data import OWN
 from policylang.language.syntax import Policy
 from policylang.operators.moves import MOVERS, GroupMove, movers_of
 from policylang.planning.digest import deciding_device, digest_of, policy_text
 from policylang.planning.edits.other_ranks import Proposal
 from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import Decision, Why
-from policylang.ranks.messages import OWN, GroupDigest, compress, decompress
+from policylang.ranks.messages import GroupDigest, compress, decompress
 
 SETTINGS = "settings"
 PLAN = "plan"
@@ -127,7 +128,7 @@ def _plain_terms(values: Sequence[Any], group: str, own_sizes: bool) -> Iterator
 
 
 @frozen
-class ComparedStage:
+class ComparedStep:
     """One thing that is compared about a graph."""
 
     name: str
@@ -135,12 +136,12 @@ class ComparedStage:
     by_group: tuple[GroupDigest, ...] = ()
     session: str = ""
     """For a round of settling: the joint graph, or the forward or backward graph made of it."""
-    known: StageContent | None = field(default=None, repr=False, eq=False)
-    make: Callable[[], StageContent] | None = field(default=None, repr=False, eq=False, metadata={OWN: True})
+    known: StepContent | None = field(default=None, repr=False, eq=False)
+    make: Callable[[], StepContent] | None = field(default=None, repr=False, eq=False, metadata={OWN: True})
 
-    def content(self) -> StageContent:
+    def content(self) -> StepContent:
         """The data behind the digest. For a plan it is made on demand: ranks that agree never need it."""
-        return self.make() if self.make is not None else self.known or StageContent()
+        return self.make() if self.make is not None else self.known or StepContent()
 
 
 @frozen
@@ -160,12 +161,12 @@ class RankAccount:
     signature: str
     """Equal for two compilations of one piece of code that differ in sizes alone: its parameters and buffers, and the
     collectives but for sizes."""
-    steps: list[ComparedStage] = field(factory=list, eq=False)
+    steps: list[ComparedStep] = field(factory=list, eq=False)
     launched: list[str] = field(factory=list, eq=False)
     """The digest of the collectives that run, but for sizes, once it is known."""
 
     @property
-    def rounds(self) -> list[ComparedStage]:
+    def rounds(self) -> list[ComparedStep]:
         """The steps of settling."""
         return [each for each in self.steps if each.session]
 
@@ -203,7 +204,7 @@ def _text(policy: Policy) -> str:
     return rest if first.startswith("policy ") else f"{first}\n{rest}"
 
 
-def plan_stage(plan: Plan, collectives: Sequence[CollectiveCall]) -> ComparedStage:
+def plan_step(plan: Plan, collectives: Sequence[CollectiveCall]) -> ComparedStep:
     """``collectives``: of ``plan.before``, whose groups exist; the plan's own facts may name others."""
     facts = plan.facts
     rows = _counted(facts)
@@ -226,28 +227,28 @@ def plan_stage(plan: Plan, collectives: Sequence[CollectiveCall]) -> ComparedSta
         ]
     )
     make = partial(_plan_content, plan, rows, collectives, tuple(recomputed))
-    return ComparedStage(PLAN, digest, _by_group(collectives), make=make)
+    return ComparedStep(PLAN, digest, _by_group(collectives), make=make)
 
 
-def collectives_stage(runs: Sequence[GraphRun], settings: Sequence[str]) -> tuple[ComparedStage, str]:
+def collectives_step(runs: Sequence[GraphRun], settings: Sequence[str]) -> tuple[ComparedStep, str]:
     """The collectives that are run, and their digest but for sizes. ``settings``: what may be why they differ."""
     found = [each for run in runs for each in collectives_of(run)]
     launched = digest_of(each.but_for_sizes for each in found)
     rows = tuple(ComparedNode(each.node, each.operator, collective=each) for each in found)
-    content = StageContent(rows=rows, lines=tuple(settings))
-    return ComparedStage(COLLECTIVES, digest_of(_order(found)), _by_group(found), known=content), launched
+    content = StepContent(rows=rows, lines=tuple(settings))
+    return ComparedStep(COLLECTIVES, digest_of(_order(found)), _by_group(found), known=content), launched
 
 
-def settings_stage(settings: Sequence[str]) -> ComparedStage:
+def settings_step(settings: Sequence[str]) -> ComparedStep:
     """Lines that have to be the same on every rank."""
-    return ComparedStage(SETTINGS, digest_of(settings), known=StageContent(lines=tuple(settings)))
+    return ComparedStep(SETTINGS, digest_of(settings), known=StepContent(lines=tuple(settings)))
 
 
-def offers_stage(session: str, offers: Sequence[Proposal]) -> ComparedStage:
+def offers_step(session: str, offers: Sequence[Proposal]) -> ComparedStep:
     """One rank's proposed rewrites in one round of settling."""
     words = (f"{offer.name} {offer.terms} {offer.among}" for offer in offers)
-    content = StageContent(offers=tuple(offers))
-    return ComparedStage(f"rewrites of the {session} graph", digest_of(words), session=session, known=content)
+    content = StepContent(offers=tuple(offers))
+    return ComparedStep(f"rewrites of the {session} graph", digest_of(words), session=session, known=content)
 
 
 def _counted(facts: Facts) -> list[int]:
@@ -284,7 +285,7 @@ def _word(decision: Decision | None) -> str:
     return "auto" if decision.action is None else decision.action.name
 
 
-# --- the content of a stage, where digests differ -------------------------------------------------------------------
+# --- the content of a step, where digests differ -------------------------------------------------------------------
 
 
 @frozen
@@ -302,8 +303,8 @@ class ComparedNode:
 
 
 @frozen
-class StageContent:
-    """The data behind the digest of a stage."""
+class StepContent:
+    """The data behind the digest of a step."""
 
     policy: str = ""
     device: tuple[str, ...] = ()
@@ -322,7 +323,7 @@ class StageContent:
 
 def _plan_content(
     plan: Plan, rows: Sequence[int], collectives: Sequence[CollectiveCall], recomputed: tuple[str, ...]
-) -> StageContent:
+) -> StepContent:
     facts = plan.facts
     calls = {each.node: each for each in collectives}
     nodes = tuple(
@@ -331,7 +332,7 @@ def _plan_content(
         for name in [facts.names[row]]
     )
     order, device = plan.order, deciding_device(plan.policy, None if plan.times is None else plan.times.device)
-    return StageContent(
+    return StepContent(
         _text(plan.policy),
         tuple(f"{key}: {json.dumps(value)}" for text in device for key, value in json.loads(text).items()),
         (*plan.edits.words(), *(() if order is None else order.edits.words())),

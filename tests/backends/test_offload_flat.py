@@ -12,10 +12,10 @@ from torch import Tensor, fx
 
 import policylang
 from policylang.audit.graphs import audit_flat
-from policylang.audit.report import report_from_dict
 from policylang.backends import copies as copy_operators
 from policylang.backends.flat import FlatPath
 from policylang.backends.records import AppliedPlan
+from policylang.language.plain_data import from_plain
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.memory import simulate
 from tests.support import models
@@ -195,7 +195,7 @@ def test_saved_bytes_are_those_on_the_device(mlp: Flat) -> None:
     assert report.offloaded is not None
     assert report.offloaded.bytes == report.rules[0].offloaded_bytes == moving.audit.offloaded_bytes
     assert "offloaded   1.5 KiB in 3 values" in str(report)
-    assert report_from_dict(report.to_dict()) == report
+    assert from_plain(Report, report.to_dict()) == report
     with pytest.raises(policylang.PolicyMatchError, match="does not hold"):
         applied(mlp, f"undecided -> save; offload gelu; expect saved > {moving.audit.saved_bytes} B")
     del flat

@@ -14,13 +14,14 @@ from torch._dynamo.backends.common import aot_autograd
 
 import policylang
 from policylang import trace_step
-from policylang.audit.report import Report, report_from_dict
+from policylang.audit.report import Report
 from policylang.backends import copies as copy_operators
 from policylang.backends import records
 from policylang.backends.half import unanswered
 from policylang.backends.joint import partitions
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph.schedule import StepKind
+from policylang.language.plain_data import from_plain
 from tests.support.carried_out import half_steps, planned_half
 from tests.support.compiled import fresh_dynamo
 from tests.support.flat_graphs import copy_graph
@@ -59,7 +60,7 @@ def test_a_compiled_step_says_what_was_planned_and_what_each_half_does() -> None
     assert [(each.traced.collectives, each.planned.collectives) for each in report.orders] == [(18, 9), (6, 3), (12, 6)]
     assert [line.moved for line in forward.lines] == [6, 0, 2, 0]
     assert [line.moved for line in backward.lines] == [6, 6, 2, 2]
-    assert report_from_dict(json.loads(report.to_json())) == report
+    assert from_plain(Report, json.loads(report.to_json())) == report
     assert sum(rewrite.gone for rewrite in report.rewrites) == 9
     moved = policylang.parse(f"# another line\n{text}")
     again = records.findings_from_json(json.loads(json.dumps(records.findings_to_json(kept))), moved)

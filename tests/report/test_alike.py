@@ -30,9 +30,9 @@ from policylang.audit.report import (
     ExpectationReport,
     Report,
     ValuesReport,
-    report_from_dict,
 )
 from policylang.audit.summary import combined
+from policylang.language.plain_data import from_plain
 
 SAVE, AGAIN = DecisionReport("save", "p.apl:2"), DecisionReport("recompute", "p.apl:1")
 
@@ -132,7 +132,7 @@ def test_values_by_their_short_names() -> None:
             found[name]
     assert pickle.loads(pickle.dumps(report)) == copy.deepcopy(report) == report
     assert pickle.loads(pickle.dumps(report)).decisions["sin"] == AGAIN
-    assert report_from_dict(json.loads(report.to_json())) == report
+    assert from_plain(Report, json.loads(report.to_json())) == report
 
 
 POLICY = """\

@@ -7,10 +7,11 @@ import re
 
 import pytest
 
-from policylang.audit.report import report_from_dict
+from policylang.audit.report import Report
 from policylang.audit.summary import combined, plan_report
 from policylang.backends.records import announce_cached
 from policylang.language.devices.profile import DeviceProfile
+from policylang.language.plain_data import from_plain
 from policylang.planning.capabilities import JOINT
 from policylang.planning.graph_edit import Refusal
 from policylang.planning.inspection.breakdown import breakdown
@@ -220,7 +221,7 @@ def test_a_report_says_what_the_order_came_to() -> None:
         "order       mine.apl:4 overlap collective up to 4 KiB in flight: 4 collectives, 0 moved",
         "order       nothing is moved across operators that nobody knows: mylib.scan.default ×3, mylib.tell.default",
     ]
-    assert report_from_dict(json.loads(report.to_json())) == report
+    assert from_plain(Report, json.loads(report.to_json())) == report
 
 
 def test_numbers_of_the_order_for_a_logger_of_metrics() -> None:

@@ -11,9 +11,9 @@ from policylang.audit.report import (
     Report,
     RuleReport,
     ValuesReport,
-    report_from_dict,
 )
 from policylang.audit.summary import combined
+from policylang.language.plain_data import from_plain
 
 MIB = 2**20
 
@@ -71,7 +71,7 @@ def test_times_stand_beside_flops():
     both = combined([timed, timed])
     assert (both.device, both.recomputed.seconds, both.rules[0].recomputed_seconds) == ("h100-sxm", 5e-3, 5e-3)
     assert "5 ms on h100-sxm, 25% of its time" in str(both)
-    assert report_from_dict(timed.to_dict()) == timed
+    assert from_plain(Report, timed.to_dict()) == timed
 
 
 def test_one_graph():
@@ -137,4 +137,4 @@ def test_json_there_and_back():
     import json
 
     both = combined([REPORT, evolve(REPORT, from_cache=True)])
-    assert report_from_dict(json.loads(both.to_json())) == both
+    assert from_plain(Report, json.loads(both.to_json())) == both

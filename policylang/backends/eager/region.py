@@ -35,7 +35,7 @@ from policylang.language.syntax import Policy
 from policylang.planning.checkpoints import BlockContext
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
-from policylang.ranks.comparison import Known, comparing, tell_stopped
+from policylang.ranks.comparison import AgreedAccounts, comparing, tell_stopped
 from policylang.torch_compat.compilers import compiled_in_place, compiler_of, is_compiled
 from policylang.torch_compat.eager import (
     differentiated_by_transform,
@@ -155,7 +155,7 @@ class CheckpointRegion:
     kept: dict[Hashable, CachedPlan] = field(factory=dict)
     nothing: dict[Hashable, tuple[Diagnostic, ...]] = field(factory=dict)
     """By call key, the errors that say "matches nothing": another block may have what a rule names."""
-    agreed: Known = field(factory=list)
+    agreed: AgreedAccounts = field(factory=list)
     """The agreements of the ranks that share the block."""
     seen: Traces = field(factory=dict)
     """This block's part of :attr:`traces`, without its name."""
@@ -203,7 +203,7 @@ class CheckpointRegion:
                 problems.warn(problems.HOOKED.diagnostic(name=self._named(module)))
             self.idle = True
             return None
-        # all its ranks have run the block's collectives by now; what runs again in the backward is compared before
+        # all its ranks have run the block's collectives by now; the recomputed ones are compared before they run
         with comparing(self.topic(module), known=self.agreed, around=observation.gathered_over):
             observation.finish()
             same = fingerprint(observation, returned)

@@ -144,7 +144,7 @@ class Session:
         return self._context_fn
 
     def follow(self, policy: Policy) -> None:
-        """A compiler carries out a policy in one of the checkpoints. Raises ``PolicyMatchError`` unless it is ours."""
+        """A compiler applies a policy in one of the checkpoints. Raises ``PolicyMatchError`` unless it is ours."""
         self.compiled = True
         if policy is self.policy or any(policy is each for each in self.agreed):
             return
@@ -448,8 +448,8 @@ class CheckpointContext:
         if not within:
             self.session.check_unmatched(in_backward=True)
         call = first.running.so_far() if within and first.running is not None else first.call
-        # A block that runs within it asks for this run, and has not made it. While the block itself is running, nor
-        # has one around it: how much then runs again is another matter once there is a plan.
+        # Operators of a nested block's recomputation are not counted for the enclosing block: their number changes once
+        # the nested block has a plan.
         self._contexts.enter_context(unseen_since(0 if within else first.began))
         if call is None:
             self._plainly = True

@@ -38,7 +38,7 @@ from policylang.language.wording import listed
 from policylang.planning import model_wide_errors
 from policylang.planning.decisions.rule_warnings import telling_apart
 from policylang.planning.digest import digest_of
-from policylang.ranks.comparison import Known, comparing
+from policylang.ranks.comparison import AgreedAccounts, comparing
 from policylang.torch_compat import compilers
 from policylang.torch_compat.compilers import FrameLeft, is_profiling, named_range
 from policylang.torch_compat.eager import compiled_around
@@ -224,7 +224,7 @@ class PolicyBackend:
         self._key = caching.policy_key(policy, root=root)
         self._graphs: list[CompiledGraph] = []
         self._answered = True
-        self._known: dict[tuple[int, bool], Known] = {}
+        self._known: dict[tuple[int, bool], AgreedAccounts] = {}
         """By code, and whether gradients are computed through it, the graphs that ranks have agreed on."""
         self._born = next(_births)
         self._made_at = time.time_ns() // 1000

@@ -36,7 +36,7 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import Policy
-from policylang.ranks.comparison import Known, comparing
+from policylang.ranks.comparison import AgreedAccounts, comparing
 from policylang.torch_compat import compilers
 from policylang.torch_compat.distributed import mesh_ranks
 
@@ -118,7 +118,7 @@ class PolicyPartitioner(KeyedPartitioner):
         self._key = caching.policy_key(policy, root=root)
         self.findings: list[Findings] = []
         """The findings on each graph that it split in this process, in order."""
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, AgreedAccounts] = {}
         """By the code that Dynamo compiles, the graphs that ranks have agreed on."""
 
     def __repr__(self) -> str:

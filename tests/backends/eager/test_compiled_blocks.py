@@ -1,10 +1,10 @@
-"""Blocks that are compiled inside and around checkpoints with the checkpoint's policy: the compiler carries it out, and
-the checkpoint stands aside."""
+"""Compiled blocks inside and around checkpoints: the compiler applies the same policy, and another one is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -397,3 +397,76 @@ def test_what_dynamo_does_not_compile_any_more_is_said() -> None:
         torch.compiler.reset()
         with pytest.raises(PolicyGraphError, match=r"one of 3 blocks, `layers.0` .*ran it as it is"):
             run(own_in_place(backend()), 0)
+
+
+# --- compilers without the policy, around and inside a checkpoint: refused by name ------------------------------------
+
+MEND = r"block\.compile\(backend=policylang\.backend"
+MADE: dict[str, Callable[[], nn.Module]] = {
+    "ours": lambda: checkpointed(twin(models.mlp().module)),
+    "own": lambda: Own(twin(models.mlp().module)),
+}
+AROUND: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "aot_eager": partial(torch.compile, backend="aot_eager"),
+    "eager": partial(torch.compile, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@pytest.mark.parametrize("compiled", AROUND.values(), ids=AROUND)
+def test_around_is_refused(make: Callable[[], nn.Module], compiled: Callable[[nn.Module], nn.Module]) -> None:
+    loss = loss_of(models.mlp())
+    with pytest.raises(Exception, match=r"APL396") as caught:
+        loss(compiled(make()), 0).backward()
+    assert caught.match("is compiled without a policy, and an eager checkpoint sees no operators of compiled code")
+    assert caught.match(MEND)
+
+
+def test_a_block_compiled_in_place_lies_around_its_checkpoint() -> None:
+    model = MADE["ours"]()
+    blocks_of(model)[1].compile(backend="aot_eager")
+    with pytest.raises(Exception, match="APL396"):
+        loss_of(models.mlp())(model, 0)
+
+
+def compiled_in_place(block: nn.Module) -> None:
+    block.compile(backend="aot_eager")
+
+
+def compiled_part(block: nn.Module) -> None:
+    block.up = torch.compile(block.up, backend="aot_eager")
+
+
+INSIDE = [("ours", compiled_part), ("own", compiled_part), ("own", compiled_in_place)]
+
+
+@pytest.mark.parametrize(("made", "compile_it"), INSIDE)
+def test_inside_is_refused(made: str, compile_it: Callable[[nn.Module], None]) -> None:
+    """Torch itself would run such a block without the compiler, and not say so."""
+    model = MADE[made]()
+    compile_it(blocks_of(model)[1])
+    with pytest.raises(policylang.PolicyGraphError, match=MEND) as caught:
+        loss_of(models.mlp())(model, 0)
+    assert [found.code for found in caught.value.diagnostics] == ["APL396"]
+    assert "layers.1" in str(caught.value)
+
+
+def test_a_compiled_part_outside_of_the_blocks_is_none_of_their_business() -> None:
+    example = models.llama()
+    run = backward_of(loss_of(example))
+
+    def with_compiled_head() -> nn.Module:
+        model = twin(example.module)
+        model.model.lm_head = torch.compile(model.model.lm_head, backend="aot_eager")
+        return model
+
+    expected = train(with_compiled_head(), run)
+    assert differences(expected, train(checkpointed(with_compiled_head()), run)) == []
+
+
+def test_a_part_that_is_compiled_after_the_first_step_is_refused_too() -> None:
+    model, loss = MADE["ours"](), loss_of(models.mlp())
+    loss(model, 0).backward()
+    blocks_of(model)[1].up.compile(backend="aot_eager")
+    with pytest.raises(policylang.PolicyGraphError, match=r"`layers\.1\.up` .* is a part of `layers\.1`"):
+        loss(model, 1)
