@@ -28,9 +28,7 @@ def of_test(state: State, test: Test, where: Where) -> Article:
         return Article()
     if isinstance(test, Compare) and test.quantity in TIMES and selections.prices is None:
         return Article().say("Without a device nothing is known of times.")
-    graph = selections.facts, selections.blocks, selections.chains, selections.cuts, selections.prices
-    holds = compile_predicate(test, *graph)
-    count = sum(map(holds, rows))
+    count = sum(map(compile_predicate(test, selections), rows))
     article = Article().say(
         f"{code(test.span.one_line)} holds of {count:,} of the {counted(len(rows), 'forward node')} of "
         f"{code(where.selector.span.one_line)}."
