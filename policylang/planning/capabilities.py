@@ -46,11 +46,11 @@ class Capabilities:
     replays_random: bool = False
     offloads: bool = False
     rewrites: bool = False
-    """True if it carries out rewrites of collectives."""
+    """True if it can rewrite collectives."""
     orders: bool = False
-    """True if it carries out buckets and the order of collectives."""
+    """True if it can bucket and order collectives."""
     orders_weights: bool = False
-    """Whether, where it carries out no order, FSDP may: what `prefetch` and `bucket … per block` say of weights."""
+    """True if, where it keeps no order, FSDP may: what `prefetch` and `bucket … per block` say of weights."""
     unsorted_groups: bool = True
     """True if process groups keep the order of the ranks they are made with (torch's ``sort_ranks=False``)."""
     undecided_auto: bool = False

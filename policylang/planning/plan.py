@@ -47,9 +47,9 @@ class OrderPlan:
     edits: Edits
     """The buckets; a statement is numbered as in ``Policy.rewrites``."""
     facts: Facts
-    """The graph as it runs once they are carried out, its rows still in traced order."""
+    """The graph as it runs once they are applied, its rows still in traced order."""
     schedule: Schedule
-    """The steps in the order that is carried out, on the rows of :attr:`facts`."""
+    """The steps in the order that is applied, on the rows of :attr:`facts`."""
     outcomes: tuple[SchedulingOutcome, ...]
     """One for each of ``Policy.scheduling``."""
     diagnostics: tuple[Diagnostic, ...]
@@ -123,7 +123,7 @@ class Plan:
     before: Facts
     """The graph as it is."""
     facts: Facts
-    """The graph as it will be once :attr:`edits` are carried out; the same object where there are none."""
+    """The graph as it will be once :attr:`edits` are applied; the same object where there are none."""
     decisions: Sequence[Decision | None]
     """Decisions are shared objects: there are few distinct ones."""
     rules: tuple[RuleOutcome, ...]
