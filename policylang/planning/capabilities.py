@@ -46,9 +46,9 @@ class Capabilities:
     replays_random: bool = False
     offloads: bool = False
     rewrites: bool = False
-    """True if it carries out rewrites of collectives."""
+    """True if it can rewrite collectives."""
     orders: bool = False
-    """True if it carries out buckets and the order of collectives."""
+    """True if it can bucket and order collectives."""
     orders_weights: bool = False
     """FSDP2 can honour `prefetch` of weights on this path, although the path itself reorders nothing."""
     unsorted_groups: bool = True

@@ -313,7 +313,7 @@ class NodeOutcomes:
         return self._needed.get(owner, LEFT_TO_MIN_CUT if owner in self._contingent else None)
 
     def decided(self, row: int) -> Outcome | None:
-        """The same; of a value that the backward does not (for sure) need the outcome that was decided for it."""
+        """As :meth:`really`; what was decided for a value that the backward does not (for sure) need."""
         owner, found = self._owners[row], self.really(row)
         if found is not None and not (found is LEFT_TO_MIN_CUT and owner in self._contingent):
             return found

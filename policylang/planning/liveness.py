@@ -21,6 +21,7 @@ from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import (
     KEPT,
+    LEFT_TO_MIN_CUT,
     ON_HOST,
     RECOMPUTED,
     Decision,
@@ -156,7 +157,7 @@ def backward_needs(
     """
     need = bytearray(_read_by_backward(facts))
     flags, is_symbolic = facts.flags, Flag.SYMBOLIC
-    found: dict[Outcome, list[int]] = {}
+    found: dict[Outcome, list[int]] = {each: [] for each in (KEPT, RECOMPUTED, ON_HOST, LEFT_TO_MIN_CUT)}
     inputs, symbolic, contingent = list[int](), list[int](), list[int]()
     for row in range(len(facts) - 1, -1, -1):
         level = need[row]

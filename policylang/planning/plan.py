@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, field, frozen
 
@@ -18,9 +18,11 @@ from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.graph_edit import Edits
 from policylang.planning.schedule import build_checkpointed_schedule, build_schedule
 from policylang.planning.value_outcome import Decision, Default, offloads
-from policylang.simulation.memory import Peak, estimate_peak
-from policylang.simulation.node_times import NodeTimes, lacking
-from policylang.simulation.streams import StepTime, step_time
+
+if TYPE_CHECKING:  # an audit of plans imports no simulation
+    from policylang.simulation.memory import Peak
+    from policylang.simulation.node_times import NodeTimes
+    from policylang.simulation.streams import StepTime
 
 
 @frozen
@@ -47,9 +49,9 @@ class OrderPlan:
     edits: Edits
     """The buckets; a statement is numbered as in ``Policy.rewrites``."""
     facts: Facts
-    """The graph as it runs once they are carried out, its rows still in traced order."""
+    """The graph as it runs once they are applied, its rows still in traced order."""
     schedule: Schedule
-    """The steps in the order that is carried out, on the rows of :attr:`facts`."""
+    """The steps in the order that is applied, on the rows of :attr:`facts`."""
     outcomes: tuple[SchedulingOutcome, ...]
     """One for each of ``Policy.scheduling``."""
     diagnostics: tuple[Diagnostic, ...]
@@ -123,7 +125,7 @@ class Plan:
     before: Facts
     """The graph as it is."""
     facts: Facts
-    """The graph as it will be once :attr:`edits` are carried out; the same object where there are none."""
+    """The graph as it will be once :attr:`edits` are applied; the same object where there are none."""
     decisions: Sequence[Decision | None]
     """Decisions are shared objects: there are few distinct ones."""
     rules: tuple[RuleOutcome, ...]
@@ -164,12 +166,16 @@ class Plan:
     @cached_property
     def peak(self) -> Peak:
         """The peak of the step that runs, in the order of the scheduling lines."""
+        from policylang.simulation.memory import estimate_peak
+
         order = self if self.order is None else self.order
         return estimate_peak(order.facts, order.schedule)
 
     @cached_property
     def step_time(self) -> StepTime | None:
         """The times of the step that runs, in the order of the scheduling lines; None without a device."""
+        from policylang.simulation.streams import step_time
+
         if self.times is None:
             return None
         found, order = step_time(self.facts, self.schedule, self.times), self.order
@@ -186,6 +192,8 @@ class Plan:
     @cached_property
     def untold(self) -> Diagnostic | None:
         """The error of a device's profile that lacks a figure for something that the plan does."""
+        from policylang.simulation.node_times import lacking
+
         return None if self.times is None else lacking(self.times, copies=any(map(offloads, self.decisions)))
 
     @property

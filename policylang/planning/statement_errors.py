@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from math import floor
 
 from attrs import evolve
@@ -25,15 +26,13 @@ from policylang.language.syntax import (
     InBlock,
     Is,
     Operator,
-    Ordinal,
     Overlap,
     Policy,
     Rule,
     Scope,
     Statement,
-    Where,
 )
-from policylang.language.walk import predicates, selector_of, selectors_of, tests_of, walk, with_lets
+from policylang.language.walk import selector_of, selectors_of, tests_of, walk, with_lets
 from policylang.language.wording import counted, first_lines
 from policylang.operators.names import STAND_INS, is_all_gather
 from policylang.planning import refusals
@@ -44,6 +43,9 @@ from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.selectors import Selections, column_of, operator_matcher, selections_for
 from policylang.simulation.node_times import NodeTimes, lacking
 
+OLDER, SHARE_OF_NONE, NO_DEVICE = "APL358", "APL369", "APL370"
+_MOST_NAMES = 8
+
 
 def speaks_of_blocks(statement: Rule | Expectation, policy: Policy) -> bool:
     """True if a sentence says `in block`, `per block`, `crosses block`, or uses a name that does."""
@@ -51,40 +53,9 @@ def speaks_of_blocks(statement: Rule | Expectation, policy: Policy) -> bool:
         return statement.per_block
     if isinstance(statement, ExpectCount) and statement.scope is Scope.BLOCK:
         return True
-    selector = selector_of(statement)
-    return selector is not None and any(
-        isinstance(part, InBlock)
-        or (isinstance(part, Ordinal) and part.scope is Scope.BLOCK)
-        or (isinstance(part, Where) and any(_crosses_block(test) for test in predicates(part.predicate)))
-        for part in with_lets(policy, selector)
-    )
-
-
-def _crosses_block(test: object) -> bool:
-    return isinstance(test, Is) and test.name == "crosses block"
-
-
-class AsOneBlock:
-    """The selections of a policy on a graph without blocks, as if all of it were one."""
-
-    def __init__(self, policy: Policy, selections: Selections) -> None:
-        self._policy = policy
-        self._without = selections
-        self._with: Selections | None = None
-
-    def explains(self, statement: Rule | Expectation) -> bool:
-        """True if a sentence that fails would not if the graph had blocks: no block is all that it lacks."""
-        if self._without.blocks.names or not speaks_of_blocks(statement, self._policy):
-            return False
-        selector = selector_of(statement)
-        if selector is None:
-            return True
-        if self._with is None:
-            name, facts = _name_of_a_block(self._policy), self._without.facts
-            inside = [f"{name}.{path}" if path else name for path in facts.modules]
-            table = BlockTable(array("i", bytes(4 * len(facts))), (name,), alone=0)
-            self._with = selections_for(self._policy, evolve(facts, modules=inside), table, times=self._without.times)
-        return bool(self._with.rows(selector))
+    parts = with_lets(policy, *selectors_of([statement]))
+    scoped = any(isinstance(part, InBlock) or getattr(part, "scope", None) is Scope.BLOCK for part in parts)
+    return scoped or any(isinstance(test, Is) and test.name == "crosses block" for test in tests_of(policy, statement))
 
 
 def _name_of_a_block(policy: Policy) -> str:
@@ -96,7 +67,6 @@ def _name_of_a_block(policy: Policy) -> str:
     return name if PathGlob(policy.blocks.glob).outermost(name) == name else "layers.0"
 
 
-SHARE_OF_NONE = "APL369"
 _SHARE = re.compile(r"\b(?:first|last)\s+\S+(?:\s*%)?\s+of\s+blocks?$")
 
 
@@ -135,9 +105,6 @@ def _help(statement: Statement, part: InBlock, count: int) -> str | None:
         return f"write `{part.which.kind} block` for one of them"
     may_be = not isinstance(statement, Expectation)
     return f"if that is as it should be, write `optional {statement.span.one_line}`" if may_be else None
-
-
-OLDER = "APL358"
 
 
 def unanswerable(policy: Policy, facts: Facts) -> Iterator[Diagnostic]:
@@ -192,10 +159,6 @@ def _bare(target: str) -> str:
     return target.rpartition(".")[0]
 
 
-NO_DEVICE = "APL370"
-_MOST_NAMES = 8
-
-
 def times_asked(policy: Policy) -> Iterator[tuple[str, Span]]:
     """The phrases of a policy about time, and where they are: tests of its statements, and expectations about it."""
     for statement in policy.statements:
@@ -246,7 +209,6 @@ class StatementErrors:
     def __init__(self, policy: Policy, selections: Selections, *, with_shares: bool) -> None:
         self._policy = policy
         self._selections = selections
-        self._as_one = AsOneBlock(policy, selections)
         self._shares = tuple(empty_shares(policy, selections)) if with_shares else ()
         self._of_no_share = {each.span for each in self._shares}
 
@@ -315,4 +277,19 @@ class StatementErrors:
     def _of_cause(self, found: Diagnostic, statement: Rule | Expectation) -> Diagnostic:
         if self._selections.times is None and speaks_of_time(statement, self._policy):
             return evolve(found, cause=NO_DEVICE)
-        return evolve(found, cause=refusals.NO_SUCH_BLOCKS) if self._as_one.explains(statement) else found
+        return evolve(found, cause=refusals.NO_SUCH_BLOCKS) if self._lacks_blocks(statement) else found
+
+    def _lacks_blocks(self, statement: Rule | Expectation) -> bool:
+        """True if a statement that fails would not if the graph had blocks."""
+        if self._selections.blocks.names or not speaks_of_blocks(statement, self._policy):
+            return False
+        selector = selector_of(statement)
+        return selector is None or bool(self._as_one_block.rows(selector))
+
+    @cached_property
+    def _as_one_block(self) -> Selections:
+        """The selections on a graph without blocks, as if all of it were one."""
+        name, facts = _name_of_a_block(self._policy), self._selections.facts
+        inside = [f"{name}.{path}" if path else name for path in facts.modules]
+        table = BlockTable(array("i", bytes(4 * len(facts))), (name,), alone=0)
+        return selections_for(self._policy, evolve(facts, modules=inside), table, times=self._selections.times)

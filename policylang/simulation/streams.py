@@ -8,9 +8,10 @@ where the graph says so (``wait_tensor``), at the latest where something compute
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from heapq import heappop, heappush
+from math import inf
 from operator import itemgetter
 from typing import assert_never
 from weakref import WeakKeyDictionary
@@ -37,37 +38,67 @@ class Streams:
     """The collectives that must be over before a row runs."""
 
 
-@define(eq=False)
-class RunLog:
-    """Notes of :func:`walk` on each run, where it is asked for them."""
+class ExposedBy(Enum):
+    """Why a collective is exposed."""
 
-    compute: list[tuple[int, int, float, float]] = field(factory=list)
-    """Row, region (0 for a first run), start and end of what takes time."""
-    sent: list[SentRun] = field(factory=list)
-    """The runs of collectives, in the order in which they are issued."""
-    run_of: dict[tuple[int, int], SentRun] = field(factory=dict)
-    """By collective and region, 0 for a first run: the latest."""
-    ends: dict[tuple[int, int], float] = field(factory=dict)
-    """By row and region: when computation is done with it; of a collective, when it is issued."""
+    DATA = "data"
+    """It starts as soon as what it reads is made, and is awaited where it is first read."""
+    LIMIT = "limit"
+    """A limit of the policy keeps it from starting earlier."""
+    GROUP = "group"
+    """Another collective of its group is on the way when it could start."""
+    ORDER = "order"
+    """Nothing but the order of the graph keeps it from starting earlier, or from being awaited later."""
 
 
-@define(eq=False)
-class SentRun:
+@frozen
+class ComputeRun:
     """Seconds from the beginning of the step."""
 
     row: int
     region: int
+    """0 for a run in the forward."""
+    start: float
+    end: float
+
+
+@define
+class CollectiveRun:
+    """Seconds from the beginning of the step; a row of the facts."""
+
+    row: int
+    region: int
+    """0 for a run in the forward."""
     stream: str
+    """``group 0``."""
     step: int
     """Its number in the schedule."""
     issued: float
+    """When computation comes to its start."""
     start: float
+    """When its stream is free for it."""
     end: float
-    awaited: float | None = None
+    awaited: float = inf
     """When computation first comes to something that waits for it."""
-    read: float | None = None
+    read: float = inf
     """When computation first comes to what reads it, past waits and views."""
     exposed: float = 0.0
+    """Time that computation waits there. What several are awaited for at once is shared out from the first to end."""
+    exposed_by: ExposedBy | None = None
+    """The cause of the exposure; None where it is hidden."""
+
+
+@define(eq=False)
+class RunLog:
+    """Notes of :func:`walk` on each run, where it is asked for them."""
+
+    compute: list[ComputeRun] = field(factory=list)
+    sent: list[CollectiveRun] = field(factory=list)
+    """The runs of collectives, in the order in which they are issued."""
+    run_of: dict[tuple[int, int], CollectiveRun] = field(factory=dict)
+    """By collective and region, 0 for a first run: the latest."""
+    ends: dict[tuple[int, int], float] = field(factory=dict)
+    """By row and region: when computation is done with it; of a collective, when it is issued."""
 
 
 @frozen
@@ -118,12 +149,12 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
                 start = max(now, free.get(stream, 0.0))
                 free[stream] = done[row, again] = start + length
                 if log is not None:
-                    run = SentRun(row, again, stream, step, now, start, start + length)
+                    run = CollectiveRun(row, again, stream, step, now, start, start + length)
                     log.sent.append(run)
                     log.run_of[row, again] = run
             else:
                 if log is not None and length:
-                    log.compute.append((row, again, now, now + length))
+                    log.compute.append(ComputeRun(row, again, now, now + length))
                 now += length
             if log is not None:
                 log.ends[row, again] = now
@@ -149,29 +180,26 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
 
 def _share_out(facts: Facts, log: RunLog, row: int, region: int, now: float, awaited: tuple[int, ...]) -> None:
     """Share out a wait among the collectives: each gets the time after the one that ends before it."""
-    runs = [log.run_of.get((each, region), log.run_of.get((each, 0))) for each in awaited]
-    for run in sorted((each for each in runs if each is not None), key=lambda each: each.end):
-        if run.awaited is None:
-            run.awaited = now
+    found = (log.run_of.get((each, region), log.run_of.get((each, 0))) for each in awaited)
+    runs = sorted((each for each in found if each is not None), key=lambda each: each.end)
+    for run in runs:
+        run.awaited = min(run.awaited, now)
         run.exposed += max(run.end - now, 0.0)
         now = max(now, run.end)
-    if facts.targets[row] not in WAITS:
-        for each in runs:
-            if each is not None and each.read is None:
-                each.read = now
+    for run in runs if facts.targets[row] not in WAITS else ():
+        run.read = min(run.read, now)
 
 
-def _share_out_the_end(log: RunLog, now: float, copies: object) -> None:
+def _share_out_the_end(log: RunLog, now: float, copies: Iterable[float]) -> None:
     """Share out what is under way when computation is over; nothing is noted of copies to the host."""
     last = now
-    under_way = [(run.end, run) for run in log.sent if run.end > now]
-    over = [(end, None) for end in copies if end > now]  # type: ignore[attr-defined]
-    for end, run in sorted((*under_way, *over), key=lambda each: each[0]):
+    under_way = [*((run.end, run) for run in log.sent), *((end, None) for end in copies)]
+    for end, run in sorted((each for each in under_way if each[0] > now), key=itemgetter(0)):
         if run is not None:
-            run.exposed += max(end - last, 0.0)
-        last = max(last, end)
+            run.exposed += end - last
+        last = end
     for run in log.sent:
-        run.awaited = now if run.awaited is None else run.awaited
+        run.awaited = min(run.awaited, now)
 
 
 def _streams(facts: Facts) -> Streams:
@@ -248,46 +276,6 @@ def size_in_flight(facts: Facts, row: int) -> int:
     return max(facts.bytes[row], sum(facts.bytes[each] for each in facts.inputs[row]))
 
 
-class ExposedBy(Enum):
-    """Why a collective is exposed."""
-
-    DATA = "data"
-    """It starts as soon as what it reads is made, and is awaited where it is first read."""
-    LIMIT = "limit"
-    """A limit of the policy keeps it from starting earlier."""
-    GROUP = "group"
-    """Another collective of its group is on the way when it could start."""
-    ORDER = "order"
-    """Nothing but the order of the graph keeps it from starting earlier, or from being awaited later."""
-
-
-@frozen
-class CollectiveRun:
-    """Seconds from the beginning of the step; a row of the facts."""
-
-    row: int
-    stream: str
-    """``group 0``."""
-    issued: float
-    """When computation comes to its start."""
-    start: float
-    """When its stream is free for it."""
-    end: float
-    awaited: float
-    """When computation comes to its wait."""
-    exposed: float
-    """Time that computation waits there. What several are awaited for at once is shared out from the first to end."""
-    exposed_by: ExposedBy | None
-    """The cause of the exposure; None where it is hidden."""
-
-
-@frozen
-class ComputeRun:
-    row: int
-    start: float
-    end: float
-
-
 @frozen(eq=False)
 class Lanes:
     """A step drawn as lanes: what computes, and what is on the way beside it."""
@@ -314,20 +302,9 @@ def lanes(
     walked = walk(facts, schedule, times, log)
     causes = _Causes(facts, schedule, log, in_flight, peak)
     least = 1e-12 * walked.end  # what rounding leaves
-    runs = [
-        CollectiveRun(
-            each.row,
-            each.stream,
-            each.issued,
-            each.start,
-            each.end,
-            each.issued if each.awaited is None else each.awaited,
-            each.exposed,
-            causes.of(each) if each.exposed > least else None,
-        )
-        for each in log.sent
-    ]
-    return Lanes([ComputeRun(row, start, end) for row, _, start, end in log.compute], runs, walked.end, walked.exposed)
+    for run in log.sent:
+        run.exposed_by = causes.of(run) if run.exposed > least else None
+    return Lanes(log.compute, log.sent, walked.end, walked.exposed)
 
 
 class _Causes:
@@ -337,21 +314,20 @@ class _Causes:
         self.facts, self.log = facts, log
         self.in_flight, self.peak = in_flight, peak
         self.made = _made(facts, schedule, log)
-        of_data = [(row, start) for row, region, start, _ in log.compute if self.made[row, region]]
+        of_data = [(each.row, each.start) for each in log.compute if self.made[each.row, each.region]]
         self.starts = [start for _, start in of_data]
-        self.over = max((end for *_, end in log.compute), default=0.0)
+        self.over = max((each.end for each in log.compute), default=0.0)
         if in_flight is not None or peak is not None:
             self._note_limits(schedule, {row for row, _ in of_data})
 
-    def of(self, run: SentRun) -> ExposedBy:
+    def of(self, run: CollectiveRun) -> ExposedBy:
         if run.start > run.issued:
             return ExposedBy.GROUP
         facts, made = self.facts, self.made
         reads = (made.get((each, run.region), made.get((each, 0), 0.0)) for each in facts.inputs[run.row])
         if self._computes_between(max(reads, default=0.0), run.issued):
             return ExposedBy.LIMIT if self._is_full_before(run) else ExposedBy.ORDER
-        read = self.over if run.read is None else run.read
-        late = run.awaited is not None and self._computes_between(max(run.awaited, run.end), read)
+        late = self._computes_between(max(run.awaited, run.end), min(run.read, self.over))
         return ExposedBy.ORDER if late else ExposedBy.DATA
 
     def _computes_between(self, start: float, end: float) -> bool:
@@ -371,7 +347,7 @@ class _Causes:
         timeline = simulate(facts, schedule)
         self.live = dict(zip(timeline.steps, timeline.live, strict=True))
 
-    def _is_full_before(self, run: SentRun) -> bool:
+    def _is_full_before(self, run: CollectiveRun) -> bool:
         """True if a limit would be exceeded had it been started before what computes last ahead of it."""
         if self.in_flight is None and self.peak is None:
             return False

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 import policylang
 from policylang.audit.graphs import audit_flat
+from policylang.audit.report import Report
 from policylang.backends import copies as copy_operators
 from policylang.backends.flat import FlatPath
 from policylang.backends.records import AppliedPlan

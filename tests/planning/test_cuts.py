@@ -6,12 +6,10 @@ import pytest
 
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
-from policylang.language import syntax as s
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.selection.cuts import Cuts
-from tests.planning.sentences import everything, names, only, op, planned, recompute, save, where
+from tests.planning.sentences import names, only, planned
 from tests.support.textgraph import GraphBuilder, facts_of
-from tests.support.trees import span
 
 
 def cuts_of(facts: Facts) -> Cuts:
@@ -26,11 +24,6 @@ def behind(facts: Facts, size: float) -> list[str]:
 def crossing(facts: Facts, size: float) -> list[str]:
     mask = cuts_of(facts).crossing(size)
     return [facts.names[row] for row in range(len(facts)) if mask[row]]
-
-
-def crosses_cut(size: int) -> s.CrossesCut:
-    text = f"crosses cut per {size}"
-    return s.CrossesCut(s.Quantity(float(size), "bytes", span(str(size))), span(text))
 
 
 CHAIN = facts_of("%x = input bytes=1000\n%n0 = aten.sin.default(%x) bytes=10\n" + "\n".join(
@@ -218,7 +211,7 @@ def test_a_rule_saves_what_crosses_and_recomputes_a_stage_at_a_time():
     for i in reversed(range(100)):
         builder.add(f"b{i}", "aten.cos.default", (builder.index[f"n{i}"],), backward=True)
     facts = builder.facts(facts_of("%x = input\n---\n%t = tangent").kind)
-    made = planned(facts, recompute(everything), save(where(everything, crosses_cut(80))))
+    made = planned(facts, "recompute everything; save everything where crosses cut per 80")
     assert made.diagnostics == ()
     outcome = saved_and_recomputed(made)
     assert names(facts, outcome.saved) == [f"n{i}" for i in range(9, 99, 10)]
@@ -229,15 +222,14 @@ def test_a_rule_saves_what_crosses_and_recomputes_a_stage_at_a_time():
 @pytest.mark.parametrize(
     ("selector", "size", "details"),
     [
-        (everything, 4096, ("everything: 10 nodes", "4096: 0 of them; the forward makes 100 B and has no cut")),
+        ("everything", "4096", ("everything: 10 nodes", "4096: 0 of them; the forward makes 100 B and has no cut")),
         (
-            *(everything, None),
+            *("everything", "auto"),
             ("everything: 10 nodes", "auto: 0 of them; the forward makes 100 B and has no cut at stages of 320 KiB"),
         ),
-        (op("cos"), 30, ("cos: 0 nodes", "30: 0 of them; the forward makes 100 B and has 3 cuts")),
+        ("cos", "30", ("cos: 0 nodes", "30: 0 of them; the forward makes 100 B and has 3 cuts")),
     ],
 )
 def test_a_rule_that_nothing_crosses_for_is_told_what_there_is_to_cut(selector, size, details):
-    test = s.CrossesCut(None, span("crosses cut per auto")) if size is None else crosses_cut(size)
-    found = only(planned(CHAIN, recompute(everything), save(where(selector, test))).diagnostics, "APL301")
-    assert found.details == (details[0], f"where crosses cut per {details[1]}")
+    made = planned(CHAIN, f"recompute everything; save {selector} where crosses cut per {size}")
+    assert only(made.diagnostics, "APL301").details == (details[0], f"where crosses cut per {details[1]}")

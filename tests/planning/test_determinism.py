@@ -9,11 +9,10 @@ from pathlib import Path
 
 from attrs import evolve
 
-from policylang.language.syntax import Action
+import policylang
 from policylang.planning.planner import plan
-from tests.planning.sentences import JOINT, everything, op, planned, recompute, rule, save
+from tests.planning.sentences import JOINT, planned
 from tests.support.textgraph import facts_of
-from tests.support.trees import policy_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -86,25 +85,25 @@ GRAPH = "%x = input\n%mm = aten.mm.default(%x)\n%sin = aten.sin.default(%mm)\n--
 
 
 def test_equal_plans_have_equal_digests():
-    first = planned(facts_of(GRAPH), recompute(everything), save(op("mm")))
-    second = planned(facts_of(GRAPH), recompute(everything), save(op("mm")))
+    first = planned(facts_of(GRAPH), "recompute everything; save mm")
+    second = planned(facts_of(GRAPH), "recompute everything; save mm")
     assert first.digest == second.digest
 
 
 def test_a_digest_covers_names_operators_decisions_and_the_policy():
     digests = [
-        planned(facts_of(GRAPH), recompute(everything), save(op("mm"))).digest,
-        planned(facts_of(GRAPH), recompute(everything), rule(Action.PREFER_SAVE, op("mm"))).digest,
-        planned(facts_of(GRAPH), recompute(everything), save(op("aten.mm"))).digest,
-        planned(facts_of(GRAPH.replace("%sin", "%sine")), recompute(everything), save(op("mm"))).digest,
-        planned(facts_of(GRAPH.replace("aten.sin", "aten.cos")), recompute(everything), save(op("mm"))).digest,
-        planned(facts_of(GRAPH), recompute(everything), save(op("mm")), undecided="save").digest,
+        planned(facts_of(GRAPH), "recompute everything; save mm").digest,
+        planned(facts_of(GRAPH), "recompute everything; prefer_save mm").digest,
+        planned(facts_of(GRAPH), "recompute everything; save aten.mm").digest,
+        planned(facts_of(GRAPH.replace("%sin", "%sine")), "recompute everything; save mm").digest,
+        planned(facts_of(GRAPH.replace("aten.sin", "aten.cos")), "recompute everything; save mm").digest,
+        planned(facts_of(GRAPH), "recompute everything; save mm; undecided -> save").digest,
     ]
     assert len(set(digests)) == len(digests)
 
 
 def test_a_digest_is_of_the_canonical_text_where_there_is_one():
-    policy = policy_of(recompute(everything))
+    policy = policylang.parse("recompute everything")
     facts = facts_of(GRAPH)
     one, other = (plan(evolve(policy, canonical=text), facts, JOINT).digest for text in ("a", "b"))
     assert one != other

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policylang.language.diagnostics import Severity
-from tests.planning.sentences import everything, op, planned, recompute, save
+from tests.planning.sentences import planned
 from tests.support.textgraph import facts_of
 
 SAVED_VIEW = """
@@ -21,12 +21,12 @@ SAVED_VIEW = """
 """
 
 
-def effects(*rules):
-    return [found for found in planned(facts_of(SAVED_VIEW), *rules).diagnostics if found.code == "APL309"]
+def effects(rules: str):
+    return [found for found in planned(facts_of(SAVED_VIEW), rules).diagnostics if found.code == "APL309"]
 
 
 def test_a_product_whose_view_is_saved_is_not_recomputed_and_the_rule_is_named():
-    (found,) = effects(save(everything), recompute(op("mm")))
+    (found,) = effects("save everything; recompute mm")
     assert found.severity is Severity.WARNING
     assert found.message.endswith(
         "decides 1 forward value and changes nothing: the backward reads none of them: "
@@ -37,18 +37,18 @@ def test_a_product_whose_view_is_saved_is_not_recomputed_and_the_rule_is_named()
 
 
 def test_recomputing_the_view_as_well_gives_the_rule_its_effect():
-    assert effects(save(everything), recompute(op("mm")), recompute(op("view"))) == []
+    assert effects("save everything; recompute mm; recompute view") == []
 
 
 def test_a_save_that_the_backward_does_not_read_is_named_without_a_keeper():
-    (found,) = effects(recompute(everything), save(op("add")))
+    (found,) = effects("recompute everything; save add")
     assert "decides 1 forward value and changes nothing: the backward reads none of them" in found.message
     assert found.help == "remove the rule, or say it of the values that the backward reads"
 
 
 def test_an_optional_rule_may_have_no_effect():
-    assert effects(save(everything), recompute(op("mm"), optional=True)) == []
+    assert effects("save everything; optional recompute mm") == []
 
 
 def test_values_that_min_cut_may_still_call_for_are_not_judged():
-    assert effects(recompute(op("mm"))) == []
+    assert effects("recompute mm") == []

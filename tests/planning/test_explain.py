@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policylang.planning.inspection.explain import rules_on
-from tests.planning.sentences import everything, op, planned, recompute, save
+from tests.planning.sentences import planned
 from tests.support.textgraph import facts_of
 
 FACTS = facts_of("""
@@ -20,7 +20,7 @@ FACTS = facts_of("""
 
 
 def standings(name: str) -> list[str]:
-    made = planned(FACTS, recompute(everything), save(op("mm")), recompute(op("cos"), optional=True))
+    made = planned(FACTS, "recompute everything; save mm; optional recompute cos")
     return [found.standing for found in rules_on(made, FACTS.index[name])]
 
 
@@ -31,11 +31,11 @@ def test_each_rule_is_listed_in_order():
 
 
 def test_the_rule_that_took_over_is_named():
-    made = planned(FACTS, recompute(everything), save(op("mm")))
+    made = planned(FACTS, "recompute everything; save mm")
     assert rules_on(made, FACTS.index["mm"])[0].by == made.rules[1].rule
 
 
 def test_inputs_and_backward_nodes_have_no_rules():
-    made = planned(FACTS, recompute(everything))
+    made = planned(FACTS, "recompute everything")
     with pytest.raises(ValueError, match="no rule ranges over b: it is not a forward call"):
         rules_on(made, FACTS.index["b"])

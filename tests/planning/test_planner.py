@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from policylang.language import syntax as s
 from policylang.language.diagnostics import Severity
 from policylang.language.syntax import Action
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.value_outcome import Why
-from tests.planning.sentences import (
-    JOINT,
-    actions,
-    everything,
-    in_module,
-    is_,
-    names,
-    only,
-    op,
-    planned,
-    recompute,
-    rule,
-    save,
-    where,
-)
+from tests.planning.sentences import JOINT, actions, names, only, planned
 from tests.support.textgraph import facts_of
-from tests.support.trees import span
 
 NO_REPLAY = Capabilities("a flat graph", undecided_auto=True)
 
@@ -42,9 +26,7 @@ TWO_LAYERS = """
 
 
 def test_the_last_rule_that_matches_decides():
-    made = planned(
-        facts_of(TWO_LAYERS), recompute(everything), save(op("mm")), recompute(in_module(op("mm"), "layers.1"))
-    )
+    made = planned(facts_of(TWO_LAYERS), "recompute everything; save mm; recompute mm in layers.1")
     assert actions(made) == {"mm": "save", "sin": "recompute", "mm_1": "recompute"}
     first, second, third = made.rules
     assert names(made.facts, first.matched) == ["mm", "sin", "mm_1"]
@@ -57,13 +39,13 @@ def test_the_last_rule_that_matches_decides():
 
 
 def test_backward_nodes_and_inputs_are_never_decided():
-    made = planned(facts_of(TWO_LAYERS), recompute(everything))
+    made = planned(facts_of(TWO_LAYERS), "recompute everything")
     undecided = [name for name, decision in zip(made.facts.names, made.decisions, strict=True) if decision is None]
     assert undecided == ["x", "w", "t", "mul", "mul_1", "output"]
 
 
 def test_leave_is_on_record_and_decides_nothing():
-    made = planned(facts_of(TWO_LAYERS), recompute(everything), rule(Action.LEAVE, op("mm")))
+    made = planned(facts_of(TWO_LAYERS), "recompute everything; leave mm")
     decision = made.decisions[made.facts.index["mm"]]
     assert (decision.action, decision.rule, decision.why) == (None, 1, Why.RULE)
     assert made.rules[0].overridden_by == {1: 2}
@@ -71,7 +53,7 @@ def test_leave_is_on_record_and_decides_nothing():
 
 def test_what_no_rule_matches_has_the_fate_of_the_undecided():
     for fate, action in (("auto", "auto"), ("save", "save"), ("recompute", "recompute")):
-        made = planned(facts_of(TWO_LAYERS), save(op("mm")), undecided=fate)
+        made = planned(facts_of(TWO_LAYERS), f"save mm; undecided -> {fate}")
         assert actions(made)["sin"] == action
         assert made.decisions[made.facts.index["sin"]].why is Why.UNDECIDED
         assert made.undecided == fate
@@ -89,7 +71,7 @@ def test_a_decision_on_a_follower_is_a_decision_on_its_owner():
         %b = aten.mul.Tensor(%wait, %mean)
         output(%wait, %b)
     """)
-    made = planned(facts, recompute(everything), save(op("wait_tensor")), save(op("builtin.getitem")))
+    made = planned(facts, "recompute everything; save wait_tensor; save builtin.getitem")
     assert set(actions(made).values()) == {"save"}
     assert names(facts, made.rules[1].matched) == ["gather"]
     assert names(facts, made.rules[2].matched) == ["norm"]
@@ -111,7 +93,7 @@ CHECKPOINTED = """
 
 
 def test_the_users_tags_stay_and_are_counted():
-    made = planned(facts_of(CHECKPOINTED), save(op("sin")))
+    made = planned(facts_of(CHECKPOINTED), "save sin")
     assert actions(made) == {"a": "recompute", "b": "save", "c": "recompute", "d": "save", "e": "save"}
     assert made.rules[0].kept_by_user == 2
     assert names(made.facts, made.rules[0].decided) == ["e"]
@@ -119,14 +101,14 @@ def test_the_users_tags_stay_and_are_counted():
 
 
 def test_a_value_at_the_border_of_two_regions_is_saved():
-    made = planned(facts_of(CHECKPOINTED), save(op("sin")))
+    made = planned(facts_of(CHECKPOINTED), "save sin")
     border = made.decisions[made.facts.index["b"]]
     assert (border.action, border.why) == (Action.SAVE, Why.USER)
     assert border.reason == "the user's next checkpoint region reads it"
 
 
 def test_override_changes_what_the_user_tagged_and_no_later_plain_rule_takes_it_back():
-    made = planned(facts_of(CHECKPOINTED), save(op("sin"), override=True), recompute(everything))
+    made = planned(facts_of(CHECKPOINTED), "override save sin; recompute everything")
     assert actions(made) == {"a": "save", "b": "save", "c": "save", "d": "save", "e": "recompute"}
     everything_rule = made.rules[1]
     assert everything_rule.overridden_by == {0: 2}
@@ -134,7 +116,7 @@ def test_override_changes_what_the_user_tagged_and_no_later_plain_rule_takes_it_
 
 
 def test_a_rule_that_only_meets_the_users_tags_is_a_warning():
-    made = planned(facts_of(CHECKPOINTED), save(op("cos")))
+    made = planned(facts_of(CHECKPOINTED), "save cos")
     found = only(made.diagnostics, "APL307")
     assert found.severity is Severity.WARNING
     assert found.message == "`save cos` decides nothing: the model's own checkpoint has tagged the only node it matches"
@@ -156,8 +138,8 @@ RANDOM = """
 
 
 def test_a_random_value_is_recomputed_only_where_it_can_be_replayed():
-    assert planned(facts_of(RANDOM), recompute(everything)).diagnostics == ()
-    made = planned(facts_of(RANDOM), recompute(everything), capabilities=NO_REPLAY)
+    assert planned(facts_of(RANDOM), "recompute everything").diagnostics == ()
+    made = planned(facts_of(RANDOM), "recompute everything", NO_REPLAY)
     found = only(made.diagnostics, "APL304")
     assert found.severity is Severity.ERROR
     assert found.message == (
@@ -174,7 +156,7 @@ def test_a_random_value_is_recomputed_only_where_it_can_be_replayed():
 
 
 def test_an_optional_rule_saves_what_it_cannot_recompute():
-    made = planned(facts_of(RANDOM), recompute(everything, optional=True), capabilities=NO_REPLAY)
+    made = planned(facts_of(RANDOM), "optional recompute everything", NO_REPLAY)
     assert made.diagnostics == ()
     for name in ("drop", "out", "mask"):
         decision = made.decisions[made.facts.index[name]]
@@ -192,7 +174,7 @@ def test_a_value_that_the_backward_does_not_need_may_be_as_unsafe_as_it_likes():
         %b = aten.mul.Tensor(%sin)
         output(%sin, %b)
     """)
-    assert planned(facts, recompute(everything)).diagnostics == ()
+    assert planned(facts, "recompute everything").diagnostics == ()
 
 
 def test_every_reason_not_to_recompute_is_given():
@@ -211,12 +193,12 @@ def test_every_reason_not_to_recompute_is_given():
             %b = aten.mul.Tensor(%sin)
             output(%sin, %b)
         """)
-        found = only(planned(facts, recompute(everything)).diagnostics, "APL304")
+        found = only(planned(facts, "recompute everything").diagnostics, "APL304")
         assert found.message == f"`recompute everything` cannot recompute `sin`: {reason}"
 
 
 def test_undecided_recompute_meets_the_same_objection():
-    made = planned(facts_of(RANDOM), undecided="recompute", capabilities=NO_REPLAY)
+    made = planned(facts_of(RANDOM), "undecided -> recompute", NO_REPLAY)
     found = only(made.diagnostics, "APL304")
     assert found.message.startswith("`undecided -> recompute` cannot recompute `drop`: it draws random numbers")
     assert found.help == "save these values with a rule"
@@ -230,7 +212,7 @@ def test_the_users_own_recomputation_is_saved_where_it_would_be_wrong():
         %b = aten.mul.Tensor(%rand)
         output(%rand, %b)
     """)
-    made = planned(facts, capabilities=NO_REPLAY)
+    made = planned(facts, "undecided -> auto", NO_REPLAY)
     assert made.decisions[1].why is Why.UNSAFE
     assert actions(made) == {"rand": "save"}
 
@@ -244,7 +226,7 @@ def test_sizes_are_saved_whatever_a_rule_says():
         %b = aten.mul.Tensor(%view, %size)
         output(%view, %b)
     """)
-    made = planned(facts, rule(Action.MUST_RECOMPUTE, everything))
+    made = planned(facts, "must_recompute everything")
     assert made.diagnostics == ()
     size = made.decisions[1]
     assert (size.action, size.rule, size.why, size.reason) == (Action.SAVE, None, Why.ALWAYS, "symbolic size")
@@ -256,41 +238,40 @@ def test_sizes_are_saved_whatever_a_rule_says():
 
 
 def test_offloading_is_refused_where_it_cannot_be_done():
-    made = planned(facts_of(TWO_LAYERS), recompute(everything), rule(Action.OFFLOAD, op("mm"), line=4))
+    made = planned(facts_of(TWO_LAYERS), "recompute everything\n\n\noffload mm")
     found = only(made.diagnostics, "APL306")
     assert found.message == "`offload mm` asks for offloading, which the joint-graph partitioner cannot do"
     assert found.span.line == 4
 
 
 def test_a_rewrite_is_refused_where_it_cannot_be_done():
-    fuse = s.Fuse("all_gather", (), False, span("fuse all_gather chains"))
-    made = planned(facts_of(TWO_LAYERS), recompute(everything), rewrites=(fuse,))
+    rules = "recompute everything; {}fuse all_gather chains"
+    made = planned(facts_of(TWO_LAYERS), rules.format(""))
     found = only(made.diagnostics, "APL306")
     assert found.message == (
         "`fuse all_gather chains` asks for a rewrite of collectives, which the joint-graph partitioner cannot do"
     )
     able = Capabilities("rewrites", replays_random=True, rewrites=True, undecided_auto=True)
-    made = planned(facts_of(TWO_LAYERS), recompute(everything), rewrites=(fuse,), capabilities=able)
+    made = planned(facts_of(TWO_LAYERS), rules.format(""), able)
     assert only(made.diagnostics, "APL311").message == "`fuse all_gather chains` finds nothing to rewrite in this graph"
-    fuse = s.Fuse("all_gather", (), True, span("optional fuse all_gather chains"))
-    assert planned(facts_of(TWO_LAYERS), recompute(everything), rewrites=(fuse,), capabilities=able).diagnostics == ()
+    assert planned(facts_of(TWO_LAYERS), rules.format("optional "), able).diagnostics == ()
 
 
 def test_undecided_values_are_refused_where_no_partitioner_takes_them():
     path = Capabilities("a flat graph", replays_random=True)
-    made = planned(facts_of(TWO_LAYERS), save(op("mm")), undecided=None, capabilities=path)
+    made = planned(facts_of(TWO_LAYERS), "save mm", path)
     found = only(made.diagnostics, "APL306")
     assert found.message == (
         "no rule decides 1 forward value that the backward reads, and a flat graph has no partitioner to leave them to"
     )
     assert found.details == ("sin (aten.sin.default) in model.layers.0.attn",)
     assert found.help == "write `undecided -> save` or `undecided -> recompute`"
-    assert planned(facts_of(TWO_LAYERS), save(everything), undecided=None, capabilities=path).diagnostics == ()
+    assert planned(facts_of(TWO_LAYERS), "save everything", path).diagnostics == ()
 
 
 def test_an_explicit_auto_and_leave_are_refused_there_too():
     path = Capabilities("a flat graph", replays_random=True)
-    made = planned(facts_of(TWO_LAYERS), save(everything), rule(Action.LEAVE, op("mm")), capabilities=path)
+    made = planned(facts_of(TWO_LAYERS), "save everything; leave mm; undecided -> auto", path)
     assert [found.message for found in made.diagnostics] == [
         "`leave mm` leaves values to PyTorch's partitioner, and a flat graph has none",
         "`undecided -> auto` leaves values to PyTorch's partitioner, and a flat graph has none",
@@ -298,7 +279,7 @@ def test_an_explicit_auto_and_leave_are_refused_there_too():
 
 
 def test_predicates_see_what_the_user_tagged():
-    made = planned(facts_of(CHECKPOINTED), save(where(everything, is_("user tagged")), override=True))
+    made = planned(facts_of(CHECKPOINTED), "override save everything where user tagged")
     assert names(made.facts, made.rules[0].matched) == ["a", "b", "c", "d"]
     assert JOINT.name == "the joint-graph partitioner"
 
@@ -311,5 +292,5 @@ def test_a_bare_name_counts_tensor_operators_alone():
         %sum = aten.add.Tensor(%x) bytes=32
         output(%sum)
     """)
-    made = planned(facts, save(op("add")))
+    made = planned(facts, "save add")
     assert names(made.facts, made.rules[0].matched) == ["sum"]

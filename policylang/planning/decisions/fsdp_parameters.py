@@ -102,7 +102,7 @@ def gathers_matching(policy: Policy, selector: Selector, aside: FsdpParameters) 
 
 
 def _held(policy: Policy, about: Sequence[int], graph: _Gathers) -> list[Diagnostic]:
-    """An error for each rule that FSDP does not carry out, or a note that it does."""
+    """An error for each rule that FSDP does not follow, or a note that it does."""
     verdict = judge(policy, graph.facts, graph.selections, {})
     wrong: dict[int, list[FsdpParameter]] = {}
     right: list[FsdpParameter] = []

@@ -223,7 +223,7 @@ def _groups(plan: Plan, needs: BackwardCost, outcomes: Sequence[Outcome | None])
     timed, facts = plan.shown_times is not None, plan.facts
     entries: list[list[ValueEntry]] = [[] for _ in range(len(plan.block_names) + 1)]
     sizes: dict[int, int] = {}
-    for each, rows in needs.rows.items():
+    for each, rows in reversed([*needs.rows.items()]):  # what a checkpoint saves in place of offloading counts as saved
         amounts = zip(each.kept_bytes(facts, rows), each.recomputed_bytes(facts, rows), strict=True)
         sizes.update(zip(rows, map(sum, amounts), strict=True))
     for row, outcome in enumerate(outcomes):
