@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policylang.language.diagnostics import Diagnostic, one_cause
-from policylang.language.wording import as_text
+from policylang.language.shown import as_text
 
 
 class PolicyError(Exception):

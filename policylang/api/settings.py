@@ -17,7 +17,7 @@ from policylang.language.devices.reading import find_device
 from policylang.language.devices.toml_text import KeyPlace, place_of, tables_of
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.files import reason_of
-from policylang.language.wording import did_you_mean, nearest, shortened
+from policylang.language.shown import did_you_mean, nearest, shortened
 from policylang.planning.capabilities import PLANNED
 
 UNREADABLE, UNKNOWN_KEY, WRONG_VALUE = "APL645", "APL646", "APL647"

@@ -23,7 +23,7 @@ from policylang.backends.path import findings_on
 from policylang.backends.torch_compile.backend import frames_left_of
 from policylang.errors import PolicyGraphError, PolicyWarning
 from policylang.graph import marks
-from policylang.language.wording import listed
+from policylang.language.shown import listed
 from policylang.torch_compat.compilers import backend_of
 from policylang.torch_compat.tracing import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture

@@ -17,7 +17,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import find_device, read_device
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.resources import devices_folder
-from policylang.language.wording import format_quantity
+from policylang.language.shown import format_quantity
 from policylang.planning.capabilities import PLANNED, Capabilities, capabilities_for
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import NodeTimes, lacking, node_times

@@ -13,7 +13,7 @@ from torch import fx
 
 from policylang.audit.report import CodeOrderReport
 from policylang.language.diagnostics import Diagnostic, diagnose
-from policylang.language.wording import counted
+from policylang.language.shown import counted
 from policylang.operators.calls import describe, group_name
 from policylang.operators.names import GETITEM, Category
 from policylang.operators.work import is_communication, is_product, is_wait, plain_name

@@ -24,7 +24,7 @@ from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.wording import counted
+from policylang.language.shown import counted
 from policylang.operators.calls import describe, effects, function, written_statistics
 from policylang.operators.names import GETITEM, HOST_COPY_WAIT, OFFLOAD, RELOAD, RUNS_WITH_RANDOM_STATE, WAITS, Category
 from policylang.planning.graph_edit import Edit

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from policylang.language.plain_data import to_plain
-from policylang.language.wording import as_text, counted, format_quantity
+from policylang.language.shown import as_text, counted, format_quantity
 
 if TYPE_CHECKING:
     from policylang.planning.inspection.communication import CollectiveEntry, LineInOrder, StepInOrder

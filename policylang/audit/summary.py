@@ -23,8 +23,8 @@ from policylang.audit.report import (
 )
 from policylang.graph.facts import GraphKind, uncounted_operators
 from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.shown import did_you_mean, listed, nearest
 from policylang.language.syntax import Action, Policy
-from policylang.language.wording import did_you_mean, listed, nearest
 from policylang.planning.graph_edit import Edit, Edits
 from policylang.planning.liveness import counted_by_data
 from policylang.planning.plan import Plan, RuleOutcome

@@ -27,8 +27,8 @@ from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
 from policylang.graph.snapshot import dump
 from policylang.language.plain_data import from_plain
+from policylang.language.shown import as_page, counted, format_quantity
 from policylang.language.syntax import Bucket, Policy
-from policylang.language.wording import as_page, counted, format_quantity
 from policylang.planning import model_wide_errors
 from policylang.planning.graph_edit import Edits
 from policylang.planning.model_wide_errors import Complaint

@@ -37,7 +37,7 @@ from policylang.commands.inputs import (
     tell_settings,
 )
 from policylang.commands.output import Exit, UsageError
-from policylang.language.wording import counted, joined
+from policylang.language.shown import counted, joined
 
 NAME = "check"
 SUMMARY = "check policy files"

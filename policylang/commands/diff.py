@@ -37,7 +37,7 @@ from policylang.commands.inputs import (
 )
 from policylang.commands.output import Exit, say, tell
 from policylang.language.diagnostics import is_error
-from policylang.language.wording import counted
+from policylang.language.shown import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -195,7 +195,7 @@ def _entry(code: str) -> Code:
 
     from policylang.language.diagnostics import CODES
     from policylang.language.operators import group_names
-    from policylang.language.wording import did_you_mean, nearest
+    from policylang.language.shown import did_you_mean, nearest
     from policylang.language.words import meanings
 
     entry = CODES.get(code.upper())

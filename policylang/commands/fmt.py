@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from policylang.commands.output import Exit, UsageError, say, tell
-from policylang.language.wording import counted
+from policylang.language.shown import counted
 from policylang.report.diagnostics import render_text
 
 if TYPE_CHECKING:

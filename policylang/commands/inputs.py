@@ -16,7 +16,7 @@ from policylang.commands.output import Exit, UsageError, say, tell
 from policylang.errors import PolicyMeaningError
 from policylang.language.diagnostics import Diagnostic, Related
 from policylang.language.files import find_policy, policy_files, reason_of, write_whole
-from policylang.language.wording import joined
+from policylang.language.shown import joined
 from policylang.planning.capabilities import PLANNED
 from policylang.report.diagnostics import RENDERERS, CheckResult, render_text
 

@@ -8,7 +8,7 @@ import sys
 from enum import IntEnum
 from textwrap import TextWrapper
 
-from policylang.language.wording import logged
+from policylang.language.shown import logged
 from policylang.report.layout import fit
 
 

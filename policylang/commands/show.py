@@ -126,7 +126,7 @@ def _check_globs(options: argparse.Namespace) -> None:
 
 def _nothing(options: argparse.Namespace, facts: Facts) -> UsageError:
     """Names the first of the globs that matches nothing, with what is near it."""
-    from policylang.language.wording import did_you_mean, nearest
+    from policylang.language.shown import did_you_mean, nearest
     from policylang.planning.inspection.overview import rows_asked
 
     for glob in options.module:

@@ -14,7 +14,7 @@ from attrs import field, frozen
 from torch import Tensor, nn
 
 from policylang.audit.report import Report
-from policylang.language.wording import format_quantity
+from policylang.language.shown import format_quantity
 from policylang.report.layout import table
 from policylang.torch_compat import eager
 

@@ -17,7 +17,7 @@ import argparse
 
 from policylang.commands.inputs import add_form_of_findings, print_findings
 from policylang.commands.output import Exit
-from policylang.language.wording import counted
+from policylang.language.shown import counted
 
 NAME = "test"
 SUMMARY = "run policy tests"

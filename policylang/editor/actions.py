@@ -11,7 +11,7 @@ from lsprotocol import types
 from policylang.editor.state import Document, State, location, positions_of, uri_of
 from policylang.language.diagnostics import CODES, Diagnostic, Fix, Related, Severity, Source, Span, TextChange
 from policylang.language.resources import codes_folder
-from policylang.language.wording import one_line
+from policylang.language.shown import one_line
 from policylang.planning.capabilities import capabilities_for
 from policylang.report.explain import (
     Explained,

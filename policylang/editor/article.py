@@ -9,7 +9,7 @@ from typing import Literal
 from attrs import define, field
 from lsprotocol import types
 
-from policylang.language.wording import Measured, counted, format_quantity, printable
+from policylang.language.shown import Measured, counted, format_quantity, printable
 from policylang.planning.inspection.breakdown import Amounts, Breakdown
 from policylang.planning.inspection.worth import Worth
 from policylang.report import layout

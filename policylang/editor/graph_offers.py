@@ -14,10 +14,10 @@ from policylang.language.grammar import word_kind
 from policylang.language.operators import PLAIN_FUNCTIONS, group_names
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES, dimensions_of
 from policylang.language.resources import manifest
+from policylang.language.shown import counted, shortened
 from policylang.language.statements import FIGURES
 from policylang.language.syntax import Let
 from policylang.language.units import ALIASES, DTYPES, UNITS, Dimension, write
-from policylang.language.wording import counted, shortened
 
 _OPEN_BRACE = re.compile(r"(?P<before>.*\{)(?P<chosen>(?:[^{},]*,\s*)*)(?P<begun>[^{},]*)$")
 

@@ -34,8 +34,8 @@ from policylang.editor.statements import (
 )
 from policylang.language import syntax
 from policylang.language.diagnostics import Span
+from policylang.language.shown import counted
 from policylang.language.syntax import Statement
-from policylang.language.wording import counted
 from policylang.language.words import Meaning
 
 _NUMBER = re.compile(r"[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?")

@@ -16,8 +16,8 @@ from policylang.language.diagnostics import Source, Span
 from policylang.language.grammar import words_of
 from policylang.language.layout import LayoutChange, layout_changes, layout_changes_between
 from policylang.language.lexer import comments, split
+from policylang.language.shown import shortened
 from policylang.language.syntax import Let, Statement
-from policylang.language.wording import shortened
 
 _LONGEST = 80
 _LONGEST_HEADING = 60

@@ -16,6 +16,7 @@ from policylang.language.lexer import comment_above
 from policylang.language.operators import PRELUDE_NAME, OperatorTable, group_names, prelude_group, split_operator
 from policylang.language.public_names import TRACED_AS
 from policylang.language.resources import tagged
+from policylang.language.shown import counted, folded_names, format_quantity, joined, listed
 from policylang.language.syntax import (
     TIMES,
     BlockSet,
@@ -32,7 +33,6 @@ from policylang.language.syntax import (
     Word,
 )
 from policylang.language.units import UNITS, Dimension, read
-from policylang.language.wording import counted, folded_names, format_quantity, joined, listed
 from policylang.planning.selection.no_match import nearest_paths_hint, part_counts
 from policylang.planning.selection.selectors import (
     Selections,

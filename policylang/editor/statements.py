@@ -28,8 +28,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Source
 from policylang.language.loader import PlacedStatement
 from policylang.language.resources import installed_version
-from policylang.language.syntax import Rule, Selector, Statement
-from policylang.language.wording import (
+from policylang.language.shown import (
     Measured,
     counted,
     file_name,
@@ -39,6 +38,7 @@ from policylang.language.wording import (
     listed,
     uncounted_text,
 )
+from policylang.language.syntax import Rule, Selector, Statement
 from policylang.language.words import meaning
 from policylang.planning.inspection.breakdown import RuleInBlocks
 from policylang.planning.inspection.communication import Communication, LineInOrder, bucket_statements

@@ -20,7 +20,7 @@ from policylang.api.settings import ProjectSettings, project_settings
 from policylang.errors import PolicyError
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, diagnose, is_error
-from policylang.language.wording import did_you_mean, nearest
+from policylang.language.shown import did_you_mean, nearest
 from policylang.planning.capabilities import PLANNED
 
 SECTION = "policylang"

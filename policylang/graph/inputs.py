@@ -18,7 +18,7 @@ from attrs import frozen
 from torch import fx
 
 from policylang.graph.facts import InputKind
-from policylang.language.wording import one_line
+from policylang.language.shown import one_line
 from policylang.torch_compat.compilers import input_source, input_value, running_dynamo_inputs
 from policylang.torch_compat.graphs import described_input, differentiated_input, underlying_input
 

@@ -13,7 +13,7 @@ from attrs import asdict, field, frozen
 
 from policylang.graph.facts import LostMarker, Phase
 from policylang.graph.memory import find_root
-from policylang.language.wording import one_line
+from policylang.language.shown import one_line
 from policylang.operators.names import AUTOGRAD_COPIES
 
 PROVENANCE = "policylang"

@@ -32,7 +32,7 @@ from policylang.graph.facts import (
 )
 from policylang.language.diagnostics import diagnose
 from policylang.language.files import reason_of, write_whole
-from policylang.language.wording import one_line
+from policylang.language.shown import one_line
 
 SUFFIX = ".graph"
 FORMAT = 2

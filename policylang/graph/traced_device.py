@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from policylang.graph.facts import Facts, InputKind, Phase
 from policylang.language.diagnostics import Diagnostic, diagnose
-from policylang.language.wording import counted
+from policylang.language.shown import counted
 
 OTHER_KERNELS = "APL319"
 ATTENTION_IN_MATMULS = "APL320"

@@ -18,8 +18,8 @@ from policylang.language.globs import path_glob_problem
 from policylang.language.loader import parse_policy
 from policylang.language.operators import OperatorTable
 from policylang.language.predicates import format_predicate
+from policylang.language.shown import did_you_mean
 from policylang.language.syntax import Match
-from policylang.language.wording import did_you_mean
 
 CANNOT_BE_READ, MEANS_OTHERWISE = "APL530", "APL531"
 NAME = "full_recompute_save_ops"

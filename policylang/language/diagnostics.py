@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from attrs import evolve, field, frozen
 
 from policylang.language.resources import codes_folder, policies_folder
-from policylang.language.wording import counted, one_line, printable
+from policylang.language.shown import counted, one_line, printable
 
 
 @frozen(slots=False)

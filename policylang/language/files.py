@@ -9,7 +9,7 @@ from pathlib import Path
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.lexer import MAX_FILE
 from policylang.language.resources import policies_folder
-from policylang.language.wording import did_you_mean, nearest
+from policylang.language.shown import did_you_mean, nearest
 
 SUFFIX = ".apl"
 ENDS = f"the name of a policy file ends in `{SUFFIX}`"

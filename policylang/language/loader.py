@@ -34,6 +34,7 @@ from policylang.language.parser import parse_file
 from policylang.language.predicates import check_path_glob
 from policylang.language.public_names import doubtful_selectors
 from policylang.language.resources import policies_folder
+from policylang.language.shown import did_you_mean, nearest
 from policylang.language.statements import ExpectTotalKind, format_policy, kind_of
 from policylang.language.syntax import (
     Everything,
@@ -48,7 +49,6 @@ from policylang.language.syntax import (
     Selector,
     Statement,
 )
-from policylang.language.wording import did_you_mean, nearest
 
 MAX_CHAIN = 32
 PRELUDE = "prelude"

@@ -12,9 +12,9 @@ from policylang.language.operators import PLAIN_FUNCTIONS, OperatorTable, group_
 from policylang.language.predicates import check_path_glob, fit_predicate
 from policylang.language.public_names import MODULES, as_one, python_name, shown_forms, usual_forms
 from policylang.language.selectors import union_of
+from policylang.language.shown import did_you_mean, nearest
 from policylang.language.syntax import InModule, Let, Operator, Reference, Selector, Statement, Union, Where, Word
 from policylang.language.walk import rebuild
-from policylang.language.wording import did_you_mean, nearest
 
 _THE_REST = frozenset(("default", "otherwise", "rest", "fallback", "others", "remaining", "undecided"))
 _COLLECTIVES = frozenset(("communication", "communications", "comm", "comms", "collectives", "nccl", "network"))

@@ -15,9 +15,9 @@ from policylang.language.diagnostics import Diagnostic, Span, diagnose, written
 from policylang.language.globs import NameGlob, name_glob_problem, path_glob_problem
 from policylang.language.grammar import word_kind
 from policylang.language.lexer import Lexeme
+from policylang.language.shown import did_you_mean, nearest
 from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
 from policylang.language.units import ALIASES, DTYPES, NAMES, UNITS, Dimension, read, write
-from policylang.language.wording import did_you_mean, nearest
 
 MEASURES: tuple[str, ...] = get_args(get_type_hints(Compare)["quantity"])
 PROPERTIES: tuple[str, ...] = get_args(get_type_hints(Match)["property"])

@@ -41,9 +41,9 @@ from policylang.language.predicates import (
     quoted,
 )
 from policylang.language.selectors import SelectorRules, SpannedSelector, format_counted, format_picked, format_selector
+from policylang.language.shown import did_you_mean, nearest
 from policylang.language.syntax import COMPARISONS, Action, Let, Policy, Quantity, Rule, Scope, Statement
 from policylang.language.walk import names_in, walk
-from policylang.language.wording import did_you_mean, nearest
 
 LANGUAGE_VERSION = (0, 2)
 """The version of the language that this package reads: what ``requires policylang`` is compared with."""

@@ -10,8 +10,8 @@ from lark.exceptions import UnexpectedToken
 from policylang.language.diagnostics import Fix, Span, TextChange, inserted, written
 from policylang.language.lexer import Lexeme
 from policylang.language.predicates import ANNOTATED, CUT, FLAGS, IS_KINDS
+from policylang.language.shown import did_you_mean, nearest
 from policylang.language.statements import ACTIONS, KINDS, MODIFIERS, OPENERS, MissingRow
-from policylang.language.wording import did_you_mean, nearest
 
 _JOINING = frozenset({"OR", "AND", "EXCEPT", "FEEDING", "FED", "COMMA", "IN", "OUTSIDE", "WHERE", "CHAIN", "PER"})
 _RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` or `mm -> save`"

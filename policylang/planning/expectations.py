@@ -16,6 +16,7 @@ from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.language.shown import beside, counted, first_lines, joined
 from policylang.language.syntax import (
     COMPARISONS,
     Expectation,
@@ -24,7 +25,6 @@ from policylang.language.syntax import (
     ExpectTotal,
     Scope,
 )
-from policylang.language.wording import beside, counted, first_lines, joined
 from policylang.planning.capabilities import JOINT
 from policylang.planning.checkpoints import is_about_whole
 from policylang.planning.liveness import BackwardCost, SavedForBackward, counted_by_data, sized_by_data, with_cost

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from attrs import evolve, field, fields, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, storage_roots
-from policylang.language.wording import counted, format_quantity
+from policylang.language.shown import counted, format_quantity
 from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import (

@@ -11,8 +11,8 @@ from attrs import evolve, field, frozen
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.shown import as_text
 from policylang.language.syntax import Policy, Rule, Scheduling
-from policylang.language.wording import as_text
 from policylang.operators.names import WAITS
 from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.graph_edit import Edits

@@ -26,6 +26,7 @@ from policylang.language.diagnostics import (
     written,
 )
 from policylang.language.grammar import words_of
+from policylang.language.shown import counted, first_lines, format_quantity
 from policylang.language.syntax import (
     Blocks,
     Bucket,
@@ -41,7 +42,6 @@ from policylang.language.syntax import (
     Selector,
     Undecided,
 )
-from policylang.language.wording import counted, first_lines, format_quantity
 from policylang.planning.capabilities import WHAT_FSDP_MEANS, Capabilities
 from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.no_match import (

@@ -19,6 +19,7 @@ from policylang.language.diagnostics import Diagnostic, Fix, Span, diagnose, pre
 from policylang.language.globs import PathGlob
 from policylang.language.predicates import format_predicate
 from policylang.language.selectors import own_words
+from policylang.language.shown import counted, first_lines
 from policylang.language.syntax import (
     Expectation,
     ExpectCount,
@@ -33,7 +34,6 @@ from policylang.language.syntax import (
     Statement,
 )
 from policylang.language.walk import selector_of, selectors_of, tests_of, walk, with_lets
-from policylang.language.wording import counted, first_lines
 from policylang.operators.names import STAND_INS, is_all_gather
 from policylang.planning import refusals
 from policylang.planning.checkpoints import AroundBlocks

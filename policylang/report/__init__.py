@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from policylang.audit.report import Report, RewriteReport
 from policylang.errors import PolicyError
-from policylang.language.wording import as_page, as_text
+from policylang.language.shown import as_page, as_text
 from policylang.planning.plan import Plan
 from policylang.report.diagnostics import render_text
 from policylang.report.report_text import plan_line, report_text, rewrite_lines

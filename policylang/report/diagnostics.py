@@ -15,7 +15,7 @@ from attrs import asdict, field, frozen
 
 from policylang.language.diagnostics import CODES, Diagnostic, Fix, Severity, Span, is_error
 from policylang.language.resources import installed_version
-from policylang.language.wording import counted, file_name
+from policylang.language.shown import counted, file_name
 from policylang.report.layout import columns, element, table
 
 if TYPE_CHECKING:

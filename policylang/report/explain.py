@@ -16,7 +16,7 @@ from policylang.language.diagnostics import Span
 from policylang.language.globs import NameGlob, PathGlob, is_magic, path_glob_problem
 from policylang.language.lexer import comment_above
 from policylang.language.operators import prelude_group
-from policylang.language.wording import counted, did_you_mean, format_quantity, listed, nearest
+from policylang.language.shown import counted, did_you_mean, format_quantity, listed, nearest
 from policylang.language.words import Meaning
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.expectations import NodeOutcomes

@@ -10,7 +10,7 @@ from attrs import asdict, evolve
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts
-from policylang.language.wording import (
+from policylang.language.shown import (
     UNCOUNTED_UNKNOWN,
     counted,
     folded_names,

@@ -10,7 +10,7 @@ from html import escape
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING
 
-from policylang.language.wording import format_quantity, joined, one_line, priced_by_bytes_text, printable, shortened
+from policylang.language.shown import format_quantity, joined, one_line, priced_by_bytes_text, printable, shortened
 
 if TYPE_CHECKING:
     from policylang.planning.plan import Plan

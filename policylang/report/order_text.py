@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import fsum
 
-from policylang.language.wording import counted, file_name, folded_names, format_quantity, listed, shortened
+from policylang.language.shown import counted, file_name, folded_names, format_quantity, listed, shortened
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder
 from policylang.planning.inspection.worth import same_time
 from policylang.report.layout import exposed_text, seconds_text, table

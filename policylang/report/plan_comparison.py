@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from attrs import asdict
 
-from policylang.language.wording import Measured, counted, format_quantity, joined, listed, shortened, uncounted_text
+from policylang.language.shown import Measured, counted, format_quantity, joined, listed, shortened, uncounted_text
 from policylang.planning.inspection.compare import Change, Decider, Figures, OrderChanges, PlanComparison, folded
 from policylang.planning.inspection.worth import same_time
 from policylang.report.diagnostics import compared_rows, compared_table

@@ -13,8 +13,8 @@ from typing import Any
 from policylang.audit.summary import word
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.diagnostics import Source, Span
+from policylang.language.shown import counted, format_quantity, printable, uncounted_text
 from policylang.language.syntax import Policy
-from policylang.language.wording import counted, format_quantity, printable, uncounted_text
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry, operator_of
 from policylang.planning.inspection.communication import Communication, as_decided, bucket_statements
 from policylang.planning.inspection.peak_values import PeakValues, values_at_peak

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policylang.language.wording import (
+from policylang.language.shown import (
     UNCOUNTED_UNKNOWN,
     Measured,
     counted,

@@ -17,7 +17,7 @@ from policylang.audit.report import (
     ScheduledLine,
     ValuesReport,
 )
-from policylang.language.wording import (
+from policylang.language.shown import (
     Measured,
     counted,
     file_name,

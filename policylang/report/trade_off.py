@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import asdict
 
-from policylang.language.wording import format_quantity, shortened
+from policylang.language.shown import format_quantity, shortened
 from policylang.report.diagnostics import render_json
 from policylang.report.layout import table
 from policylang.tuning.evaluation import Candidate, Tuned

@@ -19,7 +19,7 @@ from policylang.graph.facts import Facts, Flag, returns_memory_of_input
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, Span, diagnose
 from policylang.language.resources import tagged
-from policylang.language.wording import counted
+from policylang.language.shown import counted
 from policylang.operators.names import GETITEM, HARMLESS, WAITS
 from policylang.simulation.collective_times import CollectivePrices, described
 

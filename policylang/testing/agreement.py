@@ -14,7 +14,7 @@ from attrs import asdict, define, field, frozen
 from policylang.audit.report import Report
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.wording import counted, format_quantity, joined, listed, uncounted_text
+from policylang.language.shown import counted, format_quantity, joined, listed, uncounted_text
 from policylang.report.layout import table
 
 VERSION = 1

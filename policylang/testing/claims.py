@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from policylang.language.diagnostics import CODES, Diagnostic, Source, Span, diagnose, written
 from policylang.language.lexer import comments, split
-from policylang.language.wording import did_you_mean, nearest
+from policylang.language.shown import did_you_mean, nearest
 
 _FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<marks>`{3,}|~{3,})(?P<info>.*)")
 _HEADING = re.compile(r"#{1,6}[ \t]")

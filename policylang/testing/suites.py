@@ -21,8 +21,8 @@ from policylang.language.files import find_policy, policy_files, read_source
 from policylang.language.loader import load_source
 from policylang.language.operators import OperatorTable
 from policylang.language.parser import parse_file
+from policylang.language.shown import counted, did_you_mean, nearest
 from policylang.language.syntax import Bucket, Include, Let, Policy, Rewriting, Rule, Scheduling, Statement
-from policylang.language.wording import counted, did_you_mean, nearest
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.graph_edit import Edit, Refusal
 from policylang.planning.liveness import saved_and_recomputed

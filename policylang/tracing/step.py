@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from policylang.errors import PolicyGraphError
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.wording import counted, listed
+from policylang.language.shown import counted, listed
 from policylang.torch_compat.distributed import own_class, sharded_weights
 from policylang.torch_compat.eager import storage_address
 from policylang.torch_compat.graphs import OpOverload, schema_of

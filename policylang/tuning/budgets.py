@@ -10,8 +10,8 @@ from math import ceil, isfinite
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.language.shown import beside, counted, did_you_mean, format_quantity, nearest
 from policylang.language.units import UNITS
-from policylang.language.wording import beside, counted, did_you_mean, format_quantity, nearest
 from policylang.planning.capabilities import HALF, Capabilities
 from policylang.planning.inspection.breakdown import Breakdown, breakdown
 from policylang.planning.inspection.peak_values import AliveValue, PeakValues, values_at_peak

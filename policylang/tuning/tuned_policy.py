@@ -16,8 +16,8 @@ from policylang.language.files import bundled_names, write_whole
 from policylang.language.layout import format_source
 from policylang.language.loader import load_policy
 from policylang.language.operators import OperatorTable
+from policylang.language.shown import counted, format_quantity, logged, one_line
 from policylang.language.units import UNITS, write
-from policylang.language.wording import counted, format_quantity, logged, one_line
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.digest import digest_of
 from policylang.planning.liveness import saved_and_recomputed

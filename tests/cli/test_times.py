@@ -10,7 +10,7 @@ import pytest
 import policylang as library
 from policylang.errors import PolicyError
 from policylang.graph.snapshot import load, write
-from policylang.language.wording import format_quantity
+from policylang.language.shown import format_quantity
 from policylang.planning.capabilities import JOINT
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.planner import plan

@@ -17,7 +17,7 @@ from lsprotocol import types
 from policylang.editor.hover import hints
 from policylang.editor.state import State
 from policylang.language.parser import parse_file
-from policylang.language.wording import format_quantity
+from policylang.language.shown import format_quantity
 from policylang.planning.inspection.worth import MOST_RULES
 from tests.editor.conftest import GRAPHS
 from tests.editor.real_client import CAPABILITIES, Editor

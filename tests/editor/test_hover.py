@@ -28,7 +28,7 @@ from policylang.graph.facts import Facts, Phase
 from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
 from policylang.language.globs import PathGlob
-from policylang.language.wording import format_quantity
+from policylang.language.shown import format_quantity
 from tests.support.drawn import examples
 from tests.support.hostile import hostile_graph, raw_in
 

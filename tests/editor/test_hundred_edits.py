@@ -29,8 +29,8 @@ from policylang.language.loader import parse_policy
 from policylang.language.operators import OperatorTable
 from policylang.language.parser import parse_file
 from policylang.language.predicates import dimensions_of
+from policylang.language.shown import format_quantity
 from policylang.language.syntax import Statement
-from policylang.language.wording import format_quantity
 from tests.editor.conftest import GRAPHS
 from tests.editor.real_client import Editor
 

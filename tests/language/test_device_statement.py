@@ -10,9 +10,9 @@ import policylang
 from policylang.language.diagnostics import Source
 from policylang.language.layout import format_source
 from policylang.language.loader import load_policy, parse_policy
+from policylang.language.shown import beside, format_quantity
 from policylang.language.statements import format_policy
 from policylang.language.syntax import Action, Compare, Operator, Quantity, Rule, Where
-from policylang.language.wording import beside, format_quantity
 from tests.language.told import policy, told
 
 PROFILE = """\

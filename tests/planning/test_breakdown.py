@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policylang.api.load import parse
-from policylang.language.wording import folded_names
+from policylang.language.shown import folded_names
 from policylang.planning.capabilities import JOINT
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.liveness import saved_and_recomputed

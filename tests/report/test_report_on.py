@@ -14,7 +14,7 @@ import torch
 import policylang
 from policylang.audit.report import DecisionReport
 from policylang.graph.collect import collect
-from policylang.language.wording import format_quantity
+from policylang.language.shown import format_quantity
 from policylang.simulation.node_times import node_times
 from tests.support.joint import capture_joint
 from tests.support.models import aliased_output, llama

@@ -23,9 +23,9 @@ from policylang.backends.path import raise_errors
 from policylang.graph.facts import GraphKind
 from policylang.graph.textual import GraphBuilder
 from policylang.language.diagnostics import Diagnostic, prefixed, removed
+from policylang.language.shown import counted, listed
 from policylang.language.syntax import TIMES, Bucket, Compare, Policy, Prefetch, Scheduling
 from policylang.language.walk import tests_of
-from policylang.language.wording import counted, listed
 from policylang.planning.capabilities import EAGER
 from policylang.planning.decisions.fsdp_parameters import FsdpParameter, FsdpParameters, gathers_matching
 from policylang.planning.order.statements import cannot_order
@@ -41,7 +41,7 @@ BlocksOf = Callable[[nn.Module], Mapping[nn.Module, str]]
 
 
 @define(eq=False)
-class _Unit:
+class _GatheredModule:
     """The weights that one call of ``fully_shard`` gathers at once."""
 
     module: nn.Module
@@ -58,23 +58,23 @@ class _Sharding:
     """The weights that ``fully_shard`` gathers for the blocks of a model."""
 
     blocks: Mapping[nn.Module, str]
-    units: Sequence[_Unit]
-    units_of: Sequence[Sequence[_Unit]]
+    units: Sequence[_GatheredModule]
+    units_of: Sequence[Sequence[_GatheredModule]]
     """By block, in module order."""
     groups: Mapping[str, tuple[int, ...]]
     """The process groups over which they are gathered."""
 
     @classmethod
     def of(cls, blocks: Mapping[nn.Module, str]) -> _Sharding:
-        units: dict[int, _Unit] = {}
-        units_of: list[dict[int, _Unit]] = [{} for _ in blocks]
+        units: dict[int, _GatheredModule] = {}
+        units_of: list[dict[int, _GatheredModule]] = [{} for _ in blocks]
         groups: dict[str, tuple[int, ...]] = {}
         modules = [set(block.modules()) for block in blocks]
         for aside, weight in sharded_in(NamedBlock(each, path, at) for at, (each, path) in enumerate(blocks.items())):
             unit = units.get(weight.together)
             if unit is None:
                 inside = modules[aside.block].issuperset(weight.group)
-                unit = units[weight.together] = _Unit(weight.group[0], aside.unit, inside)
+                unit = units[weight.together] = _GatheredModule(weight.group[0], aside.unit, inside)
                 groups[weight.over] = weight.ranks
             unit.weights.append(aside)
             units_of[aside.block][weight.together] = unit
@@ -130,7 +130,7 @@ class _Sharding:
         return {**{unit.module: unit.path for unit in self.units}, **self.blocks}
 
 
-def _ahead(blocks: Sequence[Sequence[_Unit]]) -> tuple[nn.Module, ...]:
+def _ahead(blocks: Sequence[Sequence[_GatheredModule]]) -> tuple[nn.Module, ...]:
     """``blocks``: their units, the nearest block first."""
     wanted = (unit.module for far, units in enumerate(blocks, 1) for unit in units if unit.reach >= far)
     return tuple(dict.fromkeys(wanted))

@@ -34,8 +34,8 @@ from policylang.backends.fsdp_weights import NamedBlock
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.shown import counted, folded_names, format_quantity
 from policylang.language.syntax import Bucket, Policy
-from policylang.language.wording import counted, folded_names, format_quantity
 from policylang.torch_compat.compilers import is_compiled, is_wrapped_by_compiler, was_left_uncompiled
 from policylang.torch_compat.eager import (
     are_of_checkpoint,

@@ -33,8 +33,8 @@ from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, P
 from policylang.graph import marks
 from policylang.graph.inputs import attribute, normalise, raw_path
 from policylang.language.diagnostics import Diagnostic, Source, Span
+from policylang.language.shown import listed
 from policylang.language.syntax import Blocks, Policy
-from policylang.language.wording import listed
 from policylang.planning import model_wide_errors
 from policylang.planning.decisions.rule_warnings import telling_apart
 from policylang.planning.digest import digest_of

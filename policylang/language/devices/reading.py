@@ -16,8 +16,8 @@ from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, 
 from policylang.language.devices.toml_text import KeyPlace, place_of, read_text, tables_of
 from policylang.language.diagnostics import Diagnostic, Related, Source, Span, diagnose
 from policylang.language.resources import devices_folder, manifest
+from policylang.language.shown import did_you_mean, nearest, shortened
 from policylang.language.units import ALIASES, DTYPES, UNITS
-from policylang.language.wording import did_you_mean, nearest, shortened
 
 SUFFIX = ".toml"
 _LONGEST = 200

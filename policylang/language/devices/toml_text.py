@@ -12,7 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
-from policylang.language.wording import shortened
+from policylang.language.shown import shortened
 
 _MOST = 1 << 20
 _LONGEST = 200

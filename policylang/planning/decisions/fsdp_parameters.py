@@ -18,8 +18,8 @@ from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.textual import GraphBuilder
 from policylang.language.diagnostics import Diagnostic, Span, diagnose
+from policylang.language.shown import counted, first_lines, listed
 from policylang.language.syntax import ExpectFate, Policy, Selector
-from policylang.language.wording import counted, first_lines, listed
 from policylang.operators.names import GATHER, WAIT
 from policylang.planning.capabilities import WHAT_FSDP_MEANS
 from policylang.planning.decisions.decide import NO_RULE, judge

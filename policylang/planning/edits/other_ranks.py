@@ -20,7 +20,7 @@ from typing import Protocol
 from attrs import field, frozen, mutable
 
 from policylang.graph.facts import Facts, Group, Mesh
-from policylang.language.wording import joined
+from policylang.language.shown import joined
 
 
 @frozen

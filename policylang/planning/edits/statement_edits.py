@@ -10,8 +10,8 @@ from attrs import evolve
 from policylang.graph.facts import Facts
 from policylang.language.cancellation import check_cancelled
 from policylang.language.diagnostics import Diagnostic, diagnose, prefixed
+from policylang.language.shown import counted
 from policylang.language.syntax import Bucket, Policy, Rewriting
-from policylang.language.wording import counted
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.buckets import Buckets

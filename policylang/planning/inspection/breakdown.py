@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.schedule import Schedule
 from policylang.language.cancellation import check_cancelled
-from policylang.language.wording import folded_names
+from policylang.language.shown import folded_names
 from policylang.operators.names import GETITEM
 from policylang.planning.inspection.communication import Communication, communication
 from policylang.planning.inspection.worth import SAVED, a_gib, as_counted, time_difference, time_of_step

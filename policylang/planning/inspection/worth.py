@@ -19,8 +19,8 @@ from attrs import evolve, frozen
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule
 from policylang.language.diagnostics import Diagnostic, diagnose, removed
+from policylang.language.shown import first_lines, format_quantity, joined
 from policylang.language.syntax import Action, Bucket, Policy
-from policylang.language.wording import first_lines, format_quantity, joined
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.graph_edit import Edit
 from policylang.planning.inspection.communication import Communication, bucket_statements

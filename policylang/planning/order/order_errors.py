@@ -21,8 +21,8 @@ from policylang.language.diagnostics import (
     removed,
     written,
 )
+from policylang.language.shown import counted, first_lines, format_quantity, listed
 from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
-from policylang.language.wording import counted, first_lines, format_quantity, listed
 from policylang.operators.names import is_unknown
 from policylang.planning.edits.buckets import LIMITED, NO_OTHER, OUTSIDE_BLOCKS
 from policylang.planning.edits.statement_edits import all_refused

@@ -16,8 +16,8 @@ from attrs import evolve, frozen
 from policylang.graph.facts import Facts, Phase
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.cancellation import check_cancelled
+from policylang.language.shown import format_quantity
 from policylang.language.syntax import Overlap, Quantity
-from policylang.language.wording import format_quantity
 from policylang.planning.order.dependencies import ComputeProgress, Dependencies
 from policylang.planning.order.list_scheduler import Leeway, ListScheduler
 from policylang.planning.order.memory_ahead import BufferUses

@@ -17,6 +17,7 @@ from policylang.language.globs import is_magic
 from policylang.language.operators import PRELUDE_NAME
 from policylang.language.public_names import as_one, forms_of
 from policylang.language.selectors import nth, own_words
+from policylang.language.shown import counted, first_lines, format_quantity, joined, listed
 from policylang.language.syntax import (
     NOWHERE,
     TIMES,
@@ -48,7 +49,6 @@ from policylang.language.syntax import (
     Word,
 )
 from policylang.language.walk import predicates, rebuild, walk
-from policylang.language.wording import counted, first_lines, format_quantity, joined, listed
 from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.selectors import (
     GATHERED,

@@ -11,8 +11,8 @@ from policylang.api.planned_graphs import on_graph
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import is_error
 from policylang.language.loader import parse_policy
+from policylang.language.shown import counted, format_quantity
 from policylang.language.syntax import Policy
-from policylang.language.wording import counted, format_quantity
 from policylang.planning.inspection.breakdown import Breakdown, breakdown
 from policylang.report.diagnostics import render_text
 from policylang.report.report_text import bytes_text

@@ -6,7 +6,7 @@ import re
 
 import policylang
 from policylang.api.planned_graphs import on_graph
-from policylang.language.wording import format_quantity
+from policylang.language.shown import format_quantity
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.worth import worth_of_rules
