@@ -29,7 +29,7 @@ _PUBLIC = {
     "Diagnostic": "policylang.language.diagnostics",
     "Facts": "policylang.graph.facts",
     "Policy": "policylang.language.syntax",
-    "Report": "policylang.language.predicates",
+    "Report": "policylang.audit.report",
     "PolicyAuditError": "policylang.errors",
     "PolicyDivergenceError": "policylang.errors",
     "PolicyError": "policylang.errors",

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from policylang.api.load import DeviceLike, PolicyLike, device_of, operators_at_hand, operators_in
 from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.files import policy_files
@@ -105,5 +107,8 @@ def _found(each: Loaded, path: PathName | None) -> Sequence[Diagnostic]:
 
 
 def _once(diagnostics: Iterable[Diagnostic]) -> Iterable[Diagnostic]:
-    """Drop repetitions: two files that include the same faulty one report its faults once."""
-    return dict.fromkeys(diagnostics)
+    """Drop repetitions: two files that include the same faulty one, or are planned on one graph, report it once."""
+    found: dict[Diagnostic, Diagnostic] = {}
+    for each in diagnostics:
+        found.setdefault(evolve(each, about=""), each)
+    return found.values()

@@ -357,6 +357,7 @@ class Report:
     forward_nodes: int = 0
     """Decisions that the policy could take: forward operators, counted like those of :class:`RuleReport`."""
     blocks: int = 0
+    """How many blocks the graph has."""
     decisions: dict[str, DecisionReport] = field(factory=dict, repr=False)
     """In a sum, ``decisions["mm_3"]`` serves as well where all that have such a value decide alike."""
     rules: tuple[RuleReport, ...] = ()

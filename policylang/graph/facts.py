@@ -392,9 +392,11 @@ class Facts:
 
     @cached_property
     def storage_roots(self) -> Sequence[int]:
+        """By row, the row whose memory it lives in: see :func:`storage_roots`."""
         return _storage_roots(self)
 
     def has(self, row: int, flag: int) -> bool:
+        """True if the node has the flag."""
         return bool(self.flags[row] & flag)
 
 

@@ -75,7 +75,7 @@ def copies(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
 
 QUICK = [
     ("mlp", SAVE + "offload gelu, addmm"),
-    ("llama", "recompute everything\noffload mm"),
+    pytest.param("llama", "recompute everything\noffload mm", marks=pytest.mark.slow),
     ("gpt2", "offload everything"),
     ("resnet", "recompute everything\noffload convolution"),
     ("shared_parameters", SAVE + "offload addmm up to 4 KiB per rank"),

@@ -135,7 +135,7 @@ def test_the_halves_of_random_graphs(drawn: list[int], text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        (JOINT, "undecided -> recompute"),
+        slow(JOINT, "undecided -> recompute"),
         (ONE_DEVICE, "undecided -> save; optional offload mm"),
         slow(JOINT, "undecided -> save; optional offload mm"),
         slow(ONE_DEVICE, "undecided -> recompute"),

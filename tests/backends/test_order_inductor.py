@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import policylang
 from policylang.audit.code import CommunicationStep, steps_of
+from policylang.backends.torch_compile import inductor
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.operators.work import is_communication, is_wait
 from policylang.torch_compat import compilers
@@ -120,8 +121,8 @@ def operator(step: CommunicationStep) -> str:
 def test_without_what_keeps_it_the_order_is_lost_and_that_is_an_error(
     mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compilers, "settings_to_keep", lambda policy, given: given)
-    monkeypatch.setattr(compilers, "last_passes", lambda policy, given, key: {})
+    monkeypatch.setattr(inductor, "settings_to_keep", lambda policy, given: given)
+    monkeypatch.setattr(inductor, "last_passes", lambda policy, given, key: {})
     with pytest.raises(policylang.PolicyAuditError, match=r"APL34[56].*in the code of the (forward|backward)"):
         trained(mesh, ordered())
 

@@ -154,6 +154,7 @@ def test_what_is_saved_is_what_was_planned_to_the_byte(checkpointed: bool) -> No
         assert made.audit.saved_bytes == LAYERS * SAVED_PER_BLOCK
 
 
+@pytest.mark.slow
 def test_each_weight_is_gathered_again() -> None:
     """290 lines of the forward run again; the recording has 125 gathers of its own in the backward, and the rest are
     those of activations."""

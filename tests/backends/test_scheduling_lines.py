@@ -88,7 +88,7 @@ def test_copies_to_the_host_follow_the_order_of_the_halves() -> None:
         assert len(expected) < len(planned)
         assert half_steps(half.graph, facts, backward=backward) == expected
         copies = sum(kind is StepKind.COPY_TO_HOST for kind, _, _ in planned)
-        assert sum(node.target is copy_operators.OFFLOAD for node in half.graph.nodes) == copies
+        assert sum(node.target is copy_operators.OFFLOAD_OP for node in half.graph.nodes) == copies
 
 
 def test_what_is_bucketed_may_wait_on_the_host() -> None:

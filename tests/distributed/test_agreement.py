@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -125,6 +126,7 @@ def dies_with_a_plan(rank: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_between_planning_and_compiling_is_named_by_all_others() -> None:
     every = run_ranks(dies_with_a_plan, 4, gone=[2], timeout=60)
     errors = [error for rank in (0, 1, 3) for error in every[rank]]
@@ -161,6 +163,7 @@ def compiled(rank: int, folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @needs_cached_collectives
 def test_a_rank_with_a_warm_cache_compares_with_one_that_partitions(tmp_path: Any) -> None:
     first, second = run_ranks(compiled, 2, str(tmp_path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -161,5 +162,6 @@ def test_two_ranks_compute_the_same_bits() -> None:
     run_ranks(check_two, 2)
 
 
+@pytest.mark.slow
 def test_four_ranks_compute_the_same_bits() -> None:
     run_ranks(check_four, 4)

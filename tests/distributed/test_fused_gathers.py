@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 import torch
 from torch import Tensor, fx
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -205,6 +206,7 @@ def test_four_ranks() -> None:
         }
 
 
+@pytest.mark.slow
 @needs_groups_in_any_order
 def test_eight_ranks() -> None:
     run_ranks(eight, 8)

@@ -133,6 +133,7 @@ def sums_in_another_order(rank: int) -> None:
     assert "round" in said, said
 
 
+@pytest.mark.slow
 def test_four_ranks() -> None:
     run_ranks(_four, 4)
 

@@ -111,6 +111,7 @@ def rows(rank: int, names: list[str], folder: str) -> None:
     column(rank, [by_name[name] for name in names], folder)
 
 
+@pytest.mark.slow
 def test_two_ranks(tmp_path: Path) -> None:
     known = [row for row in TWO if row.name not in VARIANTS]
     found = run_column(rows, known, tmp_path)

@@ -272,12 +272,14 @@ def test_the_variants_are_rows() -> None:
     assert {row.name for row in TWO} >= VARIANTS
 
 
+@pytest.mark.slow
 def test_four_ranks(tmp_path: Path) -> None:
     known = [row for row in FOUR if row.since <= VERSION]
     found = run_column(rows, known, tmp_path)
     assert not (wrong := report(known, found)), wrong
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_or_is_late(tmp_path: Path) -> None:
     found = run_alone(rows, ALONE_ROWS, tmp_path)
     assert not (wrong := report(ALONE_ROWS, found)), wrong

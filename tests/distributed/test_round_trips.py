@@ -227,6 +227,7 @@ def eight(rank: int) -> None:
     check_scatters(rank, 2, 2, 2)
 
 
+@pytest.mark.slow
 @needs_groups_in_any_order
 def test_four_ranks() -> None:
     run_ranks(four, 4)

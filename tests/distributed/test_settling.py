@@ -6,6 +6,7 @@ import os
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, fx, nn
@@ -144,6 +145,7 @@ def cached(rank: int, folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @needs_cached_collectives
 def test_a_cached_graph_takes_part_with_what_was_settled_when_it_was_made(tmp_path: Any) -> None:
     first, second = run_ranks(cached, 2, str(tmp_path))

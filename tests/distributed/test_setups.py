@@ -70,6 +70,7 @@ def in_eager(rank: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_fsdp2_in_eager() -> None:
     first, second = run_ranks(in_eager, RANKS)
     for rank in (first, second):

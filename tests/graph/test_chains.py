@@ -208,6 +208,7 @@ def test_everything_on_the_line_is_from_the_parameter(fsdp: Facts) -> None:
     assert names(fsdp, [row for row, inside in enumerate(mask) if inside]) == line
 
 
+@pytest.mark.slow
 def test_a_line_of_a_hundred_thousand_nodes_is_walked_once() -> None:
     length = 100_000
     lines = ["%x = input", "%n0 = aten.sin.default(%x)"]

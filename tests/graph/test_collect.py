@@ -131,6 +131,7 @@ def test_flops_of_attention_on_the_cpu_are_those_of_the_other_kernels() -> None:
     assert [facts.flops[row] for row in attention] == [2 * (2 * batch * heads * length * length * head)] * 2
 
 
+@pytest.mark.slow
 def test_flops_of_symbolic_shapes_are_those_of_the_traced_sizes() -> None:
     still, moving = facts_of_model("llama"), facts_of_model("llama", True)
     assert sum(moving.flops) == sum(still.flops) > 0

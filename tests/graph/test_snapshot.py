@@ -141,7 +141,7 @@ def test_names_of_every_form(names: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [JOINT, *(pytest.param(name, marks=pytest.mark.slow) for name in (ONE_DEVICE, BACKWARD))]
+    "name", [ONE_DEVICE, *(pytest.param(name, marks=pytest.mark.slow) for name in (JOINT, BACKWARD))]
 )
 def test_a_recorded_graph_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     facts = shared_facts(name)

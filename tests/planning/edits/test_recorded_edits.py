@@ -24,7 +24,7 @@ from policylang.planning.edits.edit_planner import SAME_GRAPH
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from tests.graph.test_shared_graphs import GATHER, facts_of_recording, rows_of
+from tests.graph.test_recorded import GATHER, facts_of_recording, rows_of
 from tests.support.bucketed import CAST, KINDS, picking
 from tests.support.edited import AllAlike, assert_facts_hold
 from tests.support.every_rank import ATEN
