@@ -98,11 +98,6 @@ class LeftToMinCut(Kept):
     reads_again = True
 
     @property
-    def on_device(self) -> bool:
-        """True if it counts as held on the device, until the partitioner says otherwise."""
-        return self.held in (Held.DEVICE, Held.UNDECIDED)
-
-    @property
     def phrase(self) -> str:
         return "left to the partitioner"
 
