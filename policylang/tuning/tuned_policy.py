@@ -1,48 +1,23 @@
-"""A tuned policy: its text, its figures, and what there was to choose among, bundled policies beside it."""
+"""A tuned policy: its text, its figures, and what there was to choose among."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts
-from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import Diagnostic, Source, is_error
-from policylang.language.files import bundled_names, write_whole
+from policylang.language.diagnostics import Diagnostic, Source
+from policylang.language.files import write_whole
 from policylang.language.layout import format_source
-from policylang.language.loader import load_policy
-from policylang.language.operators import OperatorTable
 from policylang.language.shown import counted, format_quantity, logged, one_line
 from policylang.language.units import UNITS, write
-from policylang.planning.capabilities import Capabilities
 from policylang.planning.digest import digest_of
-from policylang.planning.liveness import saved_and_recomputed
-from policylang.planning.planner import plan
-from policylang.simulation.node_times import NodeTimes, node_times
-from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned, candidate_of
-
-
-def bundled_candidates(
-    facts: Facts, device: DeviceProfile, capabilities: Capabilities, progress: Callable[[str], None] | None = None
-) -> tuple[tuple[str, Candidate], ...]:
-    """Each that fits the graph, by name. What a policy leaves to PyTorch's partitioner counts as saved."""
-    times = node_times(facts, device)
-    operators = OperatorTable.bundled(met=dict.fromkeys(name for name in facts.targets if "." in name))
-    found = []
-    for name in bundled_names():
-        if progress is not None:
-            progress(f"planning {name}")
-        loaded = load_policy(name, operators=operators)
-        made = None if loaded.policy is None else plan(loaded.policy, facts, capabilities, device=device)
-        if made is None or not made.rules or any(map(is_error, made.diagnostics)) or made.edits.done:
-            continue  # of an edited graph the times are not those of this one
-        rules = "\n".join(outcome.rule.text for outcome in made.rules)
-        found.append((name, candidate_of(rules, made, saved_and_recomputed(made), times)))
-    return tuple(found)
+from policylang.simulation.node_times import NodeTimes
+from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned
 
 
 @frozen(eq=False)
