@@ -233,7 +233,7 @@ def _whole(expectation: ExpectTotal, plan: Plan) -> float:
 
 
 def _amounts(expectation: ExpectTotal, plan: Plan, cost: BackwardCost) -> tuple[float, Sequence[float]]:
-    """The figure, in all and by block: as it is, or as a share of the same of the whole forward."""
+    """The figure, in all and by block: as it is, or as a share of the whole forward."""
     timed = expectation.figure == "recomputed time"
     column, of = _COLUMNS.get(expectation.figure, ("", ""))
     if timed:
