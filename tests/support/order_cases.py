@@ -1,4 +1,4 @@
-"""What a rank does in the rows of ``tests/distributed/test_order_faults.py``: it orders its collectives otherwise."""
+"""What a rank does in the rows of ``tests/distributed/test_rank_faults.py``: it orders its collectives otherwise."""
 
 from __future__ import annotations
 
