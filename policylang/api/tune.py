@@ -37,7 +37,7 @@ from policylang.tuning.budgets import (
     without_blocks,
 )
 from policylang.tuning.evaluation import Besides, Budget, Evaluation, Infeasible, Tuned
-from policylang.tuning.tuned_policy import TunedPolicy, memory_of, subject_of, tuned_text
+from policylang.tuning.tuned_policy import TunedPolicy, TuningSubject, fingerprint, memory_of, tuned_text
 
 NO_SOLVER = "APL619"
 NO_PATH = "APL633"
@@ -146,8 +146,17 @@ def tuned_policy(
     if isinstance(found, Infeasible):
         return infeasible(found, facts, times, capabilities)
     name = optimizer.strip().lower()
-    named_there = _in_a_policy(device, named, folder)
-    subject = subject_of(facts, graph, times, named_there, name if name in STATES else "", path or "")
+    subject = TuningSubject(
+        graph=graph,
+        kind=facts.kind.value,
+        nodes=len(facts),
+        fingerprint=fingerprint(facts),
+        device=times.device.name,
+        device_named=_in_a_policy(device, named, folder),
+        optimizer=name if name in STATES else "",
+        path=path or "",
+        priced_by_bytes=times.uncounted,
+    )
     notes = [without_blocks(facts, called)]
     shown = found.table if budget is None else (found.chosen,)
     if offload and any(each.recompute for each in shown) and not any(each.offloaded for each in shown):

@@ -14,22 +14,16 @@ from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.profiling.collectives import MIB, MeasuredGroup, measured_groups, milliseconds
 from policylang.profiling.families import BEFORE, functions, fused, host_copies, products, shares, streams
 from policylang.profiling.measured import MeasuredDevice, capacity, machine_description, measured
-from policylang.profiling.trials import Clock, DeviceClock, Operands, Trial, measure
+from policylang.profiling.trials import Clock, DeviceClock, Operands, measure
 
 FIRST_LINE = "# Measured by `policylang profile`"
 FIRST_COLUMNS = ("Group", "Group Size", "Collective")
 
 
-def profile_text(
-    measured: MeasuredDevice, machine: str, *, compiled: bool, groups: Sequence[MeasuredGroup], table: str
-) -> str:
-    """The text of the file. ``machine`` says in a line what was measured; ``table`` is the file of the collectives."""
-    return "\n".join(_lines(measured, machine, compiled, groups, table)) + "\n"
-
-
-def _lines(
+def profile_lines(
     measured: MeasuredDevice, machine: str, compiled: bool, groups: Sequence[MeasuredGroup], table: str
 ) -> Iterator[str]:
+    """The text of the file. ``machine`` says in a line what was measured; ``table`` is the file of the collectives."""
     profile, spread = measured.profile, measured.spread
     yield f"{FIRST_LINE}, for steps that run {'under torch.compile' if compiled else 'in eager'}."
     yield f"# {_one_line(machine)}"
@@ -70,10 +64,6 @@ def _lines(
         yield ""
         yield "[host]"
         yield f"bandwidth = {number(profile.host_bandwidth)}"
-    yield from _networks(profile, groups, table)
-
-
-def _networks(profile: DeviceProfile, groups: Sequence[MeasuredGroup], table: str) -> Iterator[str]:
     for at, (network, group) in enumerate(zip(profile.networks, groups, strict=True)):
         yield ""
         if at == len(groups) - 1:
@@ -172,27 +162,21 @@ def profiled(
         return None
     networks = tuple(group.network for group in groups)
     device = evolve(device, profile=evolve(device.profile, networks=networks))
-    text = profile_text(device, machine_description(what.device), compiled=what.compiled, groups=groups, table=table)
-    return Profiled(device.profile, text, table_text(groups) if groups else "")
+    lines = profile_lines(device, machine_description(what.device), what.compiled, groups, table)
+    return Profiled(device.profile, "\n".join(lines) + "\n", table_text(groups) if groups else "")
 
 
 def _of_device(what: Profiling, clock: Clock, budget: float, progress: Progress) -> MeasuredDevice | None:
     operands = Operands(what.device)
+    dtype = "bfloat16" if what.device.type == "cuda" else "float32"  # what most steps compute in there
+    trials = [
+        *products(operands),
+        *streams(operands),
+        *host_copies(operands),
+        *shares(operands, getattr(torch, dtype)),
+        *functions(operands),
+        *(fused(operands) if what.compiled else ()),
+    ]
     with torch.no_grad():
-        timings = measure(list(_trials(what, operands)), clock, budget, progress)
-    return measured(timings, what.name, _dtype_of_shares(what), capacity(what.device))
-
-
-def _trials(what: Profiling, operands: Operands) -> Iterator[Trial]:
-    yield from products(operands)
-    yield from streams(operands)
-    yield from host_copies(operands)
-    yield from shares(operands, getattr(torch, _dtype_of_shares(what)))
-    yield from functions(operands)
-    if what.compiled:
-        yield from fused(operands)
-
-
-def _dtype_of_shares(what: Profiling) -> str:
-    """The dtype that most steps compute in on the device."""
-    return "bfloat16" if what.device.type == "cuda" else "float32"
+        timings = measure(trials, clock, budget, progress)
+    return measured(timings, what.name, dtype, capacity(what.device))

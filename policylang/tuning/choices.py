@@ -21,20 +21,16 @@ never below.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from math import fsum
 
 from attrs import field, frozen
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, is_gradient, storage_roots
-from policylang.language.syntax import Action, Policy
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.checkpoints import around_blocks
 from policylang.planning.decisions.decide import routing_owners, user_decisions, why_unsafe
-from policylang.planning.decisions.offloading import resolve_offloads
-from policylang.planning.liveness import SavedForBackward
-from policylang.planning.value_outcome import Decision, Why, offloads
 from policylang.simulation.node_times import NodeTimes
 
 NONE = -1
@@ -101,9 +97,6 @@ class SecondRuns:
                     (row, source) for source in facts.inputs[row] if forward[source] and is_gradient(facts, source)
                 ]
         return found
-
-    def end_of(self, reader: int) -> int:
-        return self.ends[reader] if self.flat else len(self.facts)
 
     def reached(self, row: int, end: int) -> None:
         self.first_end[row] = min(self.first_end[row], end)
@@ -179,8 +172,6 @@ class Choices:
     """By row: the row that it is there with, for nothing; of a view what it looks into. Itself for the others."""
     read: Sequence[int] = field(repr=False)
     """The forward rows that the backward reads."""
-    asked: Sequence[int] = field(repr=False)
-    """The forward rows that have to be there for something, in graph order; not those that are there anyway."""
     moved: frozenset[int] = field(repr=False)
     """Owners that the user's tags move to the host."""
     fixed: bytes = field(repr=False)
@@ -202,7 +193,22 @@ def choices_of(
     for nothing. ``blocks``: of a path that runs one block at a time, outside of which nothing is decided.
     """
     fixed, moved = fixed_owners(facts, capabilities, keep, override, blocks)
-    return _Problem(facts, times, fixed, moved).build()
+    problem = _Problem(facts, times, fixed, moved)
+    problem.find_free()
+    problem.ask()
+    return Choices(
+        facts=facts,
+        seconds=problem.seconds,
+        sizes=problem.sizes,
+        rows=problem.rows,
+        clauses=tuple(problem.clauses),
+        keeps=problem.keeps,
+        runs=problem.runs,
+        same_as=problem.same_as,
+        read=problem.read,
+        moved=moved,
+        fixed=bytes(fixed),
+    )
 
 
 class _Problem:
@@ -226,27 +232,8 @@ class _Problem:
         self.really = array("i", [NONE]) * len(facts)  # the columns that are priced, where they are others
         self.clauses: dict[Clause, None] = {}
         self.read: tuple[int, ...] = ()
-        self.asked = bytearray(len(facts))
 
-    def build(self) -> Choices:
-        self._find_free()
-        self._ask()
-        return Choices(
-            facts=self.facts,
-            seconds=self.seconds,
-            sizes=self.sizes,
-            rows=self.rows,
-            clauses=tuple(self.clauses),
-            keeps=self.keeps,
-            runs=self.runs,
-            same_as=self.same_as,
-            read=self.read,
-            asked=tuple(row for row, each in enumerate(self.asked) if each),
-            moved=self.moved,
-            fixed=bytes(self.fixed),
-        )
-
-    def _find_free(self) -> None:
+    def find_free(self) -> None:
         """What is there whatever is decided, and what is there together with what it looks into: a view that runs
         again needs that and nothing else, and one that is kept keeps the same memory."""
         facts, fixed, roots, free = self.facts, self.fixed, self.roots, self.free
@@ -277,7 +264,7 @@ class _Problem:
             return False
         return all(self.free[each] for each in inputs[1:])
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
         """From the last row to the first: all that asks for a row is known when it is reached."""
         facts, same_as, free, owners = self.facts, self.same_as, self.free, self.facts.owners
         counted, real = bytearray(len(facts)), bytearray(len(facts))
@@ -301,7 +288,7 @@ class _Problem:
                 runs_if_so[owners[row]] |= really
                 reads.append((source, really))
                 if really:
-                    second_runs.reached(row, second_runs.end_of(reader))
+                    second_runs.reached(row, second_runs.ends[reader] if second_runs.flat else len(facts))
         apart = bytearray(each and not runs for each, runs in zip(apart, runs_if_so, strict=True))
         edges: list[tuple[int, int, bool]] = []
         for row in range(len(facts) - 1, -1, -1):
@@ -328,7 +315,6 @@ class _Problem:
             self._clause(source, asked_by, really, apart)
 
     def _clause(self, source: int, asked_by: int, really: bool, apart: bytearray) -> None:
-        self.asked[source] = 1
         row = self.same_as[source]
         owner = self.facts.owners[row]
         keep = self._keep(self.roots[row]) if self.may_keep[source] else NONE
@@ -362,63 +348,3 @@ class _Problem:
         self.sizes.append(size)
         self.rows.append(row)
         return len(self.rows) - 1
-
-
-_OFFLOAD = Decision(Action.OFFLOAD, None, Why.RULE)
-_RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.RULE)
-_SAVE = Decision(Action.SAVE, None, Why.ALWAYS)
-_NO_RULES = Policy("tuned", {}, None, (), None, (), ())
-
-
-def movable_memory(choices: Choices, *, override: bool) -> dict[int, int]:
-    """The memory that planning would move where all that may be needed is offloaded: by the row that allocated it, the
-    row that is copied."""
-    facts, roots = choices.facts, storage_roots(choices.facts)
-    tagged = {} if override else user_decisions(facts)
-    decisions: list[Decision | None] = [None] * len(facts)
-    for row in facts.forward:
-        decisions[row] = _RECOMPUTE
-    for row in choices.asked:
-        owner = facts.owners[row]
-        always = facts.flags[owner] & (Flag.SYMBOLIC | Flag.SEED)
-        decisions[row] = _SAVE if always else tagged.get(owner, _OFFLOAD)
-    moving = tuple(row for row in choices.asked if offloads(decisions[row]))
-    staying = tuple(row for row in choices.asked if not offloads(decisions[row]))
-    resolve_offloads(_NO_RULES, facts, decisions, SavedForBackward.of(saved=staying, offloaded=moving))
-    needing_more = {roots[row] for row in choices.asked if _needs_more(choices, choices.same_as[row])}
-    found = {roots[row]: row for row in facts.forward if offloads(decisions[row])}
-    return {root: row for root, row in found.items() if root not in needing_more}
-
-
-def _needs_more(choices: Choices, row: int) -> bool:
-    """Whether a view is made again of what is copied and of something else, which would have to be kept for that."""
-    facts = choices.facts
-    if storage_roots(facts)[row] == row:
-        return False
-    others = (each for each in facts.inputs[row][1:] if facts.forward_mask[each])
-    return any(not facts.flags[each] & Flag.SYMBOLIC for each in others)
-
-
-def hidden_bytes(facts: Facts, times: NodeTimes) -> int:
-    """What can be copied each way while the device computes: to the host during the forward, back during the backward.
-    Second runs are left out."""
-    computes = [0.0, 0.0]
-    for row, phase in enumerate(facts.phases):
-        if phase in (Phase.FORWARD, Phase.BACKWARD) and not facts.flags[row] & Flag.COLLECTIVE:
-            computes[phase == Phase.BACKWARD] += times.seconds[row]
-    return int(min(computes) * (times.device.host_bandwidth or 0.0))
-
-
-def most_moved(facts: Facts, kept: Mapping[int, int], room: int) -> dict[int, int]:
-    """Of some memory, each with the row that is copied, what is moved: the largest and of equals the earliest first, as
-    far as there is room. The pieces of an operator share its decision, and go together."""
-    together: dict[int, list[int]] = {}
-    for root, row in kept.items():
-        together.setdefault(facts.owners[row], []).append(root)
-    sizes = {owner: sum(facts.bytes[kept[root]] for root in roots) for owner, roots in together.items()}
-    taken: dict[int, int] = {}
-    for owner in sorted(together, key=lambda owner: (-sizes[owner], owner)):
-        if sizes[owner] <= room:
-            room -= sizes[owner]
-            taken.update((root, kept[root]) for root in together[owner])
-    return taken

@@ -167,7 +167,9 @@ class Tuner:
             for pattern in dict.fromkeys(found):
                 profile = composition.profile(pattern, with_peak=by_peak)
                 simulated.setdefault(profile.asked, profile)
-            for base, pattern in self._host_variants(tuple(simulated.values())):
+            patterns = tuple(simulated.values())
+            varied = host_variants(self.facts, self.times, classes, patterns) if self.offload else ()
+            for base, pattern in varied:
                 profile = composition.profile(pattern, with_peak=by_peak)
                 if profile.offloads and profile.asked not in simulated:
                     variants.setdefault(profile.asked, (base, profile))
@@ -178,16 +180,9 @@ class Tuner:
         memory = made.figures.peak if by_peak else made.figures.saved
         seconds = made.figures.price
         order, by_memory = np.lexsort((memory, seconds)), np.lexsort((seconds, memory))
-        return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist(), self._slack(variants))
-
-    def _slack(self, moving: Iterable[Pattern]) -> int:
-        moved = {number for pattern in moving for number, option in enumerate(pattern) if option == Option.OFFLOAD}
-        return max((self.facts.bytes[row] for each in moved for row in self.classes.rows[each]), default=0)
-
-    def _host_variants(self, patterns: Sequence[SegmentProfile]) -> Iterator[tuple[int, Pattern]]:
-        """With copies to the host as a third choice; none without."""
-        if self.offload:
-            yield from host_variants(self.facts, self.times, self.classes, patterns)
+        moved = {number for pattern in variants for number, option in enumerate(pattern) if option == Option.OFFLOAD}
+        slack = max((self.facts.bytes[row] for each in moved for row in classes.rows[each]), default=0)
+        return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist(), slack)
 
     def _bundled(self) -> Iterator[Pattern]:
         """What bundled policies do to most values of each class; what the user has tagged they leave alone."""

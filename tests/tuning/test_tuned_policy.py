@@ -173,7 +173,7 @@ def test_a_budget_below_the_parameters(folder):
     assert found.message == there
     with_state = refused(policylang.PolicyMatchError, folder / "small.graph", peak="150 MiB", optimizer="adamw")
     assert with_state.code == "APL626"
-    assert with_state.message.endswith("64 MiB of parameters and buffers, 128 MiB of the optimizer's state")
+    assert with_state.message.endswith("64 MiB of parameters and buffers, 128 MiB of optimizer state")
 
 
 def test_fewer_saved_bytes_than_can_be():
