@@ -13,7 +13,7 @@ from policylang.language.plain_data import to_plain
 from policylang.language.shown import as_text, counted, format_quantity
 
 if TYPE_CHECKING:
-    from policylang.planning.inspection.communication import CollectiveEntry, LineInOrder, StepInOrder
+    from policylang.planning.inspection.communication import StepInOrder
     from policylang.planning.plan import Plan
 
 
@@ -106,8 +106,31 @@ def order_account(plan: Plan, half: str = "") -> OrderAccount | None:
         traced=_totals(found.traced),
         planned=_totals(found.planned),
         half=half,
-        lines=tuple(_line(line) for line in found.lines),
-        collectives=tuple(_collectives(found.collectives)),
+        lines=tuple(
+            ScheduledLine(
+                source=line.source,
+                text=line.text,
+                matched=len(line.matched),
+                moved=len(line.moved),
+                buckets=sum(len(bucket.names) for bucket in line.buckets),
+                left=dict(line.left),
+            )
+            for line in found.lines
+        ),
+        collectives=tuple(
+            CollectiveAccount(
+                name=each.name,
+                operator=each.operator,
+                group=each.group,
+                block=each.block,
+                bytes=each.bytes,
+                members=each.members,
+                seconds=None if each.run is None else each.run.end - each.run.start,
+                exposed=None if each.run is None else each.run.exposed,
+                exposed_by=None if each.run is None or each.run.exposed_by is None else each.run.exposed_by.value,
+            )
+            for each in found.collectives
+        ),
         bound=found.bound,
         barriers=dict(found.barriers),
     )
@@ -122,34 +145,6 @@ def _totals(step: StepInOrder) -> StepTotals:
         step=None if lanes is None else lanes.step,
         exposed=None if lanes is None else lanes.exposed,
     )
-
-
-def _line(line: LineInOrder) -> ScheduledLine:
-    return ScheduledLine(
-        source=line.source,
-        text=line.text,
-        matched=len(line.matched),
-        moved=len(line.moved),
-        buckets=sum(len(bucket.names) for bucket in line.buckets),
-        left=dict(line.left),
-    )
-
-
-def _collectives(entries: Sequence[CollectiveEntry]) -> list[CollectiveAccount]:
-    return [
-        CollectiveAccount(
-            name=each.name,
-            operator=each.operator,
-            group=each.group,
-            block=each.block,
-            bytes=each.bytes,
-            members=each.members,
-            seconds=None if each.run is None else each.run.end - each.run.start,
-            exposed=None if each.run is None else each.run.exposed,
-            exposed_by=None if each.run is None or each.run.exposed_by is None else each.run.exposed_by.value,
-        )
-        for each in entries
-    ]
 
 
 def order_figures(orders: Sequence[OrderAccount]) -> dict[str, int | float]:
