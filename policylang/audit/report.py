@@ -18,13 +18,19 @@ if TYPE_CHECKING:
 
 
 @frozen
-class ScheduledLine:
-    """The account of one ``bucket``, ``prefetch``, ``delay``, ``overlap`` or ``keep order of`` line."""
+class ReportedLine:
+    """A line of the policy that a report accounts for."""
 
     source: str
     """``file:line``."""
     text: str
     """The line as it is written."""
+
+
+@frozen
+class ScheduledLine(ReportedLine):
+    """The account of one ``bucket``, ``prefetch``, ``delay``, ``overlap`` or ``keep order of`` line."""
+
     matched: int
     """How many collectives it picks."""
     moved: int
@@ -192,13 +198,9 @@ class DecisionReport:
 
 
 @frozen
-class RuleReport:
+class RuleReport(ReportedLine):
     """The account of one rule. Counts are of decisions: an operator and the ``getitem`` nodes that read it are one."""
 
-    source: str
-    """``file:line``."""
-    text: str
-    """The rule as it is written."""
     matched: int
     """How many forward values its selector matches."""
     decided: int
@@ -243,13 +245,9 @@ class AuditReport:
 
 
 @frozen
-class ExpectationReport:
+class ExpectationReport(ReportedLine):
     """The result of an ``expect`` line."""
 
-    source: str
-    """``file:line``."""
-    text: str
-    """The line as it is written."""
     status: str
     """``held``, ``failed``, or ``deferred`` where it depends on what PyTorch's partitioner will decide."""
     found: str
@@ -288,13 +286,9 @@ class LeftAlone:
 
 
 @frozen
-class RewriteReport:
+class RewriteReport(ReportedLine):
     """The account of one ``fuse``, ``collapse`` or ``bucket`` line."""
 
-    source: str
-    """``file:line``."""
-    text: str
-    """The line as it is written."""
     half: str = ""
     """``forward`` or ``backward`` for what was done after the graph was split, on that half."""
     done: int = 0
@@ -314,13 +308,9 @@ class RewriteReport:
 
 
 @frozen
-class LineByFsdpReport:
+class LineByFsdpReport(ReportedLine):
     """The account of one scheduling line in eager."""
 
-    source: str
-    """``file:line``."""
-    text: str
-    """The line as it is written."""
     said: str
     """The result, as a phrase."""
 

@@ -42,15 +42,7 @@ from policylang.language.syntax import Policy
 from policylang.planning.edits.other_ranks import Proposal, compared
 from policylang.ranks import differences
 from policylang.ranks.message_store import MessageStore, StoreFailure
-from policylang.ranks.messages import (
-    Absence,
-    EndOfComparison,
-    MeetingKey,
-    RankMessage,
-    RankStatus,
-    address_of,
-    named,
-)
+from policylang.ranks.messages import Absence, EndOfComparison, MeetingKey, RankMessage, RankStatus, address_of, named
 from policylang.ranks.rank_account import SETTINGS, ComparedStep, StepContent, policy_digest
 
 NOTICE = 10.0

@@ -217,10 +217,7 @@ def _carrying(marked: dict[str, Any]) -> Iterator[None]:
 
 _LEAKS = (*TAGS, STACK, FORWARD_STACK)
 """Metadata that a backward node may have of the call that surrounds it."""
-_WORDS: dict[InputKind, Literal["parameter", "buffer"]] = {
-    InputKind.PARAMETER: "parameter",
-    InputKind.BUFFER: "buffer",
-}
+_WORDS: dict[InputKind, Literal["parameter", "buffer"]] = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer"}
 GraphInput = tuple[InputKind, str]
 """The kind and the name of what a graph input is, or is part of."""
 

@@ -80,13 +80,7 @@ def _is_in(parts: list[str], prefixes: list[Prefix]) -> bool:
 Pattern = tuple[int, ...]
 """A :class:`Option` for each class."""
 
-_SAVED_BY_HAND = (
-    (),
-    ("attention",),
-    ("matmul",),
-    ("compute",),
-    ("attention", "matmul"),
-)
+_SAVED_BY_HAND = ((), ("attention",), ("matmul",), ("compute",), ("attention", "matmul"))
 
 
 def of_choice(facts: Facts, classes: ValueClasses, kept: Collection[int], again: Collection[int]) -> Pattern:

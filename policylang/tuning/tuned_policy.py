@@ -71,26 +71,6 @@ class TunedPolicy:
         return self.recompute_seconds / self.tuned.forward if self.tuned.forward else 0.0
 
     @property
-    def step_seconds(self) -> float:
-        """Seconds of the whole step."""
-        return self.tuned.chosen.step
-
-    @property
-    def exposed_seconds(self) -> float:
-        """Seconds in which computation waits for a collective or a copy."""
-        return self.tuned.chosen.exposed
-
-    @property
-    def copies_seconds(self) -> float:
-        """The seconds among these that copies to the host and back add: zero where computation hides them."""
-        return self.tuned.chosen.copies
-
-    @property
-    def forward_seconds(self) -> float:
-        """Seconds of the forward."""
-        return self.tuned.forward
-
-    @property
     def bound_seconds(self) -> float | None:
         """Seconds of recomputation that no choice of values can go below that saves as many bytes; None where that is
         not known."""

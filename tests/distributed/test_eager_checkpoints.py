@@ -15,16 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import policylang
 from tests.support import models
-from tests.support.eager import (
-    POLICY,
-    Loss,
-    backward_of,
-    blocks_of,
-    differences,
-    loss_of,
-    train,
-    twin,
-)
+from tests.support.eager import POLICY, Loss, backward_of, blocks_of, differences, loss_of, train, twin
 from tests.support.ranks import run_ranks
 
 Wrap = Callable[[nn.Module], nn.Module]
@@ -98,9 +89,7 @@ def check_ddp(rank: int, example: models.Example, **options: bool) -> None:
     def spread(model: nn.Module) -> nn.Module:
         return DistributedDataParallel(model, **options)
 
-    others: dict[str, Wrap] = {
-        "policy": lambda model: spread(under_policy(model)),
-    }
+    others: dict[str, Wrap] = {"policy": lambda model: spread(under_policy(model))}
     compare(example, spread, others, backward_of(loss_of(example, rank)))
 
 

@@ -69,7 +69,7 @@ def test_the_figures_are_those_of_the_plan(tuned, folder):
     assert expectation.margin == 500 * MIB - tuned.graph_peak
     assert tuned.peak == tuned.graph_peak <= 500 * MIB
     assert tuned.saved > 0
-    assert 0 < tuned.recompute_share == tuned.recompute_seconds / tuned.forward_seconds
+    assert 0 < tuned.recompute_share == tuned.recompute_seconds / tuned.tuned.forward
     assert tuned.tuned.chosen in tuned.table
     assert [each.peak for each in tuned.table] == sorted(each.peak for each in tuned.table)
 
