@@ -203,23 +203,24 @@ _WHOLE = "take a snapshot of a whole step: of `policylang.trace_step`, or of a m
 
 def unsuitable(facts: Facts, called: str) -> Diagnostic | None:
     """Why there is nothing to tune in a graph; None where there is. ``called``: what messages call the graph."""
+    help = _WHOLE
     if not any(op == "call_function" for op in facts.ops):
-        return diagnose(UNSUITABLE, f"{called} is empty: no operator runs in it", help=_WHOLE)
-    if facts.kind is GraphKind.BACKWARD:
+        message = f"{called} is empty: no operator runs in it"
+    elif facts.kind is GraphKind.BACKWARD:
         message = f"{called} is the backward half of a partition, where all has been decided"
-        return diagnose(UNSUITABLE, message, help=_WHOLE)
-    if Phase.BACKWARD not in facts.phases:
-        half = "the forward half of a partition, or" if facts.kind is GraphKind.FORWARD else "a graph"
+    elif Phase.BACKWARD not in facts.phases:
+        is_half = facts.kind is GraphKind.FORWARD
+        half = "the forward half of a partition, or" if is_half else "a graph"
         message = f"{called} is {half} of a forward alone: without its backward nothing is kept"
-        fix = f"{_WHOLE}, with gradients on" if facts.kind is not GraphKind.FORWARD else _WHOLE
-        return diagnose(UNSUITABLE, message, help=fix)
-    if not facts.forward:
+        help = _WHOLE if is_half else f"{_WHOLE}, with gradients on"
+    elif not facts.forward:
         message = f"{called} has no forward: what its backward reads is given to it"
-        return diagnose(UNSUITABLE, message, help=_WHOLE)
-    if not any(facts.has(row, Flag.FEEDS_BACKWARD) for row in facts.forward):
+    elif not any(facts.has(row, Flag.FEEDS_BACKWARD) for row in facts.forward):
         message = f"the backward of {called} reads nothing that its forward computes: there is nothing to decide"
-        return diagnose(UNSUITABLE, message, help="it takes what it takes; no policy changes that")
-    return None
+        help = "it takes what it takes; no policy changes that"
+    else:
+        return None
+    return diagnose(UNSUITABLE, message, help=help)
 
 
 def decides_nothing(capabilities: Capabilities) -> Diagnostic | None:
@@ -364,13 +365,15 @@ def _too_much_saved(found: Infeasible, under: Breakdown) -> Diagnostic:
         f"no policy saves as little as {format_quantity(limit, 'bytes')} for the backward: "
         f"the least is {beside(least, limit, 'bytes')}"
     )
-    kept = [
-        (entry.bytes * group.times, entry, group)
-        for group in under.groups
-        for entry in group.entries
-        if entry.outcome.on_device and entry.bytes
-    ]
-    kept.sort(key=lambda each: -each[0])
+    kept = sorted(
+        (
+            (entry.bytes * group.times, entry, group)
+            for group in under.groups
+            for entry in group.entries
+            if entry.outcome.on_device and entry.bytes
+        ),
+        key=lambda each: -each[0],
+    )
     lines = [
         f"  {format_quantity(size, 'bytes')} {entry.operator}"
         f"{f' of `{entry.module}`' if entry.module else ''} in {group.label}"

@@ -7,6 +7,7 @@ short the blocks' outputs, or all.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from statistics import median_low
@@ -50,7 +51,8 @@ def stacks(facts: Facts) -> tuple[str, BlockTable]:
     else:
         glob = f"{{{','.join(names)}}}.*" if len(names) > 1 else f"{names[0]}.*"
     together = blocks_of(facts, PathGlob(glob))
-    wanted = sum(1 for row in facts.forward if _is_in(facts.modules[row].split("."), found))
+    inside = re.compile(rf"(?:{'|'.join(re.escape('.'.join(prefix)) for prefix in found)})\.\d+(?:\.|$)")
+    wanted = sum(1 for row in facts.forward if inside.match(facts.modules[row]))
     got = sum(1 for row in facts.forward if facts.modules[row] and together.block_of[row] >= 0)
     return (glob, together) if wanted == got else ("", alone)
 
@@ -68,13 +70,6 @@ def _outermost_lists(facts: Facts) -> list[Prefix]:
             children.setdefault(prefix, set()).add(parts[at])
     least = _LEAST * len(facts.forward)
     return [prefix for prefix, count in nodes.items() if count >= least and len(children[prefix]) > 1]
-
-
-def _is_in(parts: list[str], prefixes: list[Prefix]) -> bool:
-    return any(
-        len(parts) > len(prefix) and tuple(parts[: len(prefix)]) == prefix and parts[len(prefix)].isdigit()
-        for prefix in prefixes
-    )
 
 
 Pattern = tuple[int, ...]

@@ -13,6 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from itertools import takewhile
 
 from attrs import evolve, field, frozen
 
@@ -133,27 +134,17 @@ def _crosses(facts: Facts, row: int, block_of: Sequence[int]) -> bool:
 
 def _prefixes(facts: Facts, blocks: BlockTable) -> list[tuple[str, ...]]:
     """By block, the path that its modules have in common, up to a number; last, for what lies outside, none."""
-    found: list[tuple[str, ...] | None] = [None] * len(blocks.names)
-    known: set[tuple[int, str]] = set()
+    paths: list[dict[str, None]] = [{} for _ in blocks.names]
     for row in facts.forward:
-        block, path = blocks.block_of[row], facts.modules[row]
-        if block == OUTSIDE or not path or (block, path) in known:
-            continue
-        known.add((block, path))
-        parts, common = tuple(path.split(".")), found[block]
-        if common is None:
-            found[block] = parts
-            continue
-        same = 0
-        while same < min(len(common), len(parts)) and common[same] == parts[same]:
-            same += 1
-        found[block] = common[:same]
-    return [*(_up_to_number(each or ()) for each in found), ()]
-
-
-def _up_to_number(parts: tuple[str, ...]) -> tuple[str, ...]:
-    last = max((at for at, part in enumerate(parts) if part.isdigit()), default=-1)
-    return parts[: last + 1] if last >= 0 else parts
+        if blocks.block_of[row] != OUTSIDE and facts.modules[row]:
+            paths[blocks.block_of[row]][facts.modules[row]] = None
+    found: list[tuple[str, ...]] = []
+    for each in paths:
+        columns = zip(*(path.split(".") for path in each), strict=False)
+        parts = tuple(first for first, *_ in takewhile(lambda column: len(set(column)) == 1, columns))
+        last = max((at for at, part in enumerate(parts) if part.isdigit()), default=len(parts))
+        found.append(parts[: last + 1])
+    return [*found, ()]
 
 
 def _within(path: str, prefix: tuple[str, ...]) -> str:
@@ -254,7 +245,8 @@ class Vocabulary:
         paths = self._paths(self.numbers)
         yield Phrase(EVERYTHING, self.mask, 1.0)
         for path in paths:
-            yield Phrase(EVERYTHING, self._in(self.numbers, path), 1.2, module=path)
+            mask = _mask(number for number in self.numbers if self._is_in(number, path))
+            yield Phrase(EVERYTHING, mask, 1.2, module=path)
         if self.inside and classes.crossing:
             yield Phrase(EVERYTHING, _mask(classes.crossing), 1.1, predicate="crosses block")
         for each in _GROUPS:
@@ -349,9 +341,6 @@ class Vocabulary:
         module = self._classes.all[number].module
         return f".{path}." in f".{module}."
 
-    def _in(self, numbers: Iterable[int], path: str) -> int:
-        return _mask(number for number in numbers if self._is_in(number, path))
-
     def of_group(self, name: str) -> list[int]:
         """The classes of a group that takes all of a class or none."""
         let, classes = prelude_group(name), self._classes
@@ -381,7 +370,4 @@ def _position(at: int, length: int) -> str:
 
 
 def _mask(numbers: Iterable[int]) -> int:
-    mask = 0
-    for number in numbers:
-        mask |= 1 << number
-    return mask
+    return sum(1 << number for number in set(numbers))

@@ -94,7 +94,7 @@ def test_without_a_backward_nothing_is_kept() -> None:
     assert hull[0].kept == hull[0].recomputed == frozenset()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(randoms)
 def test_it_is_the_hull_of_all_choices_and_each_point_is_what_the_planner_makes_of_it(random: Random) -> None:
     facts = joint_graph(random)
