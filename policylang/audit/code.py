@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -128,7 +129,7 @@ def differences(
 
 
 _ENTRY = "call"
-_PARTITIONS = "partitions"
+_PARTITION = re.compile(r".*\.partitions\[(\d+)\]")
 _ARGUMENTS = "args"
 _OPERATORS = "torch.ops."
 _NAMESPACES = ("_c10d_functional.", "c10d_functional.", "_dtensor.")
@@ -197,7 +198,7 @@ class _CodeReader:
 
     def _call(self, call: ast.Call, made: list[str]) -> bool:
         """The call communicates or computes."""
-        function = _dotted(call.func)
+        function = ast.unparse(call.func)
         operator = function.removeprefix(_OPERATORS) if function.startswith(_OPERATORS) else ""
         if operator and (operator.startswith(_NAMESPACES) or plain_name(operator) in self.collectives):
             self._step(call, operator, made)
@@ -231,12 +232,8 @@ class _CodeReader:
 def _partition(statement: ast.stmt) -> str:
     """``partition_0`` for ``… = self.partitions[0](…)``; empty for another statement."""
     value = statement.value if isinstance(statement, (ast.Assign, ast.Expr)) else None
-    called = value.func if isinstance(value, ast.Call) else None
-    if isinstance(called, ast.Subscript) and isinstance(called.slice, ast.Constant):
-        holder, number = called.value, called.slice.value
-        if isinstance(holder, ast.Attribute) and holder.attr == _PARTITIONS and isinstance(number, int):
-            return f"partition_{number}"
-    return ""
+    found = _PARTITION.fullmatch(ast.unparse(value.func)) if isinstance(value, ast.Call) else None
+    return f"partition_{found[1]}" if found else ""
 
 
 def _group(call: ast.Call) -> str:
@@ -259,15 +256,6 @@ def _names(value: ast.expr) -> list[str]:
         else:
             pending.extend(reversed(list(ast.iter_child_nodes(node))))
     return found
-
-
-def _dotted(value: ast.expr) -> str:
-    """``torch.ops.aten.mm.default``; empty for what is not called by a dotted name."""
-    parts: list[str] = []
-    while isinstance(value, ast.Attribute):
-        parts.append(value.attr)
-        value = value.value
-    return ".".join(reversed([*parts, value.id])) if isinstance(value, ast.Name) else ""
 
 
 CANNOT_READ = "APL347"

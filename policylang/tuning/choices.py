@@ -37,77 +37,53 @@ NONE = -1
 """In a clause no such column; else no such row."""
 
 
-class SecondRuns:
-    """Tells which reads of the backward cause a recomputation of a value that is decided *recompute*.
+def _read_by_backward(facts: Facts) -> list[tuple[int, int]]:
+    """``(reader, forward row)``: what planning takes the backward to read."""
+    forward = facts.forward_mask
+    found: list[tuple[int, int]] = []
+    for row, phase in enumerate(facts.phases):
+        read = [source for source in facts.inputs[row] if forward[source]]
+        if phase == Phase.BACKWARD:
+            found += [(row, source) for source in read]
+        elif phase == Phase.OUTPUT and facts.kind is GraphKind.JOINT:
+            found += [(row, source) for source in read if is_gradient(facts, source)]
+    return found
 
-    In a flat graph a value that the forward still holds at the end of a region is read there as it is. Whether it does
-    depends on all decisions; here it is taken to do so wherever it can, which leaves the price a lower bound.
-    """
 
-    def __init__(self, facts: Facts, roots: Sequence[int]) -> None:
-        self.facts = facts
-        self.roots = roots
-        self.flat = facts.kind is GraphKind.FLAT
-        self.first_end = array("i", [len(facts)]) * len(facts)
-        """By row: the end of the first region that may make it again."""
-        self.held_until = array("i", [NONE]) * len(facts)
-        self.live = bytearray(len(facts))
-        self.ends = array("i", [NONE]) * len(facts)
-        if self.flat:
-            self._read_flat()
-        else:
-            self._read_joint()
-
-    def _read_flat(self) -> None:
-        facts, end = self.facts, NONE
-        for row in range(len(facts) - 1, -1, -1):
-            if facts.phases[row] == Phase.BACKWARD:
-                end = row if end == NONE else end
-                self.ends[row] = end
-                self.live[row] = 1
-                continue
-            if facts.phases[row] == Phase.FORWARD and facts.ops[row] == "call_function":
-                end = NONE
+def _live_readers(facts: Facts) -> bytearray:
+    """By row 1, where what it reads is really computed: in a joint graph a backward node may lead to nothing."""
+    live = bytearray(len(facts))
+    for row in range(len(facts) - 1, -1, -1):
+        flags, phase = facts.flags[row], facts.phases[row]
+        acts = flags & (Flag.RANDOM | Flag.EFFECTFUL) or flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES
+        if phase == Phase.BACKWARD and (acts or facts.kind is GraphKind.FLAT):
+            live[row] = 1
+        if phase == Phase.OUTPUT or (phase == Phase.BACKWARD and live[row]):
+            live[row] = 1
             for source in facts.inputs[row]:
-                root = self.roots[source]
-                if self.held_until[root] == NONE:
-                    self.held_until[root] = row
+                live[source] = 1
+    return live
 
-    def _read_joint(self) -> None:
-        facts = self.facts
-        effect = Flag.RANDOM | Flag.EFFECTFUL
-        for row in range(len(facts) - 1, -1, -1):
-            flags, phase = facts.flags[row], facts.phases[row]
-            if phase == Phase.BACKWARD and (flags & effect or flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES):
-                self.live[row] = 1
-            if phase == Phase.OUTPUT or (phase == Phase.BACKWARD and self.live[row]):
-                for source in facts.inputs[row]:
-                    self.live[source] = 1
-                self.live[row] = 1
 
-    def reads(self) -> list[tuple[int, int]]:
-        """``(reader, forward row)``: what planning takes the backward to read."""
-        facts, forward = self.facts, self.facts.forward_mask
-        found: list[tuple[int, int]] = []
-        for row, phase in enumerate(facts.phases):
-            if phase == Phase.BACKWARD:
-                found += [(row, source) for source in facts.inputs[row] if forward[source]]
-            elif phase == Phase.OUTPUT and facts.kind is GraphKind.JOINT:
-                found += [
-                    (row, source) for source in facts.inputs[row] if forward[source] and is_gradient(facts, source)
-                ]
-        return found
+def _regions(facts: Facts, roots: Sequence[int]) -> tuple[array[int], array[int]]:
+    """By row of a flat graph's backward the last row of its region, and by memory the last row that reads it outside
+    of the backward; :data:`NONE` for the others.
 
-    def reached(self, row: int, end: int) -> None:
-        self.first_end[row] = min(self.first_end[row], end)
-
-    def makes_again(self, reader: int, row: int) -> bool:
-        """True if a value that is decided *recompute* is recomputed for a reader in the backward."""
-        return bool(self.live[reader]) and self.held_until[self.roots[row]] <= self.ends[reader]
-
-    def makes_again_for(self, row: int, read: int) -> bool:
-        """True if an operator that is recomputed recomputes it."""
-        return not self.flat or self.held_until[self.roots[read]] <= self.first_end[row]
+    A value that the forward still holds at the end of a region is read there as it is. Whether it does depends on all
+    decisions; here it is taken to do so wherever it can, which leaves the price a lower bound.
+    """
+    ends, held_until = (array("i", [NONE]) * len(facts) for _ in range(2))
+    end = NONE
+    for row in range(len(facts) - 1, -1, -1) if facts.kind is GraphKind.FLAT else ():
+        if facts.phases[row] == Phase.BACKWARD:
+            ends[row] = end = row if end == NONE else end
+            continue
+        if facts.phases[row] == Phase.FORWARD and facts.ops[row] == "call_function":
+            end = NONE
+        for source in facts.inputs[row]:
+            if held_until[roots[source]] == NONE:
+                held_until[roots[source]] = row
+    return ends, held_until
 
 
 STAYS, MUST_RUN = 1, 2
@@ -274,21 +250,23 @@ class _Problem:
                 sure[row] = 0
         apart = bytearray(len(facts))  # by owner: decided so by something that does not run
         runs_if_so = bytearray(len(facts))  # by owner: the backward itself has it run where it is decided so
-        second_runs = SecondRuns(facts, self.roots)
-        asked = second_runs.reads()
+        live, (ends, held_until) = _live_readers(facts), _regions(facts, self.roots)
+        flat = facts.kind is GraphKind.FLAT
+        first_end = array("i", [len(facts)]) * len(facts)  # by row: of the first region that may recompute it
+        asked = _read_by_backward(facts)
         self.read = tuple(dict.fromkeys(source for _, source in asked))
         reads: list[tuple[int, bool]] = []  # of a row as it is read: whether it may be kept is its own
         for reader, source in asked:
             row = same_as[source]
             if not free[source]:
-                really = second_runs.makes_again(reader, row)
+                really = bool(live[reader]) and held_until[self.roots[row]] <= ends[reader]
                 counted[row] = sure[row] = 1
                 real[row] |= really
                 apart[owners[row]] |= not really
                 runs_if_so[owners[row]] |= really
                 reads.append((source, really))
-                if really:
-                    second_runs.reached(row, second_runs.ends[reader] if second_runs.flat else len(facts))
+                if really and flat:
+                    first_end[row] = min(first_end[row], ends[reader])
         apart = bytearray(each and not runs for each, runs in zip(apart, runs_if_so, strict=True))
         edges: list[tuple[int, int, bool]] = []
         for row in range(len(facts) - 1, -1, -1):
@@ -300,12 +278,13 @@ class _Problem:
                 inside = owners[read] == owner  # a piece is no reason to keep the whole
                 if not inside and (free[source] or not sure[row]):
                     continue
-                really = bool(real[row]) and (inside or second_runs.makes_again_for(row, read))
+                held = flat and held_until[self.roots[read]] > first_end[row]
+                really = bool(real[row]) and (inside or not held)
                 counted[read] = 1
                 real[read] |= really
                 sure[read] |= inside and sure[row]
                 if really:
-                    second_runs.reached(read, second_runs.first_end[row])
+                    first_end[read] = min(first_end[read], first_end[row])
                 apart[owners[read]] |= not runs_if_so[owners[read]] and (apart[owner] or not really)
                 if not inside:
                     edges.append((source, owner, really))
