@@ -71,14 +71,12 @@ class Besides:
 
     optimizer: int = 0
     """Bytes of the optimizer's state."""
-    gradients: int = 0
-    """Bytes of gradients that the graph does not hold at its peak."""
     reserve: float = 0.0
     """The share of the memory that the allocator wastes."""
 
     def on(self, peak: int) -> int:
         """The peak with the memory beside the graph."""
-        return round((peak + self.optimizer + self.gradients) / (1 - self.reserve))
+        return round((peak + self.optimizer) / (1 - self.reserve))
 
 
 @frozen

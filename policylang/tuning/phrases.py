@@ -25,7 +25,6 @@ from policylang.language.operators import OperatorTable, prelude_group
 from policylang.language.selectors import nth
 from policylang.operators.names import DETACHES
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decisions.decide import routing_owners, why_unsafe
 from policylang.planning.selection.selectors import Selections
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -71,8 +70,6 @@ class ValueClasses:
     """A glob of the blocks' own modules; empty where they have none in common."""
     crossing: frozenset[int] = field(repr=False)
     """The outputs that blocks pass to each other or to what follows them."""
-    kept: frozenset[int] = field(repr=False)
-    """What must not be recomputed if the backward asks for it: effects, routing, draws that cannot be repeated."""
     views: frozenset[int] = field(repr=False)
     """Views of other values."""
 
@@ -110,9 +107,11 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
     for row in facts.forward:
         if owners[row] != row and not flags[row] & Flag.SYMBOLIC:
             of[row] = of[owners[row]]
-    crossing = {of[row] for row in facts.forward if _crosses(facts, row, block_of)}
-    unsafe = [row for row in facts.forward if owners[row] == row and why_unsafe(facts, row, capabilities) is not None]
-    kept = {of[row] for row in (*unsafe, *routing_owners(facts))}
+    crossing = {
+        of[row]
+        for row in facts.forward
+        if block_of[row] != OUTSIDE and any(block_of[user] != block_of[row] for user in forward_users(facts, row))
+    }
     roots = storage_roots(facts)
     views = {of[row] for row in facts.forward if owners[row] == row and roots[row] != row}
     return ValueClasses(
@@ -122,14 +121,8 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
         blocks=blocks,
         block_glob=glob or _glob(prefixes),
         crossing=frozenset(crossing - {-1}),
-        kept=frozenset(kept - {-1}),
         views=frozenset(views - {-1}),
     )
-
-
-def _crosses(facts: Facts, row: int, block_of: Sequence[int]) -> bool:
-    own = block_of[row]
-    return own != OUTSIDE and any(block_of[user] != own for user in forward_users(facts, row))
 
 
 def _prefixes(facts: Facts, blocks: BlockTable) -> list[tuple[str, ...]]:

@@ -197,7 +197,6 @@ def besides_words(besides: Besides, optimizer: str = "") -> str:
     name = f" ({optimizer})" if optimizer else ""
     parts = [
         f"{format_quantity(besides.optimizer, 'bytes')} of optimizer state{name}" if besides.optimizer else "",
-        f"{format_quantity(besides.gradients, 'bytes')} of gradients" if besides.gradients else "",
         f"{format_quantity(besides.reserve, 'fraction')} in reserve" if besides.reserve else "",
     ]
     return " and ".join(filter(None, parts))
@@ -253,7 +252,7 @@ def _promises(tuned: Tuned, subject: TuningSubject, *, timed: bool) -> list[str]
         share = write(budget.limit, "fraction")
         promised = [f"device {subject.device_named}", f"expect recomputed time <= {share}"] if timed else []
         return [*promised, f"expect peak <= {rounded_up(chosen.peak)}"]
-    alone = int(budget.limit * (1 - besides.reserve)) - besides.optimizer - besides.gradients
+    alone = int(budget.limit * (1 - besides.reserve)) - besides.optimizer
     less = besides_words(besides, subject.optimizer)
     why = f"  # of the graph: {write(int(budget.limit), 'bytes')} less {less}" if less else ""
     return [f"expect peak <= {at_most(max(alone, chosen.peak), chosen.peak)}{why}"]

@@ -18,7 +18,7 @@ from tests.support.versions import needs_traced_meshes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RANKS, TP = 4, 2
-STEPS = 2
+STEPS = 3
 
 
 @pytest.fixture(scope="module")
