@@ -142,7 +142,13 @@ def tuned_policy(
     if problem is not None:
         return problem
     within = Budget("peak", inf) if budget is None else budget
-    found = _chosen(facts, times, within, capabilities, besides, offload=offload, table=table, progress=progress)
+    try:
+        from policylang.tuning.tuner import Tuner
+    except ImportError as error:  # an extra, which nothing else needs
+        message = f"a policy is tuned with packages of their own, and `{error.name}` is not installed"
+        raise PolicyError([diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]) from None
+    tuner = Tuner(facts, times, capabilities, besides=besides, offload=offload, progress=progress)
+    found = tuner.tuned(within, table=table)
     if isinstance(found, Infeasible):
         return infeasible(found, facts, times, capabilities)
     name = optimizer.strip().lower()
@@ -174,26 +180,6 @@ def tuned_policy(
         notes.append(diagnose(NOTHING_RECOMPUTED, message, help="a larger batch or fewer ranks may fit as well"))
     text = tuned_text(found, subject, timed=_counts(found, facts, times, capabilities))
     return TunedPolicy(text, found, subject, tuple(filter(None, notes)))
-
-
-def _chosen(
-    facts: Facts,
-    times: NodeTimes,
-    budget: Budget,
-    capabilities: Capabilities,
-    besides: Besides,
-    *,
-    offload: bool,
-    table: bool,
-    progress: Callable[[str], None] | None,
-) -> Tuned | Infeasible:
-    """The tuner's choice. Raises ``PolicyError`` where the extra is not installed: nothing else needs it."""
-    try:
-        from policylang.tuning.tuner import tune as choose
-    except ImportError as error:
-        message = f"a policy is tuned with packages of their own, and `{error.name}` is not installed"
-        raise PolicyError([diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]) from None
-    return choose(facts, times, budget, capabilities, besides=besides, offload=offload, table=table, progress=progress)
 
 
 def _counts(found: Tuned, facts: Facts, times: NodeTimes, capabilities: Capabilities) -> bool:

@@ -64,11 +64,7 @@ def displaced(found: Sequence[Item], planned: Sequence[Item], weight: Callable[[
 
 def _before(kept: Sequence[int]) -> list[int]:
     """For each place the last number that stays before it."""
-    found, last = [], -1
-    for number in kept:
-        found.append(last)
-        last = number if number >= 0 else last
-    return found
+    return [-1, *accumulate(kept, lambda last, number: number if number >= 0 else last)][:-1]
 
 
 def _heaviest_increasing(places: Sequence[int], weights: Sequence[int]) -> frozenset[int]:
@@ -119,8 +115,7 @@ def turned_around(facts: Facts, nodes: Sequence[fx.Node]) -> Iterator[Late]:
 def _of_memory(facts: Facts, nodes: Mapping[int, fx.Node]) -> Iterator[Late]:
     """A node that reads or writes memory is in its turn if as many writes to that memory came before it as planned.
     Views may run at any time."""
-    roots: dict[fx.Node, fx.Node] = {}
-    """Of the nodes that look into memory of others, the node that the memory is of."""
+    roots: dict[fx.Node, fx.Node] = {}  # of the nodes that look into memory of others, the node that it is of
     for _, node in sorted(nodes.items()):
         if aliased := effects(node)[0]:
             roots[node] = roots.get(aliased[0], aliased[0])

@@ -125,12 +125,12 @@ class RankComparison:
     def _meet(self, account: RankAccount, groups: Groups, policy: Policy) -> None:
         """Meet the ranks that share the graph, if there are any, and compare the settings."""
         assert self.store is not None
-        every, lines = {**groups, **self.around}, list(self.settings())
+        every, lines = {**groups, **self.around}, list[str]()
         if self.mesh is not None:
             every |= distributed.mesh_groups(self.mesh)
             names, shape, ranks = distributed.mesh_order(self.mesh)
             dims = ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
-            lines.insert(0, f"mesh of {dims} over ranks {in_order(ranks)}")
+            lines.append(f"mesh of {dims} over ranks {in_order(ranks)}")
         shared = {name: ranks for name, ranks in every.items() if len(ranks) > 1 and self.store.rank in ranks}
         if not shared:
             return
@@ -140,7 +140,7 @@ class RankComparison:
             timeout = distributed.shortest_timeout(shared)
         label = self._label(account)
         self.meeting = Meeting(self.store, self.topic, shared, account.operators, label, policy, timeout)
-        self.meeting.compare(settings_step(lines))
+        self.meeting.compare(settings_step([*lines, *self.settings()]))
 
     def _label(self, account: RankAccount) -> str:
         return f"{account.label} ({self.topic})"

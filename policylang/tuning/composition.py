@@ -91,33 +91,27 @@ def waits_of(
     return SegmentWaits(matrices, computes)
 
 
-class CopyWaits:
-    """The patterns of some mixtures."""
-
-    def __init__(self, patterns: Sequence[SegmentWaits], backward: int) -> None:
-        self._matrices = np.stack([each.matrices for each in patterns])
-        self._computes = np.stack([each.computes for each in patterns])
-        self._backward = backward
-
-    def of(self, by_segment: Ints) -> Floats:
-        """Seconds; ``by_segment`` says, mixture by segment, the number of the pattern."""
-        count, segments = by_segment.shape
-        waits = np.zeros(count)
-        for part in (range(self._backward), range(self._backward, segments)):
-            moments = np.full((count, _MOMENTS), _NEVER)
-            moments[:, _NOW] = 0.0
-            if part.start:
-                moments[:] = 0.0
-            for segment in part:
-                number = by_segment[:, segment]
-                later = self._matrices[number, segment]
-                found = later[:, :, 0] + moments[:, 0, None]
-                for each in range(1, _MOMENTS):
-                    np.maximum(found, later[:, :, each] + moments[:, each, None], out=found)
-                moments = found
-                waits -= self._computes[number, segment]
-            waits += moments[:, _NOW] if part.start else moments[:, : _BEFORE + 1].max(axis=1)
-        return np.maximum(waits, 0.0)
+def _seconds_waited(patterns: Sequence[SegmentWaits], by_segment: Ints, backward: int) -> Floats:
+    """Of mixtures; ``by_segment`` says, mixture by segment, the number of the pattern."""
+    matrices = np.stack([each.matrices for each in patterns])
+    computes = np.stack([each.computes for each in patterns])
+    count, segments = by_segment.shape
+    waits = np.zeros(count)
+    for part in (range(backward), range(backward, segments)):
+        moments = np.full((count, _MOMENTS), _NEVER)
+        moments[:, _NOW] = 0.0
+        if part.start:
+            moments[:] = 0.0
+        for segment in part:
+            number = by_segment[:, segment]
+            later = matrices[number, segment]
+            found = later[:, :, 0] + moments[:, 0, None]
+            for each in range(1, _MOMENTS):
+                np.maximum(found, later[:, :, each] + moments[:, each, None], out=found)
+            moments = found
+            waits -= computes[number, segment]
+        waits += moments[:, _NOW] if part.start else moments[:, : _BEFORE + 1].max(axis=1)
+    return np.maximum(waits, 0.0)
 
 
 def on_their_way(found: Lifetimes, schedule: Schedule, keys: Ints, backward: Sequence[int]) -> tuple[Ints, Ints]:
@@ -369,7 +363,7 @@ class Composition:
         if self.count:  # behind the blocks the copies of the last one are under way
             by_segment = np.column_stack([by_segment[:, :-1], by_segment[:, -2]])
         by_segment = by_segment[:, self.block_of_segment]
-        copies[moving] = self._sure * CopyWaits(waits, self.count + 2).of(by_segment)
+        copies[moving] = self._sure * _seconds_waited(waits, by_segment, self.count + 2)
         return moving, more, copies
 
     def _by_block(self, needs: SavedForBackward) -> tuple[Ints, Floats]:

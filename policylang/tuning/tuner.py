@@ -53,26 +53,6 @@ _SAME = 1e-9
 """The share of the forward's time by which two sums of the same times may differ."""
 
 
-def tune(
-    facts: Facts,
-    times: NodeTimes,
-    budget: Budget,
-    capabilities: Capabilities,
-    *,
-    besides: Besides = NOTHING_BESIDES,
-    offload: bool = False,
-    table: bool = False,
-    progress: Progress | None = None,
-) -> Tuned | Infeasible:
-    """The fastest candidate within the budget; of a budget of time the one that takes the least memory.
-
-    With ``table``, or without a limit, the table has about fifty rows over the whole range; else what was planned on
-    the way.
-    """
-    tuner = Tuner(facts, times, capabilities, besides=besides, offload=offload, progress=progress)
-    return tuner.tuned(budget, table=table)
-
-
 @frozen(eq=False)
 class _Set:
     """The candidates for one kind of memory."""
@@ -205,7 +185,12 @@ class Tuner:
         return tuple(each for each in found if each is not None)
 
     def tuned(self, budget: Budget, *, table: bool = False) -> Tuned | Infeasible:
-        """The choice for one budget: nothing that is planned on the way to it beats it."""
+        """The fastest candidate within the budget, and of a budget of time the one that takes the least memory: nothing
+        that is planned on the way to it beats it.
+
+        With ``table``, or without a limit, the table has about fifty rows over the whole range; else what was planned
+        on the way.
+        """
         self.evaluation.afresh()
         if table or budget.limit == inf:  # plan candidates over the whole range of memory
             composed = self._composed(budget)
