@@ -64,7 +64,7 @@ def displaced(found: Sequence[Item], planned: Sequence[Item], weight: Callable[[
 
 def _before(kept: Sequence[int]) -> list[int]:
     """For each place the last number that stays before it."""
-    return [-1, *accumulate(kept, lambda last, number: number if number >= 0 else last)][:-1]
+    return [-1, *accumulate(kept, max)][:-1]
 
 
 def _heaviest_increasing(places: Sequence[int], weights: Sequence[int]) -> frozenset[int]:
