@@ -179,35 +179,19 @@ def host_variants(
         movable = [each for each, size in enumerate(sizes) if size and pattern[each] == Option.SAVE]
         movable.sort(key=lambda each: (-sizes[each], each))
         large = [each for each in movable if sizes[each] >= _LARGE * sizes[movable[0]]]
-        filled = _filled(large, sizes, _SHARE * room)
+        filled, left = tuple[int, ...](), _SHARE * room
+        for each in large:  # as many as there is room for, each taken that still fits
+            if sizes[each] <= left:
+                filled, left = (*filled, each), left - sizes[each]
         few = filled[:_FEW]
-        kinds = [few] if 2 * _total(few, sizes) >= _total(filled, sizes) else [filled, few]
+        total, most = (sum(sizes[each] for each in those) for those in (filled, few))
+        kinds = [few] if 2 * most >= total else [filled, few]
         if at < _SMALL_BASES:
             kinds += [tuple(each for each in large if each in classes.crossing), tuple(large)]
         for chosen in dict.fromkeys(kinds):
             if chosen:
-                yield number, _with(pattern, chosen)
-
-
-def _filled(numbers: Sequence[int], sizes: Sequence[int], room: float) -> tuple[int, ...]:
-    """As many as there is room for, each taken that still fits."""
-    found = []
-    for each in numbers:
-        if sizes[each] <= room:
-            found.append(each)
-            room -= sizes[each]
-    return tuple(found)
-
-
-def _total(numbers: Sequence[int], sizes: Sequence[int]) -> int:
-    return sum(sizes[each] for each in numbers)
-
-
-def _with(pattern: Pattern, moved: Sequence[int]) -> Pattern:
-    varied = list(pattern)
-    for each in moved:
-        varied[each] = int(Option.OFFLOAD)
-    return tuple(varied)
+                moved = (Option.OFFLOAD if each in chosen else option for each, option in enumerate(pattern))
+                yield number, tuple(map(int, moved))
 
 
 def _bases(patterns: Sequence[SegmentProfile], count: int) -> list[int]:
