@@ -42,7 +42,7 @@ from policylang.planning.capabilities import JOINT
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.tuning.evaluation import Budget, Candidate, Infeasible
 from policylang.tuning.lower_hull import bound_at
-from policylang.tuning.tuner import Tuner, tune
+from policylang.tuning.tuner import Tuner
 
 GIB = 2**30
 DEVICE = "h100-sxm"
@@ -219,7 +219,7 @@ def seconds_to_tune(facts: Facts, times: NodeTimes) -> float:
     save_all = Tuner(facts, times, JOINT).save_all
     limit = 0.6 * save_all.peak if save_all is not None else inf
     start = time.process_time()
-    tune(facts, times, Budget("peak", limit), JOINT)
+    Tuner(facts, times, JOINT).tuned(Budget("peak", limit))
     return time.process_time() - start
 
 

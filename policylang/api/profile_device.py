@@ -13,7 +13,7 @@ from policylang.errors import PolicyError
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import diagnose
 from policylang.language.files import write_whole
-from policylang.profiling.profiler import FIRST_COLUMNS, FIRST_LINE, Profiling, profiled
+from policylang.profiling.profiler import FIRST_COLUMNS, FIRST_LINE, profiled
 
 NO_DEVICE, NO_FILE, NO_FIGURES = "APL616", "APL617", "APL618"
 LEAST_SECONDS, MOST_SECONDS = 1.0, 24 * 3600.0
@@ -54,7 +54,7 @@ def profile_device(
     if (problem := _agreed(problem)) is not None:
         raise problem
     where = _device(device)
-    found = profiled(Profiling(where, title, compiled, seconds), table.name, progress=progress)
+    found = profiled(where, title, table.name, compiled=compiled, budget=seconds, progress=progress)
     if found is None:
         raise _problem(NO_FIGURES, f"nothing could be timed on `{where}`", _said_by(where))
     if _is_first():

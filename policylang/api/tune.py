@@ -37,7 +37,7 @@ from policylang.tuning.budgets import (
     without_blocks,
 )
 from policylang.tuning.evaluation import Besides, Budget, Evaluation, Infeasible, Tuned
-from policylang.tuning.tuned_policy import TunedPolicy, memory_of, subject_of, tuned_text
+from policylang.tuning.tuned_policy import TunedPolicy, TuningSubject, fingerprint, memory_of, tuned_text
 
 NO_SOLVER = "APL619"
 NO_PATH = "APL633"
@@ -142,12 +142,27 @@ def tuned_policy(
     if problem is not None:
         return problem
     within = Budget("peak", inf) if budget is None else budget
-    found = _chosen(facts, times, within, capabilities, besides, offload=offload, table=table, progress=progress)
+    try:
+        from policylang.tuning.tuner import Tuner
+    except ImportError as error:  # an extra, which nothing else needs
+        message = f"a policy is tuned with packages of their own, and `{error.name}` is not installed"
+        raise PolicyError([diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]) from None
+    tuner = Tuner(facts, times, capabilities, besides=besides, offload=offload, progress=progress)
+    found = tuner.tuned(within, table=table)
     if isinstance(found, Infeasible):
         return infeasible(found, facts, times, capabilities)
     name = optimizer.strip().lower()
-    named_there = _in_a_policy(device, named, folder)
-    subject = subject_of(facts, graph, times, named_there, name if name in STATES else "", path or "")
+    subject = TuningSubject(
+        graph=graph,
+        kind=facts.kind.value,
+        nodes=len(facts),
+        fingerprint=fingerprint(facts),
+        device=times.device.name,
+        device_named=_in_a_policy(device, named, folder),
+        optimizer=name if name in STATES else "",
+        path=path or "",
+        priced_by_bytes=times.uncounted,
+    )
     notes = [without_blocks(facts, called)]
     shown = found.table if budget is None else (found.chosen,)
     if offload and any(each.recompute for each in shown) and not any(each.offloaded for each in shown):
@@ -165,26 +180,6 @@ def tuned_policy(
         notes.append(diagnose(NOTHING_RECOMPUTED, message, help="a larger batch or fewer ranks may fit as well"))
     text = tuned_text(found, subject, timed=_counts(found, facts, times, capabilities))
     return TunedPolicy(text, found, subject, tuple(filter(None, notes)))
-
-
-def _chosen(
-    facts: Facts,
-    times: NodeTimes,
-    budget: Budget,
-    capabilities: Capabilities,
-    besides: Besides,
-    *,
-    offload: bool,
-    table: bool,
-    progress: Callable[[str], None] | None,
-) -> Tuned | Infeasible:
-    """The tuner's choice. Raises ``PolicyError`` where the extra is not installed: nothing else needs it."""
-    try:
-        from policylang.tuning.tuner import tune as choose
-    except ImportError as error:
-        message = f"a policy is tuned with packages of their own, and `{error.name}` is not installed"
-        raise PolicyError([diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]) from None
-    return choose(facts, times, budget, capabilities, besides=besides, offload=offload, table=table, progress=progress)
 
 
 def _counts(found: Tuned, facts: Facts, times: NodeTimes, capabilities: Capabilities) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -80,12 +81,8 @@ def steps_of(graph: fx.Graph) -> tuple[CommunicationStep, ...]:
             started[node] = started[source]
         elif is_product(node):
             kernels += 1
-            alone += not _goes_into_sum(node)
+            alone += len(node.users) != 1 or describe(next(iter(node.users)).target).name != _SUM
     return tuple(found)
-
-
-def _goes_into_sum(node: fx.Node) -> bool:
-    return len(node.users) == 1 and describe(next(iter(node.users)).target).name == _SUM
 
 
 def between(steps: Sequence[CommunicationStep], *, alone: bool = False) -> dict[int, int]:
@@ -108,7 +105,9 @@ def differences(
 ) -> Iterator[Diagnostic]:
     """Where generated code communicates in another order than its graph. ``half``: ``forward`` or ``backward``."""
     for at, (expected, came) in enumerate(zip_longest(planned, found)):
-        if expected is None or came is None or not _same(expected, came):
+        # code may name a group by an object, which says nothing here
+        named = expected and came and expected.group and came.group
+        if expected is None or came is None or expected != (came if named else evolve(came, group=expected.group)):
             message = f"in the code of the {half}, step {at} of its communication is {came or 'missing'}"
             wanted = f"{expected} (`{expected.name}`)" if expected is not None else "no more"
             if expected is not None and came is not None and str(expected) == str(came):
@@ -129,23 +128,8 @@ def differences(
         yield diagnose(NOTHING_BETWEEN, message, help=_HELP)
 
 
-def _same(planned: CommunicationStep, found: CommunicationStep) -> bool:
-    """Code may name a group by an object, which says nothing here."""
-    same = planned == evolve(found, group=planned.group)
-    return same and (not found.group or not planned.group or found.group == planned.group)
-
-
-def to_json(steps: Iterable[CommunicationStep]) -> list[dict[str, Any]]:
-    return [asdict(step) for step in steps]
-
-
-def from_json(data: Iterable[Mapping[str, Any]]) -> tuple[CommunicationStep, ...]:
-    """Raises ``TypeError`` for data that is not what :func:`to_json` makes."""
-    return tuple(CommunicationStep(**step) for step in data)
-
-
 _ENTRY = "call"
-_PARTITIONS = "partitions"
+_PARTITION = re.compile(r".*\.partitions\[(\d+)\]")
 _ARGUMENTS = "args"
 _OPERATORS = "torch.ops."
 _NAMESPACES = ("_c10d_functional.", "c10d_functional.", "_dtensor.")
@@ -214,9 +198,9 @@ class _CodeReader:
 
     def _call(self, call: ast.Call, made: list[str]) -> bool:
         """The call communicates or computes."""
-        function = _dotted(call.func)
+        function = ast.unparse(call.func)
         operator = function.removeprefix(_OPERATORS) if function.startswith(_OPERATORS) else ""
-        if operator and self._communicates(operator):
+        if operator and (operator.startswith(_NAMESPACES) or plain_name(operator) in self.collectives):
             self._step(call, operator, made)
             return True
         if operator or function.startswith(_KERNELS) or function.endswith(_LAUNCH):
@@ -225,9 +209,6 @@ class _CodeReader:
                 self.started.pop(name, None)
             return True
         return False
-
-    def _communicates(self, operator: str) -> bool:
-        return operator.startswith(_NAMESPACES) or plain_name(operator) in self.collectives
 
     def _step(self, call: ast.Call, operator: str, made: list[str]) -> None:
         given = [name for argument in call.args for name in _names(argument)]
@@ -251,12 +232,8 @@ class _CodeReader:
 def _partition(statement: ast.stmt) -> str:
     """``partition_0`` for ``… = self.partitions[0](…)``; empty for another statement."""
     value = statement.value if isinstance(statement, (ast.Assign, ast.Expr)) else None
-    called = value.func if isinstance(value, ast.Call) else None
-    if isinstance(called, ast.Subscript) and isinstance(called.slice, ast.Constant):
-        holder, number = called.value, called.slice.value
-        if isinstance(holder, ast.Attribute) and holder.attr == _PARTITIONS and isinstance(number, int):
-            return f"partition_{number}"
-    return ""
+    found = _PARTITION.fullmatch(ast.unparse(value.func)) if isinstance(value, ast.Call) else None
+    return f"partition_{found[1]}" if found else ""
 
 
 def _group(call: ast.Call) -> str:
@@ -279,15 +256,6 @@ def _names(value: ast.expr) -> list[str]:
         else:
             pending.extend(reversed(list(ast.iter_child_nodes(node))))
     return found
-
-
-def _dotted(value: ast.expr) -> str:
-    """``torch.ops.aten.mm.default``; empty for what is not called by a dotted name."""
-    parts: list[str] = []
-    while isinstance(value, ast.Attribute):
-        parts.append(value.attr)
-        value = value.value
-    return ".".join(reversed([*parts, value.id])) if isinstance(value, ast.Name) else ""
 
 
 CANNOT_READ = "APL347"
@@ -328,11 +296,16 @@ class CodeAudit:
         code = read_code(source, operators) if source else ()
         if code is None:
             self.found[half] = CodeOrderReport(half, "not read")
-            return [
-                diagnose(CANNOT_READ, f"the code of the {half} is not Python, so its order of collectives is not read")
-            ]
+            said = f"the code of the {half} is not Python, so its order of collectives is not read"
+            return [diagnose(CANNOT_READ, said)]
         differing = list(differences(planned, code, half))
-        self.found[half] = _report(half, planned, code, differing)
+        status = "differs" if differing else "as planned"
+        computed, products = between(code), between(planned)
+        starts = sum(step.starts for step in code)
+        kernels = {
+            step.name: computed.get(step.number, 0) for step in planned if step.starts and products.get(step.number)
+        }
+        self.found[half] = CodeOrderReport(half, status, starts, len(code) - starts, kernels)
         return differing
 
     def reports(self) -> tuple[CodeOrderReport, ...]:
@@ -342,18 +315,11 @@ class CodeAudit:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {half: [to_json(steps) for steps in self.planned[half]] for half in HALVES}
+        return {half: [[asdict(step) for step in steps] for steps in self.planned[half]] for half in HALVES}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CodeAudit:
         """Raises ``KeyError`` or ``TypeError`` for data that is not what :meth:`to_json` makes."""
-        return cls({half: [from_json(steps) for steps in data[half]] for half in HALVES})
-
-
-def _report(half: str, planned: _Steps, code: _Steps, differing: Sequence[Diagnostic]) -> CodeOrderReport:
-    computed = between(code)
-    status = "differs" if differing else "as planned"
-    wanted = [number for number, products in between(planned).items() if products]
-    kernels = {step.name: computed.get(step.number, 0) for step in planned if step.starts and step.number in wanted}
-    starts = sum(step.starts for step in code)
-    return CodeOrderReport(half, status, starts, len(code) - starts, kernels)
+        return cls(
+            {half: [tuple(CommunicationStep(**step) for step in steps) for steps in data[half]] for half in HALVES}
+        )

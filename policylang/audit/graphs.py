@@ -143,7 +143,8 @@ class _GraphReader:
         again = origin is not None or (in_half and row >= 0 and phases[row] == Phase.FORWARD)
         self.rows.append(row)
         self.second.append(again and node.op == "call_function")
-        self.late.append(in_half or origin is not None or is_backward or self._comes_back(node))
+        comes_back = node in self.back or self.copies.get(node) == RELOAD
+        self.late.append(in_half or origin is not None or is_backward or comes_back)
 
     def _origin(self, node: fx.Node) -> str | None:
         """The node that a recomputed node of a flat graph repeats."""
@@ -219,9 +220,6 @@ class _GraphReader:
             is_sent = any(user.op == "output" for user in place.users)
             races.extend(wrong if wrong or is_sent or place in fetched else [place.name])
 
-    def _comes_back(self, node: fx.Node) -> bool:
-        return node in self.back or self.copies.get(node) == RELOAD
-
     def _host_copies(self) -> None:
         found, handed = self.found, self.handed
         origin = {node: handed.get(source, source) for node, source in self.back.items()}
@@ -282,13 +280,7 @@ def audit(plan: Plan, needs: SavedForBackward, found: Found) -> Audit:
         *reads_otherwise(_OF_HALVES, found),
         *(Diagnostic(NOT_CONNECTED, _KEPT_UNKNOWN.format(name)) for name in found.kept_unknown),
     )
-    return summary(
-        plan,
-        found,
-        differences,
-        saved=saved,
-        offloaded=[row for row in found.saved if row in to_host],
-    )
+    return summary(plan, found, differences, saved=saved, offloaded=[row for row in found.saved if row in to_host])
 
 
 def audit_copies(
@@ -389,11 +381,13 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
         return row not in again or found.held.get(roots[row], -1) <= found.crossing[row]
 
     saved = list(filter(is_kept, found.saved))
+    late = (row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD)
+    read_late = {source for row in late for source in facts.inputs[row]}
     on_host = {copy.row: copy for copy in found.copies if copy.fetched}
     planned = {row: copy for row, copy in on_host.items() if row >= 0 and offloads(decisions[row])}
     expected = Expected(
         may_save={row for row in facts.forward if row not in again and not offloads(decisions[row])},
-        must_save={row for row in facts.forward if _saves(plan, row) and row not in on_host},
+        must_save={row for row in facts.forward if row in read_late and saves(decisions[row]) and row not in on_host},
         may_recompute=again,
     )
     unplanned = (copy.value for row, copy in on_host.items() if row not in planned)
@@ -402,19 +396,7 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
         *reads_otherwise(_OF_FLAT, found),
         *moves_otherwise(_OF_FLAT, plan, evolve(found, saved=saved), planned, unplanned),
     )
-    return summary(
-        plan,
-        found,
-        differences,
-        saved=saved,
-        offloaded=sorted(row for row in on_host if row >= 0),
-    )
-
-
-def _saves(plan: Plan, row: int) -> bool:
-    """A value is decided to be saved, and the plan's backward reads it."""
-    facts = plan.facts
-    return saves(plan.decisions[row]) and any(facts.phases[user] == Phase.BACKWARD for user in facts.users[row])
+    return summary(plan, found, differences, saved=saved, offloaded=sorted(row for row in on_host if row >= 0))
 
 
 OTHER_BYTES = "APL409"

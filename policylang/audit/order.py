@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TypeVar
 
 from attrs import define, field, frozen
@@ -64,11 +64,7 @@ def displaced(found: Sequence[Item], planned: Sequence[Item], weight: Callable[[
 
 def _before(kept: Sequence[int]) -> list[int]:
     """For each place the last number that stays before it."""
-    found, last = [], -1
-    for number in kept:
-        found.append(last)
-        last = number if number >= 0 else last
-    return found
+    return [-1, *accumulate(kept, max)][:-1]
 
 
 def _heaviest_increasing(places: Sequence[int], weights: Sequence[int]) -> frozenset[int]:
@@ -110,22 +106,19 @@ def turned_around(facts: Facts, nodes: Sequence[fx.Node]) -> Iterator[Late]:
         if flags[row] & Flag.RANDOM and facts.targets[row] != GETITEM and function(node) not in RUNS_WITH_RANDOM_STATE
     ]
     for like in (draws, [row for row in rows if flags[row] & Flag.EFFECTFUL]):
-        yield from ((facts.names[first], facts.names[second]) for first, second in _falling(like))
+        for row, highest in zip(like, accumulate(like, max), strict=True):
+            if row < highest:
+                yield facts.names[row], facts.names[highest]
     yield from _of_memory(facts, dict(zip(rows, nodes, strict=True)))
-
-
-def _falling(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    highest = -1
-    for row in rows:
-        if row < highest:
-            yield row, highest
-        highest = max(highest, row)
 
 
 def _of_memory(facts: Facts, nodes: Mapping[int, fx.Node]) -> Iterator[Late]:
     """A node that reads or writes memory is in its turn if as many writes to that memory came before it as planned.
     Views may run at any time."""
-    roots = _roots(nodes)
+    roots: dict[fx.Node, fx.Node] = {}  # of the nodes that look into memory of others, the node that it is of
+    for _, node in sorted(nodes.items()):
+        if aliased := effects(node)[0]:
+            roots[node] = roots.get(aliased[0], aliased[0])
     written = {row: found for row, node in nodes.items() if (found := _memory(roots, _written(node)))}
     contested = {root for found in written.values() for root in found}
     if not contested:
@@ -148,23 +141,9 @@ def _of_memory(facts: Facts, nodes: Mapping[int, fx.Node]) -> Iterator[Late]:
             yield facts.names[behind], facts.names[ahead]
 
 
-def _roots(nodes: Mapping[int, fx.Node]) -> dict[fx.Node, fx.Node]:
-    """The nodes that look into memory of others, with the node that the memory is of."""
-    found: dict[fx.Node, fx.Node] = {}
-    for _, node in sorted(nodes.items()):
-        aliased, _ = effects(node)
-        if aliased:
-            found[node] = _root(found, aliased[0])
-    return found
-
-
-def _root(roots: Mapping[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
-    return roots.get(node, node)
-
-
 def _memory(roots: Mapping[fx.Node, fx.Node], nodes: Iterable[fx.Node]) -> list[fx.Node]:
     """The memory that some nodes look into, each once."""
-    return list(dict.fromkeys(_root(roots, node) for node in nodes))
+    return list(dict.fromkeys(roots.get(node, node) for node in nodes))
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
@@ -300,10 +279,19 @@ class _OrderReader:
 
     def other_order(self) -> Iterator[Diagnostic]:
         """Steps in other places: the fewest that have to move to make both orders alike."""
-        there, planned = list(self._steps_there()), list(self._steps_planned())
+        names = self.facts.names
+        steps = ((StepKind(code), names[row]) for code, row, _ in self.order.schedule)
+        there = _counted(self._steps_there())
+        planned = _counted((kind if kind in _COPIES else _RUN, name) for kind, name in steps)
         both = frozenset(there) & frozenset(planned)
         found = [step for step in there if step in both]
-        elsewhere = displaced(found, [step for step in planned if step in both], self._weight)
+
+        def weight(step: GraphStep) -> int:
+            kind, name, _ = step
+            light = kind in _COPIES or self._communicates(self.facts.index[name])
+            return _COMMUNICATION if light else _COMPUTATION
+
+        elsewhere = displaced(found, [step for step in planned if step in both], weight)
         for each in elsewhere[:_MOST]:
             stands, was_to = (_place(found, at) for at in (each.behind, each.planned))
             yield _differs(DISPLACED, f"{self._said(found[each.at])} {stands}, where the plan has it {was_to}")
@@ -320,37 +308,20 @@ class _OrderReader:
             what = f"`{name}` runs behind `{other}`, which draws, writes or acts after it in the graph as traced"
             yield _differs(OUT_OF_ORDER, what)
 
-    def _steps_there(self) -> Iterator[GraphStep]:
-        index, seen = self.facts.index, Counter[tuple[StepKind, str]]()
+    def _steps_there(self) -> Iterator[tuple[StepKind, str]]:
+        index = self.facts.index
         with_copies = any(kind in _COPIES for kind in self.order.schedule.kinds)
         for node in self.graph.nodes:
             kind = _kind(node)
             if kind in _COPIES and with_copies:
-                name = self._value(node)
-                yield kind, name, seen[kind, name]
-                seen[kind, name] += 1
+                yield kind, self._value(node)
             elif node.op == "call_function" and node.name in index and self._is_of_plan(node, index[node.name]):
-                yield _RUN, node.name, 0
+                yield _RUN, node.name
 
     def _is_of_plan(self, node: fx.Node, row: int) -> bool:
         """A node is the one that the plan calls by its name: torch may reuse the name of an operator that it
         wrapped."""
         return self._is_subject(row) or describe(node.target).name == self.facts.targets[row]
-
-    def _steps_planned(self) -> Iterator[GraphStep]:
-        names, seen = self.facts.names, Counter[tuple[StepKind, str]]()
-        for code, row, _ in self.order.schedule:
-            kind, name = StepKind(code), names[row]
-            if kind in _COPIES:
-                yield kind, name, seen[kind, name]
-                seen[kind, name] += 1
-            else:
-                yield _RUN, name, 0
-
-    def _weight(self, step: GraphStep) -> int:
-        kind, name, _ = step
-        light = kind in _COPIES or self._communicates(self.facts.index[name])
-        return _COMMUNICATION if light else _COMPUTATION
 
     def _said(self, step: GraphStep) -> str:
         kind, name, _ = step
@@ -361,6 +332,16 @@ class _OrderReader:
             (awaited, *_) = self.facts.inputs[row] or (row,)
             return f"`{name}` awaits `{self.facts.names[awaited]}`"
         return f"`{name}` starts" if self._communicates(row) else f"`{name}` runs"
+
+
+def _counted(steps: Iterable[tuple[StepKind, str]]) -> list[GraphStep]:
+    """Several copies of one value are told apart by their number."""
+    seen = Counter[tuple[StepKind, str]]()
+    found = []
+    for kind, name in steps:
+        found.append((kind, name, seen[kind, name]))
+        seen[kind, name] += kind in _COPIES
+    return found
 
 
 def _kind(node: fx.Node) -> StepKind:

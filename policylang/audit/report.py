@@ -13,18 +13,24 @@ from policylang.language.plain_data import to_plain
 from policylang.language.shown import as_text, counted, format_quantity
 
 if TYPE_CHECKING:
-    from policylang.planning.inspection.communication import CollectiveEntry, LineInOrder, StepInOrder
+    from policylang.planning.inspection.communication import StepInOrder
     from policylang.planning.plan import Plan
 
 
 @frozen
-class ScheduledLine:
-    """The account of one ``bucket``, ``prefetch``, ``delay``, ``overlap`` or ``keep order of`` line."""
+class ReportedLine:
+    """A line of the policy that a report accounts for."""
 
     source: str
     """``file:line``."""
     text: str
     """The line as it is written."""
+
+
+@frozen
+class ScheduledLine(ReportedLine):
+    """The account of one ``bucket``, ``prefetch``, ``delay``, ``overlap`` or ``keep order of`` line."""
+
     matched: int
     """How many collectives it picks."""
     moved: int
@@ -106,8 +112,31 @@ def order_account(plan: Plan, half: str = "") -> OrderAccount | None:
         traced=_totals(found.traced),
         planned=_totals(found.planned),
         half=half,
-        lines=tuple(_line(line) for line in found.lines),
-        collectives=tuple(_collectives(found.collectives)),
+        lines=tuple(
+            ScheduledLine(
+                source=line.source,
+                text=line.text,
+                matched=len(line.matched),
+                moved=len(line.moved),
+                buckets=sum(len(bucket.names) for bucket in line.buckets),
+                left=dict(line.left),
+            )
+            for line in found.lines
+        ),
+        collectives=tuple(
+            CollectiveAccount(
+                name=each.name,
+                operator=each.operator,
+                group=each.group,
+                block=each.block,
+                bytes=each.bytes,
+                members=each.members,
+                seconds=None if each.run is None else each.run.end - each.run.start,
+                exposed=None if each.run is None else each.run.exposed,
+                exposed_by=None if each.run is None or each.run.exposed_by is None else each.run.exposed_by.value,
+            )
+            for each in found.collectives
+        ),
         bound=found.bound,
         barriers=dict(found.barriers),
     )
@@ -122,34 +151,6 @@ def _totals(step: StepInOrder) -> StepTotals:
         step=None if lanes is None else lanes.step,
         exposed=None if lanes is None else lanes.exposed,
     )
-
-
-def _line(line: LineInOrder) -> ScheduledLine:
-    return ScheduledLine(
-        source=line.source,
-        text=line.text,
-        matched=len(line.matched),
-        moved=len(line.moved),
-        buckets=sum(len(bucket.names) for bucket in line.buckets),
-        left=dict(line.left),
-    )
-
-
-def _collectives(entries: Sequence[CollectiveEntry]) -> list[CollectiveAccount]:
-    return [
-        CollectiveAccount(
-            name=each.name,
-            operator=each.operator,
-            group=each.group,
-            block=each.block,
-            bytes=each.bytes,
-            members=each.members,
-            seconds=None if each.run is None else each.run.end - each.run.start,
-            exposed=None if each.run is None else each.run.exposed,
-            exposed_by=None if each.run is None or each.run.exposed_by is None else each.run.exposed_by.value,
-        )
-        for each in entries
-    ]
 
 
 def order_figures(orders: Sequence[OrderAccount]) -> dict[str, int | float]:
@@ -197,13 +198,9 @@ class DecisionReport:
 
 
 @frozen
-class RuleReport:
+class RuleReport(ReportedLine):
     """The account of one rule. Counts are of decisions: an operator and the ``getitem`` nodes that read it are one."""
 
-    source: str
-    """``file:line``."""
-    text: str
-    """The rule as it is written."""
     matched: int
     """How many forward values its selector matches."""
     decided: int
@@ -248,13 +245,9 @@ class AuditReport:
 
 
 @frozen
-class ExpectationReport:
+class ExpectationReport(ReportedLine):
     """The result of an ``expect`` line."""
 
-    source: str
-    """``file:line``."""
-    text: str
-    """The line as it is written."""
     status: str
     """``held``, ``failed``, or ``deferred`` where it depends on what PyTorch's partitioner will decide."""
     found: str
@@ -293,13 +286,9 @@ class LeftAlone:
 
 
 @frozen
-class RewriteReport:
+class RewriteReport(ReportedLine):
     """The account of one ``fuse``, ``collapse`` or ``bucket`` line."""
 
-    source: str
-    """``file:line``."""
-    text: str
-    """The line as it is written."""
     half: str = ""
     """``forward`` or ``backward`` for what was done after the graph was split, on that half."""
     done: int = 0
@@ -319,13 +308,9 @@ class RewriteReport:
 
 
 @frozen
-class LineByFsdpReport:
+class LineByFsdpReport(ReportedLine):
     """The account of one scheduling line in eager."""
 
-    source: str
-    """``file:line``."""
-    text: str
-    """The line as it is written."""
     said: str
     """The result, as a phrase."""
 

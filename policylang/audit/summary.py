@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from math import fsum
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, fields
 
@@ -27,7 +27,7 @@ from policylang.language.shown import did_you_mean, listed, nearest
 from policylang.language.syntax import Action, Policy
 from policylang.planning.graph_edit import Edit, Edits
 from policylang.planning.liveness import counted_by_data
-from policylang.planning.plan import Plan, RuleOutcome
+from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import KEPT, ON_HOST, Decision, Why
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 
 _MOST_NAMES = 4
-_Default = TypeVar("_Default")
 
 
 class DecidedValues(dict[str, "DecisionReport"]):
@@ -66,12 +65,6 @@ class DecidedValues(dict[str, "DecisionReport"]):
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or len(set(self._of_short_name(name).values())) == 1
 
-    @overload
-    def get(self, name: str, default: None = None, /) -> DecisionReport | None: ...
-    @overload
-    def get(self, name: str, default: DecisionReport, /) -> DecisionReport: ...
-    @overload
-    def get(self, name: str, default: _Default, /) -> DecisionReport | _Default: ...
     def get(self, name: str, default: Any = None, /) -> Any:
         if name not in self:
             return default
@@ -87,16 +80,19 @@ class DecidedValues(dict[str, "DecisionReport"]):
         own = super().__contains__
         return {full: self[full] for each in near if own(full := f"{each}/{value}")}
 
-    def __reduce__(self) -> tuple[type[DecidedValues], tuple[dict[str, DecisionReport]]]:
-        return DecidedValues, (dict(self),)
-
 
 _SUMMED = tuple(each.name for each in fields(RuleReport) if each.name not in ("source", "text"))
 
 
 def combined(reports: Iterable[Report]) -> Report:
     """The graphs of one model as one report. A rule's account is the sum of its accounts."""
-    graphs = _told_apart(reports)
+    seen = Counter[str]()
+    found: list[Report] = []
+    for report in reports:  # a block that has several variants has a number from the second on
+        seen[report.label] += 1
+        again = report.label and seen[report.label] > 1
+        found.append(evolve(report, label=f"{report.label}#{seen[report.label]}") if again else report)
+    graphs = tuple(found)
     if len(graphs) == 1:
         return graphs[0]
     names = [graph.label or str(number) for number, graph in enumerate(graphs)]
@@ -130,17 +126,6 @@ def combined(reports: Iterable[Report]) -> Report:
         graphs=graphs,
         **together,
     )
-
-
-def _told_apart(reports: Iterable[Report]) -> tuple[Report, ...]:
-    """Numbers the labels of a block that has several variants, from the second on."""
-    seen = Counter[str]()
-    found = []
-    for report in reports:
-        seen[report.label] += 1
-        again = report.label and seen[report.label] > 1
-        found.append(evolve(report, label=f"{report.label}#{seen[report.label]}") if again else report)
-    return tuple(found)
 
 
 def _joined(audits: Sequence[AuditReport | None], names: Sequence[str]) -> AuditReport | None:
@@ -225,58 +210,65 @@ def _report(plan: Plan, audit: Audit | None, order: OrderPlan | None = None) -> 
     """``order``: its result on the graph itself."""
     facts = plan.facts
     owned = [row for row in facts.forward if facts.owners[row] == row]
-    amounts = _amounts_by_rule(plan, audit) if audit else {}
     again = [facts.index[name] for name in audit.recomputed] if audit else []
-    seconds = None if plan.shown_times is None else plan.shown_times.seconds
-    by_rule = _seconds_by_rule(plan, again) if audit else {}
+    times = plan.shown_times
+    seconds = None if times is None else times.seconds
+    notes = [_sentence(each) for each in plan.diagnostics if each.severity is Severity.NOTE]
+    if plan.untold is not None:  # why a policy that names a device has no times
+        notes.append(f"no times: {_sentence(plan.untold)}")
+    amounts: dict[str, list[Any]] = {}
+    recomputed = None
+    if audit is not None:
+        saved, offloaded = ([facts.index[name] for name in names] for names in (audit.saved, audit.offloaded))
+        # memory that values of several rules look into counts for the first of them in graph order
+        amounts = {
+            "saved_bytes": _by_rule(plan, zip(saved, KEPT.kept_bytes(facts, saved), strict=True)),
+            "recomputed_flops": _by_rule(plan, ((row, facts.flops[row]) for row in again)),
+            "offloaded_bytes": _by_rule(plan, zip(offloaded, ON_HOST.kept_bytes(facts, offloaded), strict=True)),
+        }
+        if seconds is not None:
+            amounts["recomputed_seconds"] = _by_rule(plan, ((row, seconds[row]) for row in again), 0.0)
+        took = None if seconds is None else fsum(seconds[row] for row in again)
+        recomputed = ValuesReport(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops, took)
+        # an eager block reports what its calls held
+        hinted = counted_by_data(facts, saved) if plan.checkpoints is None else ""
+        notes += [f"saved counts {hinted}"] if hinted else []
     return Report(
         policy=plan.policy.name,
         forward_nodes=len(owned),
         blocks=len(plan.block_names),
         decisions=_decisions(plan),
-        rules=tuple(_rule(outcome, amounts, by_rule, index) for index, outcome in enumerate(plan.rules)),
+        rules=tuple(
+            RuleReport(
+                source=outcome.rule.source,
+                text=outcome.rule.text,
+                matched=len(outcome.matched),
+                decided=len(outcome.decided),
+                overridden=sum(outcome.overridden_by.values()),
+                kept_by_user=outcome.kept_by_user,
+                **{name: by_rule[index] for name, by_rule in amounts.items()},
+            )
+            for index, outcome in enumerate(plan.rules)
+        ),
         undecided=sum((by := plan.decisions[row]) is not None and by.why is Why.UNDECIDED for row in owned),
         undecided_fate=plan.undecided,
         saved=ValuesReport(audit.saved, audit.saved_bytes) if audit else None,
-        recomputed=_recomputed(audit, None if seconds is None else fsum(seconds[row] for row in again)),
+        recomputed=recomputed,
         offloaded=ValuesReport(audit.offloaded, audit.offloaded_bytes) if audit else None,
         forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
-        undecided_saved_bytes=audit.saved_bytes - amounts["saved_bytes"].total() if audit else None,
+        undecided_saved_bytes=audit.saved_bytes - sum(amounts["saved_bytes"]) if audit else None,
         rewrites=rewrite_reports(plan.policy, plan.edits if order is None else plan.edits.followed_by(order.edits)),
         orders=tuple(filter(None, (order_account(plan),))),
         expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found, e.margin) for e in plan.expectations),
         warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
-        notes=(
-            *(_sentence(d) for d in plan.diagnostics if d.severity is Severity.NOTE),
-            *_no_times(plan),
-            *_by_data(plan, audit),
-        ),
+        notes=tuple(notes),
         audit=AuditReport(audit.agrees, tuple(map(_sentence, audit.differences))) if audit else None,
         digest=plan.digest,
         uncounted=uncounted_operators(facts, facts.forward) or {},
         uncounted_recomputed=uncounted_operators(facts, again) or {},
-        device=None if plan.shown_times is None else plan.shown_times.device.name,
+        device=None if times is None else times.device.name,
         forward_seconds=None if seconds is None else fsum(seconds[row] for row in facts.forward),
     )
-
-
-def _no_times(plan: Plan) -> tuple[str, ...]:
-    """Why a policy that names a device has none."""
-    return () if plan.untold is None else (f"no times: {_sentence(plan.untold)}",)
-
-
-def _by_data(plan: Plan, audit: Audit | None) -> tuple[str, ...]:
-    """Saved bytes that are counted by a hint; an eager block reports what its calls held."""
-    if audit is None or plan.checkpoints is not None:
-        return ()
-    found = counted_by_data(plan.facts, [plan.facts.index[name] for name in audit.saved])
-    return (f"saved counts {found}",) if found else ()
-
-
-def _recomputed(audit: Audit | None, seconds: float | None) -> ValuesReport | None:
-    if audit is None:
-        return None
-    return ValuesReport(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops, seconds)
 
 
 def _decisions(plan: Plan) -> dict[str, DecisionReport]:
@@ -299,56 +291,14 @@ def word(action: Action | None) -> str:
     return "auto" if action is None else action.word
 
 
-def _amounts_by_rule(plan: Plan, audit: Audit) -> dict[str, Counter[int]]:
-    """What each rule's saved and offloaded values keep alive and its recomputed ones cost, by the number of the rule.
-
-    Memory that values of several rules look into counts for the first of them in graph order.
-    """
-    facts = plan.facts
-    saved, recomputed, offloaded = (
-        [facts.index[name] for name in names] for names in (audit.saved, audit.recomputed, audit.offloaded)
-    )
-    return {
-        "saved_bytes": _summed(plan, zip(saved, KEPT.kept_bytes(facts, saved), strict=True)),
-        "recomputed_flops": _summed(plan, ((row, facts.flops[row]) for row in recomputed)),
-        "offloaded_bytes": _summed(plan, zip(offloaded, ON_HOST.kept_bytes(facts, offloaded), strict=True)),
-    }
-
-
-def _summed(plan: Plan, costs: Iterable[tuple[int, int]]) -> Counter[int]:
-    amounts = Counter[int]()
+def _by_rule(plan: Plan, costs: Iterable[tuple[int, Any]], zero: float = 0) -> list[Any]:
+    """The sums of the costs of rows, by the rule that decided them."""
+    amounts: list[Any] = [zero] * len(plan.rules)
     for row, amount in costs:
         planned = plan.decisions[row]
         if planned is not None and planned.rule is not None:
             amounts[planned.rule] += amount
     return amounts
-
-
-def _seconds_by_rule(plan: Plan, recomputed: Iterable[int]) -> dict[int, float]:
-    """Per rule, the recomputation time; empty without a device."""
-    if plan.shown_times is None:
-        return {}
-    found = dict.fromkeys(range(len(plan.rules)), 0.0)
-    for row in recomputed:
-        planned = plan.decisions[row]
-        if planned is not None and planned.rule is not None:
-            found[planned.rule] += plan.shown_times.seconds[row]
-    return found
-
-
-def _rule(
-    outcome: RuleOutcome, amounts: Mapping[str, Counter[int]], seconds: Mapping[int, float], index: int
-) -> RuleReport:
-    return RuleReport(
-        source=outcome.rule.source,
-        text=outcome.rule.text,
-        matched=len(outcome.matched),
-        decided=len(outcome.decided),
-        overridden=sum(outcome.overridden_by.values()),
-        kept_by_user=outcome.kept_by_user,
-        recomputed_seconds=seconds.get(index),
-        **{name: by_rule[index] for name, by_rule in amounts.items()},
-    )
 
 
 def _sentence(diagnostic: Diagnostic) -> str:

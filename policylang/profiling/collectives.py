@@ -11,11 +11,13 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from attrs import frozen
+from torch import Tensor
 
 from policylang.language.devices.profile import CollectiveTimes, Network
 from policylang.profiling.measured import rounded
@@ -27,7 +29,22 @@ RUNS = 5
 MOST_MEMORY = {"cpu": 2**30, "cuda": 2**33}
 """Bytes that what one rank puts in and gets out may take."""
 
-Run = Callable[[], object]
+COLLECTIVES: dict[str, tuple[Callable[[int, int], int], Callable[[Tensor, Tensor, Any], object]]] = {
+    "all_gather_into_tensor": (
+        lambda values, size: values * size,
+        lambda given, taken, group: dist.all_gather_into_tensor(taken, given, group),
+    ),
+    "reduce_scatter_tensor": (
+        lambda values, size: values // size,
+        lambda given, taken, group: dist.reduce_scatter_tensor(taken, given, group=group),
+    ),
+    "all_reduce": (lambda values, size: 0, lambda given, _, group: dist.all_reduce(given, group=group)),
+    "all_to_all_single": (
+        lambda values, size: values,
+        lambda given, taken, group: dist.all_to_all_single(taken, given, group=group),
+    ),
+}
+"""How many values a rank gets for those that it puts in, by the size of the group, and the call."""
 
 
 @frozen
@@ -57,11 +74,11 @@ def measured_groups(device: torch.device, budget: float, progress: Callable[[str
     found = []
     for name, size, group in groups:
         points = {}
-        for collective, make in COLLECTIVES.items():
+        for collective in COLLECTIVES:
             progress(f"{collective} of {size} ranks")
             with warnings.catch_warnings():  # newer torch has other names for some, and says so
                 warnings.simplefilter("ignore", FutureWarning)
-                points[collective] = list(_points(device, group, size, make, each))
+                points[collective] = list(_points(device, group, size, collective, each))
         if times := in_a_table(points, size):
             bandwidth, latency = ring(times)
             network = Network(size if size < ranks else None, bandwidth, latency, times)
@@ -85,15 +102,19 @@ def milliseconds(seconds: float) -> str:
     return f"{max(seconds * 1e3, 1e-4):.4f}"
 
 
-def _points(device: torch.device, group: Any, size: int, make: Any, budget: float) -> Iterator[tuple[float, float]]:
+def _points(
+    device: torch.device, group: Any, size: int, collective: str, budget: float
+) -> Iterator[tuple[float, float]]:
     start, last = time.monotonic(), 0.0
+    gets, call = COLLECTIVES[collective]
     for mib in SIZES:
         values = mib * MIB // 4 // size * size
         spent = _slowest(time.monotonic() - start, device)
         if values * 4 * (size + 1) > MOST_MEMORY[device.type] or spent + 2 * (RUNS + 1) * last > budget:
             return
         try:
-            run = make(device, group, size, values)
+            given, taken = (torch.ones(count, device=device) for count in (values, gets(values, size)))
+            run = partial(call, given, taken, group)
             run()
         except (RuntimeError, NotImplementedError):  # the backend has none, on any rank
             return
@@ -101,7 +122,7 @@ def _points(device: torch.device, group: Any, size: int, make: Any, budget: floa
         yield float(mib * MIB), last
 
 
-def _timed(run: Run, device: torch.device, group: Any) -> float:
+def _timed(run: Callable[[], object], device: torch.device, group: Any) -> float:
     dist.barrier(group)
     _synchronize(device)
     start = time.perf_counter()
@@ -120,34 +141,6 @@ def _slowest(seconds: float, device: torch.device) -> float:
     told = torch.tensor([seconds], dtype=torch.float64, device=device)
     dist.all_reduce(told, op=dist.ReduceOp.MAX)
     return float(told.item())
-
-
-def _gather(device: torch.device, group: Any, size: int, values: int) -> Run:
-    shard, whole = torch.ones(values, device=device), torch.empty(values * size, device=device)
-    return lambda: dist.all_gather_into_tensor(whole, shard, group)
-
-
-def _scatter(device: torch.device, group: Any, size: int, values: int) -> Run:
-    whole, shard = torch.ones(values, device=device), torch.empty(values // size, device=device)
-    return lambda: dist.reduce_scatter_tensor(shard, whole, group=group)
-
-
-def _reduce(device: torch.device, group: Any, size: int, values: int) -> Run:
-    whole = torch.ones(values, device=device)
-    return lambda: dist.all_reduce(whole, group=group)
-
-
-def _exchange(device: torch.device, group: Any, size: int, values: int) -> Run:
-    given, taken = torch.ones(values, device=device), torch.empty(values, device=device)
-    return lambda: dist.all_to_all_single(taken, given, group=group)
-
-
-COLLECTIVES = {
-    "all_gather_into_tensor": _gather,
-    "reduce_scatter_tensor": _scatter,
-    "all_reduce": _reduce,
-    "all_to_all_single": _exchange,
-}
 
 
 def ring(times: Sequence[CollectiveTimes]) -> tuple[float | None, float]:

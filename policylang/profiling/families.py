@@ -8,13 +8,14 @@ from math import prod
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch import Tensor
 from torch.nn import functional
 
 from policylang.profiling.trials import Operands, Run, Trial
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_aten = torch.ops.aten
+_DTYPE = torch.float32
+DTYPES = (_DTYPE, torch.bfloat16, torch.float16, torch.float64)
 EDGES = {"cpu": (32, 64, 128, 256, 512, 1024, 2048), "cuda": (128, 256, 512, 1024, 2048, 4096, 8192, 16384)}
 """Edges of a square product: each does eight times the work of the one before it."""
 
@@ -34,15 +35,8 @@ def products(operands: Operands) -> Iterator[Trial]:
         name = str(dtype).removeprefix("torch.")
         for family, (shapes, product) in FAMILIES.items():
             for n in EDGES[operands.device.type]:
-                prepare = partial(_product, operands, dtype, shapes(n), product)
+                prepare = operands.prepared(product, dtype, *shapes(n))
                 yield Trial(f"{name} product, {family}", name, 2.0 * n**3, prepare, f"{name} {family}")
-
-
-def _product(
-    operands: Operands, dtype: torch.dtype, shapes: Sequence[Sequence[int]], product: Callable[[Tensor, Tensor], Tensor]
-) -> Run:
-    left, right = operands.of(dtype, *shapes)
-    return lambda: product(left, right)
 
 
 STREAM, OVERHEAD, TO_HOST, FROM_HOST = "stream", "overhead", "to host", "from host"
@@ -56,34 +50,24 @@ HOST_BYTES = 2**27
 
 
 def streams(operands: Operands) -> Iterator[Trial]:
-    """Trials whose work is in bytes read and written; of the overhead, in kernels."""
-    for size in STREAM_SIZES[operands.device.type]:
-        yield Trial("copy", STREAM, size, partial(_copy, operands, size), "copy")
-    for size in STREAM_SIZES[operands.device.type]:
-        yield Trial("add", STREAM, size, partial(_add, operands, size), "add")
-    for size in STREAM_SIZES[operands.device.type]:
+    """Trials whose work is in bytes read and written; of the overhead, in kernels. They call aten's operators, as a
+    graph does: what Python adds to each call is part of it."""
+    add, prepared = _aten.add.Tensor, operands.prepared
+    sizes = STREAM_SIZES[operands.device.type]
+    for size in sizes:
+        yield Trial("copy", STREAM, size, prepared(_aten.clone.default, _DTYPE, (int(size / 8),)), "copy")
+    for size in sizes:
+        yield Trial("add", STREAM, size, prepared(add, _DTYPE, (int(size / 12),), (int(size / 12),)), "add")
+    for size in sizes:
         yield Trial("add, from afar", STREAM, size, partial(_from_afar, operands, size), "add, from afar")
-    yield Trial("smallest kernel", OVERHEAD, 1, partial(_smallest, operands))
+    yield Trial("smallest kernel", OVERHEAD, 1, prepared(add, _DTYPE, (16,), (16,)))
 
 
 def host_copies(operands: Operands) -> Iterator[Trial]:
     """Trials whose work is in bytes copied; pinned memory on a GPU's host, and on a CPU a plain copy."""
     size = HOST_BYTES if operands.device.type == "cuda" else HOST_BYTES // 4
-    yield Trial("copy to the host", TO_HOST, size, partial(_to_host, operands, size))
-    yield Trial("copy from the host", FROM_HOST, size, partial(_from_host, operands, size))
-
-
-# aten's operators, as a graph calls them: what Python adds to each call is part of it
-
-
-def _copy(operands: Operands, size: float) -> Run:
-    (source,) = operands.of(torch.float32, (int(size / 8),))
-    return lambda: torch.ops.aten.clone.default(source)
-
-
-def _add(operands: Operands, size: float) -> Run:
-    left, right = operands.of(torch.float32, (int(size / 12),), (int(size / 12),))
-    return lambda: torch.ops.aten.add.Tensor(left, right)
+    yield Trial("copy to the host", TO_HOST, size, partial(_host_copy, operands, size, back=False))
+    yield Trial("copy from the host", FROM_HOST, size, partial(_host_copy, operands, size, back=True))
 
 
 def _from_afar(operands: Operands, size: float) -> Run:
@@ -105,25 +89,13 @@ def _from_afar(operands: Operands, size: float) -> Run:
     return run
 
 
-def _smallest(operands: Operands) -> Run:
-    left, right = operands.of(torch.float32, (16,), (16,))
-    return lambda: torch.ops.aten.add.Tensor(left, right)
-
-
-def _to_host(operands: Operands, size: int) -> Run:
-    (source,) = operands.of(torch.float32, (size // 4,))
+def _host_copy(operands: Operands, size: int, *, back: bool) -> Run:
+    (value,) = operands.of(_DTYPE, (size // 4,))
     if operands.device.type == "cpu":
-        return lambda: source.to("cpu", copy=True)
+        return lambda: value.to("cpu", copy=True)
     host = torch.empty(size // 4, pin_memory=True)
-    return lambda: host.copy_(source, non_blocking=True)
-
-
-def _from_host(operands: Operands, size: int) -> Run:
-    if operands.device.type == "cpu":
-        return _to_host(operands, size)
-    (target,) = operands.of(torch.float32, (size // 4,))
-    host = torch.empty(size // 4, pin_memory=True)
-    return lambda: target.copy_(host, non_blocking=True)
+    source, target = (host, value) if back else (value, host)
+    return lambda: target.copy_(source, non_blocking=True)
 
 
 ATTENTION, CONVOLUTION = "attention", "convolution"
@@ -135,51 +107,41 @@ KERNELS = ((128, 128, 3), (256, 64, 1), (64, 256, 1))
 """Channels in and out, and the edge of the kernel: those of a residual network's blocks."""
 
 
-@frozen(eq=False)
-class MatrixWork:
-    """One call of an operator with a backward."""
-
-    name: str
-    shapes: Sequence[Sequence[int]]
-    call: Callable[..., Tensor]
-    flops: float
-    """FLOPs of the forward, as :mod:`policylang.operators.work` counts them."""
-    backward: float
-    """FLOPs of the backward, as a multiple of the forward's."""
-
-
-def matrix_work(kind: str) -> Iterator[MatrixWork]:
+def shares(operands: Operands, dtype: torch.dtype) -> Iterator[Trial]:
+    """Trials whose work is in FLOPs as :mod:`policylang.operators.work` counts them, named after what they do."""
+    kind = operands.device.type
     # a decoder's: the count knows no mask, so what a kernel saves by one is part of what it reaches
     causal = partial(functional.scaled_dot_product_attention, is_causal=True)
     for shape in HEADS[kind]:
-        flops = 4.0 * prod(shape) * shape[2]
-        yield MatrixWork(ATTENTION, (shape,) * 3, causal, flops, 2.5)
+        yield from _both_ways(operands, dtype, ATTENTION, causal, 4.0 * prod(shape) * shape[2], 2.5, (shape,) * 3)
     batch, edge = IMAGES[kind]
     for channels, out, kernel in KERNELS:
         flops = 2.0 * batch * out * edge**2 * channels * kernel**2
+        convolve = partial(functional.conv2d, padding=kernel // 2)
         shapes = ((batch, channels, edge, edge), (out, channels, kernel, kernel))
-        yield MatrixWork(CONVOLUTION, shapes, partial(functional.conv2d, padding=kernel // 2), flops, 2.0)
+        yield from _both_ways(operands, dtype, CONVOLUTION, convolve, flops, 2.0, shapes)
 
 
-def shares(operands: Operands, dtype: torch.dtype) -> Iterator[Trial]:
-    """Trials whose work is in FLOPs, under the name of what they do."""
-    for work in matrix_work(operands.device.type):
-        yield Trial(work.name, work.name, work.flops, partial(_forward, work, operands, dtype))
-        flops = work.flops * work.backward
-        yield Trial(f"{work.name}, backward", work.name, flops, partial(_backward, work, operands, dtype))
+def _both_ways(
+    operands: Operands,
+    dtype: torch.dtype,
+    name: str,
+    call: Callable[..., Tensor],
+    flops: float,
+    backward: float,
+    shapes: Sequence[Sequence[int]],
+) -> Iterator[Trial]:
+    """``backward``: FLOPs of the backward, as a multiple of the forward's ``flops``."""
 
+    def prepare_backward() -> Run:
+        inputs = [each.detach().requires_grad_() for each in operands.of(dtype, *shapes)]
+        with torch.enable_grad():
+            result = call(*inputs)
+        gradient = result.detach().clone()
+        return lambda: torch.autograd.grad(result, inputs, gradient, retain_graph=True)
 
-def _forward(work: MatrixWork, operands: Operands, dtype: torch.dtype) -> Run:
-    inputs = operands.of(dtype, *work.shapes)
-    return lambda: work.call(*inputs)
-
-
-def _backward(work: MatrixWork, operands: Operands, dtype: torch.dtype) -> Run:
-    inputs = [each.detach().requires_grad_() for each in operands.of(dtype, *work.shapes)]
-    with torch.enable_grad():
-        result = work.call(*inputs)
-    gradient = result.detach().clone()
-    return lambda: torch.autograd.grad(result, inputs, gradient, retain_graph=True)
+    yield Trial(name, name, flops, operands.prepared(call, dtype, *shapes))
+    yield Trial(f"{name}, backward", name, flops * backward, prepare_backward)
 
 
 FUNCTION_ROWS = {"cpu": 1024, "cuda": 2**16}
@@ -190,12 +152,6 @@ BEFORE = "function: "
 
 Call = Callable[[Tensor, Tensor, Tensor, Tensor], object]
 """A call on two matrices, a row and a column."""
-_aten = torch.ops.aten
-_DTYPE = torch.float32
-
-
-def _batch_norm(x: Tensor, y: Tensor, row: Tensor, mean: Tensor) -> object:
-    return _aten._native_batch_norm_legit_functional.default(_images(x), *[row[:CHANNELS]] * 4, True, 0.1, 1e-5)
 
 
 def _batch_norm_backward(x: Tensor, y: Tensor, row: Tensor, mean: Tensor) -> object:
@@ -211,33 +167,20 @@ def _group_norm(x: Tensor, y: Tensor, row: Tensor, mean: Tensor) -> object:
     return _aten.native_group_norm.default(_images(x), scale, scale, count, CHANNELS, EDGE**2, 8, 1e-5)
 
 
-def _pool(x: Tensor, y: Tensor, row: Tensor, mean: Tensor) -> object:
-    return _aten.max_pool2d_with_indices.default(_images(x), [3, 3], [2, 2], [1, 1])
-
-
 def _images(x: Tensor) -> Tensor:
     return x.view(-1, CHANNELS, EDGE, EDGE)
 
 
-def _norm_backward(x: Tensor, y: Tensor, row: Tensor, mean: Tensor) -> object:
-    return _aten.native_layer_norm_backward.default(x, y, [COLUMNS], mean, mean, row, row, [True, True, True])
-
-
-def _of_one(name: str) -> tuple[float, Call]:
+def _of_first(count: int, name: str) -> tuple[float, Call]:
     call = getattr(_aten, name).default
-    return 2.0, lambda x, y, row, mean: call(x)
-
-
-def _of_two(name: str) -> tuple[float, Call]:
-    call = getattr(_aten, name).default
-    return 3.0, lambda x, y, row, mean: call(x, y)
+    return count + 1.0, lambda *operands: call(*operands[:count])
 
 
 _ONE = ("tanh", "exp", "sigmoid", "silu", "gelu", "erf", "sin", "cos", "log1p", "rsqrt", "relu")
 _TWO = ("gelu_backward", "silu_backward", "tanh_backward", "sigmoid_backward")
 FUNCTIONS: dict[str, tuple[float, Call]] = {
-    **{name: _of_one(name) for name in _ONE},
-    **{name: _of_two(name) for name in _TWO},
+    **{name: _of_first(1, name) for name in _ONE},
+    **{name: _of_first(2, name) for name in _TWO},
     "pow": (2.0, lambda x, y, row, mean: _aten.pow.Tensor_Scalar(x, 3.0)),
     "sum": (1.0, lambda x, y, row, mean: _aten.sum.dim_IntList(x, [0])),
     "mean": (1.0, lambda x, y, row, mean: _aten.mean.dim(x, [-1])),
@@ -249,11 +192,24 @@ FUNCTIONS: dict[str, tuple[float, Call]] = {
         lambda x, y, row, mean: _aten._log_softmax_backward_data.default(x, y, -1, _DTYPE),
     ),
     "native_layer_norm": (2.0, lambda x, y, row, mean: _aten.native_layer_norm.default(x, [COLUMNS], row, row, 1e-5)),
-    "native_layer_norm_backward": (3.0, _norm_backward),
-    "_native_batch_norm_legit_functional": (2.0, _batch_norm),
+    "native_layer_norm_backward": (
+        3.0,
+        lambda x, y, row, mean: _aten.native_layer_norm_backward.default(
+            x, y, [COLUMNS], mean, mean, row, row, [True, True, True]
+        ),
+    ),
+    "_native_batch_norm_legit_functional": (
+        2.0,
+        lambda x, y, row, mean: _aten._native_batch_norm_legit_functional.default(
+            _images(x), *[row[:CHANNELS]] * 4, True, 0.1, 1e-5
+        ),
+    ),
     "native_batch_norm_backward": (3.0, _batch_norm_backward),
     "native_group_norm": (2.0, _group_norm),
-    "max_pool2d_with_indices": (1.75, _pool),  # a quarter of the values, with a position of eight bytes each
+    "max_pool2d_with_indices": (  # a quarter of the values, with a position of eight bytes each
+        1.75,
+        lambda x, y, row, mean: _aten.max_pool2d_with_indices.default(_images(x), [3, 3], [2, 2], [1, 1]),
+    ),
     "native_dropout": (2.25, lambda x, y, row, mean: _aten.native_dropout.default(x, 0.1, True)),
 }
 """Name without overload to the multiple of its first argument's bytes that it reads and writes, and the call."""
@@ -264,15 +220,9 @@ def functions(operands: Operands) -> Iterator[Trial]:
     stream that they are compared with is ``mul``, measured beside them."""
     rows = FUNCTION_ROWS[operands.device.type]
     stream: tuple[float, Call] = (2.0, lambda x, y, row, mean: _aten.mul.Tensor(x, 2.0))
-    calls = {"mul": stream, **FUNCTIONS}
-    for name, (times, call) in calls.items():
-        work = times * rows * COLUMNS * 4
-        yield Trial(f"operator {name}", f"{BEFORE}{name}", work, partial(_function, operands, rows, call), name)
-
-
-def _function(operands: Operands, rows: int, call: Call) -> Run:
-    x, y, row, mean = operands.of(torch.float32, (rows, COLUMNS), (rows, COLUMNS), (COLUMNS,), (rows, 1))
-    return lambda: call(x, y, row, mean)
+    for name, (times, call) in {"mul": stream, **FUNCTIONS}.items():
+        prepare = operands.prepared(call, _DTYPE, (rows, COLUMNS), (rows, COLUMNS), (COLUMNS,), (rows, 1))
+        yield Trial(f"operator {name}", f"{BEFORE}{name}", times * rows * COLUMNS * 4, prepare, name)
 
 
 FUSED, UNFUSED = "fused", "unfused"
@@ -301,22 +251,14 @@ CHAINS = (_norm, _rotated, _gated)
 
 def fused(operands: Operands) -> Iterator[Trial]:
     """Trials of the chains, compiled and in eager."""
+    rows = CHAIN_ROWS[operands.device.type]
     for chain in CHAINS:
         name = chain.__name__.removeprefix("_")
-        yield Trial(f"{name} in eager", UNFUSED, 1, partial(_chain, operands, chain))
-        yield Trial(f"{name} compiled", FUSED, 1, partial(_compiled, operands, chain))
-
-
-def _chain(operands: Operands, chain: Any) -> Run:
-    rows = CHAIN_ROWS[operands.device.type]
-    x, y, row = operands.of(torch.float32, (rows, COLUMNS), (rows, COLUMNS), (COLUMNS,))
-    return lambda: chain(x, y, row)
-
-
-def _compiled(operands: Operands, chain: Any) -> Run:
-    return _chain(operands, _compile(chain))
+        for how, key, call in (("in eager", UNFUSED, chain), ("compiled", FUSED, _compiled(chain))):
+            prepare = operands.prepared(call, _DTYPE, (rows, COLUMNS), (rows, COLUMNS), (COLUMNS,))
+            yield Trial(f"{name} {how}", key, 1, prepare)
 
 
 @cache
-def _compile(chain: Any) -> Any:
+def _compiled(chain: Any) -> Any:
     return torch.compile(chain, fullgraph=True)

@@ -7,6 +7,7 @@ import platform
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -46,8 +47,12 @@ def capacity(device: torch.device) -> int | None:
     """Bytes of memory: of the GPU, or of what this process may have of the machine's; down to a tenth of a GiB."""
     if device.type == "cuda":
         return _in_tenths(int(torch.cuda.get_device_properties(device).total_memory))
-    limits = [_of_machine(), _of_cgroup()]
-    least = min((each for each in limits if each), default=None)
+    limits: list[int] = []
+    with suppress(AttributeError, OSError, ValueError):  # no such question on this system
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with suppress(OSError, ValueError):  # `max` where there is none
+        limits.append(int(_CGROUP.read_text(encoding="ascii")))
+    least = min((each for each in limits if each > 0), default=None)
     return None if least is None else _in_tenths(least)
 
 
@@ -57,28 +62,11 @@ def _in_tenths(size: int) -> int:
 
 
 def _processor() -> str:
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine() or "processor"
-
-
-def _of_machine() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # no such question on this system
-        return None
-
-
-def _of_cgroup() -> int | None:
-    try:
-        text = _CGROUP.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return int(text) if text.isdecimal() else None  # `max` where there is none
 
 
 SLOW = 0.8
@@ -117,19 +105,23 @@ def measured(timings: Timings, name: str, dtype: str, capacity: int | None = Non
     bandwidth = _rate(timings.of_key(STREAM), overhead)
     if bandwidth is None or not compute:
         return None
+    fused, unfused = (sum(timing.seconds for _, timing in timings.of_key(key)) for key in (FUSED, UNFUSED))
+    rates = [trial.work / timing.seconds for key in (TO_HOST, FROM_HOST) for trial, timing in timings.of_key(key)]
+    spreads = [timing.spread for timing in timings.of.values() if len(timing.rounds) > 1]
     profile = DeviceProfile(
         name=name,
         compute=compute,
         bandwidth=bandwidth,
-        pointwise=_pointwise(timings),
+        pointwise=rounded(min(1.0, fused / unfused)) if fused and unfused else 1.0,
         attention=_share(timings, ATTENTION, compute.get(dtype), overhead),
         convolution=_share(timings, CONVOLUTION, compute.get(dtype), overhead),
         operators=_operators(timings, overhead),
         overhead=rounded(overhead),
         capacity=capacity,
-        host_bandwidth=_host(timings),
+        host_bandwidth=rounded(min(rates)) if rates else None,  # of the slower direction
     )
-    return MeasuredDevice(profile, _spread(timings), dict(timings.refused))
+    spread = Spread(_median(spreads), max(spreads, default=0.0), timings.rounds)
+    return MeasuredDevice(profile, spread, dict(timings.refused))
 
 
 def rounded(figure: float) -> float:
@@ -172,23 +164,6 @@ def _operators(timings: Timings, overhead: float) -> dict[str, float]:
 
     stream = reached("mul")
     return {f"aten.{name}": rounded(rate) for name in sorted(FUNCTIONS) if 0 < (rate := reached(name)) < SLOW * stream}
-
-
-def _pointwise(timings: Timings) -> float:
-    """The mean over the chains; 1 where none was compiled."""
-    compiled, eager = (sum(timing.seconds for _, timing in timings.of_key(key)) for key in (FUSED, UNFUSED))
-    return rounded(min(1.0, compiled / eager)) if compiled and eager else 1.0
-
-
-def _host(timings: Timings) -> float | None:
-    """The rate of the slower direction."""
-    rates = [trial.work / timing.seconds for key in (TO_HOST, FROM_HOST) for trial, timing in timings.of_key(key)]
-    return rounded(min(rates)) if rates else None
-
-
-def _spread(timings: Timings) -> Spread:
-    spreads = [timing.spread for timing in timings.of.values() if len(timing.rounds) > 1]
-    return Spread(_median(spreads), max(spreads, default=0.0), timings.rounds)
 
 
 def _median(values: Iterable[float]) -> float:

@@ -14,22 +14,16 @@ from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.profiling.collectives import MIB, MeasuredGroup, measured_groups, milliseconds
 from policylang.profiling.families import BEFORE, functions, fused, host_copies, products, shares, streams
 from policylang.profiling.measured import MeasuredDevice, capacity, machine_description, measured
-from policylang.profiling.trials import Clock, DeviceClock, Operands, Trial, measure
+from policylang.profiling.trials import Clock, DeviceClock, Operands, measure
 
 FIRST_LINE = "# Measured by `policylang profile`"
 FIRST_COLUMNS = ("Group", "Group Size", "Collective")
 
 
-def profile_text(
-    measured: MeasuredDevice, machine: str, *, compiled: bool, groups: Sequence[MeasuredGroup], table: str
-) -> str:
-    """The text of the file. ``machine`` says in a line what was measured; ``table`` is the file of the collectives."""
-    return "\n".join(_lines(measured, machine, compiled, groups, table)) + "\n"
-
-
-def _lines(
+def profile_lines(
     measured: MeasuredDevice, machine: str, compiled: bool, groups: Sequence[MeasuredGroup], table: str
 ) -> Iterator[str]:
+    """The text of the file. ``machine`` says in a line what was measured; ``table`` is the file of the collectives."""
     profile, spread = measured.profile, measured.spread
     yield f"{FIRST_LINE}, for steps that run {'under torch.compile' if compiled else 'in eager'}."
     yield f"# {_one_line(machine)}"
@@ -70,10 +64,6 @@ def _lines(
         yield ""
         yield "[host]"
         yield f"bandwidth = {number(profile.host_bandwidth)}"
-    yield from _networks(profile, groups, table)
-
-
-def _networks(profile: DeviceProfile, groups: Sequence[MeasuredGroup], table: str) -> Iterator[str]:
     for at, (network, group) in enumerate(zip(profile.networks, groups, strict=True)):
         yield ""
         if at == len(groups) - 1:
@@ -127,18 +117,6 @@ ON_COLLECTIVES = 0.5
 
 
 @frozen(eq=False)
-class Profiling:
-    """A measurement to be made: its device and budget."""
-
-    device: torch.device
-    name: str
-    compiled: bool = False
-    """For steps under torch.compile: what its fusion leaves of pointwise operators is measured as well."""
-    budget: float = 45.0
-    """Seconds, about; the first round is whole in any case, and what a compiler takes for it comes on top."""
-
-
-@frozen(eq=False)
 class Profiled:
     """A measured profile with the texts of its files."""
 
@@ -150,49 +128,49 @@ class Profiled:
 
 
 def profiled(
-    what: Profiling, table: str, clock: Clock | None = None, progress: Progress = lambda _: None
+    device: torch.device,
+    name: str,
+    table: str,
+    *,
+    compiled: bool = False,
+    budget: float = 45.0,
+    clock: Clock | None = None,
+    progress: Progress = lambda _: None,
 ) -> Profiled | None:
     """Measure this machine; None where neither a product nor a stream of bytes could be timed.
 
     With a default process group of several ranks, to be called on each of them: the first measures the device while the
-    others wait, then all measure their collectives, and all have the same result. ``table``: the name of the file of
-    collectives.
+    others wait, then all measure their collectives, and all have the same result.
+
+    Args:
+        table: the name of the file of collectives.
+        compiled: for steps under torch.compile: what its fusion leaves of pointwise operators is measured as well.
+        budget: seconds, about; the first round is whole in any case, and what a compiler takes for it comes on top.
     """
     together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    budget = what.budget * (1 - ON_COLLECTIVES) if together else what.budget
+    on_collectives = budget * ON_COLLECTIVES if together else 0.0
     found: list[MeasuredDevice | None] = [None]
     if not together or dist.get_rank() == 0:
-        found = [_of_device(what, clock or DeviceClock(what.device), budget, progress)]
+        operands = Operands(device)
+        dtype = "bfloat16" if device.type == "cuda" else "float32"  # what most steps compute in there
+        trials = [
+            *products(operands),
+            *streams(operands),
+            *host_copies(operands),
+            *shares(operands, getattr(torch, dtype)),
+            *functions(operands),
+            *(fused(operands) if compiled else ()),
+        ]
+        with torch.no_grad():
+            timings = measure(trials, clock or DeviceClock(device), budget - on_collectives, progress)
+        found = [measured(timings, name, dtype, capacity(device))]
     groups: Sequence[MeasuredGroup] = ()
     if together:
         dist.broadcast_object_list(found, 0)
-        groups = measured_groups(what.device, what.budget * ON_COLLECTIVES, progress)
-    (device,) = found
-    if device is None:
+        groups = measured_groups(device, on_collectives, progress)
+    if found[0] is None:
         return None
     networks = tuple(group.network for group in groups)
-    device = evolve(device, profile=evolve(device.profile, networks=networks))
-    text = profile_text(device, machine_description(what.device), compiled=what.compiled, groups=groups, table=table)
-    return Profiled(device.profile, text, table_text(groups) if groups else "")
-
-
-def _of_device(what: Profiling, clock: Clock, budget: float, progress: Progress) -> MeasuredDevice | None:
-    operands = Operands(what.device)
-    with torch.no_grad():
-        timings = measure(list(_trials(what, operands)), clock, budget, progress)
-    return measured(timings, what.name, _dtype_of_shares(what), capacity(what.device))
-
-
-def _trials(what: Profiling, operands: Operands) -> Iterator[Trial]:
-    yield from products(operands)
-    yield from streams(operands)
-    yield from host_copies(operands)
-    yield from shares(operands, getattr(torch, _dtype_of_shares(what)))
-    yield from functions(operands)
-    if what.compiled:
-        yield from fused(operands)
-
-
-def _dtype_of_shares(what: Profiling) -> str:
-    """The dtype that most steps compute in on the device."""
-    return "bfloat16" if what.device.type == "cuda" else "float32"
+    made = evolve(found[0], profile=evolve(found[0].profile, networks=networks))
+    lines = profile_lines(made, machine_description(device), compiled, groups, table)
+    return Profiled(made.profile, "\n".join(lines) + "\n", table_text(groups) if groups else "")

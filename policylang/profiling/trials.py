@@ -100,7 +100,8 @@ def measure(
             except (RuntimeError, NotImplementedError, AssertionError) as error:
                 seconds.pop(trial, None)
                 ended.add(trial.ladder)
-                refused.setdefault(trial.key, _first_line(error))
+                said = str(error).strip() or type(error).__name__
+                refused.setdefault(trial.key, said.splitlines()[0][:120])
         left = list(seconds)
         found.rounds += 1
         slowest = max(slowest, clock.now() - began) if found.rounds > 1 else 0.0
@@ -120,10 +121,6 @@ def _ends_before(trial: Trial, seconds: dict[Trial, list[float]], ended: set[str
     return bool(before) and seconds[before[-1]][0] * trial.work / before[-1].work > budget / 400
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
-
-
 @define(eq=False)
 class Operands:
     """Tensors on a device, for one trial at a time: those of one call do not share memory, those of two do."""
@@ -141,6 +138,15 @@ class Operands:
             buffer = self._buffers[dtype] = drawn.to(dtype)
         parts = buffer[: sum(sizes)].split(sizes)
         return [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def prepared(self, call: Callable[..., object], dtype: torch.dtype, *shapes: Sequence[int]) -> Callable[[], Run]:
+        """What a trial of a call on tensors of these shapes has as ``prepare``."""
+
+        def prepare() -> Run:
+            operands = self.of(dtype, *shapes)
+            return lambda: call(*operands)
+
+        return prepare
 
 
 SAMPLE, SAMPLES = 1.5e-3, 3

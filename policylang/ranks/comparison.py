@@ -9,7 +9,7 @@ compared: whatever its ranks decide, none of them waits for another in it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -43,6 +43,7 @@ from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import group_ranks
 
 TIMEOUT = "POLICYLANG_AGREE_TIMEOUT"
+"""The seconds that a rank is waited for."""
 
 AgreedAccounts = list[RankAccount]
 """The graphs that were agreed on for one piece of code."""
@@ -86,7 +87,11 @@ class RankComparison:
         its groups."""
         if self.account is None or self.facts is not facts:
             self.close()
-            self._check_mesh(facts)
+            inside = () if self.mesh is None else distributed.mesh_ranks(self.mesh)
+            outside = [group for group in facts.groups.values() if not set(inside).issuperset(group.ranks)]
+            if self.mesh is not None and outside:
+                found = [differences.outside_mesh(group.name, group.ranks, inside) for group in outside]
+                raise PolicyGraphError(found)
             self.facts, self.collectives = facts, collectives_of(GraphRun("", facts))
             groups = {name: group.ranks for name, group in facts.groups.items()}
             self._open(account_of(facts, self.collectives), groups, policy)
@@ -120,14 +125,22 @@ class RankComparison:
     def _meet(self, account: RankAccount, groups: Groups, policy: Policy) -> None:
         """Meet the ranks that share the graph, if there are any, and compare the settings."""
         assert self.store is not None
-        mesh = {} if self.mesh is None else distributed.mesh_groups(self.mesh)
-        every = {**groups, **self.around, **mesh}
+        every, lines = {**groups, **self.around}, list[str]()
+        if self.mesh is not None:
+            every |= distributed.mesh_groups(self.mesh)
+            names, shape, ranks = distributed.mesh_order(self.mesh)
+            dims = ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
+            lines.append(f"mesh of {dims} over ranks {in_order(ranks)}")
         shared = {name: ranks for name, ranks in every.items() if len(ranks) > 1 and self.store.rank in ranks}
         if not shared:
             return
-        label, timeout = self._label(account), _timeout(shared)
+        try:
+            timeout = float(os.environ[TIMEOUT])
+        except (KeyError, ValueError):  # as long as its process groups would wait
+            timeout = distributed.shortest_timeout(shared)
+        label = self._label(account)
         self.meeting = Meeting(self.store, self.topic, shared, account.operators, label, policy, timeout)
-        self.meeting.compare(settings_step([*self._mesh_lines(), *self.settings()]))
+        self.meeting.compare(settings_step([*lines, *self.settings()]))
 
     def _label(self, account: RankAccount) -> str:
         return f"{account.label} ({self.topic})"
@@ -137,19 +150,6 @@ class RankComparison:
         meeting, self.meeting = self.meeting, None
         if meeting is not None:
             meeting.leave()
-
-    def _check_mesh(self, facts: Facts) -> None:
-        inside = () if self.mesh is None else distributed.mesh_ranks(self.mesh)
-        outside = [group for group in facts.groups.values() if not set(inside).issuperset(group.ranks)]
-        if self.mesh is not None and outside:
-            raise PolicyGraphError([differences.outside_mesh(group.name, group.ranks, inside) for group in outside])
-
-    def _mesh_lines(self) -> list[str]:
-        if self.mesh is None:
-            return []
-        names, shape, ranks = distributed.mesh_order(self.mesh)
-        dims = ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
-        return [f"mesh of {dims} over ranks {in_order(ranks)}"]
 
     # --- steps ---
 
@@ -271,14 +271,6 @@ class _AskedRanks:
         step = offers_step(self.session, offers)
         self.account.steps.append(step)
         return meeting.settle(step)
-
-
-def _timeout(groups: Iterable[str]) -> float:
-    """Seconds that a rank is waited for: as long as its process groups would, unless the user says."""
-    try:
-        return float(os.environ[TIMEOUT])
-    except (KeyError, ValueError):
-        return distributed.shortest_timeout(groups)
 
 
 _comparison: ContextVar[RankComparison | None] = ContextVar("policylang_comparison", default=None)

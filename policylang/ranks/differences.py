@@ -91,8 +91,15 @@ def _unlike_plans(pair: Pair, one: StepContent, two: StepContent, messages: Mapp
     if decided is not None:
         ours, theirs = decided
         message = f"ranks decided differently about `{ours.node}`: rank {left} {ours.did}, rank {right} {theirs.did}"
-        devices = _first_unlike(pair, _device_of(one.policy), _device_of(two.policy))
-        details = (_decision(left, ours), _decision(right, theirs), *devices, *rewrites, *parties)
+        # the lines of a policy's canonical text that say by which device times decide: its name and its figures
+        by_device = [
+            [line for line in each.policy.splitlines() if line.startswith(("device ", "# "))] for each in (one, two)
+        ]
+        devices = _first_unlike(pair, *by_device)
+        decisions = [
+            f"rank {rank} {row.did}{f': {row.by}' if row.by else ''}" for rank, row in zip(pair, decided, strict=True)
+        ]
+        details = (*decisions, *devices, *rewrites, *parties)
         help = f"{_SAME_FILE}, and let no rule depend on a size that differs between ranks"
         rules = {
             messages[rank].policy: row.rule for rank, row in ((right, theirs), (left, ours)) if row.rule is not None
@@ -122,21 +129,17 @@ def _unlike_plans(pair: Pair, one: StepContent, two: StepContent, messages: Mapp
 def _unlike_orders(pair: Pair, one: StepContent, two: StepContent, others: Sequence[str]) -> Diagnostic:
     """The first collective that two ranks would start at another place, and why, as far as the policy tells."""
     left, right = pair
-    at, ours, theirs = next(
-        (at, a, b) for at, (a, b) in enumerate(zip_longest(one.order, two.order, fillvalue="nothing more"), 1) if a != b
-    )
+    pairs = enumerate(zip_longest(one.order, two.order, fillvalue="nothing more"), 1)
+    at, unlike = next((at, each) for at, each in pairs if each[0] != each[1])
+    ours, theirs = ("a wait" if step == "wait" else step for step in unlike)
     message = (
         f"ranks {left} and {right} run the collectives of this graph in different orders: "
-        f"at place {at} rank {left} has {_plain(ours)}, and rank {right} {_plain(theirs)}"
+        f"at place {at} rank {left} has {ours}, and rank {right} {theirs}"
     )
     lines = _first_unlike(pair, one.policy.splitlines(), two.policy.splitlines())
     figures = _first_unlike(pair, one.device, two.device)
     help = f"{_SAME_FILE} and the same device profile: times that steer an order are those of the device"
     return diagnose(ORDERED, message, help=help, details=(*lines, *figures, *others))
-
-
-def _plain(step: str) -> str:
-    return "a wait" if step == "wait" else step
 
 
 def _unlike_collectives(pair: Pair, one: StepContent, two: StepContent) -> tuple[str, tuple[str, ...]] | None:
@@ -203,7 +206,10 @@ def not_shared(mine: RankMessage, key: MeetingKey, other: RankMessage) -> Diagno
         f"ranks {other.rank} and {mine.rank} have different graphs: rank {other.rank} compares over {_over(key)}, and "
         f"the graph of rank {mine.rank} has no collective over it"
     )
-    details = (_scope(other), _scope(mine))
+    details = tuple(
+        f"rank {each.rank} has {each.label}, with collectives over {'; '.join(map(_over, each.keys))}"
+        for each in (other, mine)
+    )
     help = f"pass the same mesh on every rank, and trace the same graphs in the same order; {_SWITCH}"
     return diagnose(GRAPHS, message, help=help, details=details)
 
@@ -272,11 +278,6 @@ def _first_unlike(pair: Pair, ours: Sequence[str], theirs: Sequence[str]) -> tup
     )
 
 
-def _device_of(policy: str) -> list[str]:
-    """The lines of a policy's canonical text that say by which device times decide: its name and its figures."""
-    return [line for line in policy.splitlines() if line.startswith(("device ", "# "))]
-
-
 def _has(rank: int, row: ComparedNode | None) -> str:
     operator = "" if row is None else row.operator or "an input or output"
     return f"rank {rank} has `{row.node}` ({operator})" if row else f"rank {rank} has no further node"
@@ -286,14 +287,6 @@ def _runs(rank: int, call: CollectiveCall | None) -> str:
     if call is None:
         return f"rank {rank} runs no further collective"
     return f"rank {rank} runs `{call.node}`, {call}, over group `{call.group}` of ranks {in_order(call.ranks)}"
-
-
-def _decision(rank: int, row: ComparedNode) -> str:
-    return f"rank {rank} {row.did}{f': {row.by}' if row.by else ''}"
-
-
-def _scope(message: RankMessage) -> str:
-    return f"rank {message.rank} has {message.label}, with collectives over {'; '.join(map(_over, message.keys))}"
 
 
 def _over(key: MeetingKey) -> str:

@@ -42,15 +42,7 @@ from policylang.language.syntax import Policy
 from policylang.planning.edits.other_ranks import Proposal, compared
 from policylang.ranks import differences
 from policylang.ranks.message_store import MessageStore, StoreFailure
-from policylang.ranks.messages import (
-    Absence,
-    EndOfComparison,
-    MeetingKey,
-    RankMessage,
-    RankStatus,
-    address_of,
-    named,
-)
+from policylang.ranks.messages import Absence, EndOfComparison, MeetingKey, RankMessage, RankStatus, address_of, named
 from policylang.ranks.rank_account import SETTINGS, ComparedStep, StepContent, policy_digest
 
 NOTICE = 10.0
@@ -303,21 +295,16 @@ class Meeting:
             self.store.say(RankStatus("waiting", self.label, absences, self.keys, awaited, first))
         for rank in few:
             self._check_absences(self.store.status(rank).absences)
-        if self._step == 1:
-            self._look_for_others_ahead()
-        if self.store.alone:
-            self._look_for_circle(first)
-
-    def _look_for_others_ahead(self) -> None:
-        """Before anything is compared."""
-        for key in self.keys:
+        for key in self.keys if self._step == 1 else ():  # nothing is compared yet: others may be ahead
             if not self._waits:
                 self.store.write(key.at(self.store.rank), key)
             for rank in key.ranks[:_FEW]:
                 other = None if rank == self.store.rank else self.store.read_one(MeetingKey, key.at(rank))
                 if other is not None and other.epoch > key.epoch:
                     raise _BehindOthers(other.epoch)
-        self._waits = True
+        self._waits |= self._step == 1
+        if self.store.alone:
+            self._look_for_circle(first)
 
     def _check_absences(self, absences: Sequence[Absence]) -> None:
         for absence in absences:
@@ -373,12 +360,12 @@ class Meeting:
     def _publish(self, content: StepContent) -> None:
         with self._telling():
             self._sent.append(self._place(self._mine))
-            self.store.write_long(self._sent[-1], content)
+            self.store.write_content(self._sent[-1], content)
 
     def _content(self, rank: int) -> StepContent:
         with self._telling():
             place = self._place(self._messages[rank])
-            found = self._poll(lambda: self.store.read_long(StepContent, place), min(_REPLY, self.timeout), 0.01)
+            found = self._poll(lambda: self.store.read_content(place), min(_REPLY, self.timeout), 0.01)
             if found is None:
                 why = {rank: "has posted a digest, and not what is behind it"}
                 raise _Ended(EndOfComparison.of(differences.missing(self._mine, why)))

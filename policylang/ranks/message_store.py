@@ -28,6 +28,7 @@ from policylang.ranks.messages import (
     pack,
     unpack,
 )
+from policylang.ranks.rank_account import StepContent
 from policylang.torch_compat import distributed
 
 SWITCH = "POLICYLANG_AGREE"
@@ -54,13 +55,6 @@ class StoreFailure(Exception):
         self.diagnostic, self.is_gone = diagnostic, is_gone
 
 
-class _Visits(threading.local):
-    """Per topic and thread, the number of visits. Threads run beside each other in no order that ranks share."""
-
-    def __init__(self) -> None:
-        self.by_topic: dict[str, int] = {}
-
-
 @define(eq=False)
 class RankHistory:
     """A rank's memory of earlier comparisons, so that it mistakes no old message for a new one."""
@@ -73,12 +67,14 @@ class RankHistory:
     """The last of this rank."""
     told: set[str] = field(factory=set)
     """The absences of other ranks that it was told of."""
-    _visits: _Visits = field(factory=_Visits)
+    _visits: threading.local = field(factory=threading.local)
+    """Of each thread, by topic the number of visits: threads run beside each other in no order that ranks share."""
 
     def come_to(self, topic: str, at_least: int = 0) -> int:
         """The epoch of this thread there; ``at_least``: others have come more often, and ran what this rank did not."""
-        self._visits.by_topic[topic] = found = max(self._visits.by_topic.get(topic, 0) + 1, at_least)
-        return found
+        visits = self._visits.__dict__
+        visits[topic] = found = max(visits.get(topic, 0) + 1, at_least)
+        return int(found)
 
 
 @define(eq=False)
@@ -127,10 +123,12 @@ class MessageStore:
         text = pack(value)
         self._ask(lambda to: to.set(f"{PREFIX}/{key}", text))
 
-    def read(self, kind: type[_T], keys: Sequence[str]) -> list[_T] | None:
+    def read(
+        self, kind: type[_T], keys: Sequence[str], how: Callable[[type[_T], bytes], _T] = unpack
+    ) -> list[_T] | None:
         """None where one of them is not there."""
         found = self._ask(lambda at: distributed.read_all(at, [f"{PREFIX}/{key}" for key in keys]))
-        return None if found is None else [_read(unpack, kind, *each) for each in zip(keys, found, strict=True)]
+        return None if found is None else [_read(how, kind, *each) for each in zip(keys, found, strict=True)]
 
     def read_one(self, kind: type[_T], key: str) -> _T | None:
         found = self.read(kind, [key])
@@ -151,16 +149,16 @@ class MessageStore:
         there = self._ask(lambda at: at.compare_set(f"{PREFIX}/{key}", "", pack(value)))
         return _read(unpack, type(value), key, there)
 
-    def write_long(self, key: str, content: Any) -> None:
-        """Compressed, for values that may be long. Too long for the store: nothing is written."""
+    def write_content(self, key: str, content: StepContent) -> None:
+        """Compressed, because it may be long. Too long for the store: nothing is written."""
         data = compress(content)
         if len(data) <= _MOST:
             self._ask(lambda to: to.set(f"{PREFIX}/{key}", data))
 
-    def read_long(self, kind: type[_T], key: str) -> _T | None:
+    def read_content(self, key: str) -> StepContent | None:
         """None while it is not there."""
-        found = self._ask(lambda at: distributed.read_all(at, [f"{PREFIX}/{key}"]))
-        return None if found is None else _read(decompress, kind, key, found[0])
+        found = self.read(StepContent, [key], decompress)
+        return found[0] if found else None
 
     def end_of(self, keys: Iterable[MeetingKey]) -> EndOfComparison | None:
         """Why comparisons under some keys have ended."""

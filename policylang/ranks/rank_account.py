@@ -90,11 +90,20 @@ def collectives_of(run: GraphRun) -> list[CollectiveCall]:
         if name and len(facts.groups[name].ranks) > 1 and (run.rows is None or row in run.rows):
             own_sizes = "all_to_all" in facts.targets[row]
             tensors = list(_tensors(facts.arguments[row]))
+            # lists are of tensors, or the sizes that are each rank's own; some objects have no words of their own
+            terms = [
+                text
+                for value in facts.arguments[row]
+                if not (isinstance(value, (Ref, tuple)) or value is None or value == name)
+                and not (own_sizes and isinstance(value, int))
+                and " at 0x" not in (text := str(value))
+                and "ScriptObject" not in text
+            ]
             found.append(
                 CollectiveCall(
                     facts.names[row],
                     facts.targets[row],
-                    ", ".join(_plain_terms(facts.arguments[row], name, own_sizes)),
+                    ", ".join(terms),
                     ", ".join(dict.fromkeys(facts.dtypes[each] for each in tensors)),
                     "" if own_sizes else " ".join(str(list(facts.shapes[each] or ())) for each in tensors),
                     name,
@@ -111,17 +120,6 @@ def _tensors(values: Sequence[Any]) -> Iterator[int]:
             yield value.row
         elif isinstance(value, tuple):
             yield from _tensors(value)
-
-
-def _plain_terms(values: Sequence[Any], group: str, own_sizes: bool) -> Iterator[str]:
-    for value in values:
-        if isinstance(value, (Ref, tuple)) or value is None or value == group:
-            continue  # lists are of tensors, or the sizes that are each rank's own
-        if own_sizes and isinstance(value, int):
-            continue
-        text = str(value)
-        if " at 0x" not in text and "ScriptObject" not in text:  # what has no words of its own
-            yield text
 
 
 # --- what is compared -----------------------------------------------------------------------------------------------
@@ -215,7 +213,7 @@ def plan_step(plan: Plan, collectives: Sequence[CollectiveCall]) -> ComparedStep
             *deciding_device(plan.policy, None if plan.times is None else plan.times.device),
             *(facts.targets[row] for row in rows),
             "",
-            *(_word(plan.decisions[row]) for row in rows),
+            *(_decided(plan.decisions[row]) for row in rows),
             "",
             *_order(collectives),
             "",
@@ -279,7 +277,7 @@ def _order(collectives: Sequence[CollectiveCall]) -> Iterator[str]:
         yield f"{each.when} {each.operator} {numbers.setdefault(each.group, len(numbers))}"
 
 
-def _word(decision: Decision | None) -> str:
+def _decided(decision: Decision | None) -> str:
     if decision is None:
         return "-"
     return "auto" if decision.action is None else decision.action.name
@@ -345,14 +343,12 @@ def _plan_content(
 def _described(plan: Plan, decision: Decision | None) -> tuple[str, str, int | None]:
     if decision is None:
         return "decides nothing there", "", None
-    action = decision.action
-    did = "leaves it to the partitioner" if action is None else _done(action.name.lower())
+    did = "leaves it to the partitioner"
+    if decision.action is not None:
+        action = decision.action.name.lower()
+        word = action.removeprefix("must_").removeprefix("prefer_")
+        did = _DONE.get(word, word) + (f" (`{action}`)" if word != action else "")
     if decision.rule is not None:
         rule = plan.policy.rules[decision.rule]
         return did, f"`{rule.text}` ({rule.source})", decision.rule
     return did, "no rule" if decision.why is Why.UNDECIDED else decision.reason or decision.why.value, None
-
-
-def _done(action: str) -> str:
-    word = action.removeprefix("must_").removeprefix("prefer_")
-    return _DONE.get(word, word) + (" (`" + action + "`)" if word != action else "")

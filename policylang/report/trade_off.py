@@ -72,7 +72,7 @@ def _room(tuned: Tuned) -> str:
 
 
 def _beside(found: TunedPolicy) -> str:
-    said = besides_words(found.tuned.besides, found.subject)
+    said = besides_words(found.tuned.besides, found.subject.optimizer)
     return f"in the peak beside the graph: {said}" if said else ""
 
 

@@ -55,7 +55,6 @@ from policylang.tracing.step import (
     problem,
     substituted,
     substituted_optimizer,
-    take_step,
     trace_failure,
 )
 from policylang.tracing.target_device import UNKNOWN_DEVICE, TargetDevice, attention_on
@@ -271,10 +270,12 @@ class WholeStep:
     def _update(self, optimizer: Optimizer, tensors: list[Tensor], gradients: dict[str, Tensor]) -> None:
         originals = self.state.parameters
         parameters = {id(original): new for original, new in zip(originals.values(), tensors, strict=False)}
-        by_id = {id(original): gradients.get(name) for name, original in originals.items()}
         own = tensors[len(tensors) - len(self.optimizer_state.tensors) :]
-        with substituted_optimizer(optimizer, parameters, own):
-            take_step(optimizer, by_id, parameters)
+        with substituted_optimizer(optimizer, parameters, own), torch.no_grad():
+            for name, original in originals.items():
+                parameters[id(original)].grad = gradients.get(name)
+            # the class's step: a scheduler wraps the instance's to count real ones
+            type(optimizer).step(optimizer)
 
     def _write_back(self, plain: Sequence[Tensor], functional: Sequence[Tensor]) -> None:
         """Each input that was written to gets its last value, after everything that reads the first one."""
@@ -294,13 +295,10 @@ class WholeStep:
             new = self.substitution.rebound.get(id(original))
             if new is not None:
                 parts, _ = take_apart([new])
-                if [_kind(part) for part in parts] == [_kind(part) for part in functional[position:end]]:
+                alike = [(part.shape, part.dtype) for part in parts]
+                if alike == [(part.shape, part.dtype) for part in functional[position:end]]:
                     result.update(enumerate(parts, position))
                 else:
                     self.outgrown.append((position, name))
             position = end
         return result
-
-
-def _kind(value: Tensor) -> tuple[torch.Size, torch.dtype]:
-    return value.shape, value.dtype

@@ -217,12 +217,7 @@ def _carrying(marked: dict[str, Any]) -> Iterator[None]:
 
 _LEAKS = (*TAGS, STACK, FORWARD_STACK)
 """Metadata that a backward node may have of the call that surrounds it."""
-_WORDS: dict[InputKind, Literal["parameter", "buffer"]] = {
-    InputKind.PARAMETER: "parameter",
-    InputKind.BUFFER: "buffer",
-}
-
-
+_WORDS: dict[InputKind, Literal["parameter", "buffer"]] = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer"}
 GraphInput = tuple[InputKind, str]
 """The kind and the name of what a graph input is, or is part of."""
 
@@ -230,14 +225,23 @@ GraphInput = tuple[InputKind, str]
 def finish(gm: fx.GraphModule, inputs: Sequence[GraphInput]) -> None:
     """Drops what nobody reads, says forward or backward of every node, and names the inputs."""
     gm.graph.eliminate_dead_code()
-    _name_inputs(gm.graph, inputs)
+    for position, (node, (kind, name)) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)):
+        name_input(node, kind, name, position)
     stacks: dict[int, Any] = {}
     for node in gm.graph.nodes:
         if node.op not in ("call_function", "get_attr"):
             continue
         annotations = custom(node.meta)
-        if REGION in annotations or _begins_region(node):
-            _finish_backward(node, annotations, stacks)
+        # the gradient of the loss with respect to itself is made just before the engine is called
+        begins_region = is_seed(node) and any(REGION in custom(user.meta) for user in node.users)
+        if REGION in annotations or begins_region:
+            _forget(node)
+            kept = {key: value for key, value in annotations.items() if key != REGION}
+            node.meta["custom"] = {**kept, PHASE: BACKWARD}
+            node.meta["autograd_backward"] = True
+            stack = stacks.get(node.meta.get("seq_nr", UNKNOWN))
+            if stack:
+                node.meta[FORWARD_STACK] = stack
         elif annotations.get(PHASE) == EPILOGUE:
             _forget(node)
         else:
@@ -250,29 +254,9 @@ def finish(gm: fx.GraphModule, inputs: Sequence[GraphInput]) -> None:
     gm.recompile()
 
 
-def _begins_region(node: fx.Node) -> bool:
-    """The gradient of the loss with respect to itself is made just before the engine is called."""
-    return is_seed(node) and any(REGION in custom(user.meta) for user in node.users)
-
-
-def _finish_backward(node: fx.Node, annotations: dict[str, Any], stacks: dict[int, Any]) -> None:
-    _forget(node)
-    kept = {key: value for key, value in annotations.items() if key != REGION}
-    node.meta["custom"] = {**kept, PHASE: BACKWARD}
-    node.meta["autograd_backward"] = True
-    stack = stacks.get(node.meta.get("seq_nr", UNKNOWN))
-    if stack:
-        node.meta[FORWARD_STACK] = stack
-
-
 def _forget(node: fx.Node) -> None:
     for key in _LEAKS:
         node.meta.pop(key, None)
-
-
-def _name_inputs(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:
-    for position, (node, (kind, name)) in enumerate(zip(graph.find_nodes(op="placeholder"), inputs, strict=True)):
-        name_input(node, kind, name, position)
 
 
 def name_input(node: fx.Node, kind: InputKind, name: str, position: int) -> None:

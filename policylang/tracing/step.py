@@ -44,7 +44,7 @@ OPTIMIZER = "APL367"
 OUTSIDE_WRITE = "APL368"
 
 _TORCH, _OURS = Path(str(torch.__file__)).parent, Path(__file__).parents[1]  # as tracebacks name them
-_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (_TORCH, _OURS))
+_NOT_THE_USERS = (f"{_TORCH}{os.sep}", f"{_OURS}{os.sep}", "<")
 
 
 def problem(code: str, message: str, help: str | None = None, details: Sequence[str] = ()) -> PolicyGraphError:
@@ -53,49 +53,32 @@ def problem(code: str, message: str, help: str | None = None, details: Sequence[
 
 def trace_failure(error: Exception) -> PolicyGraphError:
     """The error that tells the user what a failed trace means, and where in their code; the cause is to be chained."""
-    where = _user_frame(error)
-    details = [f"at {where}"] if where else []
-    if isinstance(error, data_dependence_errors()) or "get value out of a tracing tensor" in str(error):
-        return problem(
-            DATA_DEPENDENT,
-            "the step decides by the values of a tensor what it does next, and a graph cannot",
-            help="replace `.item()`, `if tensor` and loops over data by tensor operators such as `torch.where`, "
-            "or leave that part out of the traced step",
-            details=details,
+    code, text = UNTRACEABLE, str(error).strip()
+    first = text.partition("\n")[0]
+    why = f"{type(error).__name__}: {first}" if text else type(error).__name__
+    help = "call `loss_fn(model, *batch)` once without tracing to see whether it runs at all"
+    message = None
+    if isinstance(error, data_dependence_errors()) or "get value out of a tracing tensor" in text:
+        code = DATA_DEPENDENT
+        message = "the step decides by the values of a tensor what it does next, and a graph cannot"
+        help = (
+            "replace `.item()`, `if tensor` and loops over data by tensor operators such as `torch.where`, "
+            "or leave that part out of the traced step"
         )
-    if is_device_mismatch(error):
-        return problem(
-            UNTRACEABLE,
-            f"the step cannot be traced: {str(error).strip().splitlines()[0]}",
-            help='trace a model on `meta` for the device that it trains on: `device="cuda"`'
-            if "meta" in str(error)
-            else "a tensor that is no parameter, buffer, attribute or input stays where it was made: make it a buffer, "
-            "or make it on the device of an input (`torch.arange(n, device=ids.device)`)",
-            details=details,
+    elif is_device_mismatch(error):
+        why = first
+        help = (
+            "a tensor that is no parameter, buffer, attribute or input stays where it was made: make it a buffer, "
+            "or make it on the device of an input (`torch.arange(n, device=ids.device)`)"
         )
-    if isinstance(error, unknown_size_errors()):
-        return problem(
-            UNTRACEABLE,
-            f"the step cannot be traced: torch does not tell the sizes of what `{str(error).strip()}` returns",
-            help="trace the step where it runs, or register a kernel for shapes (`torch.library.register_fake`)",
-            details=details,
-        )
-    reason = str(error).strip().splitlines()
-    summary = f"{type(error).__name__}: {reason[0]}" if reason else type(error).__name__
-    return problem(
-        UNTRACEABLE,
-        f"the step cannot be traced: {summary}",
-        help="call `loss_fn(model, *batch)` once without tracing to see whether it runs at all",
-        details=details,
-    )
-
-
-def _user_frame(error: Exception) -> str:
-    """The innermost line of the traceback that is neither torch's nor ours."""
-    for frame in reversed(extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((*_LIBRARIES, "<")):
-            return f"{frame.filename}:{frame.lineno}: `{(frame.line or '').strip()}`"
-    return ""
+        if "meta" in text:
+            help = 'trace a model on `meta` for the device that it trains on: `device="cuda"`'
+    elif isinstance(error, unknown_size_errors()):
+        why = f"torch does not tell the sizes of what `{text}` returns"
+        help = "trace the step where it runs, or register a kernel for shapes (`torch.library.register_fake`)"
+    own = (each for each in reversed(extract_tb(error.__traceback__)) if not each.filename.startswith(_NOT_THE_USERS))
+    details = [f"at {each.filename}:{each.lineno}: `{(each.line or '').strip()}`" for each in own][:1]
+    return problem(code, message or f"the step cannot be traced: {why}", help, details)
 
 
 # --- the loss -------------------------------------------------------------------------------------------------------
@@ -106,7 +89,8 @@ def check_loss(loss: object, parameters: Mapping[str, Tensor]) -> None:
     if not isinstance(loss, Tensor):
         raise problem(
             LOSS,
-            f"`loss_fn` returns {_article(type(loss).__name__)}, not a scalar tensor",
+            f"`loss_fn` returns {'an' if type(loss).__name__[0] in 'AEIOUaeiou' else 'a'} `{type(loss).__name__}`, "
+            "not a scalar tensor",
             help="return `output.loss`" if hasattr(loss, "loss") else "return the loss alone, as a tensor",
         )
     if loss.numel() != 1:
@@ -135,10 +119,6 @@ def no_gradient(parameters: Mapping[str, Tensor]) -> PolicyGraphError:
     )
 
 
-def _article(noun: str) -> str:
-    return f"an `{noun}`" if noun[:1].lower() in "aeiou" else f"a `{noun}`"
-
-
 # --- what the step writes -------------------------------------------------------------------------------------------
 
 
@@ -155,44 +135,27 @@ def check_writes(
         mutated: positions of the inputs that the graph writes.
         outgrown: positions and names of the inputs that the forward replaces by something of another kind.
     """
-    _refuse_outside_writes(graph)
-    _refuse_outgrown(graph, outgrown, buffers)
-    _refuse_aliased(plain, mutated)
-
-
-def _refuse_outside_writes(graph: fx.Graph) -> None:
-    """A functional trace writes to its inputs, at its end; any other write is to a tensor that the trace ran into."""
     for node in graph.nodes:
-        target = node.target
-        if not isinstance(target, OpOverload) or not schema_of(target).is_mutable:
-            continue
-        if target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
-            continue
-        raise problem(
-            OUTSIDE_WRITE,
-            f"the step writes (`{target}`) to a tensor that is no parameter, buffer, attribute or input",
-            help="register it as a buffer of the model, or pass it as an input; tracing may have changed it once",
-        )
-
-
-def _refuse_outgrown(graph: fx.Graph, outgrown: Sequence[tuple[int, str]], buffers: Collection[str]) -> None:
-    """A plain attribute that the forward replaces and the loss does not depend on is a note to the reader, of any
-    shape."""
+        # a functional trace writes to its inputs, at its end; any other write is to a tensor that the trace ran into
+        writes = isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
+        at_its_end = node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder"
+        if writes and not at_its_end:
+            raise problem(
+                OUTSIDE_WRITE,
+                f"the step writes (`{node.target}`) to a tensor that is no parameter, buffer, attribute or input",
+                help="register it as a buffer of the model, or pass it as an input; tracing may have changed it once",
+            )
     inputs = graph.find_nodes(op="placeholder")
     for position, name in outgrown:
+        # a plain attribute that the loss does not depend on is a note to the reader, of any shape
         if name in buffers or inputs[position].users:
             raise problem(
                 UNTRACEABLE,
                 f"the forward replaces `{name}` by a tensor of another shape or type",
                 help="write to it in place (`self.buffer.copy_(...)`), or keep it outside the traced step",
             )
-
-
-def _refuse_aliased(plain: Sequence[Tensor], mutated: Sequence[int]) -> None:
-    """A write to one of two inputs that share memory is not seen by a read of the other in the graph."""
-    if not mutated:
-        return
-    owners = Counter(_memory(value) for value in plain)
+    # a write to one of two inputs that share memory is not seen by a read of the other in the graph
+    owners = Counter(_memory(value) for value in plain if mutated)
     if any(owners[_memory(plain[position])] > 1 and _memory(plain[position]) for position in mutated):
         raise problem(
             ALIASED_MUTATION,
@@ -256,7 +219,10 @@ class BatchSignature:
                 "the batch has another structure than the one this step was traced for: "
                 f"{counted(len(self.paths), 'leaf', 'leaves')} then, {counted(len(came), 'leaf', 'leaves')} now",
                 help="pass what `trace_step` was given after `loss_fn`, in the same order and with the same keys",
-                details=[f"{when}: {_inputs(paths)}" for when, paths in (("traced", self.paths), ("called", came))],
+                details=[
+                    f"{when}: {listed([f'input{path}' for path in paths], _MOST_DIFFERENCES) or 'nothing'}"
+                    for when, paths in (("traced", self.paths), ("called", came))
+                ],
             )
         found = zip(self.paths, self.kinds, leaves, strict=True)
         others = [(path, kind, _kind(leaf)) for path, kind, leaf in found if not _same(kind, leaf)]
@@ -279,7 +245,7 @@ class BatchSignature:
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-@frozen(eq=False)
+@frozen
 class ModelSignature:
     """The parameters and buffers of a model, which of them need a gradient, and which modules are in train mode."""
 
@@ -299,16 +265,8 @@ class ModelSignature:
     def check(self, model: torch.nn.Module, state: ModelState) -> None:
         """Raises PolicyGraphError if the graph no longer is the model's."""
         now = ModelSignature.of(model, state)
-        if now.kinds == self.kinds and now.requires_grad == self.requires_grad and now.modes == self.modes:
+        if now == self:
             return
-        raise problem(
-            MODEL_CHANGED,
-            "the model has changed since this step was traced, and the graph has not",
-            help="trace the step again, or undo the change",
-            details=_first(self._differences(now)),
-        )
-
-    def _differences(self, now: ModelSignature) -> list[str]:
         found = [f"`{name}`: gone" for name in self.kinds if name not in now.kinds]
         for name, kind in now.kinds.items():
             before = self.kinds.get(name)
@@ -317,7 +275,12 @@ class ModelSignature:
         if not found:
             found += _turned(self.requires_grad, now.requires_grad, ("without one", "with a gradient"))
         found += _turned(self.modes, now.modes, ("in eval mode", "in train mode"))
-        return found or ["its modules are others"]
+        raise problem(
+            MODEL_CHANGED,
+            "the model has changed since this step was traced, and the graph has not",
+            help="trace the step again, or undo the change",
+            details=_first(found or ["its modules are others"]),
+        )
 
 
 @frozen(eq=False)
@@ -336,24 +299,20 @@ class OptimizerSignature:
         now = OptimizerSignature.of(state)
         if list(self.kinds.items()) == list(now.kinds.items()) and self.settings == now.settings:
             return
-        raise problem(
-            MODEL_CHANGED,
-            "the optimizer has changed since this step was traced, and the graph has not",
-            help="learning rates and the values of its state may change; trace the step again for anything else",
-            details=self._differences(now),
-        )
-
-    def _differences(self, now: OptimizerSignature) -> list[str]:
         found = [
             f"group {number}: `{key}` was {then[key]!r}, now {group.get(key)!r}"
             for number, (then, group) in enumerate(zip(self.settings, now.settings, strict=False))
             for key in then
             if then[key] != group.get(key)
         ]
-        names = list(dict.fromkeys([*self.kinds, *now.kinds]))
-        changed = [name for name in names if self.kinds.get(name) != now.kinds.get(name)]
+        changed = [name for name in self.kinds | now.kinds if self.kinds.get(name) != now.kinds.get(name)]
         found += [f"`{name}`: traced with {self.kinds.get(name)}, now {now.kinds.get(name)}" for name in changed[:8]]
-        return found
+        raise problem(
+            MODEL_CHANGED,
+            "the optimizer has changed since this step was traced, and the graph has not",
+            help="learning rates and the values of its state may change; trace the step again for anything else",
+            details=found,
+        )
 
 
 def _kinds(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorKind]:
@@ -379,10 +338,6 @@ def _same(kind: Any, leaf: Any) -> bool:
 def _text(kind: Any) -> str:
     text = str(kind) if isinstance(kind, TensorKind) else f"the {type(kind).__name__} `{kind!r}`"
     return text if "\n" not in text else f"the {type(kind).__name__}"
-
-
-def _inputs(paths: Sequence[str]) -> str:
-    return listed([f"input{path}" for path in paths], _MOST_DIFFERENCES) or "nothing"
 
 
 def _first(lines: list[str]) -> list[str]:
@@ -418,15 +373,21 @@ def read_state(model: nn.Module, attributes: Iterable[str] | None = None) -> Mod
     ``attributes`` names the plain attributes to read; without it they are looked for.
     """
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    if attributes is None:
-        return ModelState(parameters, buffers, _find_attributes(model, (*parameters.values(), *buffers.values())))
-    modules = dict(model.named_modules())
     found: dict[str, Tensor] = {}
-    for path in attributes:
-        module, _, name = path.rpartition(".")
-        value = getattr(modules.get(module), name, None)
-        if isinstance(value, Tensor):
-            found[path] = value
+    if attributes is not None:
+        modules = dict(model.named_modules())
+        for path in attributes:
+            module, _, name = path.rpartition(".")
+            value = getattr(modules.get(module), name, None)
+            if isinstance(value, Tensor):
+                found[path] = value
+        return ModelState(parameters, buffers, found)
+    seen = {id(value) for value in (*parameters.values(), *buffers.values())}
+    for path, each in model.named_modules():
+        for name, value in each.__dict__.items():
+            if isinstance(value, Tensor) and _is_leaf(value) and id(value) not in seen:
+                seen.add(id(value))
+                found[f"{path}.{name}".lstrip(".")] = value
     return ModelState(parameters, buffers, found)
 
 
@@ -454,16 +415,12 @@ def check_gathers(model: nn.Module) -> None:
         )
 
 
-def _find_attributes(model: nn.Module, known: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Tensors that modules have as plain attributes; one with a history was put there by a forward and is no state."""
-    seen = {id(value) for value in known}
-    found = {}
-    for path, module in model.named_modules():
-        for name, value in module.__dict__.items():
-            if isinstance(value, Tensor) and _is_leaf(value) and id(value) not in seen:
-                seen.add(id(value))
-                found[f"{path}.{name}".lstrip(".")] = value
-    return found
+def _is_leaf(value: Tensor) -> bool:
+    """A tensor with a history was put there by a forward, and is no state."""
+    try:
+        return value.grad_fn is None
+    except RuntimeError:  # a view from before its base was written to: FSDP leaves such ones in the place of weights
+        return False
 
 
 @frozen(eq=False)
@@ -526,13 +483,6 @@ class _Contents:
         for table, saved in self.tables:
             table.clear()
             table.update(saved)
-
-
-def _is_leaf(value: Tensor) -> bool:
-    try:
-        return value.grad_fn is None
-    except RuntimeError:  # a view from before its base was written to: FSDP leaves such ones in the place of weights
-        return False
 
 
 # --- the optimizer --------------------------------------------------------------------------------------------------
@@ -608,15 +558,6 @@ def substituted_optimizer(
         for group, saved in zip(optimizer.param_groups, groups, strict=True):
             group.clear()
             group.update(saved)
-
-
-def take_step(optimizer: Optimizer, gradients: dict[int, Tensor | None], parameters: dict[int, Tensor]) -> None:
-    """The optimizer's own step on substituted parameters, by ``id`` of the originals."""
-    for key, parameter in parameters.items():
-        parameter.grad = gradients.get(key)
-    # the class's step: a scheduler wraps the instance's to count real ones
-    with torch.no_grad():
-        type(optimizer).step(optimizer)
 
 
 def _rate(group: dict[str, Any]) -> Tensor:

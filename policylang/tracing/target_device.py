@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
@@ -65,14 +65,9 @@ def why_it_failed(gm: fx.GraphModule, inputs: Sequence[Any]) -> PolicyGraphError
     return None
 
 
+_Takes: TypeAlias = "Callable[[AttentionCall, tuple[int, int]], bool]"
 _HALF = (torch.float16, torch.bfloat16)
 _NEWEST = (12, 1)
-_CUDNN_FIRST = (
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-)
 _DEFAULT_ORDER = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 
 
@@ -98,10 +93,6 @@ class AttentionCall:
     def trains(self) -> bool:
         return torch.is_grad_enabled() and any(value.requires_grad for value in self.tensors)
 
-    @property
-    def softmax_scale(self) -> float:
-        return 1.0 / math.sqrt(self.query.shape[-1]) if self.scale is None else self.scale
-
 
 def attention_on(capability: tuple[int, int]) -> Callable[..., Tensor]:
     """``scaled_dot_product_attention`` as a GPU of this compute capability runs it."""
@@ -118,7 +109,8 @@ def attention_on(capability: tuple[int, int]) -> Callable[..., Tensor]:
         enable_gqa: bool = False,
     ) -> Tensor:
         call = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        return _RUN[chosen_kernel(call, capability)](call)
+        _, _, run = _KERNELS[chosen_kernel(call, capability)]
+        return run(call)
 
     return scaled_dot_product_attention
 
@@ -131,16 +123,11 @@ def chosen_kernel(call: AttentionCall, capability: tuple[int, int]) -> SDPBacken
     switches of ``torch.backends.cuda`` and ``TORCH_CUDNN_SDPA_DEPRIORITIZED`` count as they do there. Raises
     RuntimeError, as PyTorch does, where the kernels that are switched on cannot run the call.
     """
-    cuda = torch.backends.cuda
-    usable: dict[SDPBackend, Callable[[], bool]] = {
-        SDPBackend.CUDNN_ATTENTION: lambda: cuda.cudnn_sdp_enabled() and _cudnn_runs(call, capability),
-        SDPBackend.FLASH_ATTENTION: lambda: cuda.flash_sdp_enabled() and _flash_runs(call, capability),
-        SDPBackend.EFFICIENT_ATTENTION: lambda: cuda.mem_efficient_sdp_enabled() and _efficient_runs(call, capability),
-        SDPBackend.MATH: cuda.math_sdp_enabled,
-    }
     for kernel in _priority(capability):
-        if kernel in usable and usable[kernel]():
-            return kernel
+        if kernel in _KERNELS:
+            is_enabled, takes, _ = _KERNELS[kernel]
+            if is_enabled() and takes(call, capability):
+                return kernel
     raise RuntimeError("none of the attention kernels that are switched on can run this call")
 
 
@@ -151,7 +138,7 @@ def _priority(capability: tuple[int, int]) -> tuple[SDPBackend, ...]:
     prefers_cudnn = capability in ((9, 0), (9, 3), (10, 0), (10, 3)) and CUDNN > 91_500
     if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED", "").lower() in ("1", "on", "true", "y", "yes"):
         prefers_cudnn = False
-    return _CUDNN_FIRST if prefers_cudnn and order[:3] == _DEFAULT_ORDER else order
+    return (SDPBackend.CUDNN_ATTENTION, *_DEFAULT_ORDER) if prefers_cudnn and order[:3] == _DEFAULT_ORDER else order
 
 
 # --- what each kernel takes -----------------------------------------------------------------------------------------
@@ -183,7 +170,7 @@ def _efficient_runs(call: AttentionCall, capability: tuple[int, int]) -> bool:
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.float32)
     if capability >= (8, 0):
         dtypes += (torch.bfloat16,)
-    takes_groups = _torch_version() >= (2, 14)
+    takes_groups = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
     return (
         _is_dense(call)
         and (5, 0) <= capability <= _NEWEST
@@ -241,9 +228,8 @@ def _batches_and_heads_fit(call: AttentionCall, *, grouped: bool) -> bool:
 def _rows_are_dense(call: AttentionCall, *, single: bool) -> bool:
     """The elements of a row lie side by side; rows of one element do."""
     strided = any(value.stride(-1) != 1 for value in call.tensors)
-    if strided and not (single and call.query.shape[-1] == 1):
-        return False
-    return call.mask is None or call.mask.stride(-1) == 1
+    is_single = single and call.query.shape[-1] == 1
+    return (is_single or not strided) and (call.mask is None or call.mask.stride(-1) == 1)
 
 
 def _mask_fits_cudnn(call: AttentionCall) -> bool:
@@ -252,15 +238,8 @@ def _mask_fits_cudnn(call: AttentionCall) -> bool:
     batch, heads, queries, _ = call.query.shape
     allowed = ((1, batch), (1, heads), (1, queries), (1, call.key.shape[-2]))
     shape = tuple(call.mask.shape)
-    fits = len(shape) in (2, 4) and all(
-        size in sizes for size, sizes in zip(shape, allowed[-len(shape) :], strict=True)
-    )
-    return fits and not call.mask.requires_grad
-
-
-def _torch_version() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
+    fits = all(size in sizes for size, sizes in zip(shape, allowed[-len(shape) :], strict=False))
+    return len(shape) in (2, 4) and fits and not call.mask.requires_grad
 
 
 # --- what is done for each kernel -----------------------------------------------------------------------------------
@@ -269,9 +248,10 @@ def _torch_version() -> tuple[int, int]:
 def _flash(call: AttentionCall) -> Tensor:
     """On heads padded to a multiple of 8."""
     head = call.query.shape[-1]
+    scale = 1.0 / math.sqrt(head) if call.scale is None else call.scale
     query, key, value = (F.pad(each, (0, -head % 8)) if head % 8 else each for each in call.tensors)
     found: tuple[Any, ...] = torch.ops.aten._scaled_dot_product_flash_attention.default(
-        query, key, value, call.dropout, call.is_causal, scale=call.softmax_scale
+        query, key, value, call.dropout, call.is_causal, scale=scale
     )
     output: Tensor = found[0]
     return output[..., :head] if head % 8 else output
@@ -303,12 +283,13 @@ def _math(call: AttentionCall) -> Tensor:
     return found[0]
 
 
-_RUN: dict[SDPBackend, Callable[[AttentionCall], Tensor]] = {
-    SDPBackend.CUDNN_ATTENTION: _cudnn,
-    SDPBackend.FLASH_ATTENTION: _flash,
-    SDPBackend.EFFICIENT_ATTENTION: _efficient,
-    SDPBackend.MATH: _math,
+_KERNELS: dict[SDPBackend, tuple[Callable[[], bool], _Takes, Callable[[AttentionCall], Tensor]]] = {
+    SDPBackend.CUDNN_ATTENTION: (torch.backends.cuda.cudnn_sdp_enabled, _cudnn_runs, _cudnn),
+    SDPBackend.FLASH_ATTENTION: (torch.backends.cuda.flash_sdp_enabled, _flash_runs, _flash),
+    SDPBackend.EFFICIENT_ATTENTION: (torch.backends.cuda.mem_efficient_sdp_enabled, _efficient_runs, _efficient),
+    SDPBackend.MATH: (torch.backends.cuda.math_sdp_enabled, lambda call, capability: True, _math),
 }
+"""Whether each is switched on, whether it takes a call, and how it runs one."""
 
 
 def _additive(mask: Tensor, dtype: torch.dtype, left_out: float) -> Tensor:
@@ -410,17 +391,13 @@ def ambient_device() -> TargetDevice | None:
     return _ambient.get()
 
 
-def tracing_for(device: TargetDevice | None) -> AbstractContextManager[None]:
+@contextmanager
+def tracing_for(device: TargetDevice | None) -> Iterator[None]:
     """Under it every step that names no device is traced for this one, if it is one, in an autocast for it too."""
-
-    @contextmanager
-    def active() -> Iterator[None]:
-        capability = None if device is None else device.capability
-        token = _ambient.set(device)
-        try:
-            with nullcontext() if capability is None else autocast_to(capability):
-                yield
-        finally:
-            _ambient.reset(token)
-
-    return active()
+    capability = None if device is None else device.capability
+    token = _ambient.set(device)
+    try:
+        with nullcontext() if capability is None else autocast_to(capability):
+            yield
+    finally:
+        _ambient.reset(token)

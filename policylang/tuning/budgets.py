@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from math import ceil, isfinite
+from math import isfinite
 
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
@@ -16,7 +16,8 @@ from policylang.planning.capabilities import HALF, Capabilities
 from policylang.planning.inspection.breakdown import Breakdown, breakdown
 from policylang.planning.inspection.peak_values import AliveValue, PeakValues, values_at_peak
 from policylang.simulation.node_times import NodeTimes
-from policylang.tuning.evaluation import Besides, Budget, Evaluation, Infeasible
+from policylang.tuning.evaluation import Budget, BudgetFigure, Evaluation, Infeasible
+from policylang.tuning.tuned_policy import besides_words, rounded_up
 
 NO_BUDGET = "APL624"
 NO_OPTIMIZER = "APL628"
@@ -61,31 +62,29 @@ def read_budget(
     peak: Size | None = None, saved: Size | None = None, recompute_time: Share | None = None
 ) -> Budget | Diagnostic | None:
     """The one budget that is given, None where none is. More than one is a mistake: each leaves the others free."""
-    given = [
-        name
-        for name, each in (("peak", peak), ("saved", saved), ("recompute time", recompute_time))
-        if each is not None
-    ]
+    figures: dict[BudgetFigure, Size | None] = {"peak": peak, "saved": saved, "recompute time": recompute_time}
+    given = [name for name, each in figures.items() if each is not None]
     if len(given) > 1:
         message = f"a budget is one figure, and {len(given)} are given: {', '.join(given)}"
         return diagnose(NO_BUDGET, message, help="give one of them; what the others come to is in the account")
     if peak is not None:
-        limit = read_size(peak, "peak")
-        return limit if isinstance(limit, Diagnostic) else Budget("peak", limit)
-    if saved is not None:
+        limit: float | Diagnostic = read_size(peak, "peak")
+    elif saved is not None:
         limit = read_size(saved, "saved bytes")
-        return limit if isinstance(limit, Diagnostic) else Budget("saved", limit)
-    if recompute_time is None:
+    elif recompute_time is not None:
+        limit = _share(recompute_time, "recompute time", NO_BUDGET)
+    else:
         return None
-    share = _share(recompute_time, "recompute time", "5%", NO_BUDGET)
-    return share if isinstance(share, Diagnostic) else Budget("recompute time", share)
+    return limit if isinstance(limit, Diagnostic) else Budget(given[0], limit)
 
 
 def read_size(given: Size, what: str) -> int | Diagnostic:
     """Whole bytes, more than none. ``what`` is what messages call the figure."""
     size = _bytes(given, what, NO_BUDGET, "write a number and a unit: `70 GiB`")
-    if isinstance(size, Diagnostic) or size >= 1:
-        return size if isinstance(size, Diagnostic) else int(size)
+    if isinstance(size, Diagnostic):
+        return size
+    if size >= 1:
+        return int(size)
     help = "a budget is more than nothing: `70 GiB`"
     if size > 0:
         return diagnose(NO_BUDGET, f"the {what} of {_quoted(given)} is less than a byte", help=help)
@@ -122,7 +121,7 @@ def read_optimizer(given: Size | None, facts: Facts) -> int | Diagnostic:
 
 def read_reserve(given: Share) -> float | Diagnostic:
     """The share of the memory that is set aside, from 0 to less than 1."""
-    share = _share(given, "reserve", "5%", NO_RESERVE)
+    share = _share(given, "reserve", NO_RESERVE)
     if not isinstance(share, Diagnostic) and share >= 1:
         return diagnose(NO_RESERVE, f"a reserve of {_quoted(given)} leaves no memory", help="write less, such as `5%`")
     return share
@@ -167,8 +166,8 @@ def _bytes(given: Size, what: str, code: str, help: str) -> float | Diagnostic:
     return size if isfinite(size) else diagnose(code, f"the {what} of {_quoted(given)} is no size", help=help)
 
 
-def _share(given: Share, what: str, example: str, code: str) -> float | Diagnostic:
-    help = f"write a percentage: `{example}`"
+def _share(given: Share, what: str, code: str) -> float | Diagnostic:
+    help = "write a percentage: `5%`"
     if isinstance(given, bool) or not isinstance(given, str | int | float):
         return diagnose(code, f"the {what} is a share, and not {_quoted(given)}", help=help)
     if isinstance(given, str):
@@ -182,7 +181,7 @@ def _share(given: Share, what: str, example: str, code: str) -> float | Diagnost
     else:
         share = float(given)
         if share > 1:
-            help = f"write a fraction, such as 0.05, or a percentage: `{example}`"
+            help = "write a fraction, such as 0.05, or a percentage: `5%`"
             return diagnose(code, f"the {what} of {_quoted(given)} is more than all of it", help=help)
     if not share >= 0:
         found_as = "negative" if share < 0 else "no number"
@@ -204,23 +203,24 @@ _WHOLE = "take a snapshot of a whole step: of `policylang.trace_step`, or of a m
 
 def unsuitable(facts: Facts, called: str) -> Diagnostic | None:
     """Why there is nothing to tune in a graph; None where there is. ``called``: what messages call the graph."""
+    help = _WHOLE
     if not any(op == "call_function" for op in facts.ops):
-        return diagnose(UNSUITABLE, f"{called} is empty: no operator runs in it", help=_WHOLE)
-    if facts.kind is GraphKind.BACKWARD:
+        message = f"{called} is empty: no operator runs in it"
+    elif facts.kind is GraphKind.BACKWARD:
         message = f"{called} is the backward half of a partition, where all has been decided"
-        return diagnose(UNSUITABLE, message, help=_WHOLE)
-    if Phase.BACKWARD not in facts.phases:
-        half = "the forward half of a partition, or" if facts.kind is GraphKind.FORWARD else "a graph"
+    elif Phase.BACKWARD not in facts.phases:
+        is_half = facts.kind is GraphKind.FORWARD
+        half = "the forward half of a partition, or" if is_half else "a graph"
         message = f"{called} is {half} of a forward alone: without its backward nothing is kept"
-        fix = f"{_WHOLE}, with gradients on" if facts.kind is not GraphKind.FORWARD else _WHOLE
-        return diagnose(UNSUITABLE, message, help=fix)
-    if not facts.forward:
+        help = _WHOLE if is_half else f"{_WHOLE}, with gradients on"
+    elif not facts.forward:
         message = f"{called} has no forward: what its backward reads is given to it"
-        return diagnose(UNSUITABLE, message, help=_WHOLE)
-    if not any(facts.has(row, Flag.FEEDS_BACKWARD) for row in facts.forward):
+    elif not any(facts.has(row, Flag.FEEDS_BACKWARD) for row in facts.forward):
         message = f"the backward of {called} reads nothing that its forward computes: there is nothing to decide"
-        return diagnose(UNSUITABLE, message, help="it takes what it takes; no policy changes that")
-    return None
+        help = "it takes what it takes; no policy changes that"
+    else:
+        return None
+    return diagnose(UNSUITABLE, message, help=help)
 
 
 def decides_nothing(capabilities: Capabilities) -> Diagnostic | None:
@@ -293,13 +293,15 @@ def _too_high(found: Infeasible, under: Breakdown) -> Diagnostic:
     smallest = besides.on(found.smallest.peak)
     at_peak = values_at_peak(under, _ALL)
     resident = sum(share.bytes for share in at_peak.shares if share.what in _RESIDENT)
-    details = (*_alive(at_peak), *_besides(besides), *_in_the_way(at_peak, resident, under.plan.facts))
-    help = f"the least that can be met is a peak of {_rounded_up(smallest)}"
+    said = besides_words(besides)
+    beside_graph = (f"besides the graph: {said}",) if said else ()
+    details = (*_alive(at_peak), *beside_graph, *_in_the_way(at_peak, resident, under.plan.facts))
+    help = f"the least that can be met is a peak of {rounded_up(smallest)}"
     if besides.on(resident) > limit:
         alone = f"{format_quantity(resident, 'bytes')} of parameters and buffers"
-        beside_them = "".join(f", {each.removeprefix('besides the graph: ')}" for each in _besides(besides))
         peak = format_quantity(limit, "bytes")
-        message = f"a peak of {peak} is less than what is there before the step: {alone}{beside_them}"
+        there = ", ".join(filter(None, (alone, said)))
+        message = f"a peak of {peak} is less than what is there before the step: {there}"
         fix = f"{help}; shard the parameters over more ranks to have less there"
         return diagnose(BELOW_PARAMETERS, message, help=fix, details=details)
     place = f", at `{found.smallest.peak_at}`" if found.smallest.peak_at else ""
@@ -324,21 +326,12 @@ def _alive(at_peak: PeakValues) -> tuple[str, ...]:
     )
 
 
-def _besides(besides: Besides) -> tuple[str, ...]:
-    parts = [
-        f"{format_quantity(besides.optimizer, 'bytes')} of the optimizer's state" if besides.optimizer else "",
-        f"{format_quantity(besides.gradients, 'bytes')} of gradients" if besides.gradients else "",
-        f"{format_quantity(besides.reserve, 'fraction')} in reserve" if besides.reserve else "",
-    ]
-    said = " and ".join(filter(None, parts))
-    return (f"besides the graph: {said}",) if said else ()
-
-
 def _in_the_way(at_peak: PeakValues, resident: int, facts: Facts) -> tuple[str, ...]:
     """The one thing that a user can change, where there is one: parameters, the logits, a single value."""
     others = [value for value in at_peak.values if value.what not in _RESIDENT]
     rest = at_peak.bytes - resident
-    vocabulary = _vocabulary(facts)
+    tables = (facts.inputs[row][0] for row, op in enumerate(facts.targets) if op.startswith("aten.embedding."))
+    vocabulary = max((shape[0] for table in tables if (shape := facts.shapes[table])), default=0)
     wide = [value for value in others if vocabulary and _width(facts, value) == vocabulary]
     size = sum(value.bytes for value in wide)
     if size and size >= _LARGE * rest:
@@ -361,12 +354,6 @@ def _where(value: AliveValue) -> str:
     return f" of `{value.module}`" if value.module else ""
 
 
-def _vocabulary(facts: Facts) -> int:
-    """The length of the longest table that an embedding looks into; 0 where there is none."""
-    tables = (facts.inputs[row][0] for row, op in enumerate(facts.targets) if op.startswith("aten.embedding."))
-    return max((shape[0] for table in tables if (shape := facts.shapes[table])), default=0)
-
-
 def _width(facts: Facts, value: AliveValue) -> int:
     shape = facts.shapes[facts.index[value.name]]
     return shape[-1] if shape and len(shape) > 1 else 0
@@ -378,13 +365,15 @@ def _too_much_saved(found: Infeasible, under: Breakdown) -> Diagnostic:
         f"no policy saves as little as {format_quantity(limit, 'bytes')} for the backward: "
         f"the least is {beside(least, limit, 'bytes')}"
     )
-    kept = [
-        (entry.bytes * group.times, entry, group)
-        for group in under.groups
-        for entry in group.entries
-        if entry.outcome.on_device and entry.bytes
-    ]
-    kept.sort(key=lambda each: -each[0])
+    kept = sorted(
+        (
+            (entry.bytes * group.times, entry, group)
+            for group in under.groups
+            for entry in group.entries
+            if entry.outcome.on_device and entry.bytes
+        ),
+        key=lambda each: -each[0],
+    )
     lines = [
         f"  {format_quantity(size, 'bytes')} {entry.operator}"
         f"{f' of `{entry.module}`' if entry.module else ''} in {group.label}"
@@ -392,20 +381,4 @@ def _too_much_saved(found: Infeasible, under: Breakdown) -> Diagnostic:
     ]
     rest = sum(size for size, _, _ in kept[_MOST_SAVED:])
     details = ("what stays:", *lines, *([f"  {format_quantity(rest, 'bytes')} more"] if rest else []))
-    return diagnose(INFEASIBLE, message, help=f"the least that can be met is {_rounded_up(least)}", details=details)
-
-
-def _rounded_up(size: int) -> str:
-    """A size that a person can write and that is not less: ``23.2 GiB``."""
-    unit, scale = next(
-        (
-            (unit, 1024**power)
-            for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"))
-            if size >= 1024**power
-        ),
-        ("B", 1),
-    )
-    if scale == 1:
-        return f"{size} B"
-    tenths = ceil(size * 10 / scale)
-    return f"{tenths // 10}.{tenths % 10} {unit}".replace(".0 ", " ")
+    return diagnose(INFEASIBLE, message, help=f"the least that can be met is {rounded_up(least)}", details=details)

@@ -7,6 +7,7 @@ short the blocks' outputs, or all.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from statistics import median_low
@@ -50,7 +51,8 @@ def stacks(facts: Facts) -> tuple[str, BlockTable]:
     else:
         glob = f"{{{','.join(names)}}}.*" if len(names) > 1 else f"{names[0]}.*"
     together = blocks_of(facts, PathGlob(glob))
-    wanted = sum(1 for row in facts.forward if _is_in(facts.modules[row].split("."), found))
+    inside = re.compile(rf"(?:{'|'.join(re.escape('.'.join(prefix)) for prefix in found)})\.\d+(?:\.|$)")
+    wanted = sum(1 for row in facts.forward if inside.match(facts.modules[row]))
     got = sum(1 for row in facts.forward if facts.modules[row] and together.block_of[row] >= 0)
     return (glob, together) if wanted == got else ("", alone)
 
@@ -70,23 +72,10 @@ def _outermost_lists(facts: Facts) -> list[Prefix]:
     return [prefix for prefix, count in nodes.items() if count >= least and len(children[prefix]) > 1]
 
 
-def _is_in(parts: list[str], prefixes: list[Prefix]) -> bool:
-    return any(
-        len(parts) > len(prefix) and tuple(parts[: len(prefix)]) == prefix and parts[len(prefix)].isdigit()
-        for prefix in prefixes
-    )
-
-
 Pattern = tuple[int, ...]
 """A :class:`Option` for each class."""
 
-_SAVED_BY_HAND = (
-    (),
-    ("attention",),
-    ("matmul",),
-    ("compute",),
-    ("attention", "matmul"),
-)
+_SAVED_BY_HAND = ((), ("attention",), ("matmul",), ("compute",), ("attention", "matmul"))
 
 
 def of_choice(facts: Facts, classes: ValueClasses, kept: Collection[int], again: Collection[int]) -> Pattern:
@@ -190,35 +179,19 @@ def host_variants(
         movable = [each for each, size in enumerate(sizes) if size and pattern[each] == Option.SAVE]
         movable.sort(key=lambda each: (-sizes[each], each))
         large = [each for each in movable if sizes[each] >= _LARGE * sizes[movable[0]]]
-        filled = _filled(large, sizes, _SHARE * room)
+        filled, left = tuple[int, ...](), _SHARE * room
+        for each in large:  # as many as there is room for, each taken that still fits
+            if sizes[each] <= left:
+                filled, left = (*filled, each), left - sizes[each]
         few = filled[:_FEW]
-        kinds = [few] if 2 * _total(few, sizes) >= _total(filled, sizes) else [filled, few]
+        total, most = (sum(sizes[each] for each in those) for those in (filled, few))
+        kinds = [few] if 2 * most >= total else [filled, few]
         if at < _SMALL_BASES:
             kinds += [tuple(each for each in large if each in classes.crossing), tuple(large)]
         for chosen in dict.fromkeys(kinds):
             if chosen:
-                yield number, _with(pattern, chosen)
-
-
-def _filled(numbers: Sequence[int], sizes: Sequence[int], room: float) -> tuple[int, ...]:
-    """As many as there is room for, each taken that still fits."""
-    found = []
-    for each in numbers:
-        if sizes[each] <= room:
-            found.append(each)
-            room -= sizes[each]
-    return tuple(found)
-
-
-def _total(numbers: Sequence[int], sizes: Sequence[int]) -> int:
-    return sum(sizes[each] for each in numbers)
-
-
-def _with(pattern: Pattern, moved: Sequence[int]) -> Pattern:
-    varied = list(pattern)
-    for each in moved:
-        varied[each] = int(Option.OFFLOAD)
-    return tuple(varied)
+                moved = (Option.OFFLOAD if each in chosen else option for each, option in enumerate(pattern))
+                yield number, tuple(map(int, moved))
 
 
 def _bases(patterns: Sequence[SegmentProfile], count: int) -> list[int]:

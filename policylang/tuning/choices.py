@@ -21,100 +21,69 @@ never below.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from math import fsum
 
 from attrs import field, frozen
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, is_gradient, storage_roots
-from policylang.language.syntax import Action, Policy
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.checkpoints import around_blocks
 from policylang.planning.decisions.decide import routing_owners, user_decisions, why_unsafe
-from policylang.planning.decisions.offloading import resolve_offloads
-from policylang.planning.liveness import SavedForBackward
-from policylang.planning.value_outcome import Decision, Why, offloads
 from policylang.simulation.node_times import NodeTimes
 
 NONE = -1
 """In a clause no such column; else no such row."""
 
 
-class SecondRuns:
-    """Tells which reads of the backward cause a recomputation of a value that is decided *recompute*.
+def _read_by_backward(facts: Facts) -> list[tuple[int, int]]:
+    """``(reader, forward row)``: what planning takes the backward to read."""
+    forward = facts.forward_mask
+    found: list[tuple[int, int]] = []
+    for row, phase in enumerate(facts.phases):
+        read = [source for source in facts.inputs[row] if forward[source]]
+        if phase == Phase.BACKWARD:
+            found += [(row, source) for source in read]
+        elif phase == Phase.OUTPUT and facts.kind is GraphKind.JOINT:
+            found += [(row, source) for source in read if is_gradient(facts, source)]
+    return found
 
-    In a flat graph a value that the forward still holds at the end of a region is read there as it is. Whether it does
-    depends on all decisions; here it is taken to do so wherever it can, which leaves the price a lower bound.
-    """
 
-    def __init__(self, facts: Facts, roots: Sequence[int]) -> None:
-        self.facts = facts
-        self.roots = roots
-        self.flat = facts.kind is GraphKind.FLAT
-        self.first_end = array("i", [len(facts)]) * len(facts)
-        """By row: the end of the first region that may make it again."""
-        self.held_until = array("i", [NONE]) * len(facts)
-        self.live = bytearray(len(facts))
-        self.ends = array("i", [NONE]) * len(facts)
-        if self.flat:
-            self._read_flat()
-        else:
-            self._read_joint()
-
-    def _read_flat(self) -> None:
-        facts, end = self.facts, NONE
-        for row in range(len(facts) - 1, -1, -1):
-            if facts.phases[row] == Phase.BACKWARD:
-                end = row if end == NONE else end
-                self.ends[row] = end
-                self.live[row] = 1
-                continue
-            if facts.phases[row] == Phase.FORWARD and facts.ops[row] == "call_function":
-                end = NONE
+def _live_readers(facts: Facts) -> bytearray:
+    """By row 1, where what it reads is really computed: in a joint graph a backward node may lead to nothing."""
+    live = bytearray(len(facts))
+    for row in range(len(facts) - 1, -1, -1):
+        flags, phase = facts.flags[row], facts.phases[row]
+        acts = flags & (Flag.RANDOM | Flag.EFFECTFUL) or flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES
+        if phase == Phase.BACKWARD and (acts or facts.kind is GraphKind.FLAT):
+            live[row] = 1
+        if phase == Phase.OUTPUT or (phase == Phase.BACKWARD and live[row]):
+            live[row] = 1
             for source in facts.inputs[row]:
-                root = self.roots[source]
-                if self.held_until[root] == NONE:
-                    self.held_until[root] = row
+                live[source] = 1
+    return live
 
-    def _read_joint(self) -> None:
-        facts = self.facts
-        effect = Flag.RANDOM | Flag.EFFECTFUL
-        for row in range(len(facts) - 1, -1, -1):
-            flags, phase = facts.flags[row], facts.phases[row]
-            if phase == Phase.BACKWARD and (flags & effect or flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES):
-                self.live[row] = 1
-            if phase == Phase.OUTPUT or (phase == Phase.BACKWARD and self.live[row]):
-                for source in facts.inputs[row]:
-                    self.live[source] = 1
-                self.live[row] = 1
 
-    def reads(self) -> list[tuple[int, int]]:
-        """``(reader, forward row)``: what planning takes the backward to read."""
-        facts, forward = self.facts, self.facts.forward_mask
-        found: list[tuple[int, int]] = []
-        for row, phase in enumerate(facts.phases):
-            if phase == Phase.BACKWARD:
-                found += [(row, source) for source in facts.inputs[row] if forward[source]]
-            elif phase == Phase.OUTPUT and facts.kind is GraphKind.JOINT:
-                found += [
-                    (row, source) for source in facts.inputs[row] if forward[source] and is_gradient(facts, source)
-                ]
-        return found
+def _regions(facts: Facts, roots: Sequence[int]) -> tuple[array[int], array[int]]:
+    """By row of a flat graph's backward the last row of its region, and by memory the last row that reads it outside
+    of the backward; :data:`NONE` for the others.
 
-    def end_of(self, reader: int) -> int:
-        return self.ends[reader] if self.flat else len(self.facts)
-
-    def reached(self, row: int, end: int) -> None:
-        self.first_end[row] = min(self.first_end[row], end)
-
-    def makes_again(self, reader: int, row: int) -> bool:
-        """True if a value that is decided *recompute* is recomputed for a reader in the backward."""
-        return bool(self.live[reader]) and self.held_until[self.roots[row]] <= self.ends[reader]
-
-    def makes_again_for(self, row: int, read: int) -> bool:
-        """True if an operator that is recomputed recomputes it."""
-        return not self.flat or self.held_until[self.roots[read]] <= self.first_end[row]
+    A value that the forward still holds at the end of a region is read there as it is. Whether it does depends on all
+    decisions; here it is taken to do so wherever it can, which leaves the price a lower bound.
+    """
+    ends, held_until = (array("i", [NONE]) * len(facts) for _ in range(2))
+    end = NONE
+    for row in range(len(facts) - 1, -1, -1) if facts.kind is GraphKind.FLAT else ():
+        if facts.phases[row] == Phase.BACKWARD:
+            ends[row] = end = row if end == NONE else end
+            continue
+        if facts.phases[row] == Phase.FORWARD and facts.ops[row] == "call_function":
+            end = NONE
+        for source in facts.inputs[row]:
+            if held_until[roots[source]] == NONE:
+                held_until[roots[source]] = row
+    return ends, held_until
 
 
 STAYS, MUST_RUN = 1, 2
@@ -179,8 +148,6 @@ class Choices:
     """By row: the row that it is there with, for nothing; of a view what it looks into. Itself for the others."""
     read: Sequence[int] = field(repr=False)
     """The forward rows that the backward reads."""
-    asked: Sequence[int] = field(repr=False)
-    """The forward rows that have to be there for something, in graph order; not those that are there anyway."""
     moved: frozenset[int] = field(repr=False)
     """Owners that the user's tags move to the host."""
     fixed: bytes = field(repr=False)
@@ -202,7 +169,22 @@ def choices_of(
     for nothing. ``blocks``: of a path that runs one block at a time, outside of which nothing is decided.
     """
     fixed, moved = fixed_owners(facts, capabilities, keep, override, blocks)
-    return _Problem(facts, times, fixed, moved).build()
+    problem = _Problem(facts, times, fixed, moved)
+    problem.find_free()
+    problem.ask()
+    return Choices(
+        facts=facts,
+        seconds=problem.seconds,
+        sizes=problem.sizes,
+        rows=problem.rows,
+        clauses=tuple(problem.clauses),
+        keeps=problem.keeps,
+        runs=problem.runs,
+        same_as=problem.same_as,
+        read=problem.read,
+        moved=moved,
+        fixed=bytes(fixed),
+    )
 
 
 class _Problem:
@@ -226,27 +208,8 @@ class _Problem:
         self.really = array("i", [NONE]) * len(facts)  # the columns that are priced, where they are others
         self.clauses: dict[Clause, None] = {}
         self.read: tuple[int, ...] = ()
-        self.asked = bytearray(len(facts))
 
-    def build(self) -> Choices:
-        self._find_free()
-        self._ask()
-        return Choices(
-            facts=self.facts,
-            seconds=self.seconds,
-            sizes=self.sizes,
-            rows=self.rows,
-            clauses=tuple(self.clauses),
-            keeps=self.keeps,
-            runs=self.runs,
-            same_as=self.same_as,
-            read=self.read,
-            asked=tuple(row for row, each in enumerate(self.asked) if each),
-            moved=self.moved,
-            fixed=bytes(self.fixed),
-        )
-
-    def _find_free(self) -> None:
+    def find_free(self) -> None:
         """What is there whatever is decided, and what is there together with what it looks into: a view that runs
         again needs that and nothing else, and one that is kept keeps the same memory."""
         facts, fixed, roots, free = self.facts, self.fixed, self.roots, self.free
@@ -277,7 +240,7 @@ class _Problem:
             return False
         return all(self.free[each] for each in inputs[1:])
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
         """From the last row to the first: all that asks for a row is known when it is reached."""
         facts, same_as, free, owners = self.facts, self.same_as, self.free, self.facts.owners
         counted, real = bytearray(len(facts)), bytearray(len(facts))
@@ -287,21 +250,23 @@ class _Problem:
                 sure[row] = 0
         apart = bytearray(len(facts))  # by owner: decided so by something that does not run
         runs_if_so = bytearray(len(facts))  # by owner: the backward itself has it run where it is decided so
-        second_runs = SecondRuns(facts, self.roots)
-        asked = second_runs.reads()
+        live, (ends, held_until) = _live_readers(facts), _regions(facts, self.roots)
+        flat = facts.kind is GraphKind.FLAT
+        first_end = array("i", [len(facts)]) * len(facts)  # by row: of the first region that may recompute it
+        asked = _read_by_backward(facts)
         self.read = tuple(dict.fromkeys(source for _, source in asked))
         reads: list[tuple[int, bool]] = []  # of a row as it is read: whether it may be kept is its own
         for reader, source in asked:
             row = same_as[source]
             if not free[source]:
-                really = second_runs.makes_again(reader, row)
+                really = bool(live[reader]) and held_until[self.roots[row]] <= ends[reader]
                 counted[row] = sure[row] = 1
                 real[row] |= really
                 apart[owners[row]] |= not really
                 runs_if_so[owners[row]] |= really
                 reads.append((source, really))
-                if really:
-                    second_runs.reached(row, second_runs.end_of(reader))
+                if really and flat:
+                    first_end[row] = min(first_end[row], ends[reader])
         apart = bytearray(each and not runs for each, runs in zip(apart, runs_if_so, strict=True))
         edges: list[tuple[int, int, bool]] = []
         for row in range(len(facts) - 1, -1, -1):
@@ -313,12 +278,13 @@ class _Problem:
                 inside = owners[read] == owner  # a piece is no reason to keep the whole
                 if not inside and (free[source] or not sure[row]):
                     continue
-                really = bool(real[row]) and (inside or second_runs.makes_again_for(row, read))
+                held = flat and held_until[self.roots[read]] > first_end[row]
+                really = bool(real[row]) and (inside or not held)
                 counted[read] = 1
                 real[read] |= really
                 sure[read] |= inside and sure[row]
                 if really:
-                    second_runs.reached(read, second_runs.first_end[row])
+                    first_end[read] = min(first_end[read], first_end[row])
                 apart[owners[read]] |= not runs_if_so[owners[read]] and (apart[owner] or not really)
                 if not inside:
                     edges.append((source, owner, really))
@@ -328,7 +294,6 @@ class _Problem:
             self._clause(source, asked_by, really, apart)
 
     def _clause(self, source: int, asked_by: int, really: bool, apart: bytearray) -> None:
-        self.asked[source] = 1
         row = self.same_as[source]
         owner = self.facts.owners[row]
         keep = self._keep(self.roots[row]) if self.may_keep[source] else NONE
@@ -362,63 +327,3 @@ class _Problem:
         self.sizes.append(size)
         self.rows.append(row)
         return len(self.rows) - 1
-
-
-_OFFLOAD = Decision(Action.OFFLOAD, None, Why.RULE)
-_RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.RULE)
-_SAVE = Decision(Action.SAVE, None, Why.ALWAYS)
-_NO_RULES = Policy("tuned", {}, None, (), None, (), ())
-
-
-def movable_memory(choices: Choices, *, override: bool) -> dict[int, int]:
-    """The memory that planning would move where all that may be needed is offloaded: by the row that allocated it, the
-    row that is copied."""
-    facts, roots = choices.facts, storage_roots(choices.facts)
-    tagged = {} if override else user_decisions(facts)
-    decisions: list[Decision | None] = [None] * len(facts)
-    for row in facts.forward:
-        decisions[row] = _RECOMPUTE
-    for row in choices.asked:
-        owner = facts.owners[row]
-        always = facts.flags[owner] & (Flag.SYMBOLIC | Flag.SEED)
-        decisions[row] = _SAVE if always else tagged.get(owner, _OFFLOAD)
-    moving = tuple(row for row in choices.asked if offloads(decisions[row]))
-    staying = tuple(row for row in choices.asked if not offloads(decisions[row]))
-    resolve_offloads(_NO_RULES, facts, decisions, SavedForBackward.of(saved=staying, offloaded=moving))
-    needing_more = {roots[row] for row in choices.asked if _needs_more(choices, choices.same_as[row])}
-    found = {roots[row]: row for row in facts.forward if offloads(decisions[row])}
-    return {root: row for root, row in found.items() if root not in needing_more}
-
-
-def _needs_more(choices: Choices, row: int) -> bool:
-    """Whether a view is made again of what is copied and of something else, which would have to be kept for that."""
-    facts = choices.facts
-    if storage_roots(facts)[row] == row:
-        return False
-    others = (each for each in facts.inputs[row][1:] if facts.forward_mask[each])
-    return any(not facts.flags[each] & Flag.SYMBOLIC for each in others)
-
-
-def hidden_bytes(facts: Facts, times: NodeTimes) -> int:
-    """What can be copied each way while the device computes: to the host during the forward, back during the backward.
-    Second runs are left out."""
-    computes = [0.0, 0.0]
-    for row, phase in enumerate(facts.phases):
-        if phase in (Phase.FORWARD, Phase.BACKWARD) and not facts.flags[row] & Flag.COLLECTIVE:
-            computes[phase == Phase.BACKWARD] += times.seconds[row]
-    return int(min(computes) * (times.device.host_bandwidth or 0.0))
-
-
-def most_moved(facts: Facts, kept: Mapping[int, int], room: int) -> dict[int, int]:
-    """Of some memory, each with the row that is copied, what is moved: the largest and of equals the earliest first, as
-    far as there is room. The pieces of an operator share its decision, and go together."""
-    together: dict[int, list[int]] = {}
-    for root, row in kept.items():
-        together.setdefault(facts.owners[row], []).append(root)
-    sizes = {owner: sum(facts.bytes[kept[root]] for root in roots) for owner, roots in together.items()}
-    taken: dict[int, int] = {}
-    for owner in sorted(together, key=lambda owner: (-sizes[owner], owner)):
-        if sizes[owner] <= room:
-            room -= sizes[owner]
-            taken.update((root, kept[root]) for root in together[owner])
-    return taken

@@ -65,7 +65,8 @@ def waits_of(
     matrices = np.full((segments, _MOMENTS, _MOMENTS), _NEVER)
     matrices[:, range(_MOMENTS), range(_MOMENTS)] = 0.0
     since = np.cumsum(seconds) - seconds
-    starts = dict(zip(*(each.tolist() for each in _first_steps(keys, since)), strict=True))
+    first = np.flatnonzero(np.diff(keys, prepend=-1))
+    starts = dict(zip(keys[first].tolist(), since[first].tolist(), strict=True))
     spent = np.zeros(segments)
     host = times.device.host_bandwidth or np.inf
     for step in np.flatnonzero((kinds == StepKind.COPY_TO_HOST) | (kinds == StepKind.WAIT_FROM_HOST)).tolist():
@@ -90,38 +91,27 @@ def waits_of(
     return SegmentWaits(matrices, computes)
 
 
-def _first_steps(keys: Ints, since: Floats) -> tuple[Ints, Floats]:
-    starts = np.flatnonzero(np.diff(keys, prepend=-1))
-    return keys[starts], since[starts]
-
-
-class CopyWaits:
-    """The patterns of some mixtures."""
-
-    def __init__(self, patterns: Sequence[SegmentWaits], backward: int) -> None:
-        self._matrices = np.stack([each.matrices for each in patterns])
-        self._computes = np.stack([each.computes for each in patterns])
-        self._backward = backward
-
-    def of(self, by_segment: Ints) -> Floats:
-        """Seconds; ``by_segment`` says, mixture by segment, the number of the pattern."""
-        count, segments = by_segment.shape
-        waits = np.zeros(count)
-        for part in (range(self._backward), range(self._backward, segments)):
-            moments = np.full((count, _MOMENTS), _NEVER)
-            moments[:, _NOW] = 0.0
-            if part.start:
-                moments[:] = 0.0
-            for segment in part:
-                number = by_segment[:, segment]
-                later = self._matrices[number, segment]
-                found = later[:, :, 0] + moments[:, 0, None]
-                for each in range(1, _MOMENTS):
-                    np.maximum(found, later[:, :, each] + moments[:, each, None], out=found)
-                moments = found
-                waits -= self._computes[number, segment]
-            waits += moments[:, _NOW] if part.start else moments[:, : _BEFORE + 1].max(axis=1)
-        return np.maximum(waits, 0.0)
+def _seconds_waited(patterns: Sequence[SegmentWaits], by_segment: Ints, backward: int) -> Floats:
+    """Of mixtures; ``by_segment`` says, mixture by segment, the number of the pattern."""
+    matrices = np.stack([each.matrices for each in patterns])
+    computes = np.stack([each.computes for each in patterns])
+    count, segments = by_segment.shape
+    waits = np.zeros(count)
+    for part in (range(backward), range(backward, segments)):
+        moments = np.full((count, _MOMENTS), _NEVER)
+        moments[:, _NOW] = 0.0
+        if part.start:
+            moments[:] = 0.0
+        for segment in part:
+            number = by_segment[:, segment]
+            later = matrices[number, segment]
+            found = later[:, :, 0] + moments[:, 0, None]
+            for each in range(1, _MOMENTS):
+                np.maximum(found, later[:, :, each] + moments[:, each, None], out=found)
+            moments = found
+            waits -= computes[number, segment]
+        waits += moments[:, _NOW] if part.start else moments[:, : _BEFORE + 1].max(axis=1)
+    return np.maximum(waits, 0.0)
 
 
 def on_their_way(found: Lifetimes, schedule: Schedule, keys: Ints, backward: Sequence[int]) -> tuple[Ints, Ints]:
@@ -308,15 +298,14 @@ class Composition:
         if steps:
             at_start = before[starts]
             rise[keys[starts]] = np.maximum.reduceat(alive, starts) - at_start
-            net[keys[starts]] = np.diff(np.append(at_start, before[-1] + 0))
+            net[keys[starts]] = np.diff(np.append(at_start, before[-1]))
             if needs.offloaded:
                 back = [self._backward_of(block) for block in range(self.count)]
                 leaving, returned = on_their_way(found, schedule, keys, back)
-        waits = self._waits(schedule, keys) if self.offload else None
+        waits = None
+        if self.offload:
+            waits = waits_of(self.facts, self.times, schedule, keys, len(self.block_of_segment), self.count + 2)
         return SegmentProfile(rise, net, saved, again, asked, saves_outputs, leaving, returned, waits)
-
-    def _waits(self, schedule: Schedule, keys: Ints) -> SegmentWaits:
-        return waits_of(self.facts, self.times, schedule, keys, len(self.block_of_segment), self.count + 2)
 
     def with_cheap_saved(self, pattern: Sequence[int]) -> tuple[int, ...]:
         """With what takes time and hardly any memory saved: of a flat graph the linear program takes values to be there
@@ -370,14 +359,12 @@ class Composition:
         back = [self._backward_of(block) for block in range(self.count)]
         more = where_zones_meet(leaving, returned, moves, chosen[moving], back)
         waits = [each.waits for each in patterns if each.waits is not None]
-        copies[moving] = self._sure * CopyWaits(waits, self.count + 2).of(self._copied_by(chosen[moving]))
+        by_segment = chosen[moving]
+        if self.count:  # behind the blocks the copies of the last one are under way
+            by_segment = np.column_stack([by_segment[:, :-1], by_segment[:, -2]])
+        by_segment = by_segment[:, self.block_of_segment]
+        copies[moving] = self._sure * _seconds_waited(waits, by_segment, self.count + 2)
         return moving, more, copies
-
-    def _copied_by(self, chosen: Ints) -> Ints:
-        """By mixture and segment, whose copies are under way: behind the blocks those of the last one."""
-        if self.count:
-            chosen = np.column_stack([chosen[:, :-1], chosen[:, -2]])
-        return chosen[:, self.block_of_segment]
 
     def _by_block(self, needs: SavedForBackward) -> tuple[Ints, Floats]:
         facts, block_of, roots = self.facts, self.classes.blocks.block_of, self.roots

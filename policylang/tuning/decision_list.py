@@ -7,7 +7,7 @@ follow another pattern get exceptions of their own, or a ground of their own whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from attrs import evolve, frozen
@@ -87,7 +87,9 @@ def scripts(
     that views go with what is offloaded."""
     found = []
     offloads = any(Option.OFFLOAD in pattern for pattern in (base, around, *(zone.pattern for zone in zones)))
-    for ground in (*_grounds(bool(inside.numbers)), *([_SAVED_UNLESS_SAID] if undecided and offloads else [])):
+    grounds = [_BLOCKS_AGAIN] if inside.numbers else []
+    grounds += [_ALL_AGAIN, _ALL_SAVED, *([_SAVED_UNLESS_SAID] if undecided and offloads else [])]
+    for ground in grounds:
         made = _script(inside, outside, base, zones, around, ground)
         if made is not None:
             found.append(made)
@@ -102,14 +104,10 @@ class _Ground:
     outside: Option
 
 
+_BLOCKS_AGAIN = _Ground(("recompute everything in block",), "undecided -> save", Option.RECOMPUTE, Option.SAVE)
+_ALL_AGAIN = _Ground(("recompute everything",), "", Option.RECOMPUTE, Option.RECOMPUTE)
+_ALL_SAVED = _Ground(("save everything",), "", Option.SAVE, Option.SAVE)
 _SAVED_UNLESS_SAID = _Ground((), "undecided -> save", Option.EITHER, Option.EITHER)
-
-
-def _grounds(blocks: bool) -> Iterator[_Ground]:
-    if blocks:
-        yield _Ground(("recompute everything in block",), "undecided -> save", Option.RECOMPUTE, Option.SAVE)
-    yield _Ground(("recompute everything",), "", Option.RECOMPUTE, Option.RECOMPUTE)
-    yield _Ground(("save everything",), "", Option.SAVE, Option.SAVE)
 
 
 def _script(
@@ -213,9 +211,13 @@ def _cover(phrases: Sequence[Phrase], must: int, never: int) -> tuple[Phrase, ..
 def _with_braces(phrases: Sequence[Phrase]) -> tuple[Phrase, ...]:
     """One operator in several modules with one parent becomes one phrase: ``mm in attention.{wq,wk}``."""
     made: list[Phrase] = []
-    key = _family
-    ordered = sorted(phrases, key=lambda phrase: (key(phrase), phrases.index(phrase)))
-    for (_, _, _, parent), each in groupby(ordered, key=key):
+
+    def family(phrase: Phrase) -> tuple[str, str, str, str]:
+        parent = phrase.module.rpartition(".")[0] if phrase.module else "-"
+        return phrase.subject, phrase.position, phrase.predicate, parent
+
+    ordered = sorted(phrases, key=lambda phrase: (family(phrase), phrases.index(phrase)))
+    for (_, _, _, parent), each in groupby(ordered, key=family):
         group = list(each)
         if len(group) > 1 and group[0].module and not group[0].predicate:
             children = ",".join(phrase.module.rpartition(".")[2] for phrase in group)
@@ -227,10 +229,6 @@ def _with_braces(phrases: Sequence[Phrase]) -> tuple[Phrase, ...]:
         else:
             made += group
     return tuple(sorted(made, key=lambda phrase: (phrase.cost, phrase.subject, phrase.module, phrase.position)))
-
-
-def _family(phrase: Phrase) -> tuple[str, str, str, str]:
-    return phrase.subject, phrase.position, phrase.predicate, phrase.module.rpartition(".")[0] if phrase.module else "-"
 
 
 def _length(groups: Sequence[RuleGroup]) -> float:

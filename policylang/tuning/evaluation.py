@@ -23,14 +23,16 @@ from policylang.planning.planner import plan
 from policylang.planning.value_outcome import Why
 from policylang.simulation.memory import peak_of, simulate
 from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.streams import StepTime, step_time
+from policylang.simulation.streams import step_time
+
+BudgetFigure = Literal["peak", "saved", "recompute time"]
 
 
 @frozen
 class Budget:
     """A limit on memory or time; the other of the two is minimised."""
 
-    figure: Literal["peak", "saved", "recompute time"]
+    figure: BudgetFigure
     limit: float
     """Bytes of one rank; of ``recompute time`` a fraction of the forward's time."""
 
@@ -69,14 +71,12 @@ class Besides:
 
     optimizer: int = 0
     """Bytes of the optimizer's state."""
-    gradients: int = 0
-    """Bytes of gradients that the graph does not hold at its peak."""
     reserve: float = 0.0
     """The share of the memory that the allocator wastes."""
 
     def on(self, peak: int) -> int:
         """The peak with the memory beside the graph."""
-        return round((peak + self.optimizer + self.gradients) / (1 - self.reserve))
+        return round((peak + self.optimizer) / (1 - self.reserve))
 
 
 @frozen
@@ -188,6 +188,10 @@ def candidate_of(rules: str, made: Plan, needs: BackwardCost, times: NodeTimes) 
     """Simulate a plan; ``times`` are of the graph that it leaves."""
     peak = peak_of(simulate(made.facts, made.schedule), made.facts)
     took = step_time(made.facts, made.schedule, times)
+    copies = 0.0
+    if made.policy.offloads:  # seconds that the step waits longer than one in which copies take no time
+        at_once = evolve(times, device=evolve(times.device, host_bandwidth=None))
+        copies = max(took.exposed - step_time(made.facts, made.schedule, at_once).exposed, 0.0)
     return Candidate(
         rules=rules,
         peak=peak.bytes,
@@ -197,14 +201,8 @@ def candidate_of(rules: str, made: Plan, needs: BackwardCost, times: NodeTimes) 
         recompute=took.recomputed,
         exposed=took.exposed,
         step=took.step,
-        copies=_waits_for_copies(made, times, took) if made.policy.offloads else 0.0,
+        copies=copies,
     )
-
-
-def _waits_for_copies(made: Plan, times: NodeTimes, took: StepTime) -> float:
-    """Seconds that the step waits longer than one in which copies take no time."""
-    at_once = evolve(times, device=evolve(times.device, host_bandwidth=None))
-    return max(took.exposed - step_time(made.facts, made.schedule, at_once).exposed, 0.0)
 
 
 def _idle_line(text: str, made: Plan, needs: SavedForBackward) -> int | None:

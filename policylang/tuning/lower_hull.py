@@ -13,7 +13,7 @@ pivots of 1 and -1, is whole and exact in a double, and comes out alike on every
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from math import frexp, fsum, inf, ldexp
 from typing import Any
 
@@ -25,7 +25,7 @@ from policylang.graph.facts import Facts, Flag, storage_roots
 from policylang.language.diagnostics import diagnose
 from policylang.planning.capabilities import Capabilities
 from policylang.simulation.node_times import NodeTimes
-from policylang.tuning.choices import MUST_RUN, NONE, Choices, choices_of, hidden_bytes, most_moved, movable_memory
+from policylang.tuning.choices import MUST_RUN, NONE, Choices, choices_of
 
 SCALE = 2.0**50
 
@@ -191,9 +191,8 @@ class Hull:
         self.few = [2 * rows * (1 + (not size)) + row for row, size in zip(choices.rows, choices.sizes, strict=True)]
         self.relaxation = Relaxation(choices)
 
-    def vertices(self, sizes: Sequence[int] | None = None) -> list[Vertex]:
-        """From the most bytes to the fewest. ``sizes``: bytes by column, where they are not those of the problem."""
-        self.sizes = self.choices.sizes if sizes is None else sizes
+    def vertices(self) -> list[Vertex]:
+        """From the most bytes to the fewest."""
         found = [self._best([(1, self.ticks)], [(1, self.sizes)])]
         ahead = [self._best([(1, self.sizes)], [(1, self.ticks)])]
         while ahead:
@@ -236,11 +235,6 @@ class Hull:
         return self._vertex(columns)
 
 
-SHARES = 4
-"""With copies to the host, the hulls at which a byte that may be moved is worth so many quarters of another."""
-NOTHING: Mapping[int, int] = {}
-
-
 @frozen(eq=False)
 class HullPoint:
     """From the most bytes, where nothing is recomputed that takes time, to the fewest."""
@@ -253,8 +247,6 @@ class HullPoint:
     """Owners whose value is saved."""
     recomputed: frozenset[int] = field(repr=False)
     """Owners that are recomputed, views of what is recomputed among them."""
-    moved: frozenset[int] = field(default=frozenset(), repr=False)
-    """Owners whose value waits on the host in between, views of what is copied among them."""
 
 
 def lower_hull(
@@ -264,7 +256,6 @@ def lower_hull(
     *,
     keep: Collection[int] = (),
     override: bool = False,
-    offload: bool = False,
     blocks: BlockTable | None = None,
 ) -> tuple[HullPoint, ...]:
     """The lower hull over all choices that planning takes for right: nothing that is safe to decide is below it.
@@ -273,17 +264,10 @@ def lower_hull(
     ``override``: what the user has tagged may be decided otherwise. ``blocks``: of a path that runs one block at a
     time, outside of which it decides nothing.
 
-    With ``offload`` values may wait on the host as well, as many as can be copied while the device computes, each way.
-    The points are then the best that were found, and what fits between two of them may be a little below the line. What
-    certainly nothing goes below is the hull without ``offload``, at the bytes on device and host together.
-
     Raises:
         PolicyError: the solver is not installed.
     """
-    choices = choices_of(facts, times, capabilities, keep=keep, override=override, blocks=blocks)
-    if not offload or not capabilities.offloads:
-        return hull_of(choices)
-    return _hull_with_copies(choices, times, override=override)
+    return hull_of(choices_of(facts, times, capabilities, keep=keep, override=override, blocks=blocks))
 
 
 def hull_of(choices: Choices) -> tuple[HullPoint, ...]:
@@ -291,43 +275,6 @@ def hull_of(choices: Choices) -> tuple[HullPoint, ...]:
     if not choices.rows:
         return (_point(choices, ()),)
     return tuple(_point(choices, vertex.columns) for vertex in Hull(choices).vertices())
-
-
-def _hull_with_copies(choices: Choices, times: NodeTimes, *, override: bool) -> tuple[HullPoint, ...]:
-    """What is moved is a knapsack: of what a choice has in memory, as much as can be copied. A choice is best for it
-    where a byte that may be moved costs some share of one that may not: none of it while there is room for all, all of
-    it once every choice fills the room."""
-    room = hidden_bytes(choices.facts, times)
-    movable = movable_memory(choices, override=override) if room else {}
-    if not movable:
-        return hull_of(choices)
-    roots = [row if size else NONE for row, size in zip(choices.rows, choices.sizes, strict=True)]
-    hull, found = Hull(choices), dict[tuple[int, ...], HullPoint]()
-    for share in range(SHARES, -1, -1):
-        sizes = [size * (share if root in movable else SHARES) for root, size in zip(roots, choices.sizes, strict=True)]
-        for vertex in hull.vertices(sizes):
-            if vertex.columns not in found:
-                kept = {root: movable[root] for root in map(roots.__getitem__, vertex.columns) if root in movable}
-                moved = most_moved(choices.facts, kept, room)
-                found[vertex.columns] = _point(choices, vertex.columns, moved)
-    return _lower(found.values())
-
-
-def _lower(points: Collection[HullPoint]) -> tuple[HullPoint, ...]:
-    """Those on the lower hull of some points, from the most bytes that buy anything to the fewest."""
-    hull: list[HullPoint] = []
-    for point in sorted(points, key=lambda point: (point.seconds, point.saved)):
-        if hull and point.saved >= hull[-1].saved:
-            continue
-        while len(hull) > 1 and _is_above(hull[-2], hull[-1], point):
-            hull.pop()
-        hull.append(point)
-    return tuple(hull)
-
-
-def _is_above(here: HullPoint, between: HullPoint, there: HullPoint) -> bool:
-    paid = (between.seconds - here.seconds) * (here.saved - there.saved)
-    return paid >= (there.seconds - here.seconds) * (here.saved - between.saved)
 
 
 def bound_at(hull: Sequence[HullPoint], saved: float) -> float:
@@ -343,17 +290,13 @@ def bound_at(hull: Sequence[HullPoint], saved: float) -> float:
     return here.seconds + (there.seconds - here.seconds) * (here.saved - saved) / (here.saved - there.saved)
 
 
-def _point(choices: Choices, columns: Sequence[int], moved: Mapping[int, int] = NOTHING) -> HullPoint:
-    """A choice, and what planning makes of it: the walk of :func:`policylang.planning.liveness.backward_needs`.
-
-    ``moved``: the memory that is copied to the host, and the row that is.
-    """
-    facts, roots = choices.facts, storage_roots(choices.facts)
+def _point(choices: Choices, columns: Sequence[int]) -> HullPoint:
+    """A choice, and what planning makes of it: the walk of :func:`policylang.planning.liveness.backward_needs`."""
+    facts = choices.facts
     decided = again_of(choices, columns)
     needed = bytearray(len(facts))
     for row in choices.read:
         needed[row] = 1
-    offloaded = {facts.owners[row] for row in moved.values()}
     kept: set[int] = set()
     again: set[int] = set()
     forward, flags, owners, inputs = facts.forward_mask, facts.flags, facts.owners, facts.inputs
@@ -365,16 +308,13 @@ def _point(choices: Choices, columns: Sequence[int], moved: Mapping[int, int] = 
             again.add(owner)
             for source in inputs[row]:
                 needed[source] |= forward[source]
-        elif roots[row] in moved:
-            offloaded.add(owner)
         elif owner not in choices.moved:
             kept.add(owner)
     return HullPoint(
-        saved=sum(choices.sizes[column] for column in columns if choices.rows[column] not in moved),
+        saved=sum(choices.sizes[column] for column in columns),
         seconds=fsum(choices.seconds[column] for column in columns),
         kept=frozenset(kept),
         recomputed=frozenset(again),
-        moved=frozenset(offloaded),
     )
 
 

@@ -13,6 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from itertools import takewhile
 
 from attrs import evolve, field, frozen
 
@@ -24,7 +25,6 @@ from policylang.language.operators import OperatorTable, prelude_group
 from policylang.language.selectors import nth
 from policylang.operators.names import DETACHES
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decisions.decide import routing_owners, why_unsafe
 from policylang.planning.selection.selectors import Selections
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -70,8 +70,6 @@ class ValueClasses:
     """A glob of the blocks' own modules; empty where they have none in common."""
     crossing: frozenset[int] = field(repr=False)
     """The outputs that blocks pass to each other or to what follows them."""
-    kept: frozenset[int] = field(repr=False)
-    """What must not be recomputed if the backward asks for it: effects, routing, draws that cannot be repeated."""
     views: frozenset[int] = field(repr=False)
     """Views of other values."""
 
@@ -109,9 +107,11 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
     for row in facts.forward:
         if owners[row] != row and not flags[row] & Flag.SYMBOLIC:
             of[row] = of[owners[row]]
-    crossing = {of[row] for row in facts.forward if _crosses(facts, row, block_of)}
-    unsafe = [row for row in facts.forward if owners[row] == row and why_unsafe(facts, row, capabilities) is not None]
-    kept = {of[row] for row in (*unsafe, *routing_owners(facts))}
+    crossing = {
+        of[row]
+        for row in facts.forward
+        if block_of[row] != OUTSIDE and any(block_of[user] != block_of[row] for user in forward_users(facts, row))
+    }
     roots = storage_roots(facts)
     views = {of[row] for row in facts.forward if owners[row] == row and roots[row] != row}
     return ValueClasses(
@@ -121,39 +121,23 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
         blocks=blocks,
         block_glob=glob or _glob(prefixes),
         crossing=frozenset(crossing - {-1}),
-        kept=frozenset(kept - {-1}),
         views=frozenset(views - {-1}),
     )
 
 
-def _crosses(facts: Facts, row: int, block_of: Sequence[int]) -> bool:
-    own = block_of[row]
-    return own != OUTSIDE and any(block_of[user] != own for user in forward_users(facts, row))
-
-
 def _prefixes(facts: Facts, blocks: BlockTable) -> list[tuple[str, ...]]:
     """By block, the path that its modules have in common, up to a number; last, for what lies outside, none."""
-    found: list[tuple[str, ...] | None] = [None] * len(blocks.names)
-    known: set[tuple[int, str]] = set()
+    paths: list[dict[str, None]] = [{} for _ in blocks.names]
     for row in facts.forward:
-        block, path = blocks.block_of[row], facts.modules[row]
-        if block == OUTSIDE or not path or (block, path) in known:
-            continue
-        known.add((block, path))
-        parts, common = tuple(path.split(".")), found[block]
-        if common is None:
-            found[block] = parts
-            continue
-        same = 0
-        while same < min(len(common), len(parts)) and common[same] == parts[same]:
-            same += 1
-        found[block] = common[:same]
-    return [*(_up_to_number(each or ()) for each in found), ()]
-
-
-def _up_to_number(parts: tuple[str, ...]) -> tuple[str, ...]:
-    last = max((at for at, part in enumerate(parts) if part.isdigit()), default=-1)
-    return parts[: last + 1] if last >= 0 else parts
+        if blocks.block_of[row] != OUTSIDE and facts.modules[row]:
+            paths[blocks.block_of[row]][facts.modules[row]] = None
+    found: list[tuple[str, ...]] = []
+    for each in paths:
+        columns = zip(*(path.split(".") for path in each), strict=False)
+        parts = tuple(first for first, *_ in takewhile(lambda column: len(set(column)) == 1, columns))
+        last = max((at for at, part in enumerate(parts) if part.isdigit()), default=len(parts))
+        found.append(parts[: last + 1])
+    return [*found, ()]
 
 
 def _within(path: str, prefix: tuple[str, ...]) -> str:
@@ -254,7 +238,8 @@ class Vocabulary:
         paths = self._paths(self.numbers)
         yield Phrase(EVERYTHING, self.mask, 1.0)
         for path in paths:
-            yield Phrase(EVERYTHING, self._in(self.numbers, path), 1.2, module=path)
+            mask = _mask(number for number in self.numbers if self._is_in(number, path))
+            yield Phrase(EVERYTHING, mask, 1.2, module=path)
         if self.inside and classes.crossing:
             yield Phrase(EVERYTHING, _mask(classes.crossing), 1.1, predicate="crosses block")
         for each in _GROUPS:
@@ -349,9 +334,6 @@ class Vocabulary:
         module = self._classes.all[number].module
         return f".{path}." in f".{module}."
 
-    def _in(self, numbers: Iterable[int], path: str) -> int:
-        return _mask(number for number in numbers if self._is_in(number, path))
-
     def of_group(self, name: str) -> list[int]:
         """The classes of a group that takes all of a class or none."""
         let, classes = prelude_group(name), self._classes
@@ -381,7 +363,4 @@ def _position(at: int, length: int) -> str:
 
 
 def _mask(numbers: Iterable[int]) -> int:
-    mask = 0
-    for number in numbers:
-        mask |= 1 << number
-    return mask
+    return sum(1 << number for number in set(numbers))

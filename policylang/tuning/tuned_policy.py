@@ -16,7 +16,6 @@ from policylang.language.layout import format_source
 from policylang.language.shown import counted, format_quantity, logged, one_line
 from policylang.language.units import UNITS, write
 from policylang.planning.digest import digest_of
-from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned
 
 
@@ -72,26 +71,6 @@ class TunedPolicy:
         return self.recompute_seconds / self.tuned.forward if self.tuned.forward else 0.0
 
     @property
-    def step_seconds(self) -> float:
-        """Seconds of the whole step."""
-        return self.tuned.chosen.step
-
-    @property
-    def exposed_seconds(self) -> float:
-        """Seconds in which computation waits for a collective or a copy."""
-        return self.tuned.chosen.exposed
-
-    @property
-    def copies_seconds(self) -> float:
-        """The seconds among these that copies to the host and back add: zero where computation hides them."""
-        return self.tuned.chosen.copies
-
-    @property
-    def forward_seconds(self) -> float:
-        """Seconds of the forward."""
-        return self.tuned.forward
-
-    @property
     def bound_seconds(self) -> float | None:
         """Seconds of recomputation that no choice of values can go below that saves as many bytes; None where that is
         not known."""
@@ -143,23 +122,6 @@ class TuningSubject:
     def called(self) -> str:
         """The name of the graph in headings."""
         return self.graph or f"a {self.kind} graph"
-
-
-def subject_of(
-    facts: Facts, graph: str, times: NodeTimes, device_named: str, optimizer: str = "", path: str = ""
-) -> TuningSubject:
-    """A subject with the fingerprint of its facts."""
-    return TuningSubject(
-        graph=graph,
-        kind=facts.kind.value,
-        nodes=len(facts),
-        fingerprint=fingerprint(facts),
-        device=times.device.name,
-        device_named=device_named,
-        optimizer=optimizer,
-        path=path,
-        priced_by_bytes=times.uncounted,
-    )
 
 
 def fingerprint(facts: Facts) -> str:
@@ -230,19 +192,18 @@ def step_words(each: Candidate) -> str:
     return f"{each.step:.2f} s" if each.step >= 1 else format_quantity(each.step, "seconds")
 
 
-def besides_words(besides: Besides, subject: TuningSubject) -> str:
+def besides_words(besides: Besides, optimizer: str = "") -> str:
     """``24 GiB of optimizer state (adamw) and 5% in reserve``; empty where there is nothing."""
-    name = f" ({subject.optimizer})" if subject.optimizer else ""
+    name = f" ({optimizer})" if optimizer else ""
     parts = [
         f"{format_quantity(besides.optimizer, 'bytes')} of optimizer state{name}" if besides.optimizer else "",
-        f"{format_quantity(besides.gradients, 'bytes')} of gradients" if besides.gradients else "",
         f"{format_quantity(besides.reserve, 'fraction')} in reserve" if besides.reserve else "",
     ]
     return " and ".join(filter(None, parts))
 
 
 def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
-    chosen, besides = tuned.chosen, besides_words(tuned.besides, subject)
+    chosen, besides = tuned.chosen, besides_words(tuned.besides, subject.optimizer)
     nodes, facts = counted(subject.nodes, "node"), f"facts {subject.fingerprint[:_SHOWN]}"
     graph = f"{subject.called} of {nodes} ({facts})"
     if subject.graph:
@@ -291,8 +252,8 @@ def _promises(tuned: Tuned, subject: TuningSubject, *, timed: bool) -> list[str]
         share = write(budget.limit, "fraction")
         promised = [f"device {subject.device_named}", f"expect recomputed time <= {share}"] if timed else []
         return [*promised, f"expect peak <= {rounded_up(chosen.peak)}"]
-    alone = int(budget.limit * (1 - besides.reserve)) - besides.optimizer - besides.gradients
-    less = besides_words(besides, subject)
+    alone = int(budget.limit * (1 - besides.reserve)) - besides.optimizer
+    less = besides_words(besides, subject.optimizer)
     why = f"  # of the graph: {write(int(budget.limit), 'bytes')} less {less}" if less else ""
     return [f"expect peak <= {at_most(max(alone, chosen.peak), chosen.peak)}{why}"]
 

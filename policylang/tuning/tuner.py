@@ -53,26 +53,6 @@ _SAME = 1e-9
 """The share of the forward's time by which two sums of the same times may differ."""
 
 
-def tune(
-    facts: Facts,
-    times: NodeTimes,
-    budget: Budget,
-    capabilities: Capabilities,
-    *,
-    besides: Besides = NOTHING_BESIDES,
-    offload: bool = False,
-    table: bool = False,
-    progress: Progress | None = None,
-) -> Tuned | Infeasible:
-    """The fastest candidate within the budget; of a budget of time the one that takes the least memory.
-
-    With ``table``, or without a limit, the table has about fifty rows over the whole range; else what was planned on
-    the way.
-    """
-    tuner = Tuner(facts, times, capabilities, besides=besides, offload=offload, progress=progress)
-    return tuner.tuned(budget, table=table)
-
-
 @frozen(eq=False)
 class _Set:
     """The candidates for one kind of memory."""
@@ -167,7 +147,9 @@ class Tuner:
             for pattern in dict.fromkeys(found):
                 profile = composition.profile(pattern, with_peak=by_peak)
                 simulated.setdefault(profile.asked, profile)
-            for base, pattern in self._host_variants(tuple(simulated.values())):
+            patterns = tuple(simulated.values())
+            varied = host_variants(self.facts, self.times, classes, patterns) if self.offload else ()
+            for base, pattern in varied:
                 profile = composition.profile(pattern, with_peak=by_peak)
                 if profile.offloads and profile.asked not in simulated:
                     variants.setdefault(profile.asked, (base, profile))
@@ -178,16 +160,9 @@ class Tuner:
         memory = made.figures.peak if by_peak else made.figures.saved
         seconds = made.figures.price
         order, by_memory = np.lexsort((memory, seconds)), np.lexsort((seconds, memory))
-        return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist(), self._slack(variants))
-
-    def _slack(self, moving: Iterable[Pattern]) -> int:
-        moved = {number for pattern in moving for number, option in enumerate(pattern) if option == Option.OFFLOAD}
-        return max((self.facts.bytes[row] for each in moved for row in self.classes.rows[each]), default=0)
-
-    def _host_variants(self, patterns: Sequence[SegmentProfile]) -> Iterator[tuple[int, Pattern]]:
-        """With copies to the host as a third choice; none without."""
-        if self.offload:
-            yield from host_variants(self.facts, self.times, self.classes, patterns)
+        moved = {number for pattern in variants for number, option in enumerate(pattern) if option == Option.OFFLOAD}
+        slack = max((self.facts.bytes[row] for each in moved for row in classes.rows[each]), default=0)
+        return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist(), slack)
 
     def _bundled(self) -> Iterator[Pattern]:
         """What bundled policies do to most values of each class; what the user has tagged they leave alone."""
@@ -210,10 +185,18 @@ class Tuner:
         return tuple(each for each in found if each is not None)
 
     def tuned(self, budget: Budget, *, table: bool = False) -> Tuned | Infeasible:
-        """The choice for one budget: nothing that is planned on the way to it beats it."""
+        """The fastest candidate within the budget, and of a budget of time the one that takes the least memory: nothing
+        that is planned on the way to it beats it.
+
+        With ``table``, or without a limit, the table has about fifty rows over the whole range; else what was planned
+        on the way.
+        """
         self.evaluation.afresh()
-        if table or budget.limit == inf:
-            self._fill(budget)
+        if table or budget.limit == inf:  # plan candidates over the whole range of memory
+            composed = self._composed(budget)
+            low, high = min(composed), max(composed)
+            for step in range(_ROWS):
+                self._at(budget, low + (high - low) * step / (_ROWS - 1))
         first = self._picked(budget) or self.smallest(budget)
         while True:
             chosen, known = self._unbeaten(budget, first), len(self._evaluated)
@@ -293,46 +276,30 @@ class Tuner:
         if self.save_all is not None and self.memory(self.save_all, budget) <= limit:
             return self.save_all
         chosen, memory, same = self._set(budget), self._composed(budget), _SAME * self.forward
-        seconds = chosen.seconds
-        best: Candidate | None = None
-        for other in self._others:
-            if self.memory(other, budget) <= limit and (best is None or other.price < best.price):
-                best = other
+        known = list(self._others)
         if limit < _LOW * min(memory):  # where what is composed may be more than what it comes to
-            smallest = self.smallest(budget)
-            if self.memory(smallest, budget) <= limit and (best is None or smallest.price < best.price):
-                best = smallest
+            known.append(self.smallest(budget))
+        known = [each for each in known if self.memory(each, budget) <= limit]
+        best = min(known, key=lambda each: each.price, default=None)
         for at in chosen.order:
-            if best is not None and seconds[at] >= best.price - same:
+            if best is not None and chosen.seconds[at] >= best.price - same:
                 break
-            if memory[at] > limit:
-                continue
-            made = self._candidate(chosen, at)
-            if made is None or self.memory(made, budget) > limit:
-                continue
-            if best is None or made.price < best.price:
+            made = self._candidate(chosen, at) if memory[at] <= limit else None
+            if made is not None and self.memory(made, budget) <= limit and (best is None or made.price < best.price):
                 best = made
         return best
 
     def _cheapest(self, budget: Budget, limit: float) -> Candidate | None:
         """The candidate that takes the least memory in so much time."""
         chosen, memory = self._set(budget), self._composed(budget)
-        seconds = chosen.seconds
-        best: Candidate | None = None
-        for other in (self.save_all, *self._others):
-            if other is None or other.price > limit:
-                continue
-            if best is None or self.memory(other, budget) < self.memory(best, budget):
-                best = other
+        known = (each for each in (self.save_all, *self._others) if each is not None and each.price <= limit)
+        best = min(known, key=lambda each: self.memory(each, budget), default=None)
         for at in chosen.by_memory:
-            if best is not None and memory[at] + chosen.slack >= self.memory(best, budget):
+            least = inf if best is None else self.memory(best, budget)
+            if memory[at] + chosen.slack >= least:
                 break
-            if seconds[at] > limit:
-                continue
-            made = self._candidate(chosen, at)
-            if made is None or made.price > limit:
-                continue
-            if best is None or self.memory(made, budget) < self.memory(best, budget):
+            made = self._candidate(chosen, at) if chosen.seconds[at] <= limit else None
+            if made is not None and made.price <= limit and self.memory(made, budget) < least:
                 best = made
         return best
 
@@ -343,13 +310,6 @@ class Tuner:
         made = None if text is None else self.evaluation.of(text)
         least = chosen.seconds[at] - _SAME * self.forward
         return None if made is None or made.price < least else made
-
-    def _fill(self, budget: Budget) -> None:
-        """Plan candidates over the whole range of memory."""
-        memory = self._composed(budget)
-        low, high = min(memory), max(memory)
-        for step in range(_ROWS):
-            self._at(budget, low + (high - low) * step / (_ROWS - 1))
 
 
 def undominated(found: Iterable[Candidate], memory: Callable[[Candidate], int]) -> list[Candidate]:

@@ -81,9 +81,9 @@ SCHEMA = {
         },
         "besides": {
             "type": "object",
-            "required": ["optimizer", "gradients", "reserve"],
+            "required": ["optimizer", "reserve"],
             "additionalProperties": False,
-            "properties": {"optimizer": SIZE, "gradients": SIZE, "reserve": {"type": "number", "minimum": 0}},
+            "properties": {"optimizer": SIZE, "reserve": {"type": "number", "minimum": 0}},
         },
         "forward_seconds": SECONDS,
         "bound_seconds": {"type": ["number", "null"]},

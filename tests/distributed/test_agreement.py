@@ -17,6 +17,7 @@ import policylang
 from policylang import TracedStep, trace_step
 from policylang.backends import path
 from policylang.ranks.comparison import TIMEOUT
+from tests.support.flat_graphs import copy_graph
 from tests.support.meshed import WIDTH, Meshed
 from tests.support.ranks import run_ranks
 from tests.support.versions import needs_cached_collectives, needs_groups_in_any_order
@@ -61,12 +62,17 @@ def cases(rank: int) -> dict[str, str]:
         policylang.parse(f"device {'h100-sxm' if odd else 'cpu'}\nundecided -> save\nrecompute mm\n{rule}\n")
         for rule in ("optional save mm where time > 2 us", "optional save mm where time > 1 s")
     )
+    step = traced(mesh)
+
+    def applied(policy: policylang.Policy, **options: bool) -> str:
+        return said(lambda: policylang.apply(copy_graph(step.gm), policy, **options))
+
     return {
-        "same": said(lambda: traced(mesh).apply(same)),
-        "another policy": said(lambda: traced(mesh).apply(other)),
-        "not compared": said(lambda: traced(mesh).apply(other, agree=False)),
-        "another device": said(lambda: traced(mesh).apply(never)),
-        "a device that decides otherwise": said(lambda: traced(mesh).apply(timed)),
+        "same": applied(same),
+        "another policy": applied(other),
+        "not compared": applied(other, agree=False),
+        "another device": applied(never),
+        "a device that decides otherwise": applied(timed),
         "no mesh on one": said(lambda: traced(mesh, dims=(0,)).apply(same, None if odd else mesh)),
         "a circle": said(lambda: traced(mesh, dims=(rank in (1, 2),)).apply(same)),
     }

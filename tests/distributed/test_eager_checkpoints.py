@@ -15,16 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import policylang
 from tests.support import models
-from tests.support.eager import (
-    POLICY,
-    Loss,
-    backward_of,
-    blocks_of,
-    differences,
-    loss_of,
-    train,
-    twin,
-)
+from tests.support.eager import POLICY, Loss, backward_of, blocks_of, differences, loss_of, train, twin
 from tests.support.ranks import run_ranks
 
 Wrap = Callable[[nn.Module], nn.Module]
@@ -98,9 +89,7 @@ def check_ddp(rank: int, example: models.Example, **options: bool) -> None:
     def spread(model: nn.Module) -> nn.Module:
         return DistributedDataParallel(model, **options)
 
-    others: dict[str, Wrap] = {
-        "policy": lambda model: spread(under_policy(model)),
-    }
+    others: dict[str, Wrap] = {"policy": lambda model: spread(under_policy(model))}
     compare(example, spread, others, backward_of(loss_of(example, rank)))
 
 
@@ -116,7 +105,7 @@ def check_decisions(rank: int, mesh: DeviceMesh, example: models.Example) -> Non
     assert decided(shard(under_policy(twin(example.module)), mesh), run) == alone
 
 
-def check_compiled(rank: int, mesh: DeviceMesh) -> None:
+def check_compiled(rank: int, mesh: DeviceMesh, *, everything: bool) -> None:
     """Each block compiled, its checkpoint around or inside: the compiler carries the policy out."""
     backend = policylang.backend(POLICY, inner="aot_eager")
 
@@ -131,23 +120,26 @@ def check_compiled(rank: int, mesh: DeviceMesh) -> None:
         recomputed = policylang.report(backend).recomputed
         assert recomputed.names
 
-    gpt2, mlp = models.gpt2(), models.mlp()
+    mlp = models.mlp()
     sharded = partial(shard, mesh=mesh)
-    run, accumulate = backward_of(loss_of(gpt2, rank)), partial(accumulated, loss_of(mlp, rank))
-    check(gpt2, sharded, lambda model: sharded(compiled(under_policy(model))), run)
+    accumulate, run = partial(accumulated, loss_of(mlp, rank)), backward_of(loss_of(mlp, rank))
     check(mlp, sharded, lambda model: compiled(under_policy(sharded(model))), accumulate)
-    check(mlp, sharded, lambda model: sharded(compiled(wrapped(model))), accumulate)
-    run = backward_of(loss_of(mlp, rank))
-    check(mlp, DistributedDataParallel, lambda model: DistributedDataParallel(compiled(under_policy(model))), run)
+    if everything:
+        gpt2 = models.gpt2()
+        check(gpt2, sharded, lambda model: sharded(compiled(under_policy(model))), backward_of(loss_of(gpt2, rank)))
+        check(mlp, sharded, lambda model: sharded(compiled(wrapped(model))), accumulate)
+        check(mlp, DistributedDataParallel, lambda model: DistributedDataParallel(compiled(under_policy(model))), run)
 
 
-def check_two(rank: int) -> None:
+def check_two(rank: int, everything: bool) -> None:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-    check_fsdp(rank, mesh, models.gpt2())
+    check_fsdp(rank, mesh, models.gpt2(), () if everything else ("by the model's switch",))
+    check_fsdp(rank, mesh, models.mlp(), ("checkpointed, then sharded", "in torch's wrapper, then sharded"))
     check_decisions(rank, mesh, models.mlp())
     check_accumulation(rank, mesh, models.mlp())
-    check_ddp(rank, models.gpt2(), static_graph=True, gradient_as_bucket_view=True)
-    check_compiled(rank, mesh)
+    example = models.gpt2() if everything else models.mlp()
+    check_ddp(rank, example, static_graph=True, gradient_as_bucket_view=True)
+    check_compiled(rank, mesh, everything=everything)
 
 
 def check_four(rank: int) -> None:
@@ -158,8 +150,9 @@ def check_four(rank: int) -> None:
     check_ddp(rank, models.mlp())
 
 
-def test_two_ranks_compute_the_same_bits() -> None:
-    run_ranks(check_two, 2)
+@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_two_ranks_compute_the_same_bits(everything: bool) -> None:
+    run_ranks(check_two, 2, everything)
 
 
 @pytest.mark.slow

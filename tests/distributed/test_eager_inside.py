@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -24,7 +24,7 @@ from tests.support.ranks import run_ranks
 SAVES_ALL = "undecided -> save"
 POLICIES = (SAVES_ALL, "recompute everything in block", "undecided -> recompute\nsave addmm, mm")
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-STEPS = 3
+STEPS = 2
 
 Change = Callable[[nn.Module], nn.Module]
 
@@ -63,10 +63,12 @@ def _sharded_and_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return _sharded(_parallel(model, mesh["tp"]), mesh["dp"])
 
 
-def _same_bits(rank: int, name: str, make: Callable[[], nn.Module], change: Change) -> None:
+def _same_bits(
+    rank: int, name: str, make: Callable[[], nn.Module], change: Change, policies: Sequence[str] = POLICIES
+) -> None:
     """Whichever comes first, and whatever is saved."""
     expected = train(change(make()), _run(rank), STEPS)
-    for text in POLICIES:
+    for text in policies:
         policy = policylang.parse(text)
         orders = {
             "checkpointed first": lambda policy=policy: change(
@@ -81,7 +83,7 @@ def _same_bits(rank: int, name: str, make: Callable[[], nn.Module], change: Chan
             assert audit.differences == (), (name, text, order)
 
 
-def _fsdp_inside(rank: int) -> None:
+def _every_way_of_fsdp(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,))
     changes: dict[str, Change] = {
         "as it comes": partial(_sharded, mesh=mesh),
@@ -94,8 +96,6 @@ def _fsdp_inside(rank: int) -> None:
         changes[f"{dp} x {tp}, with tensor parallelism"] = partial(_sharded_and_parallel, mesh=both)
     for name, change in changes.items():
         _same_bits(rank, name, Plain, change)
-    _gathers_are_not_the_blocks(rank, mesh)
-    _the_first_fsdp(rank)
 
 
 def _gathers_are_not_the_blocks(rank: int, mesh: DeviceMesh) -> None:
@@ -120,13 +120,6 @@ def _the_first_fsdp(rank: int) -> None:
     assert refused.value.diagnostics[0].code == "APL394"
 
 
-def _collectives_inside(rank: int) -> None:
-    mesh = init_device_mesh("cpu", (2,))
-    _same_bits(rank, "tensor parallel", Plain, partial(_parallel, mesh=mesh))
-    _same_bits(rank, "gathered", lambda: Net([dist.group.WORLD] * 2), lambda model: model)
-    _what_runs_inside_an_operator(rank)
-
-
 def _what_runs_inside_an_operator(rank: int) -> None:
     """A product waits for its weight itself: where it is saved, nothing waits again, and the wait is no value."""
     done = {}
@@ -142,9 +135,19 @@ def _what_runs_inside_an_operator(rank: int) -> None:
 
 
 def _inside(rank: int) -> None:
-    _fsdp_inside(rank)
-    _collectives_inside(rank)
+    mesh = init_device_mesh("cpu", (2,))
+    _same_bits(rank, "fetched ahead", Plain, partial(_sharded_ahead, mesh=mesh), POLICIES[2:])
+    _gathers_are_not_the_blocks(rank, mesh)
+    _the_first_fsdp(rank)
+    _same_bits(rank, "tensor parallel", Plain, partial(_parallel, mesh=mesh), POLICIES[1:2])
+    _same_bits(rank, "gathered", lambda: Net([dist.group.WORLD] * 2), lambda model: model)
+    _what_runs_inside_an_operator(rank)
 
 
 def test_blocks_that_communicate_compute_the_same_bits() -> None:
     run_ranks(_inside, 2)
+
+
+@pytest.mark.slow
+def test_blocks_under_every_way_of_fsdp_compute_the_same_bits() -> None:
+    run_ranks(_every_way_of_fsdp, 2)

@@ -62,7 +62,7 @@ def test_every_rank_says_what_became_of_it(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_rank_that_hangs_is_named_with_its_stack() -> None:
     run_ranks(total, 2, 0)  # the server has imported torch
     with pytest.raises(RanksFailed, match=r"rank 1 hung(?s:.*)in sleeper") as caught:
-        run_ranks(sleeper, 2, timeout=5)
+        run_ranks(sleeper, 2, timeout=3)
     assert "rank 0" not in str(caught.value)
 
 

@@ -251,6 +251,7 @@ def test_what_is_own_on_some_ranks_only_is_left_on_all_four() -> None:
         assert all(count > 0 for count in rewritten["own"])
 
 
+@pytest.mark.slow
 def test_what_is_own_on_some_ranks_only_is_left_on_all_eight() -> None:
     for said in run_ranks(accidents_of_eight, 8):
         assert all("own part" in line for line in said)

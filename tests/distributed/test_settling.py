@@ -16,20 +16,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import policylang
 from policylang.backends import half
 from policylang.errors import PolicyAuditError
+from tests.distributed.test_agreement import said
 from tests.support.meshed import WIDTH
 from tests.support.ranks import run_ranks
 from tests.support.versions import needs_cached_collectives
 
 COLLAPSE = "undecided -> save\noptional collapse round_trips\n"
-
-
-def said(call: Any) -> str:
-    """What a rank is told: the class of the error and its text; empty where all is well."""
-    try:
-        call()
-    except policylang.PolicyError as error:
-        return f"{type(error).__name__}\n{error}"
-    return ""
 
 
 class Sharded(nn.Module):

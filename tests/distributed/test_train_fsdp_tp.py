@@ -64,7 +64,7 @@ def trained(rank: int, names: tuple[str, ...]) -> dict[str, dict[str, list[float
 
 @needs_traced_meshes
 @pytest.mark.parametrize(
-    "names", [("cut over all", "compiled"), pytest.param(("tensor parallel", "bfloat16"), marks=pytest.mark.slow)]
+    "names", [("cut over all",), pytest.param(("compiled", "tensor parallel", "bfloat16"), marks=pytest.mark.slow)]
 )
 def test_the_policy_changes_no_bit_of_the_loss_and_the_curve_is_that_of_one_process(
     names: tuple[str, ...], example: Any

@@ -15,7 +15,7 @@ from policylang.language.devices.reading import read_device, read_table
 from policylang.profiling import profiler
 from policylang.profiling.collectives import MIB, MeasuredGroup, in_a_table, ring
 from policylang.profiling.families import ATTENTION, BEFORE, CONVOLUTION, FUSED, OVERHEAD, STREAM, UNFUSED
-from policylang.profiling.profiler import Profiled, Profiling, number, profiled, table_text
+from policylang.profiling.profiler import Profiled, number, profiled, table_text
 from policylang.profiling.trials import MOST_ROUNDS, Trial, measure
 
 OVERHEAD_SECONDS = 2e-6
@@ -69,7 +69,7 @@ class FakeMachine:
 
 
 def measured(machine: FakeMachine, *, compiled: bool = False, budget: float = 1e6) -> Profiled:
-    found = profiled(Profiling(torch.device("cpu"), "fake", compiled, budget), "fake.table", machine)
+    found = profiled(torch.device("cpu"), "fake", "fake.table", compiled=compiled, budget=budget, clock=machine)
     assert found is not None
     return found
 

@@ -1,4 +1,4 @@
-"""What a rank does in the rows of ``tests/distributed/test_order_faults.py``: it orders its collectives otherwise."""
+"""What a rank does in the rows of ``tests/distributed/test_rank_faults.py``: it orders its collectives otherwise."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
-from torch import Tensor, fx, nn
+from torch import fx
 
 import policylang
 from policylang import TracedStep
-from tests.support.rank_cases import SAVE, Net, batch, compiled, gathers_of, runs, shard, traced
+from tests.support.rank_cases import SAVE, Net, batch, compiled, gathers_of, runs, traced
 from tests.support.rank_faults import Case, Place, gradients
 
 DEVICE = "device h100-sxm\n"
@@ -28,19 +26,12 @@ def net(at: Place) -> Net:
     return Net([at.group] * 4)
 
 
-def scheduled(
-    here: str,
-    there: str,
-    make: Callable[[Place], nn.Module] = net,
-    other: Callable[[Place], nn.Module] | None = None,
-    change: Callable[[fx.GraphModule], None] | None = None,
-    **there_only: Any,
-) -> Case:
-    """A traced step; who is at fault has the policy ``there``, the model ``other``, a pass of somebody else's before,
-    and other arguments of ``apply``."""
+def scheduled(here: str, there: str, change: Callable[[fx.GraphModule], None] | None = None, **there_only: Any) -> Case:
+    """A traced step; who is at fault has the policy ``there``, a pass of somebody else's before, and other arguments
+    of ``apply``."""
 
     def case(at: Place, fault: bool) -> None:
-        model = (other or make)(at) if fault else make(at)
+        model = net(at)
         step = traced(model)
         if fault and change is not None:
             change(step.gm)
@@ -73,11 +64,6 @@ def starts_early(gm: fx.GraphModule) -> None:
             first.prepend(node)
 
 
-def swapped_gathers(gm: fx.GraphModule) -> None:
-    first, second = gathers_of(gm)[:2]
-    first.prepend(second)
-
-
 def one_more(gm: fx.GraphModule) -> None:
     """The first weight is gathered twice."""
     gather = gathers_of(gm)[0]
@@ -93,42 +79,23 @@ def one_more(gm: fx.GraphModule) -> None:
     user.replace_input_with(wait, both)
 
 
-def one_less(gm: fx.GraphModule) -> None:
-    """The second block reads what the first has gathered."""
-    first, second = gathers_of(gm)[:2]
-    ((kept,), (gone,)) = (tuple(each.users) for each in (first, second))
-    gone.replace_all_uses_with(kept)
-    gm.graph.erase_node(gone)
-    gm.graph.erase_node(second)
-
-
 @cache
 def _library() -> torch.library.Library:
     made = torch.library.Library("order_faults", "FRAGMENT")
     made.define("exchange(Tensor x, str group) -> Tensor")
-    made.define("send_next(Tensor x, int peer, str tag) -> Tensor")
-    for name in ("exchange", "send_next"):
-        made.impl(name, lambda x, *_: x.clone(), "CompositeExplicitAutograd")
+    made.impl("exchange", lambda x, _: x.clone(), "CompositeExplicitAutograd")
     return made
-
-
-def _between(gm: fx.GraphModule, name: str, *arguments: Any) -> None:
-    _library()
-    gather = gathers_of(gm)[1]
-    (wait,) = gather.users
-    with gm.graph.inserting_after(wait):
-        found = gm.graph.call_function(getattr(torch.ops.order_faults, name).default, (wait, *arguments))
-    found.meta = dict(wait.meta)
-    wait.replace_all_uses_with(found, delete_user_cb=lambda user: user is not found)
 
 
 def unknown_in_between(gm: fx.GraphModule) -> None:
     """An operator that communicates, by its group, and that nobody knows."""
-    _between(gm, "exchange", gathers_of(gm)[0].args[2])
-
-
-def point_to_point_in_between(gm: fx.GraphModule) -> None:
-    _between(gm, "send_next", 0, "next")
+    _library()
+    gather = gathers_of(gm)[1]
+    (wait,) = gather.users
+    with gm.graph.inserting_after(wait):
+        found = gm.graph.call_function(torch.ops.order_faults.exchange.default, (wait, gather.args[2]))
+    found.meta = dict(wait.meta)
+    wait.replace_all_uses_with(found, delete_user_cb=lambda user: user is not found)
 
 
 # --- whole programs ---------------------------------------------------------------------------------------------------
@@ -142,34 +109,6 @@ def interleaved(at: Place, fault: bool) -> None:
         steps[number].apply(policylang.parse(SAVE + AHEAD))
     for step, model in zip(steps, made, strict=True):
         runs(at, step, model)
-
-
-def run_interleaved(at: Place, fault: bool) -> None:
-    """Two compiled models, of which one rank calls the second one first."""
-    made = [Net([at.group] * 3), Net([at.group] * 4)]
-    steps = [compiled(model, SAVE + AHEAD) for model in made]
-    for number in (1, 0) if fault else (0, 1):
-        at.trains(steps[number], made[number], batch())
-
-
-class Mixed(nn.Module):
-    """Weights that are gathered side by side, of which one has another element type."""
-
-    def __init__(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.group, self.dtype = group, dtype
-        self.weights = nn.ParameterList(shard(8 // group.size(), 8) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for number, weight in enumerate(self.weights):
-            sent = weight.to(self.dtype) if number == 1 else weight
-            whole = functional.all_gather_tensor_autograd(sent, 0, self.group)
-            x = x + torch.sin(x @ whole.to(x.dtype).t())
-        return x
-
-
-def mixed(dtype: torch.dtype) -> Callable[[Place], nn.Module]:
-    return lambda at: Mixed(at.group, dtype)
 
 
 def half(here: str, there: str) -> Case:

@@ -75,6 +75,8 @@ class Fault:
     """Whether the ranks at fault end without a word."""
     since: tuple[int, int] = (2, 11)
     """The oldest torch."""
+    fast: bool = False
+    """Runs in the fast suite."""
     before: Callable[[bool], None] | None = None
     """What a rank does before there is a process group at all; whether it is at fault, as for ``case``."""
 
@@ -156,8 +158,9 @@ def gradients(step: Callable[..., Tensor], model: nn.Module, *batch: Tensor) -> 
 # --- on the rank ----------------------------------------------------------------------------------------------------
 
 
-def column(rank: int, rows: Sequence[Fault], folder: str) -> None:
-    """One rank's way through the rows; what it says is a line each in a file of its own."""
+def column(rank: int, rows: Sequence[Fault], folder: str, controls: bool = True) -> None:
+    """One rank's way through the rows; what it says is a line each in a file of its own. Without ``controls`` only rows
+    that all have to pass have theirs."""
     for row in rows:
         if row.before is not None:
             row.before(rank in row.odd)
@@ -165,7 +168,7 @@ def column(rank: int, rows: Sequence[Fault], folder: str) -> None:
     world = dist.get_world_size()
     with Path(folder, str(rank)).open("a") as file:
         for row in rows:
-            for faulty in (False, True):
+            for faulty in (False, True) if controls or not row.told else (True,):
                 label = f"{row.name}/{faulty}"
                 with _environment(row, faulty):
                     place = _place(rank, world, faulty, label, row.gives_up if faulty else GIVES_UP)
@@ -324,7 +327,7 @@ def complaints(row: Fault, found: Found) -> list[str]:
     shown = set()
     for rank in range(row.world):
         control, fault = found.control.get(rank), found.fault.get(rank)
-        wrong += _wrong(row, rank, control, False)
+        wrong += _wrong(row, rank, control, False) if found.control else []
         wrong += _wrong(row, rank, fault, True)
         if fault is not None and fault.codes and not (rank in row.odd and row.own):
             shown.add(fault.codes)

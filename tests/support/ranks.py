@@ -1,9 +1,9 @@
 """Tests in several processes: ``run_ranks`` runs a function on every rank of a gloo group and hands back what they say.
 
-The ranks are forked from one server process a test run, which has imported torch and nothing else: eight ranks start in
-the time of one import, and share its memory. (They share its hash seed too: that two processes with different seeds
-decide alike is tested elsewhere.) The default store is held by the process that asks, as torchrun holds it, on a port
-that the kernel chose and that is never given back in between.
+The ranks are forked from one server process a test run, which has imported torch and has traced and compiled a small
+model: eight ranks start in the time of one import, and share its memory. (They share its hash seed too: that two
+processes with different seeds decide alike is tested elsewhere.) The default store is held by the process that asks, as
+torchrun holds it, on a port that the kernel chose and that is never given back in between.
 
 A rank leaves only when all have reported, and by ``os._exit``: no peer loses a connection that it still uses, and no
 destructor of torch runs beside threads of gloo. (A rank that took itself down in the usual way was once ended by
@@ -49,7 +49,7 @@ _PRELOADED = [
     "torch._inductor.compile_fx",
     "policylang.backends.torch_compile.backend",
     "policylang.audit.summary",
-    "policylang.tracing",
+    "tests.support.warm",
 ]
 _SILENT = "ended without a word"
 

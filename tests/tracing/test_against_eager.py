@@ -237,7 +237,10 @@ def test_dropout_of_a_permuted_tensor_draws_what_eager_draws(policy: str | None)
     assert all(torch.equal(gradients[name], each.grad) for name, each in model.named_parameters())
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "resnet", "counter", "flex"])
+LARGER = [pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "counter", "flex")]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet", *LARGER])
 def test_two_training_steps_are_bitwise_the_same_with_and_without_a_policy(name: str) -> None:
     example = ZOO[name]()
     plain_model, model = example.module, twin(example.module)

@@ -18,19 +18,18 @@ from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.decide import Safety, Verdict, first_decisions, keep_routing, user_decisions
-from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.liveness import SavedForBackward, with_cost
 from policylang.planning.plan import schedule_of
 from policylang.simulation.node_times import NodeTimes
 from tests.support.textgraph import GraphBuilder
 
 DEVICE = DeviceProfile("by hand", {}, Rate.constant(1.0))
-SAVE, RECOMPUTE, OFFLOAD = 0, 1, 2
+SAVE, RECOMPUTE = 0, 1
 
 
 @cache
 def either() -> Policy:
-    return parse("optional save everything\noptional recompute everything\noffload everything")
+    return parse("optional save everything\noptional recompute everything")
 
 
 def joint_graph(random: Random, *, dead_ends: bool = False) -> Facts:
@@ -128,22 +127,18 @@ def random_times(facts: Facts, random: Random) -> NodeTimes:
 
 
 def planned(
-    facts: Facts, times: NodeTimes, capabilities: Capabilities, again: Collection[int], moved: Collection[int] = ()
+    facts: Facts, times: NodeTimes, capabilities: Capabilities, again: Collection[int]
 ) -> tuple[int, float, SavedForBackward]:
-    """Bytes kept and seconds run again where these owners are to be recomputed or offloaded and all others saved, as
-    far as the planner lets them."""
+    """Bytes kept and seconds run again where these owners are to be recomputed and all others saved, as far as
+    the planner lets them."""
     tagged = user_decisions(facts)
     winner = array("i", [-1]) * len(facts)
     for owner in _owners(facts):
         if owner not in tagged and not facts.flags[owner] & (Flag.SYMBOLIC | Flag.SEED):
-            winner[owner] = RECOMPUTE if owner in again else OFFLOAD if owner in moved else SAVE
+            winner[owner] = RECOMPUTE if owner in again else SAVE
     decisions = first_decisions(either(), facts, Verdict((), winner), tagged, "save", capabilities)
     keep_routing(either(), facts, decisions)
-    safety = Safety(either(), facts, capabilities, decisions)
-    needs = safety.enforce()
-    if moved:
-        resolve_offloads(either(), facts, decisions, needs)
-        needs = safety.enforce()
+    needs = Safety(either(), facts, capabilities, decisions).enforce()
     steps = schedule_of(facts, decisions)
     twice = (row for kind, row, _ in steps if kind == StepKind.SECOND_RUN and facts.phases[row] == Phase.FORWARD)
     return with_cost(needs, facts, (), 0).saved_bytes, sum(times.seconds[row] for row in twice), needs

@@ -28,7 +28,7 @@ from policylang.simulation.streams import step_time
 from policylang.tuning.candidates import by_hand
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Infeasible, Tuned
 from policylang.tuning.lower_hull import bound_at
-from policylang.tuning.tuner import Tuner, tune
+from policylang.tuning.tuner import Tuner
 from tests.support.textgraph import CHAIN, facts_of
 from tests.support.tuned_graphs import DEVICE, stacked, stacked_text, times_of, tuner_of
 
@@ -83,7 +83,7 @@ def test_its_rules_are_few_and_each_is_needed(share: float) -> None:
         assert asked_of(planned(rest, stacked())) != whole, f"`{lines[at]}` decides nothing"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 200), st.integers(0, 200), st.sampled_from(["peak", "saved"]))
 def test_more_memory_never_costs_time(one: int, other: int, figure: str) -> None:
     tuner = tuner_of()
@@ -178,7 +178,7 @@ def test_what_is_composed_of_blocks_is_what_is_simulated(path: Capabilities) -> 
 
 def test_the_same_input_gives_the_same_text() -> None:
     budget = peak_at(0.45)
-    again = tune(stacked(), times_of(), budget, JOINT)
+    again = Tuner(stacked(), times_of(), JOINT).tuned(budget)
     assert isinstance(again, Tuned)
     assert again.chosen == chosen(budget)
 
@@ -186,7 +186,7 @@ def test_the_same_input_gives_the_same_text() -> None:
 def test_what_lies_beside_the_graph_counts() -> None:
     besides = Besides(optimizer=500, reserve=0.1)
     limit = besides.on(round(peak_at(0.5).limit))
-    found = tune(stacked(), times_of(), Budget("peak", limit), JOINT, besides=besides)
+    found = Tuner(stacked(), times_of(), JOINT, besides=besides).tuned(Budget("peak", limit))
     assert isinstance(found, Tuned)
     assert besides.on(found.chosen.peak) <= limit
     assert found.chosen == chosen(Budget("peak", round(peak_at(0.5).limit)))
@@ -206,10 +206,10 @@ def test_the_table_falls_in_time_and_rises_in_memory() -> None:
 def test_a_graph_without_blocks_is_tuned_by_operator(figure: str) -> None:
     facts = facts_of(CHAIN)
     times = node_times(facts, DEVICE)
-    all_saved = tune(facts, times, Budget("peak", 10**6), JOINT)
+    all_saved = Tuner(facts, times, JOINT).tuned(Budget("peak", 10**6))
     assert isinstance(all_saved, Tuned)
     limit = all_saved.chosen.saved - 1 if figure == "saved" else all_saved.chosen.peak
-    found = tune(facts, times, Budget("saved" if figure == "saved" else "peak", limit), JOINT)
+    found = Tuner(facts, times, JOINT).tuned(Budget("saved" if figure == "saved" else "peak", limit))
     assert isinstance(found, Tuned)
     assert "block" not in found.chosen.rules
 
@@ -217,7 +217,7 @@ def test_a_graph_without_blocks_is_tuned_by_operator(figure: str) -> None:
 @pytest.mark.parametrize("text", ["", "%x = input bytes=10\n%y = aten.sin.default(%x) bytes=10\noutput(%y)"])
 def test_a_graph_with_nothing_to_decide_is_saved(text: str) -> None:
     facts = facts_of(text)
-    found = tune(facts, node_times(facts, DEVICE), Budget("peak", 10**6), JOINT)
+    found = Tuner(facts, node_times(facts, DEVICE), JOINT).tuned(Budget("peak", 10**6))
     assert isinstance(found, Tuned | Infeasible)
 
 
@@ -226,13 +226,13 @@ def test_the_users_own_checkpoint_is_overridden() -> None:
         f"{line} tag=PREFER_RECOMPUTE" if " layers." in line else line for line in stacked_text(4).splitlines()
     )
     facts = facts_of(tagged)
-    found = tune(facts, node_times(facts, DEVICE), Budget("peak", 10**6), JOINT)
+    found = Tuner(facts, node_times(facts, DEVICE), JOINT).tuned(Budget("peak", 10**6))
     assert isinstance(found, Tuned)
     assert found.chosen.rules == "override save everything\n"
 
 
 def test_an_eager_checkpoint_is_tuned_block_by_block() -> None:
-    found = tune(stacked(), times_of(), Budget("saved", 3000), EAGER)
+    found = Tuner(stacked(), times_of(), EAGER).tuned(Budget("saved", 3000))
     if isinstance(found, Tuned):
         made = plan(parse(found.chosen.rules), stacked(), EAGER)
         assert made.diagnostics == ()

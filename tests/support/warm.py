@@ -1,0 +1,22 @@
+"""Run once in the process that ranks are forked from: what torch and policylang set up at their first trace."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import policylang
+
+
+def _warm() -> None:
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    batch = torch.ones(2, 4)
+    policy = policylang.parse("recompute everything\noptional save mm\nundecided -> save\n")
+    policylang.trace_step(model, lambda model, x: model(x).square().mean(), batch).apply(policy)
+    step = torch.compile(model, backend=policylang.backend(policy, inner="aot_eager"))
+    step(batch).sum().backward()
+    torch._dynamo.reset()
+
+
+_warm()
