@@ -9,6 +9,7 @@ from typing import assert_never
 from attrs import evolve
 
 from policylang.graph.facts import Facts, InputKind, LostMarker
+from policylang.language import syntax
 from policylang.language.diagnostics import (
     GATHERS_NOTHING,
     Diagnostic,
@@ -27,33 +28,10 @@ from policylang.language.diagnostics import (
 )
 from policylang.language.grammar import words_of
 from policylang.language.shown import counted, first_lines, format_quantity
-from policylang.language.syntax import (
-    Blocks,
-    Bucket,
-    Delay,
-    Expectation,
-    KeepOrder,
-    Overlap,
-    Policy,
-    Prefetch,
-    Rewriting,
-    Rule,
-    Scheduling,
-    Selector,
-    Undecided,
-)
+from policylang.language.syntax import Blocks, Policy, Rule, Undecided
 from policylang.planning.capabilities import WHAT_FSDP_MEANS, Capabilities
 from policylang.planning.plan import RuleOutcome
-from policylang.planning.selection.no_match import (
-    block_globs,
-    glob_span,
-    missing_parts,
-    naming_blocks,
-    nearest_paths_hint,
-    other_origin_hint,
-    part_counts,
-    would_match,
-)
+from policylang.planning.selection import no_match
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.value_outcome import Decision
 
@@ -82,37 +60,30 @@ _OTHER_INPUTS = {InputKind.BUFFER: "buffer", InputKind.USER: "input"}
 def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = False) -> Diagnostic:
     """``of_weights``: of a rule about gathered weights in a graph that gathers none."""
     help = f"if that is as it should be, write `optional {rule.text}`"
+    fixes = [*no_match.would_match(rule.selector, selections), prefixed(rule.span, "optional")]
     if of_weights:
         sharded = f"where they are, {WHAT_FSDP_MEANS} says who gathers them"
         help = f"leave it out, or write it with `optional`, where no weights are sharded; {sharded}"
-    fixes = [*would_match(rule.selector, selections), prefixed(rule.span, "optional")]
-    if of_weights:
         fixes.append(removed(rule.span))
     found = diagnose(
         MATCHES_NOTHING,
         f"`{rule.text}` matches nothing in this graph",
         span=rule.selector.span,
-        help=other_origin_hint(rule.selector, selections) + help,
-        details=part_counts(rule.selector, selections),
+        help=no_match.other_origin_hint(rule.selector, selections) + help,
+        details=no_match.part_counts(rule.selector, selections),
         fixes=fixes,
     )
-    cause = GATHERS_NOTHING if of_weights else missing_parts(rule.selector, selections)
-    return evolve(found, cause=cause)
-
-
-def outside_checkpoints(nothing: Diagnostic) -> Diagnostic:
-    """A rule matches nothing because all of its nodes lie outside the checkpoints."""
-    why = "all of it lies outside the blocks, where an eager checkpoint decides nothing"
-    return evolve(nothing, details=(*nothing.details, why))
+    return evolve(found, cause=GATHERS_NOTHING if of_weights else no_match.missing_parts(rule.selector, selections))
 
 
 def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
+    near = no_match.block_globs(blocks.glob, facts)
     return diagnose(
         NO_SUCH_BLOCKS,
         f"`{blocks.glob}` matches no module path of this graph, so there are no blocks",
         span=blocks.span,
-        help=nearest_paths_hint(blocks.glob, facts),
-        fixes=written(glob_span(blocks.glob, blocks.span), block_globs(blocks.glob, facts), near=True),
+        help=no_match.nearest_paths_hint(blocks.glob, facts),
+        fixes=written(no_match.glob_span(blocks.glob, blocks.span), near, near=True),
     )
 
 
@@ -122,8 +93,8 @@ def no_blocks(rule: Rule, facts: Facts) -> Diagnostic:
         NO_SUCH_BLOCKS,
         "no blocks were found in this graph",
         span=rule.selector.span,
-        help=naming_blocks(facts),
-        fixes=[put_before(rule.span, f"blocks {glob}") for glob in block_globs("layers.*", facts)],
+        help=no_match.naming_blocks(facts),
+        fixes=[put_before(rule.span, f"blocks {glob}") for glob in no_match.block_globs("layers.*", facts)],
     )
     return evolve(found, cause=NO_SUCH_BLOCKS)
 
@@ -320,27 +291,27 @@ def _other_action(rule: Rule) -> Iterator[Fix]:
         yield evolve(fix, changes=tuple(sorted((*fix.changes, *budget), key=lambda each: each.span.start)))
 
 
-def cannot_edit(statement: Rewriting, capabilities: Capabilities) -> Diagnostic:
+def cannot_edit(statement: syntax.Rewriting, capabilities: Capabilities) -> Diagnostic:
     asks = f"asks for a rewrite of collectives, which {capabilities.name} cannot do"
     return diagnose(PATH_CANNOT, f"`{statement.span.one_line}` {asks}", statement.span)
 
 
-def cannot_order(statement: Bucket | Scheduling, capabilities: Capabilities) -> Diagnostic:
+def cannot_order(statement: syntax.Bucket | syntax.Scheduling, capabilities: Capabilities) -> Diagnostic:
     asks = f"asks for an order of collectives, which {capabilities.name} cannot keep"
     help = _done_with_fsdp(statement) if capabilities.orders_weights else None
     return diagnose(PATH_CANNOT, f"`{statement.span.one_line}` {asks}", statement.span, help=help)
 
 
-def _done_with_fsdp(statement: Bucket | Scheduling) -> str:
+def _done_with_fsdp(statement: syntax.Bucket | syntax.Scheduling) -> str:
     """The calls of FSDP2 that do in eager what a line asks for."""
     match statement:
-        case Bucket():
+        case syntax.Bucket():
             return "leave the line out: `fully_shard` gathers and scatters at once what it is called with"
-        case Prefetch() | Overlap():
+        case syntax.Prefetch() | syntax.Overlap():
             return "FSDP2 gathers beside what computes; `prefetch … N blocks ahead` says how far ahead"
-        case Delay():
+        case syntax.Delay():
             return "FSDP2 has no call for that: it scatters a block's gradients behind its backward; compile the model"
-        case KeepOrder():
+        case syntax.KeepOrder():
             return "leave the line out: FSDP2 gathers in the order in which the blocks run"
         case _:
             assert_never(statement)
@@ -377,16 +348,3 @@ def _all_nodes(count: int) -> str:
 
 def _values(count: int) -> str:
     return counted(count, "forward value")
-
-
-def expects_of_nothing(text: str, selector: Selector, details: tuple[str, ...]) -> Diagnostic:
-    return diagnose(
-        MATCHES_NOTHING,
-        f"`{text}` is about nothing: `{selector.span.one_line}` matches nothing in this graph",
-        span=selector.span,
-        details=details,
-    )
-
-
-def expectation_failed(expectation: Expectation, text: str, found: str, details: tuple[str, ...]) -> Diagnostic:
-    return diagnose(EXPECTATION_FAILED, f"`{text}` does not hold: {found}", span=expectation.span, details=details)

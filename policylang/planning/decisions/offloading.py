@@ -78,13 +78,18 @@ class _Offloads:
         stays: list[int] = []
         for rows in sorted(together.values(), key=lambda rows: _holder(self.facts, rows[0])):
             holder = _holder(self.facts, rows[0])
-            reason = self._why_not(holder, rows) or self._over_budget(holder, rows[0])
+            first = self.decisions[rows[0]]
+            rule = None if first is None else first.rule
+            reason = self._why_not(holder, rows)
+            if reason is None and rule is not None and self.facts.bytes[holder] > self.room[rule]:
+                reason = FULL
             if reason is None:
                 self._move(holder, rows)
-            else:
-                stays += rows
-                for row in rows:
-                    self._leave(row, reason)
+                continue
+            stays += rows
+            for row in rows:
+                if (decision := self.decisions[row]) is not None:
+                    self.decisions[row] = evolve(decision, action=Action.SAVE, why=Why.STAYS, reason=reason)
         return tuple(sorted(stays))
 
     def _move(self, holder: int, rows: Sequence[int]) -> None:
@@ -107,16 +112,6 @@ class _Offloads:
         partitioner."""
         members = self.members[self.roots[holder]]
         return [*rows, *(row for row in members if row in self.needed and is_open(self.decisions[row]))]
-
-    def _leave(self, row: int, reason: str) -> None:
-        decision = self.decisions[row]
-        assert decision is not None
-        self.decisions[row] = evolve(decision, action=Action.SAVE, why=Why.STAYS, reason=reason)
-
-    def _over_budget(self, holder: int, row: int) -> str | None:
-        decision = self.decisions[row]
-        rule = None if decision is None else decision.rule
-        return None if rule is None or self.facts.bytes[holder] <= self.room[rule] else FULL
 
     def _why_not(self, holder: int, rows: Sequence[int]) -> str | None:
         """Why moving a value would free nothing, or bring back something else; None where all is well."""
@@ -171,16 +166,13 @@ class _Offloads:
 
 def _holder(facts: Facts, row: int) -> int:
     """The value that a view, or a view of a view, looks into; the value itself where it is none."""
-    while _is_view(facts, row):
+    while facts.inputs[row] and not facts.flags[row] & Flag.WRITES:
+        owner = facts.owners[row]
+        is_view = (owner == row or facts.targets[row] == GETITEM) and returns_memory_of_input(facts, owner)
+        if not is_view:
+            break
         row = facts.inputs[row][0]
     return row
-
-
-def _is_view(facts: Facts, row: int) -> bool:
-    owner = facts.owners[row]
-    if facts.flags[row] & Flag.WRITES or not facts.inputs[row]:
-        return False
-    return (owner == row or facts.targets[row] == GETITEM) and returns_memory_of_input(facts, owner)
 
 
 def offload_diagnostics(

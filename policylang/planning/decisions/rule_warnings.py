@@ -10,7 +10,7 @@ from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, forward_users, mask_of
 from policylang.language.diagnostics import Diagnostic, Related, diagnose
 from policylang.language.globs import PathGlob
-from policylang.language.syntax import InBlock, InModule, Is, Match, Policy, Rule, Selector, Statement, Where
+from policylang.language.syntax import InBlock, InModule, Is, Match, Policy, Rule, Statement, Where
 from policylang.language.walk import predicates, selectors_of, tests_of, with_lets
 from policylang.operators.names import is_all_gather
 from policylang.planning import refusals
@@ -34,27 +34,17 @@ def gathers_left(policy: Policy, facts: Facts, chains: Chains, rules: Sequence[R
     if contract is None:
         return []
     covered = {row for outcome, _ in about for row in outcome.matched}
-    needed = _needed(facts, chains)
-    left = [row for row in _gathers(facts, chains) if row not in covered and needed[row]]
-    return [refusals.gathers_left(contract, left, chains.origins, facts)] if left else []
-
-
-def _gathers(facts: Facts, chains: Chains) -> list[int]:
-    """The all-gathers that start at an input of another kind than a parameter."""
-    gathers = [row for target, rows in facts.by_target.items() if is_all_gather(target) for row in rows]
-    origins = ((row, chains.origins[row]) for row in sorted(gathers))
-    return [row for row, origin in origins if origin >= 0 and facts.input_kinds[origin] in _OTHERS]
-
-
-def _needed(facts: Facts, chains: Chains) -> bytearray:
-    """The forward rows of which the backward reads the value, or one that is made of the same input alone."""
     origins, flags, users = chains.origins, facts.flags, facts.users
+    # the forward rows of which the backward reads the value, or one that is made of the same input alone
     needed = bytearray(len(facts))
     for row in reversed(facts.forward):
         needed[row] = bool(flags[row] & Flag.FEEDS_BACKWARD) or any(
             needed[user] and origins[user] == origins[row] for user in users[row]
         )
-    return needed
+    gathers = sorted(row for target, rows in facts.by_target.items() if is_all_gather(target) for row in rows)
+    others = [row for row in gathers if origins[row] >= 0 and facts.input_kinds[origins[row]] in _OTHERS]
+    left = [row for row in others if row not in covered and needed[row]]
+    return [refusals.gathers_left(contract, left, origins, facts)] if left else []
 
 
 def origins_asked(rule: Rule, policy: Policy) -> frozenset[InputKind]:
@@ -134,37 +124,34 @@ _MUST = re.compile(r"\bmust_(save|recompute)\b")  # a keyword: no name is spelle
 
 def conflicts(plan: Plan) -> tuple[Diagnostic, ...]:
     """A warning for each rule that says ``must`` and loses some of its nodes to later ones that do not."""
-    found = []
+    found, rules = [], plan.policy.rules
     for outcome in plan.rules:
-        if not outcome.decided or not _says_must(outcome.rule):
+        rule = outcome.rule
+        if not outcome.decided or not _says_must(rule):
             continue
-        later = ((plan.policy.rules[index], count) for index, count in outcome.overridden_by.items())
-        takers = [(rule, count) for rule, count in later if _contradicts(rule, outcome.rule)]
+        takers: list[tuple[Rule, int]] = []
+        for later, count in ((rules[index], count) for index, count in outcome.overridden_by.items()):
+            wants = outcome_of(later.action)
+            opposite = wants.is_held if rule.action.recomputes else wants.held is not Held.DEVICE
+            if opposite and not _says_must(later):
+                takers.append((later, count))
         if takers:
-            lost = sum(count for _, count in takers)
-            message = f"loses {lost:,} of its {len(outcome.matched):,} nodes to later rules that ask for the opposite"
-            found.append(
-                diagnose(
-                    SOFTENED,
-                    f"`{outcome.rule.text}` {message}",
-                    outcome.rule.span,
-                    help="move it below them, or say there too what must be done",
-                    related=tuple(Related(f"`{rule.text}` takes over {count:,}", rule.span) for rule, count in takers),
-                    fixes=moved_below(outcome, plan.rules),
-                )
+            lost = f"{sum(count for _, count in takers):,} of its {len(outcome.matched):,} nodes"
+            warning = diagnose(
+                SOFTENED,
+                f"`{rule.text}` loses {lost} to later rules that ask for the opposite",
+                rule.span,
+                help="move it below them, or say there too what must be done",
+                related=tuple(Related(f"`{later.text}` takes over {count:,}", later.span) for later, count in takers),
+                fixes=moved_below(outcome, plan.rules),
             )
+            found.append(warning)
     return tuple(found)
 
 
 def _says_must(rule: Rule) -> bool:
     """Only by this word: ``save`` means ``must_save`` too, and every ordinary exception is written with it."""
     return bool(_MUST.search(rule.text))
-
-
-def _contradicts(later: Rule, earlier: Rule) -> bool:
-    wants = outcome_of(later.action)
-    opposite = wants.is_held if earlier.action.recomputes else wants.held is not Held.DEVICE
-    return opposite and not _says_must(later)
 
 
 def telling_apart(policy: Policy, names: Sequence[str]) -> tuple[Diagnostic, ...]:
@@ -188,21 +175,14 @@ def _reason(statement: Statement, policy: Policy, names: Sequence[str]) -> str |
     for part in with_lets(policy, *selectors_of([statement])):
         if isinstance(part, InBlock) and part.which.kind != "any":
             return "asks which block this is"
-        for glob in map(PathGlob, _globs(part)):
+        tests = predicates(part.predicate) if isinstance(part, Where) else ()
+        globs = [each.pattern for each in tests if isinstance(each, Match) and each.property == "module"]
+        for glob in map(PathGlob, [part.glob] if isinstance(part, InModule) else globs):
             ways = {name: glob.progress(name) for name in names}
             other = next((name for name in names if ways[name] != ways[names[0]]), None)
             if other is not None:
                 return f"treats `{other}` otherwise than `{names[0]}`"
     return None
-
-
-def _globs(part: Selector) -> Iterator[str]:
-    if isinstance(part, InModule):
-        yield part.glob
-    elif isinstance(part, Where):
-        yield from (
-            each.pattern for each in predicates(part.predicate) if isinstance(each, Match) and each.property == "module"
-        )
 
 
 def _neighbours(names: Sequence[str]) -> Iterator[str]:
