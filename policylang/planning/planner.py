@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag
 from policylang.language.cancellation import check_cancelled
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Action, Policy
+from policylang.language.syntax import Policy
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.checkpoints import (
@@ -41,7 +38,7 @@ from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.selection.selectors import selections_for
 from policylang.planning.statement_errors import StatementErrors, named_alone, time_errors, unanswerable
-from policylang.planning.value_outcome import KEPT, Decision, Default, Why, by_rule, offloads
+from policylang.planning.value_outcome import KEPT, Default, by_rule, offloads
 from policylang.simulation.node_times import node_times
 
 
@@ -144,7 +141,7 @@ def plan(
         *without_effect(rules, facts, decisions, read),
         *edit_diagnostics(policy, edits, before, capabilities),
         *errors.of_order(order.diagnostics if order is not None else cannot_order(policy, capabilities)),
-        *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
+        *refusals.beyond_capabilities(policy, facts, capabilities, decisions, needs.undecided),
         *gathers_left(policy, facts, selections.chains, rules),
         *markers_lost(policy, facts),
         *markers_outranked(policy, facts, rules, decisions, needs),
@@ -156,19 +153,3 @@ def plan(
         *by_data_in(policy.expectations, facts, needs),
     )
     return evolve(made, expectations=expectations, diagnostics=diagnostics)
-
-
-def _capability_diagnostics(
-    policy: Policy, facts: Facts, capabilities: Capabilities, decisions: list[Decision | None], open_rows: Sequence[int]
-) -> Iterator[Diagnostic]:
-    """Whatever the policy asks for that the path cannot do: refused, never ignored."""
-    decides = capabilities.keeps_undecided or capabilities.recomputes_undecided
-    for rule in policy.rules:
-        leaves = rule.action is Action.LEAVE and not (capabilities.undecided_auto or decides)
-        if leaves or (rule.action.offloads and not capabilities.offloads):
-            yield refusals.cannot_decide(rule, capabilities)
-    undecided = [row for row in open_rows if (d := decisions[row]) is not None and d.why is Why.UNDECIDED]
-    asked = policy.undecided if policy.undecided is not None and policy.undecided.fate == "auto" else None
-    asked = None if decides else asked
-    if (asked or undecided) and not capabilities.undecided_auto:
-        yield refusals.cannot_be_auto(asked, undecided, facts, capabilities, policy)

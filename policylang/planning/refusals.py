@@ -8,32 +8,29 @@ from typing import assert_never
 
 from attrs import evolve
 
-from policylang.graph.facts import Facts, InputKind, LostMarker
+from policylang.graph.facts import Facts, InputKind
 from policylang.language import syntax
 from policylang.language.diagnostics import (
     GATHERS_NOTHING,
     Diagnostic,
     Fix,
     Related,
-    Severity,
-    Span,
     diagnose,
     left_out,
     moved,
     prefixed,
-    put_before,
     put_behind,
     removed,
     written,
 )
 from policylang.language.grammar import words_of
-from policylang.language.shown import counted, first_lines, format_quantity
-from policylang.language.syntax import Blocks, Policy, Rule, Undecided
+from policylang.language.shown import counted, first_lines
+from policylang.language.syntax import Action, Policy, Rule, Undecided
 from policylang.planning.capabilities import WHAT_FSDP_MEANS, Capabilities
 from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection import no_match
 from policylang.planning.selection.selectors import Selections
-from policylang.planning.value_outcome import Decision
+from policylang.planning.value_outcome import Decision, Why
 
 MATCHES_NOTHING = "APL301"
 NO_SUCH_BLOCKS = "APL302"
@@ -76,29 +73,6 @@ def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = Fa
     return evolve(found, cause=GATHERS_NOTHING if of_weights else no_match.missing_parts(rule.selector, selections))
 
 
-def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
-    near = no_match.block_globs(blocks.glob, facts)
-    return diagnose(
-        NO_SUCH_BLOCKS,
-        f"`{blocks.glob}` matches no module path of this graph, so there are no blocks",
-        span=blocks.span,
-        help=no_match.nearest_paths_hint(blocks.glob, facts),
-        fixes=written(no_match.glob_span(blocks.glob, blocks.span), near, near=True),
-    )
-
-
-def no_blocks(rule: Rule, facts: Facts) -> Diagnostic:
-    """The policy names no blocks, and the graph has none; ``rule``: the first that speaks of them."""
-    found = diagnose(
-        NO_SUCH_BLOCKS,
-        "no blocks were found in this graph",
-        span=rule.selector.span,
-        help=no_match.naming_blocks(facts),
-        fixes=[put_before(rule.span, f"blocks {glob}") for glob in no_match.block_globs("layers.*", facts)],
-    )
-    return evolve(found, cause=NO_SUCH_BLOCKS)
-
-
 def overridden(policy: Policy, outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Diagnostic:
     """A rule whose every match later rules took over. ``rules``: what became of all of them."""
     takers = [(policy.rules[index], count) for index, count in outcome.overridden_by.items()]
@@ -136,24 +110,6 @@ def kept_by_user(outcome: RuleOutcome) -> Diagnostic:
     )
 
 
-def no_effect(outcome: RuleOutcome, facts: Facts, keeper: tuple[int, int] | None) -> Diagnostic:
-    """``keeper``: a value the rule decides and, where there is one, the saved value that is read in its place."""
-    count = len(outcome.decided)
-    if keeper is None:
-        instead, help = "", "remove the rule, or say it of the values that the backward reads"
-    else:
-        value, saved = (facts.names[row] for row in keeper)
-        instead = f": `{saved}`, which reads `{value}`, is saved in its place"
-        help = f"let the values behind it be recomputed as well: `chain after` reaches from `{value}` to `{saved}`"
-    return diagnose(
-        NO_EFFECT,
-        f"`{outcome.rule.text}` decides {_values(count)} and changes nothing: the backward reads none of them{instead}",
-        span=outcome.rule.span,
-        help=help,
-        fixes=[] if keeper is not None else [removed(outcome.rule.span)],
-    )
-
-
 def unsafe(rule: Rule | Undecided, rows: Sequence[int], reasons: Sequence[str], facts: Facts) -> Diagnostic:
     """``rule``: what asks for the recomputation. ``rows`` and ``reasons`` in graph order."""
     text, help = rule.span.one_line, "save these values with a rule"
@@ -167,7 +123,7 @@ def unsafe(rule: Rule | Undecided, rows: Sequence[int], reasons: Sequence[str], 
         f"`{text}` cannot recompute `{facts.names[rows[0]]}`{more}: {reasons[0]}",
         span=rule.span,
         help=help,
-        details=_reasons(rows, reasons, facts),
+        details=reason_lines(rows, reasons, facts),
         fixes=fixes,
     )
 
@@ -179,11 +135,11 @@ def _operators(rows: Sequence[int], facts: Facts) -> str:
     return ", ".join(names) if nameable else ""
 
 
-def _reasons(rows: Sequence[int], reasons: Sequence[str], facts: Facts) -> tuple[str, ...]:
-    return _listed(f"{_where(facts, row)}: {reason}" for row, reason in zip(rows, reasons, strict=True))
+def reason_lines(rows: Sequence[int], reasons: Sequence[str], facts: Facts) -> tuple[str, ...]:
+    return detail_lines(f"{node_and_place(facts, row)}: {reason}" for row, reason in zip(rows, reasons, strict=True))
 
 
-def _where(facts: Facts, row: int) -> str:
+def node_and_place(facts: Facts, row: int) -> str:
     place = f" in {facts.modules[row]}" if facts.modules[row] else ""
     return f"{facts.names[row]} ({facts.targets[row]}){place}"
 
@@ -197,86 +153,48 @@ def routing_kept(rule: Rule | None, rows: Sequence[int], policy: Policy, facts: 
     operator = facts.targets[rows[0]].split(".")[1]
     return diagnose(
         ROUTING_KEPT,
-        f"{asked} leaves {_values(len(rows))} saved that choose what follows, `{facts.names[rows[0]]}` first: "
+        f"{asked} leaves {forward_values(len(rows))} saved that choose what follows, `{facts.names[rows[0]]}` first: "
         "a second run could choose otherwise",
         span=None if rule is None else rule.span,
         help=f"write `recompute {operator}`{' after it' if rule else ''} if that cannot happen here",
         fixes=[] if rule is None else [put_behind(rule.span, f"recompute {operator}")],
-        details=_listed(_where(facts, row) for row in rows),
+        details=detail_lines(node_and_place(facts, row) for row in rows),
     )
 
 
-def markers_lost(span: Span, lost: Sequence[LostMarker]) -> Diagnostic:
-    which = f"`{lost[0].name}` is" if len(lost) == 1 else f"`{lost[0].name}` and {len(lost) - 1:,} more are"
-    return diagnose(
-        MARKERS_LOST,
-        f"`{span.text}` cannot tell all that the earlier partition saved: {which} lost in this graph",
-        span=span,
-        help="trace the first partition with the decompositions of the second compilation, or compile the second time "
-        'with `inner="aot_eager"`',
-        details=_listed(f"{marker.name}: {marker.reason}" for marker in lost),
+def beyond_capabilities(
+    policy: Policy, facts: Facts, capabilities: Capabilities, decisions: Sequence[Decision | None], rows: Sequence[int]
+) -> Iterator[Diagnostic]:
+    """Whatever a policy decides that the path cannot do: refused, never ignored. ``rows``: the values that the backward
+    reads and that no rule decides, in graph order."""
+    decides = capabilities.undecided_auto or capabilities.keeps_undecided or capabilities.recomputes_undecided
+    for rule in policy.rules:
+        why = f"leaves values to PyTorch's partitioner, and {capabilities.name} has none"
+        if rule.action.offloads:
+            why = f"asks for offloading, which {capabilities.name} cannot do"
+        if (rule.action is Action.LEAVE and not decides) or (rule.action.offloads and not capabilities.offloads):
+            help = "save or recompute these values instead"
+            yield diagnose(PATH_CANNOT, f"`{rule.text}` {why}", rule.span, help=help, fixes=_other_action(rule))
+    undecided = [row for row in rows if (each := decisions[row]) is not None and each.why is Why.UNDECIDED]
+    auto = policy.undecided if policy.undecided is not None and policy.undecided.fate == "auto" else None
+    if capabilities.undecided_auto or not (undecided or (auto is not None and not decides)):
+        return
+    help, fates = (
+        "write `undecided -> save` or `undecided -> recompute`",
+        ("undecided -> save", "undecided -> recompute"),
     )
-
-
-def markers_outranked(outcome: RuleOutcome, lost: Sequence[int], facts: Facts) -> Diagnostic:
-    """``lost``: the owners of what was saved and would be recomputed, in graph order."""
-    rule = outcome.rule
-    return diagnose(
-        MARKERS_OUTRANKED,
-        f"`{rule.text}` does not repeat the earlier partition: tags of the model's own checkpoint, which that "
-        f"partition has followed or overridden, would have {_values(len(lost))} of it recomputed",
-        span=rule.span,
-        help=f"write `override {rule.text}`",
-        fixes=[prefixed(rule.span, "override")],
-        details=_listed(facts.names[row] for row in lost),
-    )
-
-
-def gathers_left(contract: RuleOutcome, left: Sequence[int], origins: Sequence[int], facts: Facts) -> Diagnostic:
-    """``left``: all-gathers of graph inputs that are no parameters."""
-    kinds = {InputKind(facts.input_kinds[origins[row]]) for row in left}
-    words = [word for kind, word in _OTHER_INPUTS.items() if kind in kinds]
-    lines = [
-        f"{facts.names[row]}: of the {_OTHER_INPUTS[InputKind(facts.input_kinds[origins[row]])]} "
-        f"`{facts.input_names[origins[row]] or facts.names[origins[row]]}`, "
-        f"{format_quantity(facts.bytes[row], 'bytes')}"
-        for row in left
-    ]
-    gathers = "an all-gather of another input" if len(left) == 1 else f"{len(left):,} all-gathers of other inputs"
-    return diagnose(
-        GATHERS_LEFT,
-        f"`{contract.rule.text}` is about parameters, and leaves {gathers}",
-        span=contract.rule.span,
-        help="to decide about them too, say so of "
-        + " and of ".join(f"`chain through (all_gather where from {word})`" for word in words),
-        details=_listed(lines),
-    )
-
-
-def stays_on_device(
-    rule: Rule | None, rows: Sequence[int], decisions: Sequence[Decision | None], facts: Facts, *, moves_none: bool
-) -> Diagnostic:
-    """``rows``: in graph order; the reasons are those of their decisions."""
-    text = "the model's own checkpoint" if rule is None else f"`{rule.text}`"
-    reasons = [decision.reason for row in rows if (decision := decisions[row]) is not None]
-    first = f"`{facts.names[rows[0]]}`" if len(rows) == 1 else f"`{facts.names[rows[0]]}` first"
-    which = "offloads nothing: it leaves" if moves_none else "leaves"
-    found = diagnose(
-        OFFLOADS_NOTHING if moves_none else STAYS_ON_DEVICE,
-        f"{text} {which} {_values(len(rows))} on the device, {first}: {reasons[0]}",
-        span=None if rule is None else rule.span,
-        details=_reasons(rows, reasons, facts),
-    )
-    return evolve(found, severity=Severity.NOTE) if rule is None or rule.optional else found
-
-
-def cannot_decide(rule: Rule, capabilities: Capabilities) -> Diagnostic:
-    """A rule offloads or leaves values on a path that cannot."""
-    why = f"leaves values to PyTorch's partitioner, and {capabilities.name} has none"
-    if rule.action.offloads:
-        why = f"asks for offloading, which {capabilities.name} cannot do"
-    help = "save or recompute these values instead"
-    return diagnose(PATH_CANNOT, f"`{rule.text}` {why}", rule.span, help=help, fixes=_other_action(rule))
+    details = detail_lines(node_and_place(facts, row) for row in undecided)
+    if auto is not None and not decides:
+        message = f"`undecided -> auto` leaves values to PyTorch's partitioner, and {capabilities.name} has none"
+        yield diagnose(PATH_CANNOT, message, auto.span, help=help, write=fates, details=details)
+    else:
+        own = [rule.span for rule in policy.rules if policy.included_by(rule.span) is None]
+        message = (
+            f"no rule decides {forward_values(len(undecided))} that the backward reads, and {capabilities.name} has no "
+        )
+        fixes = [put_behind(own[-1], fate) for fate in fates] if own else []
+        message += "partitioner to leave them to"
+        yield diagnose(PATH_CANNOT, message, help=help, fixes=fixes, details=details)
 
 
 def _other_action(rule: Rule) -> Iterator[Fix]:
@@ -317,28 +235,7 @@ def _done_with_fsdp(statement: syntax.Bucket | syntax.Scheduling) -> str:
             assert_never(statement)
 
 
-def cannot_be_auto(
-    undecided: Undecided | None, rows: Sequence[int], facts: Facts, capabilities: Capabilities, policy: Policy
-) -> Diagnostic:
-    """``rows``: the values that would be left undecided, in graph order."""
-    own = [rule.span for rule in policy.rules if policy.included_by(rule.span) is None]
-    fates = ("undecided -> save", "undecided -> recompute")
-    message = f"`undecided -> auto` leaves values to PyTorch's partitioner, and {capabilities.name} has none"
-    if undecided is None:
-        open_values = f"{_values(len(rows))} that the backward reads"
-        message = f"no rule decides {open_values}, and {capabilities.name} has no partitioner to leave them to"
-    return diagnose(
-        PATH_CANNOT,
-        message,
-        span=None if undecided is None else undecided.span,
-        help="write `undecided -> save` or `undecided -> recompute`",
-        write=[] if undecided is None else fates,
-        fixes=[put_behind(own[-1], fate) for fate in fates] if undecided is None and own else [],
-        details=_listed(_where(facts, row) for row in rows),
-    )
-
-
-def _listed(lines: Iterable[str]) -> tuple[str, ...]:
+def detail_lines(lines: Iterable[str]) -> tuple[str, ...]:
     return first_lines(tuple(lines), _MOST_NAMES)
 
 
@@ -346,5 +243,5 @@ def _all_nodes(count: int) -> str:
     return "the only node" if count == 1 else f"all {count:,} nodes"
 
 
-def _values(count: int) -> str:
+def forward_values(count: int) -> str:
     return counted(count, "forward value")

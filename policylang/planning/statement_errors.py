@@ -29,6 +29,7 @@ from policylang.planning.checkpoints import AroundBlocks
 from policylang.planning.decisions.rule_warnings import origins_asked
 from policylang.planning.digest import timed_tests
 from policylang.planning.plan import RuleOutcome
+from policylang.planning.selection import no_match
 from policylang.planning.selection.selectors import Selections, column_of, operator_matcher, selections_for
 from policylang.simulation.node_times import NodeTimes, lacking
 
@@ -183,17 +184,31 @@ class StatementErrors:
 
     def no_blocks(self, rules: Collection[RuleOutcome]) -> Iterator[Diagnostic]:
         """An error where the policy names blocks that the graph has not, or speaks of blocks and the graph has none."""
-        policy, selections = self._policy, self._selections
-        if selections.blocks.names:
+        policy, facts, blocks = self._policy, self._selections.facts, self._policy.blocks
+        if self._selections.blocks.names:
             return
-        if policy.blocks is not None:
-            found = refusals.no_such_blocks(policy.blocks, selections.facts)
-            yield evolve(found, include=policy.included_by(policy.blocks.span))
+        if blocks is not None:
+            near = no_match.block_globs(blocks.glob, facts)
+            found = diagnose(
+                refusals.NO_SUCH_BLOCKS,
+                f"`{blocks.glob}` matches no module path of this graph, so there are no blocks",
+                span=blocks.span,
+                help=no_match.nearest_paths_hint(blocks.glob, facts),
+                fixes=written(no_match.glob_span(blocks.glob, blocks.span), near, near=True),
+            )
+            yield evolve(found, include=policy.included_by(blocks.span))
             return
         wanting = (each.rule for each in rules if not each.matched and not each.rule.optional)
         first = next((rule for rule in wanting if speaks_of_blocks(rule, policy)), None)
         if first is not None:
-            yield refusals.no_blocks(first, selections.facts)
+            found = diagnose(
+                refusals.NO_SUCH_BLOCKS,
+                "no blocks were found in this graph",
+                span=first.selector.span,
+                help=no_match.naming_blocks(facts),
+                fixes=[put_before(first.span, f"blocks {glob}") for glob in no_match.block_globs("layers.*", facts)],
+            )
+            yield evolve(found, cause=refusals.NO_SUCH_BLOCKS)
 
     def shares(self) -> Iterator[Diagnostic]:
         """Shares that are no block."""

@@ -10,13 +10,13 @@ When the copies start and are awaited is in the schedule (:mod:`policylang.plann
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 
 from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input, storage_roots
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, Severity, diagnose
 from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals
@@ -177,11 +177,19 @@ def _holder(facts: Facts, row: int) -> int:
 
 def offload_diagnostics(
     policy: Policy, facts: Facts, decisions: Sequence[Decision | None], needs: SavedForBackward, stays: Sequence[int]
-) -> list[Diagnostic]:
+) -> Iterator[Diagnostic]:
     """For each rule what of it stays on the device: a note, and a warning where nothing of it is moved."""
-    moving = by_rule(needs.offloaded, decisions, policy)
-    moved = [rule for rule, _ in moving]
-    return [
-        refusals.stays_on_device(rule, rows, decisions, facts, moves_none=all(rule is not each for each in moved))
-        for rule, rows in by_rule(stays, decisions, policy)
-    ]
+    moving = [rule for rule, _ in by_rule(needs.offloaded, decisions, policy)]
+    for rule, rows in by_rule(stays, decisions, policy):
+        moves_none = all(rule is not each for each in moving)
+        text = "the model's own checkpoint" if rule is None else f"`{rule.text}`"
+        reasons = [decision.reason for row in rows if (decision := decisions[row]) is not None]
+        first = f"`{facts.names[rows[0]]}`" if len(rows) == 1 else f"`{facts.names[rows[0]]}` first"
+        leaves = f"{'offloads nothing: it leaves' if moves_none else 'leaves'} {refusals.forward_values(len(rows))}"
+        found = diagnose(
+            refusals.OFFLOADS_NOTHING if moves_none else refusals.STAYS_ON_DEVICE,
+            f"{text} {leaves} on the device, {first}: {reasons[0]}",
+            span=None if rule is None else rule.span,
+            details=refusals.reason_lines(rows, reasons, facts),
+        )
+        yield evolve(found, severity=Severity.NOTE) if rule is None or rule.optional else found

@@ -235,36 +235,19 @@ class Selections:
                 neighbours = {"users": facts.users, "inputs": facts.inputs}[node.direction]
                 return members(mask_of((each for row in parts[0] for each in neighbours[row]), length), facts.forward)
             case syntax.Chain():
-                return self._chain(node, parts[0])
+                before = self.chains.before(parts[0]) if node.direction != "after" else []
+                after = self.chains.after(parts[0]) if node.direction != "before" else []
+                return union([before, parts[0] if node.direction == "through" else [], after], facts.forward, length)
+            case syntax.ChainOf(cut="after"):
+                return self.chains.after_marker(parts[0], parts[1])
+            case syntax.ChainOf(cut="before"):
+                return self.chains.before_marker(parts[0], parts[1])
             case syntax.ChainOf():
-                return self._chain_of(node, parts)
+                return union([parts[0], self.chains.after(parts[0])], facts.forward, length)
             case syntax.Word():
                 raise TypeError(f"`{node.text}` has not been resolved")
             case _:
                 assert_never(node)
-
-    def _chain(self, node: syntax.Chain, rows: list[int]) -> list[int]:
-        match node.direction:
-            case "after":
-                return self.chains.after(rows)
-            case "before":
-                return self.chains.before(rows)
-            case "through":
-                both = [self.chains.before(rows), rows, self.chains.after(rows)]
-                return union(both, self.facts.forward, len(self.facts))
-            case _:
-                assert_never(node.direction)
-
-    def _chain_of(self, node: syntax.ChainOf, parts: list[list[int]]) -> list[int]:
-        match node.cut:
-            case "after":
-                return self.chains.after_marker(parts[0], parts[1])
-            case "before":
-                return self.chains.before_marker(parts[0], parts[1])
-            case None:
-                return union([parts[0], self.chains.after(parts[0])], self.facts.forward, len(self.facts))
-            case _:
-                assert_never(node.cut)
 
 
 def selections_for(
