@@ -72,10 +72,8 @@ def plan(
     around = around_blocks(facts, blocks) if apart else NOTHING_AROUND
     tagged = {} if apart else user_decisions(facts)  # the policy's checkpoints take the place of the user's own
     default: Default = policy.undecided.fate if policy.undecided is not None else "auto"
-    if default == "auto" and capabilities.keeps_undecided:
-        default = "as traced"
-    elif default == "auto" and capabilities.recomputes_undecided:
-        default = "as checkpointed"
+    if default == "auto" and capabilities.undecided is not None:
+        default = capabilities.undecided
     verdict = judge(policy, facts, selections, tagged, around)
     check_cancelled()
     decisions = first_decisions(policy, facts, verdict, tagged, default, capabilities, around)

@@ -167,33 +167,30 @@ def beyond_capabilities(
 ) -> Iterator[Diagnostic]:
     """Whatever a policy decides that the path cannot do: refused, never ignored. ``rows``: the values that the backward
     reads and that no rule decides, in graph order."""
-    decides = capabilities.undecided_auto or capabilities.keeps_undecided or capabilities.recomputes_undecided
     for rule in policy.rules:
+        leaves = rule.action is Action.LEAVE and capabilities.undecided is None
         why = f"leaves values to PyTorch's partitioner, and {capabilities.name} has none"
         if rule.action.offloads:
             why = f"asks for offloading, which {capabilities.name} cannot do"
-        if (rule.action is Action.LEAVE and not decides) or (rule.action.offloads and not capabilities.offloads):
+        if leaves or (rule.action.offloads and not capabilities.offloads):
             help = "save or recompute these values instead"
             yield diagnose(PATH_CANNOT, f"`{rule.text}` {why}", rule.span, help=help, fixes=_other_action(rule))
-    undecided = [row for row in rows if (each := decisions[row]) is not None and each.why is Why.UNDECIDED]
-    auto = policy.undecided if policy.undecided is not None and policy.undecided.fate == "auto" else None
-    if capabilities.undecided_auto or not (undecided or (auto is not None and not decides)):
+    if capabilities.undecided is not None:
         return
-    help, fates = (
-        "write `undecided -> save` or `undecided -> recompute`",
-        ("undecided -> save", "undecided -> recompute"),
-    )
+    undecided = [row for row in rows if (each := decisions[row]) is not None and each.why is Why.UNDECIDED]
     details = detail_lines(node_and_place(facts, row) for row in undecided)
-    if auto is not None and not decides:
+    fates = ("undecided -> save", "undecided -> recompute")
+    help = f"write `{fates[0]}` or `{fates[1]}`"
+    if policy.undecided is not None and policy.undecided.fate == "auto":
         message = f"`undecided -> auto` leaves values to PyTorch's partitioner, and {capabilities.name} has none"
-        yield diagnose(PATH_CANNOT, message, auto.span, help=help, write=fates, details=details)
-    else:
+        yield diagnose(PATH_CANNOT, message, policy.undecided.span, help=help, write=fates, details=details)
+    elif undecided:
         own = [rule.span for rule in policy.rules if policy.included_by(rule.span) is None]
         message = (
-            f"no rule decides {forward_values(len(undecided))} that the backward reads, and {capabilities.name} has no "
+            f"no rule decides {forward_values(len(undecided))} that the backward reads, "
+            f"and {capabilities.name} has no partitioner to leave them to"
         )
         fixes = [put_behind(own[-1], fate) for fate in fates] if own else []
-        message += "partitioner to leave them to"
         yield diagnose(PATH_CANNOT, message, help=help, fixes=fixes, details=details)
 
 

@@ -22,7 +22,7 @@ from tests.support.trees import policy_of, span
 
 
 def the_planner(replays_random: bool) -> Capabilities:
-    return Capabilities("the test", replays_random=replays_random, undecided_auto=True)
+    return Capabilities("the test", replays_random=replays_random, undecided="auto")
 
 
 def one_selector(facts: Facts, selector, times: NodeTimes | None = None) -> list[int]:

@@ -9,7 +9,7 @@ from policylang.planning.value_outcome import Why
 from tests.planning.sentences import JOINT, actions, names, only, planned
 from tests.support.textgraph import facts_of
 
-NO_REPLAY = Capabilities("a flat graph", undecided_auto=True)
+NO_REPLAY = Capabilities("a flat graph", undecided="auto")
 
 TWO_LAYERS = """
     %x = input bytes=32
@@ -251,7 +251,7 @@ def test_a_rewrite_is_refused_where_it_cannot_be_done():
     assert found.message == (
         "`fuse all_gather chains` asks for a rewrite of collectives, which the joint-graph partitioner cannot do"
     )
-    able = Capabilities("rewrites", replays_random=True, rewrites=True, undecided_auto=True)
+    able = Capabilities("rewrites", replays_random=True, rewrites=True, undecided="auto")
     made = planned(facts_of(TWO_LAYERS), rules.format(""), able)
     assert only(made.diagnostics, "APL311").message == "`fuse all_gather chains` finds nothing to rewrite in this graph"
     assert planned(facts_of(TWO_LAYERS), rules.format("optional "), able).diagnostics == ()

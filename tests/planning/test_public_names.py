@@ -211,7 +211,7 @@ NAMED = facts_of("""
 
 
 def details(text: str, facts: Facts = NAMED) -> tuple[str, ...]:
-    made = plan(policylang.parse(text), facts, Capabilities("the test", replays_random=True, undecided_auto=True))
+    made = plan(policylang.parse(text), facts, Capabilities("the test", replays_random=True, undecided="auto"))
     (found,) = [each for each in made.diagnostics if each.code == "APL301"]
     return found.details
 

@@ -133,11 +133,7 @@ def first_decisions(
     around: AroundBlocks = NOTHING_AROUND,
 ) -> list[Decision | None]:
     """The decision on every forward row if all is safe; None for the rows no rule ranges over."""
-    left: tuple[Action | None, str] = None, ""
-    if capabilities.keeps_undecided:
-        left = Action.SAVE, "left as it was traced"
-    elif capabilities.recomputes_undecided:
-        left = Action.RECOMPUTE, "left to the checkpoint"
+    left = _LEFT[capabilities.undecided]
     actions = [left if rule.action is Action.LEAVE else (rule.action, "") for rule in policy.rules]
     by_rule = [Decision(action, index, Why.RULE, reason) for index, (action, reason) in enumerate(actions)]
     symbolic = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
@@ -176,6 +172,13 @@ UNDECIDED: dict[Default, tuple[Action | None, str]] = {
     "as checkpointed": (Action.RECOMPUTE, "; the checkpoint recomputes it"),
 }
 """The action on what no rule decides, and how the reason ends."""
+_LEFT: dict[Default | None, tuple[Action | None, str]] = {
+    "auto": (None, ""),
+    "as traced": (Action.SAVE, "left as it was traced"),
+    "as checkpointed": (Action.RECOMPUTE, "left to the checkpoint"),
+    None: (None, ""),
+}
+"""What becomes of a value that a rule leaves, by what a path makes of it, and the reason."""
 
 
 def rule_outcomes(policy: Policy, verdict: Verdict, user_decisions: dict[int, Decision]) -> tuple[RuleOutcome, ...]:
