@@ -335,74 +335,70 @@ def check_deferred(plan: Plan, final: Plan, needs: SavedForBackward) -> tuple[Pl
     for index, checked in zip(waiting, found, strict=True):
         results[index] = checked
     others = tuple(each for each in plan.diagnostics if each.code not in (UNCOUNTED, UNTIMED, BY_DATA))
-    uncounted = uncounted_in(policy.expectations, final.facts, needs.recomputed, plan.times)
-    by_data = by_data_in(policy.expectations, final.facts, needs)
-    return evolve(plan, expectations=tuple(results), diagnostics=(*others, *uncounted, *by_data)), failures
+    incomplete = incomplete_figures(policy.expectations, final.facts, needs, plan.times)
+    return evolve(plan, expectations=tuple(results), diagnostics=(*others, *incomplete)), failures
 
 
 # --- figures that miss something --------------------------------------------------------------------------------------
 
 
-def uncounted_in(
-    expectations: Sequence[Expectation], facts: Facts, recomputed: Sequence[int], times: NodeTimes | None
+def incomplete_figures(
+    expectations: Sequence[Expectation], facts: Facts, needs: SavedForBackward, times: NodeTimes | None
 ) -> Iterator[Diagnostic]:
-    """A warning for each expectation about FLOPs, if among the recomputed rows are calls that no formula counts; for
-    each about the time of a step, if any row is one."""
-    whole = range(len(facts))
+    """A warning for each expectation about FLOPs or time, if among the rows that it counts are calls that no formula
+    does, and for each about a figure that counts values whose sizes come from data, unless it limits from above what is
+    counted by the most that it can be."""
     for each in expectations:
-        if not isinstance(each, ExpectTotal):
-            continue
-        if each.figure == "recomputed flops":
-            yield from _warned(each, facts, recomputed)
-        elif each.of_time and times is not None:
-            yield from _warned(each, facts, recomputed if each.figure == "recomputed time" else whole)
+        asks = isinstance(each, ExpectTotal) and (each.figure == "recomputed flops" or (each.of_time and times))
+        if isinstance(each, ExpectTotal) and asks:
+            yield from _uncounted(each, facts, _counted_rows(each, facts, needs))
+    for each in expectations if facts.data_sizes else ():
+        rows = _by_hint(each, facts, needs)
+        at_most = all(facts.bytes[row] == facts.data_sizes[row][2] for row in rows)
+        if isinstance(each, ExpectTotal) and rows and not (at_most and each.op in ("<", "<=")):
+            counts = figure_by_data(each, facts, needs)
+            message = f"`{each.span.one_line}` is compared with a figure that counts {counts}"
+            help = "another load has another figure: expect of values what becomes of them, `expect every … saved`"
+            yield diagnose(BY_DATA, message, each.span, help=help, details=_places(facts, rows))
 
 
-def _warned(expectation: ExpectTotal, facts: Facts, rows: Sequence[int]) -> Iterator[Diagnostic]:
+def _uncounted(expectation: ExpectTotal, facts: Facts, rows: Sequence[int]) -> Iterator[Diagnostic]:
     missing = uncounted_operators(facts, rows)
     if not missing:
         return
     calls = counted(sum(missing.values()), "call")
     names = [f"`{name}`" for name in missing]
     shown = joined(names) if len(names) <= _MOST_NAMED else f"{names[0]} and {len(names) - 1} others"
-    found = [row for row in rows if facts.uncounted[row]]
-    places = (f"{facts.names[row]} ({facts.targets[row]}) in {facts.modules[row] or 'no module'}" for row in found)
-    details = first_lines(tuple(places), _MOST_NAMES)
-    text, again = expectation.span.one_line, " that are recomputed" if expectation.figure.startswith("recomp") else ""
+    again = " that are recomputed" if expectation.figure.startswith("recomputed") else ""
     code, misses, help = UNCOUNTED, f"does not count {calls} of {shown}{again}", _REGISTER
     if expectation.of_time:
         code, misses = UNTIMED, f"prices {calls} of {shown}{again} by their bytes alone"
     else:
         help += ", or expect of these operators what becomes of them, as `expect no … recomputed` does"
-    message = f"`{text}` {misses}: no FLOP formula is known"
-    yield diagnose(code, message, span=expectation.span, help=help, details=details)
+    message = f"`{expectation.span.one_line}` {misses}: no FLOP formula is known"
+    found = [row for row in rows if facts.uncounted[row]]
+    yield diagnose(code, message, span=expectation.span, help=help, details=_places(facts, found))
 
 
-def by_data_in(expectations: Sequence[Expectation], facts: Facts, needs: SavedForBackward) -> Iterator[Diagnostic]:
-    """A warning for each expectation about a figure that counts such values, unless it limits from above what is
-    counted by the most that it can be."""
-    for each in expectations if facts.data_sizes else ():
-        rows = _compared(each, facts, needs)
-        at_most = all(facts.bytes[row] == facts.data_sizes[row][2] for row in rows)
-        if isinstance(each, ExpectTotal) and rows and not (at_most and each.op in ("<", "<=")):
-            counts = figure_by_data(each, facts, needs)
-            message = f"`{each.span.one_line}` is compared with a figure that counts {counts}"
-            where = ((row, facts.modules[row] or "no module") for row in rows)
-            places = (f"{facts.names[row]} ({facts.targets[row]}) in {module}" for row, module in where)
-            help = "another load has another figure: expect of values what becomes of them, `expect every … saved`"
-            yield diagnose(BY_DATA, message, each.span, help=help, details=first_lines(tuple(places), _MOST_NAMES))
+def _places(facts: Facts, rows: Sequence[int]) -> tuple[str, ...]:
+    places = (f"{facts.names[row]} ({facts.targets[row]}) in {facts.modules[row] or 'no module'}" for row in rows)
+    return first_lines(tuple(places), _MOST_NAMES)
 
 
 def figure_by_data(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> str:
     """The part of an expectation's figure that is counted by a hint, as the end of a sentence; else empty."""
     added_up = isinstance(expectation, ExpectTotal) and expectation.figure in ("saved", "recomputed")
-    return counted_by_data(facts, _compared(expectation, facts, needs), added_up=added_up)
+    return counted_by_data(facts, _by_hint(expectation, facts, needs), added_up=added_up)
 
 
-def _compared(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> list[int]:
+def _by_hint(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> list[int]:
     """The rows that the figure of an expectation counts by a hint."""
     if not isinstance(expectation, ExpectTotal) or expectation.figure == "recomputed operators":
         return []
-    again = expectation.figure.startswith("recomputed")
-    rows = needs.saved if expectation.figure == "saved" else needs.recomputed if again else range(len(facts))
-    return sized_by_data(facts, rows)
+    return sized_by_data(facts, _counted_rows(expectation, facts, needs))
+
+
+def _counted_rows(expectation: ExpectTotal, facts: Facts, needs: SavedForBackward) -> Sequence[int]:
+    if expectation.figure == "saved":
+        return needs.saved
+    return needs.recomputed if expectation.figure.startswith("recomputed") else range(len(facts))

@@ -32,7 +32,7 @@ from policylang.planning.decisions.rule_warnings import gathers_left, markers_lo
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
-from policylang.planning.expectations import by_data_in, check_expectations, uncounted_in
+from policylang.planning.expectations import check_expectations, incomplete_figures
 from policylang.planning.liveness import with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.plan import Plan, schedule_of
@@ -147,7 +147,6 @@ def plan(
         *offload_diagnostics(policy, facts, decisions, needs, stays),
         *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
         *errors.of_expectations({at: each for at, each in unmet.items() if at not in by_fsdp.expectations}),
-        *uncounted_in(policy.expectations, facts, needs.recomputed, times),
-        *by_data_in(policy.expectations, facts, needs),
+        *incomplete_figures(policy.expectations, facts, needs, times),
     )
     return evolve(made, expectations=expectations, diagnostics=diagnostics)

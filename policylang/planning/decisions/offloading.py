@@ -10,7 +10,7 @@ When the copies start and are awaited is in the schedule (:mod:`policylang.plann
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from math import inf
 
 from attrs import evolve
@@ -44,9 +44,7 @@ def resolve_offloads(
             followed = decisions[holder] if offloads(decisions[holder]) else said.get(holder)
             decisions[row] = decision if followed is None else followed
     asked = [row for row in needed if offloads(decisions[row])]
-    if not asked:
-        return ()
-    return _Offloads(policy, facts, decisions, needs, asked).resolve()
+    return _Offloads(policy, facts, decisions, needed, asked).resolve() if asked else ()
 
 
 class _Offloads:
@@ -55,14 +53,14 @@ class _Offloads:
         policy: Policy,
         facts: Facts,
         decisions: list[Decision | None],
-        needs: SavedForBackward,
+        needed: Collection[int],
         asked: Sequence[int],
     ) -> None:
         self.facts = facts
         self.decisions = decisions
         self.roots = storage_roots(facts)
         self.asked = asked
-        self.needed = {*needs.saved, *needs.offloaded, *needs.undecided, *needs.contingent}
+        self.needed = frozenset(needed)
         self.room = [inf if rule.budget is None else rule.budget.value for rule in policy.rules]
         self.backward = next((row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD), len(facts))
         self.elsewhere = any(device and not device.startswith("cpu") for device in facts.devices)
