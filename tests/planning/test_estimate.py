@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from policylang.graph.facts import Facts
 from policylang.planning.schedule import build_schedule
 from policylang.simulation.memory import Peak, estimate_peak
@@ -33,38 +35,43 @@ def test_recomputed_values_are_there_only_when_they_are_needed():
     assert peak.at == "db"
 
 
-def test_views_share_the_memory_of_what_they_view():
-    text = """
-        %x = input bytes=10
-        %a = aten.sin.default(%x) bytes=100
-        %v = aten.view.default(%a) view bytes=100
-        %b = aten.sin.default(%v) bytes=100
-        output(%b)
-    """
-    assert peak_of(facts_of(text), ()).forward == 10 + 200
-
-
-def test_pieces_of_an_operator_are_counted_once():
-    text = """
-        %x = input bytes=10
-        %norm = aten.native_layer_norm.default(%x) multi_output bytes=110
-        %out = builtin.getitem(%norm) bytes=100
-        %mean = builtin.getitem(%norm) bytes=10
-        output(%out, %mean)
-    """
-    assert peak_of(facts_of(text), ()).forward == 10 + 110
-
-
-def test_memory_written_in_place_is_counted_where_it_was_made():
-    """A unit that runs again as a whole shares a decision, and its results are not pieces of its first node."""
-    text = """
-        %x = input bytes=10
-        %empty = aten.empty_like.default(%x) repeatable bytes=100
-        %mask = aten.bernoulli_.float(%empty) writes view repeatable follows=%empty bytes=100
-        %scaled = aten.mul.Tensor(%mask) repeatable follows=%empty bytes=100
-        output(%scaled)
-    """
-    assert peak_of(facts_of(text), ()).forward == 10 + 200
+@pytest.mark.parametrize(
+    ("text", "forward"),
+    [
+        pytest.param(
+            """
+            %a = aten.sin.default(%x) bytes=100
+            %v = aten.view.default(%a) view bytes=100
+            %b = aten.sin.default(%v) bytes=100
+            output(%b)
+            """,
+            200,
+            id="views share the memory of what they view",
+        ),
+        pytest.param(
+            """
+            %norm = aten.native_layer_norm.default(%x) multi_output bytes=110
+            %out = builtin.getitem(%norm) bytes=100
+            %mean = builtin.getitem(%norm) bytes=10
+            output(%out, %mean)
+            """,
+            110,
+            id="pieces of an operator are counted once",
+        ),
+        pytest.param(  # they share a decision, and its results are not pieces of its first node
+            """
+            %empty = aten.empty_like.default(%x) repeatable bytes=100
+            %mask = aten.bernoulli_.float(%empty) writes view repeatable follows=%empty bytes=100
+            %scaled = aten.mul.Tensor(%mask) repeatable follows=%empty bytes=100
+            output(%scaled)
+            """,
+            200,
+            id="memory written in place is counted where it was made",
+        ),
+    ],
+)
+def test_what_a_forward_holds(text: str, forward: int) -> None:
+    assert peak_of(facts_of(f"%x = input bytes=10\n{text}"), ()).forward == 10 + forward
 
 
 def test_the_state_of_a_generator_is_kept_for_a_second_draw():
