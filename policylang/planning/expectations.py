@@ -60,7 +60,7 @@ class Finding:
     margin: float | None = None
 
 
-_COLUMNS = {
+_COLUMNS: dict[str, tuple[str, Literal["bytes", "flops", "operators"]]] = {
     "saved": ("saved_bytes", "bytes"),
     "recomputed": ("recomputed_bytes", "bytes"),
     "recomputed flops": ("recomputed_flops", "flops"),
@@ -216,20 +216,19 @@ def _whole(expectation: ExpectTotal, plan: Plan) -> float:
 def _amounts(expectation: ExpectTotal, plan: Plan, cost: BackwardCost) -> tuple[float, Sequence[float]]:
     """The figure, in all and by block: as it is, or as a share of the whole forward."""
     is_share = expectation.limit.dimension == "fraction"
-    whole: tuple[float, Sequence[float]] = 0.0, ()
     if expectation.figure == "recomputed time":
-        amount, by_block = _seconds(plan, plan.schedule.rows_of(StepKind.SECOND_RUN))
-        whole = _seconds(plan, plan.facts.forward) if is_share else whole
+        part = _seconds(plan, plan.schedule.rows_of(StepKind.SECOND_RUN))
+        whole = _seconds(plan, plan.facts.forward) if is_share else part
     else:
         column, of = _COLUMNS[expectation.figure]
-        amount, by_block = getattr(cost, column), getattr(cost, f"{column}_by_block")
-        whole = (getattr(cost.forward, of), getattr(cost.forward, f"{of}_by_block")) if is_share else whole
+        part = getattr(cost, column), getattr(cost, f"{column}_by_block")
+        whole = cost.forward(of) if is_share else part
     if not is_share:
-        return amount, by_block
-    return _share(amount, whole[0]), [_share(*pair) for pair in zip(by_block, whole[1], strict=True)]
+        return part
+    return _share(part[0], whole[0]), [_share(*pair) for pair in zip(part[1], whole[1], strict=True)]
 
 
-def _seconds(plan: Plan, rows: Iterable[int]) -> tuple[float, list[float]]:
+def _seconds(plan: Plan, rows: Iterable[int]) -> tuple[float, Sequence[float]]:
     """The time of operators one after the other, in all and by block."""
     assert plan.times is not None
     seconds, block_of = plan.times.seconds, plan.block_of

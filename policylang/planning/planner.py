@@ -17,15 +17,7 @@ from policylang.planning.checkpoints import (
     checkpoint_of_all,
     checkpoints_around,
 )
-from policylang.planning.decisions.decide import (
-    NOTHING_AROUND,
-    Safety,
-    first_decisions,
-    judge,
-    keep_routing,
-    rule_outcomes,
-    user_decisions,
-)
+from policylang.planning.decisions import decide
 from policylang.planning.decisions.fsdp_parameters import FsdpParameters, answered
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
 from policylang.planning.decisions.rule_warnings import gathers_left, markers_lost, markers_outranked, without_effect
@@ -69,16 +61,16 @@ def plan(
     selections = selections_for(policy, facts, None if place is None else place.blocks, times=times)
     blocks = selections.blocks
     apart = capabilities.block_by_block and place is None
-    around = around_blocks(facts, blocks) if apart else NOTHING_AROUND
-    tagged = {} if apart else user_decisions(facts)  # the policy's checkpoints take the place of the user's own
+    around = around_blocks(facts, blocks) if apart else decide.NOTHING_AROUND
+    tagged = {} if apart else decide.user_decisions(facts)  # the policy's checkpoints take the place of the user's own
     default: Default = policy.undecided.fate if policy.undecided is not None else "auto"
     if default == "auto" and capabilities.undecided is not None:
         default = capabilities.undecided
-    verdict = judge(policy, facts, selections, tagged, around)
+    verdict = decide.judge(policy, facts, selections, tagged, around)
     check_cancelled()
-    decisions = first_decisions(policy, facts, verdict, tagged, default, capabilities, around)
-    routing = keep_routing(policy, facts, decisions)
-    safety = Safety(policy, facts, capabilities, decisions)
+    decisions = decide.first_decisions(policy, facts, verdict, tagged, default, capabilities, around)
+    routing = decide.keep_routing(policy, facts, decisions)
+    safety = decide.Safety(policy, facts, capabilities, decisions)
     needs = safety.enforce()
     check_cancelled()
     stays: tuple[int, ...] = ()
@@ -91,7 +83,7 @@ def plan(
     elif apart:
         checkpoints = checkpoints_around(facts, blocks)
     needs = with_checkpoints(needs, facts, decisions, checkpoints)
-    rules = rule_outcomes(policy, verdict, tagged)
+    rules = decide.rule_outcomes(policy, verdict, tagged)
     check_cancelled()
     order = None
     if policy.orders and capabilities.orders:

@@ -175,7 +175,7 @@ def breakdown(plan: Plan) -> Breakdown:
         groups=_groups(plan, needs, outcomes),
         under=under if ordered is None else _in_order(under, ordered),
         without=_scenario(plan, schedule_of(plan.facts, everything), whole, ()),
-        forward_flops=needs.forward.flops,
+        forward_flops=needs.forward("flops")[0],
         outcomes=outcomes,
         uncounted=uncounted_operators(plan.facts, plan.facts.forward),
         uncounted_again=uncounted_operators(plan.facts, needs.recomputed),
