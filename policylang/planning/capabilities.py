@@ -7,7 +7,6 @@ the entries.
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Literal
 
 from attrs import frozen
@@ -15,27 +14,9 @@ from attrs import frozen
 from policylang.graph.facts import GraphKind
 
 PAGE = "docs/setups.md"
-
-
-class TrainingSetup(Enum):
-    """By the anchors of the page."""
-
-    HF_TRAINER = "hugging-face-trainer"
-    FSDP2_EAGER = "fsdp2-in-eager"
-    FSDP2_BLOCKS = "fsdp2-with-compiled-blocks"
-    WHOLE_MODEL = "the-whole-model-compiled"
-    TRACED = "a-traced-step"
-    TORCHTITAN_EAGER = "torchtitan-eager"
-    TORCHTITAN_GRAPH = "torchtitan-graph-trainer"
-    AUTOPARALLEL = "autoparallel"
-
-    @property
-    def link(self) -> str:
-        """As messages name it."""
-        return f"{PAGE}#{self.value}"
-
-
+FSDP2_BLOCKS, WHOLE_MODEL = f"{PAGE}#fsdp2-with-compiled-blocks", f"{PAGE}#the-whole-model-compiled"
 WHAT_FSDP_MEANS = f"{PAGE}#what-fsdp-means"
+"""The sections that messages name."""
 
 
 @frozen

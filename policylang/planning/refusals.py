@@ -8,7 +8,7 @@ from typing import assert_never
 
 from attrs import evolve
 
-from policylang.graph.facts import Facts, InputKind
+from policylang.graph.facts import Facts
 from policylang.language import syntax
 from policylang.language.diagnostics import (
     GATHERS_NOTHING,
@@ -51,7 +51,6 @@ GATHERS_LEFT = "APL318"
 
 _MOST_NAMES = 8
 _NAMEABLE = re.compile(r"[A-Za-z_]\w*\.\w+", re.ASCII)
-_OTHER_INPUTS = {InputKind.BUFFER: "buffer", InputKind.USER: "input"}
 
 
 def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = False) -> Diagnostic:
