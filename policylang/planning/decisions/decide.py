@@ -91,14 +91,6 @@ class Verdict:
     """By row, for owners: the index of the rule that decides it, or ``NO_RULE``."""
 
 
-def owners_of(facts: Facts, rows: list[int]) -> list[int]:
-    """The owners of some rows, in graph order, each once."""
-    owners = facts.owners
-    if all(owners[row] == row for row in rows):
-        return rows
-    return members(mask_of((owners[row] for row in rows), len(facts)), facts.forward)
-
-
 def judge(
     policy: Policy,
     facts: Facts,
@@ -109,10 +101,12 @@ def judge(
     """Evaluate every rule. Sizes, seeds and, without ``override``, values that the user tagged keep what they have.
     Rules range over nothing that lies outside the blocks where those have checkpoints of their own."""
     winner = array("i", [NO_RULE]) * len(facts)
-    flags, fixed = facts.flags, Flag.SYMBOLIC | Flag.SEED
+    owners, flags, fixed = facts.owners, facts.flags, Flag.SYMBOLIC | Flag.SEED
     matched: list[tuple[int, ...]] = []
     for index, rule in enumerate(policy.rules):
-        denoted = owners_of(facts, selections.rows(rule.selector))
+        denoted = selections.rows(rule.selector)
+        if any(owners[row] != row for row in denoted):
+            denoted = members(mask_of((owners[row] for row in denoted), len(facts)), facts.forward)
         if around.outside or around.detached:
             denoted = [row for row in denoted if row not in around.outside and row not in around.detached]
         matched.append(tuple(denoted))

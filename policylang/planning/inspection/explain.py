@@ -14,8 +14,8 @@ from policylang.language.syntax import Policy, Rule, Statement
 from policylang.language.walk import names_in
 from policylang.planning.plan import Plan
 from policylang.planning.selection.no_match import why_not
-from policylang.planning.selection.selectors import Selections, selections_for
-from policylang.planning.value_outcome import Decision, Why
+from policylang.planning.selection.selectors import selections_for
+from policylang.planning.value_outcome import Why
 
 
 @frozen(slots=False)
@@ -75,19 +75,20 @@ def rules_on(plan: Plan, row: int, *, reasons: bool = True) -> tuple[RuleOnNode,
         raise ValueError(f"no rule ranges over {plan.facts.names[row]}: it is not a forward call")
     owner = plan.facts.owners[row]
     selections = selections_for(plan.policy, plan.facts, times=plan.times) if reasons else None
-    return tuple(_standing(plan, index, owner, decision, selections) for index in range(len(plan.rules)))
-
-
-def _standing(plan: Plan, index: int, owner: int, decision: Decision, selections: Selections | None) -> RuleOnNode:
-    outcome = plan.rules[index]
-    at = bisect_left(outcome.matched, owner)  # in graph order
-    if outcome.matched[at : at + 1] != (owner,):
-        why = "" if selections is None else why_not(outcome.rule.selector, owner, selections)
-        return RuleOnNode(outcome.rule, "no match", why=why)
-    if decision.rule == index:
-        return RuleOnNode(outcome.rule, "decided")
-    if decision.why is Why.ALWAYS:
-        return RuleOnNode(outcome.rule, "always saved")
-    if decision.rule is None:
-        return RuleOnNode(outcome.rule, "kept by the user")
-    return RuleOnNode(outcome.rule, "overridden", plan.rules[decision.rule].rule)
+    found: list[RuleOnNode] = []
+    for index, outcome in enumerate(plan.rules):
+        at = bisect_left(outcome.matched, owner)  # in graph order
+        standing: Standing = "overridden"
+        by, why = None, ""
+        if outcome.matched[at : at + 1] != (owner,):
+            standing, why = "no match", why_not(outcome.rule.selector, owner, selections) if selections else ""
+        elif decision.rule == index:
+            standing = "decided"
+        elif decision.why is Why.ALWAYS:
+            standing = "always saved"
+        elif decision.rule is None:
+            standing = "kept by the user"
+        else:
+            by = plan.rules[decision.rule].rule
+        found.append(RuleOnNode(outcome.rule, standing, by, why))
+    return tuple(found)

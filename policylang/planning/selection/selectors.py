@@ -305,7 +305,9 @@ def compile_predicate(predicate: Predicate, on: Selections) -> Test:
             crossing = on.cuts.crossing(predicate.bytes)
             return lambda row: bool(crossing[row])
         case syntax.Annotated():
-            return _annotated(predicate.name, facts)
+            # tracing loses what is set on a piece of a tuple, and keeps what is set on the operator that returns it
+            noted, owners, name = facts.annotations, facts.owners, predicate.name
+            return lambda row: bool(noted) and (name in noted[row] or name in noted[owners[row]])
         case syntax.Is():
             return _is(predicate, facts, on.blocks, on.chains)
         case _:
@@ -349,31 +351,22 @@ def amount_of(predicate: syntax.Compare, facts: Facts, prices: OperatorPrices | 
 
 def _match(predicate: syntax.Match, facts: Facts) -> Test:
     """Each distinct value is matched once: a graph has many nodes and few dtypes, devices and modules."""
-    wanted, matches = predicate.op == "==", _matcher(predicate)
-    column_name, present = _TEXTS[predicate.property]
-    column: Sequence[str] = getattr(facts, column_name)
-    answer = cache(lambda value: present(value) and matches(value) == wanted)
+    wanted, name = predicate.op == "==", NameGlob(predicate.pattern).matches
+    column: Sequence[str]
+    holds: Callable[[str], bool | None]  # None of a node that has no such thing
+    match predicate.property:
+        case "dtype":
+            column, holds = facts.dtypes, lambda dtype: name(dtype) if dtype else None
+        case "device":
+            column, holds = facts.devices, lambda full: name(full) or name(full.partition(":")[0]) if full else None
+        case "overload":
+            column, holds = facts.targets, lambda target: name(own) if (own := split_target(target)[2]) else None
+        case "module":  # the empty path is the root module
+            column, holds = facts.modules, PathGlob(predicate.pattern).matches
+        case _:
+            assert_never(predicate.property)
+    answer = cache(lambda value: holds(value) is wanted)
     return lambda row: answer(column[row])
-
-
-_TEXTS: dict[str, tuple[str, Callable[[str], bool]]] = {
-    "dtype": ("dtypes", bool),
-    "device": ("devices", bool),
-    "overload": ("targets", lambda target: bool(split_target(target)[2])),
-    "module": ("modules", lambda path: True),  # the empty path is the root module
-}
-"""By property, its column and whether a node has one."""
-
-
-def _matcher(predicate: syntax.Match) -> Callable[[str], bool]:
-    if predicate.property == "module":
-        return PathGlob(predicate.pattern).matches
-    name = NameGlob(predicate.pattern).matches
-    if predicate.property == "device":
-        return lambda device: name(device) or name(device.partition(":")[0])
-    if predicate.property == "overload":
-        return lambda target: name(split_target(target)[2])
-    return name
 
 
 def split_target(target: str) -> tuple[str, str, str]:
@@ -381,14 +374,6 @@ def split_target(target: str) -> tuple[str, str, str]:
     namespace, _, rest = target.partition(".")
     name, _, overload = rest.partition(".")
     return namespace, name, overload
-
-
-def _annotated(name: str, facts: Facts) -> Test:
-    """Tracing loses what is set on a piece of a tuple, and keeps what is set on the operator that returns it."""
-    annotations, owners = facts.annotations, facts.owners
-    if not annotations:
-        return lambda row: False
-    return lambda row: name in annotations[row] or name in annotations[owners[row]]
 
 
 def _is(predicate: syntax.Is, facts: Facts, blocks: BlockTable, chains: Chains) -> Test:
