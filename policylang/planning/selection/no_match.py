@@ -231,13 +231,8 @@ _MOST = 3
 
 def would_match(selector: Selector, selections: Selections) -> tuple[Fix, ...]:
     """A fix for each other word of a selector, as it is written, with which it picks something."""
-    found: dict[Fix, None] = {}
-    for fix, other in _candidates(selector, selections):
-        if selections.rows(other):
-            found[fix] = None
-        if len(found) == _MOST:
-            break
-    return tuple(found)
+    found = (fix for fix, other in _candidates(selector, selections) if selections.rows(other))
+    return tuple(dict.fromkeys(found))[:_MOST]
 
 
 def near_globs(glob: str, facts: Facts) -> tuple[str, ...]:
