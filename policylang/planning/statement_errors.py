@@ -68,18 +68,15 @@ def empty_shares(policy: Policy, selections: Selections) -> Iterator[Diagnostic]
     """An error for each statement that speaks of a share of the blocks that is none; an ``optional`` line may."""
     count = len(selections.blocks.names)
     for statement in policy.statements:
-        may_be = not isinstance(statement, Expectation)
         if not isinstance(statement, Expectation) and statement.optional:
             continue
+        may_be = not isinstance(statement, Expectation)
         for part in with_lets(policy, *selectors_of([statement])):
             if not isinstance(part, syntax.InBlock) or (share := part.which.share) is None or floor(share * count):
                 continue
             line, own, one = statement.span, part.span, f"{part.which.kind} block"
             words = own_words(part).partition(" ")[2]
-            has, help = (
-                "has no blocks",
-                f"if that is as it should be, write `optional {line.one_line}`" if may_be else None,
-            )
+            has, help = "has no blocks", f"if that is as it should be, write `optional {line.one_line}`"
             if count:
                 has = f"has {counted(count, 'block')}, and a share is rounded down"
                 help = f"write `{one}` for one of them"
@@ -90,7 +87,7 @@ def empty_shares(policy: Policy, selections: Selections) -> Iterator[Diagnostic]
                 SHARE_OF_NONE,
                 f"`{words}` of `{line.one_line}` is no block: this graph {has}",
                 span=next(selectors_of([statement])).span,
-                help=help,
+                help=help if count or may_be else None,
                 fixes=fixes,
             )
             break

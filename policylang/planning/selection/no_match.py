@@ -330,9 +330,9 @@ def why_not(selector: Selector, row: int, selections: Selections) -> str:
                 node = let.selector
             case syntax.Operator() | syntax.Reference():
                 return f"`{part_label(node)}`: it is {facts.targets[row]}"
-            case syntax.InModule() | syntax.InBlock() | syntax.Where() | syntax.Ordinal() if row not in rows(
-                node.selector
-            ):
+            case syntax.InModule() | syntax.InBlock() if row not in rows(node.selector):
+                node = node.selector
+            case syntax.Where() | syntax.Ordinal() if row not in rows(node.selector):
                 node = node.selector
             case syntax.InModule():
                 return f"`{part_label(node)}`: it is in {facts.modules[row] or 'no module'}"
