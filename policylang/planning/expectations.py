@@ -144,14 +144,10 @@ def _check_count(expectation: ExpectCount, rows: list[int], selections: Selectio
         counts = sorted(margins)
         each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "0"
         return Finding("held", f"{each} in each {scope.value}", margin=min(margins.values(), default=0.0))
-    if scope is Scope.BLOCK:
-        places = [f"block {key}" for key, _ in wrong]
-        names = [f", {blocks.names[key]}" for key, _ in wrong if isinstance(key, int)]
-    else:
-        chain = scope is Scope.CHAIN
-        places = [f"the chain from `{key}`" if chain else str(key) or "the root module" for key, _ in wrong]
-        names = [""] * len(wrong)
-    details = [f"{place}{name}: {count}" for place, name, (_, count) in zip(places, names, wrong, strict=True)]
+    named = {Scope.BLOCK: "block {}", Scope.CHAIN: "the chain from `{}`"}.get(scope, "{}")
+    places = [named.format(key) or "the root module" for key, _ in wrong]
+    paths = [f", {blocks.names[key]}" if isinstance(key, int) else "" for key, _ in wrong]
+    details = [f"{place}{path}: {count}" for place, path, (_, count) in zip(places, paths, wrong, strict=True)]
     count = wrong[0][1]
     return Finding("failed", f"{count} in {places[0]}", first_lines(details, _MOST_PLACES), margins[count])
 

@@ -239,11 +239,11 @@ def _groups(plan: Plan, needs: BackwardCost, outcomes: Sequence[Outcome | None])
 def _entry(plan: Plan, row: int, outcome: Outcome, block: int, size: int) -> ValueEntry:
     facts, decision, again = plan.facts, plan.decisions[row], outcome.held is Held.NOWHERE
     module = facts.modules[row] or facts.modules[facts.owners[row]]
-    rule = plan.rule_of(row)
+    rule, name = plan.rule_of(row), plan.block_names[block] if block >= 0 else ""
     return ValueEntry(
         outcome=outcome,
         operator=operator_of(facts, row),
-        module=within_block(module, plan.block_names[block]) if block >= 0 else module,
+        module="" if module == name else module.removeprefix(f"{name}."),
         shape=facts.shapes[row],
         dtype=facts.dtypes[row],
         source=None if rule is None else rule.source,
@@ -258,13 +258,6 @@ def _entry(plan: Plan, row: int, outcome: Outcome, block: int, size: int) -> Val
 def operator_of(facts: Facts, row: int) -> str:
     """The operator that a value comes from: of a ``getitem`` the one that it reads."""
     return facts.targets[facts.owners[row] if facts.targets[row] == GETITEM else row]
-
-
-def within_block(module: str, block: str) -> str:
-    """The path of a module from its block on."""
-    if module == block:
-        return ""
-    return module[len(block) + 1 :] if module.startswith(f"{block}.") else module
 
 
 def _amounts(entries: Iterable[tuple[ValueEntry, int]], *, timed: bool) -> Amounts:
