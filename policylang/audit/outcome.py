@@ -232,7 +232,7 @@ def summary(
         recomputed=names(facts, dict.fromkeys(again)),
         recomputed_bytes=cost.recomputed_bytes,
         recomputed_flops=cost.recomputed_flops,
-        forward_flops=cost.forward.flops,
+        forward_flops=cost.forward("flops")[0],
         random_states=found.random_states,
         offloaded=names(facts, offloaded),
         offloaded_bytes=cost.offloaded_bytes,

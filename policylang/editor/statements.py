@@ -40,9 +40,8 @@ from policylang.language.shown import (
 )
 from policylang.language.syntax import Rule, Selector, Statement
 from policylang.language.words import meaning
-from policylang.planning.inspection.breakdown import RuleInBlocks
+from policylang.planning.inspection.breakdown import BlockGroup
 from policylang.planning.inspection.communication import Communication, LineInOrder, bucket_statements
-from policylang.planning.inspection.explain import beginning_of
 from policylang.planning.inspection.worth import MOST_RULES, Worth
 from policylang.planning.plan import ExpectationOutcome, Plan, RuleOutcome
 from policylang.planning.selection.no_match import part_counts
@@ -109,7 +108,7 @@ _MOST_GROUPS = 6
 
 def rule_index(graph: GraphState, rule: Rule) -> int | None:
     """The index of a rule in the policy."""
-    return graph.index.rules.get(beginning_of(rule.span))
+    return graph.index.number(rule)
 
 
 def worth_of(graph: GraphState, index: int) -> Worth | None:
@@ -178,7 +177,7 @@ def _amounts(graph: GraphState, index: int) -> Iterator[str]:
         yield "By block: " + "; ".join((*said, *([f"and {more} more"] if more > 0 else ()))) + "."
 
 
-def _in_blocks(found: RuleInBlocks) -> str:
+def _in_blocks(found: BlockGroup) -> str:
     each = ", each" if found.times > 1 else ""
     return f"{amounts_text(found.amounts)} in {code(found.label) if found.blocks else found.label}{each}"
 
@@ -450,7 +449,7 @@ def _rewrite(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> Art
 
 def rewrite_hint(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> str:
     """``96 rewritten · 96 collectives fewer``."""
-    at = graph.index.rewrites.get(beginning_of(statement.span))
+    at = graph.index.number(statement)
     if at is None:
         return ""
     done = graph.plan.edits.of(at).done
@@ -524,7 +523,7 @@ def picked(graph: GraphState, let: syntax.Let) -> int | None:
 
 
 def outcome_of(graph: GraphState, expectation: Statement) -> ExpectationOutcome | None:
-    number = graph.index.expectations.get(beginning_of(expectation.span))
+    number = graph.index.number(expectation)
     return graph.plan.expectations[number] if number is not None and number < len(graph.plan.expectations) else None
 
 

@@ -7,34 +7,16 @@ the entries.
 
 from __future__ import annotations
 
-from enum import Enum
+from typing import Literal
 
 from attrs import frozen
 
 from policylang.graph.facts import GraphKind
 
 PAGE = "docs/setups.md"
-
-
-class TrainingSetup(Enum):
-    """By the anchors of the page."""
-
-    HF_TRAINER = "hugging-face-trainer"
-    FSDP2_EAGER = "fsdp2-in-eager"
-    FSDP2_BLOCKS = "fsdp2-with-compiled-blocks"
-    WHOLE_MODEL = "the-whole-model-compiled"
-    TRACED = "a-traced-step"
-    TORCHTITAN_EAGER = "torchtitan-eager"
-    TORCHTITAN_GRAPH = "torchtitan-graph-trainer"
-    AUTOPARALLEL = "autoparallel"
-
-    @property
-    def link(self) -> str:
-        """As messages name it."""
-        return f"{PAGE}#{self.value}"
-
-
+FSDP2_BLOCKS, WHOLE_MODEL = f"{PAGE}#fsdp2-with-compiled-blocks", f"{PAGE}#the-whole-model-compiled"
 WHAT_FSDP_MEANS = f"{PAGE}#what-fsdp-means"
+"""The sections that messages name."""
 
 
 @frozen
@@ -53,51 +35,31 @@ class Capabilities:
     """FSDP2 can honour `prefetch` of weights on this path, although the path itself reorders nothing."""
     unsorted_groups: bool = True
     """True if process groups keep the order of the ranks they are made with (torch's ``sort_ranks=False``)."""
-    undecided_auto: bool = False
-    """True if ``undecided -> auto`` can be left to PyTorch's min-cut there."""
-    keeps_undecided: bool = False
-    """Whether, where there is no min-cut, ``undecided -> auto`` and ``leave`` keep a value as it was traced: saved.
-    The plan then says ``as traced``, and so does its report."""
-    recomputes_undecided: bool = False
-    """Whether, where there is no min-cut, ``undecided -> auto`` and ``leave`` leave a value to the checkpoint around
-    it, which recomputes. The plan then says ``as checkpointed``, and so does its report."""
+    undecided: Literal["auto", "as traced", "as checkpointed"] | None = None
+    """What ``undecided -> auto`` and ``leave`` mean there: PyTorch's min-cut decides, the value stays saved as it was
+    traced, or the checkpoint around it recomputes it. The plan and its report say the word. None refuses both."""
     block_by_block: bool = False
     """True if it sees one block of a model at a time. A plan of the whole graph for it refuses what counts over the
     graph, and decides nothing outside the blocks."""
 
 
 JOINT = Capabilities(
-    name="the joint-graph partitioner",
-    replays_random=True,
-    offloads=True,
-    rewrites=True,
-    orders=True,
-    undecided_auto=True,
+    "the joint-graph partitioner", replays_random=True, offloads=True, rewrites=True, orders=True, undecided="auto"
 )
 FLAT = Capabilities(
-    name="a flat graph",
-    replays_random=True,
-    offloads=True,
-    rewrites=True,
-    orders=True,
-    keeps_undecided=True,
+    "a flat graph", replays_random=True, offloads=True, rewrites=True, orders=True, undecided="as traced"
 )
-"""No min-cut exists there: with ``undecided -> auto``, and for ``leave``, a value stays saved as the traced graph has
-it, and the report says how many those are."""
+"""No min-cut exists there, and the report says how many values stay saved as the traced graph has them."""
 
-HALF = Capabilities(name="a half of a partition", rewrites=True, orders=True, undecided_auto=True)
+HALF = Capabilities(name="a half of a partition", rewrites=True, orders=True, undecided="auto")
 """Given a policy's rewrites alone: what it saves was decided when it was cut."""
 
-HOOK = Capabilities(name="a hook of Inductor's", replays_random=True, undecided_auto=True)
+HOOK = Capabilities(name="a hook of Inductor's", replays_random=True, undecided="auto")
 """A joint graph that is tagged for min-cut. No rewrites: where Inductor takes a graph from its caches nobody is called,
 and the groups that rewrites need would not be made."""
 
 EAGER = Capabilities(
-    name="an eager checkpoint",
-    replays_random=True,
-    orders_weights=True,
-    recomputes_undecided=True,
-    block_by_block=True,
+    "an eager checkpoint", replays_random=True, orders_weights=True, undecided="as checkpointed", block_by_block=True
 )
 """A block as it runs, operator by operator. What no rule saves is recomputed, as a checkpoint does."""
 

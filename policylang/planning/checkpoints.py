@@ -18,7 +18,7 @@ from attrs import field, frozen
 from policylang.graph.blocks import OUTSIDE, BlockTable
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, forward_users, storage_roots
 from policylang.language.diagnostics import Diagnostic, diagnose
-from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, Ordinal, Policy, Rule, Scope
+from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, Ordinal, Policy, Scope
 from policylang.language.walk import with_lets
 from policylang.operators.names import DETACHES, GETITEM
 from policylang.planning.value_outcome import Decision
@@ -112,7 +112,12 @@ def held_and_rerun(
             continue
         if runs or (row in checkpoints.unchanged and roots[row] not in saved):
             again.append(row)
-        elif facts.ops[roots[row]] == "call_function" and may_be_kept(facts, row):
+            continue
+        # no size, no operator whose pieces are rows of their own, and none that returns outer memory that it wrote to
+        flags = facts.flags[row]
+        is_tuple = flags & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
+        is_foreign = flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES or flags & Flag.SYMBOLIC
+        if facts.ops[roots[row]] == "call_function" and not is_tuple and not is_foreign:
             saved.add(row)
     return tuple(sorted(saved)), tuple(again)
 
@@ -131,13 +136,6 @@ def kept_rows(facts: Facts, saved: Collection[int]) -> frozenset[int]:
 def leaves_block(facts: Facts, row: int, place_of: Sequence[int]) -> bool:
     """True if a value leaves its block in the forward."""
     return any(place_of[user] != place_of[row] for user in forward_users(facts, row))
-
-
-def may_be_kept(facts: Facts, row: int) -> bool:
-    """No size, no operator whose pieces are rows of their own, and none that returns outer memory that it wrote to."""
-    flags = facts.flags[row]
-    is_tuple = flags & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
-    return not is_tuple and not flags & Flag.SYMBOLIC and flags & (Flag.WRITES | Flag.REPEATABLE) != Flag.WRITES
 
 
 PATH_CANNOT, WHOLE_GRAPH = "APL306", "APL391"
@@ -186,8 +184,17 @@ def beyond_one_block(policy: Policy, place: BlockContext | None) -> Iterator[Dia
     """An error for every rule that one block cannot follow as the whole model would, and a warning for every
     expectation about the whole, unless the graph is the whole model."""
     for rule in policy.rules:
-        if (reason := _beyond(rule, policy, place is None or place.numbered)) is not None:
-            yield diagnose(PATH_CANNOT, f"`{rule.text}` {reason[0]}", rule.span, help=reason[1])
+        for part in with_lets(policy, rule.selector):
+            if isinstance(part, Ordinal) and part.scope is Scope.GRAPH:
+                asks = "counts over the whole graph, and an eager checkpoint sees one block at a time"
+                help = "count `per block`"
+            elif isinstance(part, InBlock) and part.which.kind != "any" and place is not None and not place.numbered:
+                asks = "asks which block this is, and the checkpoint was not told"
+                help = "use `policylang.checkpoint_model`, or give `policylang.context_fn` the whole model"
+            else:
+                continue
+            yield diagnose(PATH_CANNOT, f"`{rule.text}` {asks}", rule.span, help=help)
+            break
     for expectation in policy.expectations if place is not None else ():
         if is_about_whole(expectation):
             yield diagnose(
@@ -204,15 +211,3 @@ def is_about_whole(expectation: object) -> bool:
     if isinstance(expectation, ExpectTotal):
         return not expectation.per_block
     return isinstance(expectation, ExpectCount) and expectation.scope in (None, Scope.GRAPH)
-
-
-def _beyond(rule: Rule, policy: Policy, numbered: bool) -> tuple[str, str] | None:
-    for part in with_lets(policy, rule.selector):
-        if isinstance(part, Ordinal) and part.scope is Scope.GRAPH:
-            return "counts over the whole graph, and an eager checkpoint sees one block at a time", "count `per block`"
-        if isinstance(part, InBlock) and part.which.kind != "any" and not numbered:
-            return (
-                "asks which block this is, and the checkpoint was not told",
-                "use `policylang.checkpoint_model`, or give `policylang.context_fn` the whole model",
-            )
-    return None

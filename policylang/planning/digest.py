@@ -42,15 +42,13 @@ def plan_digest(
 
 
 def deciding_device(policy: Policy, device: DeviceProfile | None) -> tuple[str, ...]:
-    """The figures of a device that is not in the policy's text, where a rule goes by them."""
-    named = policy.device is not None and device is not None and policy.device.canonical == device.canonical
-    return () if device is None or named or not decides_by_time(policy) else (device.canonical,)
-
-
-def decides_by_time(policy: Policy) -> bool:
-    """True if a rule does, or the order of collectives."""
+    """The figures of a device that is not in the policy's text, where a rule or the order of collectives goes by
+    them."""
+    if device is None or (policy.device is not None and policy.device.canonical == device.canonical):
+        return ()
     timed = any(True for _ in timed_tests(policy, *policy.deciding))
-    return timed or any(isinstance(each, Overlap) for each in policy.scheduling)
+    decides = timed or any(isinstance(each, Overlap) for each in policy.scheduling)
+    return (device.canonical,) if decides else ()
 
 
 def timed_tests(policy: Policy, *statements: Statement) -> Iterator[Compare]:

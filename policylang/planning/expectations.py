@@ -17,20 +17,13 @@ from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.shown import beside, counted, first_lines, joined
-from policylang.language.syntax import (
-    COMPARISONS,
-    Expectation,
-    ExpectCount,
-    ExpectFate,
-    ExpectTotal,
-    Scope,
-)
+from policylang.language.syntax import COMPARISONS, Expectation, ExpectCount, ExpectFate, ExpectTotal, Scope
 from policylang.planning.capabilities import JOINT
 from policylang.planning.checkpoints import is_about_whole
 from policylang.planning.liveness import BackwardCost, SavedForBackward, counted_by_data, sized_by_data, with_cost
 from policylang.planning.order.statements import plan_order
 from policylang.planning.plan import ExpectationOutcome, Plan
-from policylang.planning.refusals import expectation_failed, expects_of_nothing
+from policylang.planning.refusals import EXPECTATION_FAILED, MATCHES_NOTHING
 from policylang.planning.selection.no_match import part_counts
 from policylang.planning.selection.selectors import Selections, group_keys, selections_for
 from policylang.planning.value_outcome import (
@@ -67,7 +60,7 @@ class Finding:
     margin: float | None = None
 
 
-_COLUMNS = {
+_COLUMNS: dict[str, tuple[str, Literal["bytes", "flops", "operators"]]] = {
     "saved": ("saved_bytes", "bytes"),
     "recomputed": ("recomputed_bytes", "bytes"),
     "recomputed flops": ("recomputed_flops", "flops"),
@@ -95,22 +88,19 @@ def check_expectations(
     results: list[ExpectationOutcome] = []
     failures: list[Diagnostic] = []
     for expectation in expectations:
-        finding = _check(expectation, plan, selections, outcomes, cost)
-        text = expectation.span.one_line
-        results.append(
-            ExpectationOutcome(text, expectation.span.location, finding.status, finding.found, finding.margin)
-        )
-        if finding.status == "failed":
-            if by_data := figure_by_data(expectation, plan.facts, cost):
-                finding = evolve(finding, details=(*finding.details, f"the figure counts {by_data}"))
-            failures.append(_failure(expectation, text, finding))
+        finding, span = _check(expectation, plan, selections, outcomes, cost), expectation.span
+        text, details = span.one_line, finding.details
+        results.append(ExpectationOutcome(text, span.location, finding.status, finding.found, finding.margin))
+        if finding.status != "failed":
+            continue
+        if by_data := figure_by_data(expectation, plan.facts, cost):
+            details = (*details, f"the figure counts {by_data}")
+        code, message = EXPECTATION_FAILED, f"`{text}` does not hold: {finding.found}"
+        if finding.found == _NOTHING and not isinstance(expectation, ExpectTotal):
+            code, span = MATCHES_NOTHING, expectation.selector.span
+            message = f"`{text}` is about nothing: `{span.one_line}` matches nothing in this graph"
+        failures.append(diagnose(code, message, span=span, details=details))
     return tuple(results), tuple(failures)
-
-
-def _failure(expectation: Expectation, text: str, finding: Finding) -> Diagnostic:
-    if finding.found == _NOTHING and not isinstance(expectation, ExpectTotal):
-        return expects_of_nothing(text, expectation.selector, finding.details)
-    return expectation_failed(expectation, text, finding.found, finding.details)
 
 
 def _check(
@@ -137,45 +127,29 @@ def _check(
 
 
 def _check_count(expectation: ExpectCount, rows: list[int], selections: Selections) -> Finding:
-    scope = expectation.scope or Scope.GRAPH
+    scope, blocks, op = expectation.scope or Scope.GRAPH, selections.blocks, _BOUNDS[expectation.bound]
     if scope is Scope.GRAPH:
-        status: Status = "held" if _counts(expectation, len(rows)) else "failed"
-        return Finding(status, str(len(rows)), margin=_margin(expectation, [len(rows)]))
+        holds, margin = COMPARISONS[op](len(rows), expectation.n), margin_of(op, len(rows), expectation.n)
+        return Finding("held" if holds else "failed", str(len(rows)), margin=margin)
     # All blocks; of modules and chains, those that hold one at least.
-    totals: dict[object, int] = dict.fromkeys(numbers(selections.blocks) if scope is Scope.BLOCK else (), 0)
+    totals: dict[object, int] = dict.fromkeys(numbers(blocks) if scope is Scope.BLOCK else (), 0)
     if scope is Scope.BLOCK and not totals:
         return Finding("failed", "the graph has no blocks")
-    for key in group_keys(scope, rows, selections.facts, selections.blocks, selections.chains):
+    for key in group_keys(scope, rows, selections.facts, blocks, selections.chains):
         if key is not None:
             totals[key] = totals.get(key, 0) + 1
-    block_names = selections.blocks.names
-    wrong = [(key, count) for key, count in totals.items() if not _counts(expectation, count)]
+    margins = {count: margin_of(op, count, expectation.n) for count in totals.values()}
+    wrong = [(key, count) for key, count in totals.items() if not COMPARISONS[op](count, expectation.n)]
     if not wrong:
-        counts = sorted(set(totals.values()))
+        counts = sorted(margins)
         each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "0"
-        return Finding("held", f"{each} in each {scope.value}", margin=_margin(expectation, counts))
-    details = [f"{_place(scope, key, block_names)}: {count}" for key, count in wrong]
-    key, count = wrong[0]
-    place = f"block {key}" if scope is Scope.BLOCK else _place(scope, key, block_names)
-    margin = _margin(expectation, [count])
-    return Finding("failed", f"{count} in {place}", first_lines(details, _MOST_PLACES), margin)
-
-
-def _margin(expectation: ExpectCount, counts: Sequence[int]) -> float:
-    """The smallest margin of several counts."""
-    return min((margin_of(_BOUNDS[expectation.bound], count, expectation.n) for count in counts), default=0.0)
-
-
-def _place(scope: Scope, key: object, block_names: Sequence[str]) -> str:
-    if scope is Scope.BLOCK and isinstance(key, int):
-        return f"block {key}, {block_names[key]}"
-    if scope is Scope.CHAIN:
-        return f"the chain from `{key}`"
-    return str(key) or "the root module"
-
-
-def _counts(expectation: ExpectCount, count: int) -> bool:
-    return COMPARISONS[_BOUNDS[expectation.bound]](count, expectation.n)
+        return Finding("held", f"{each} in each {scope.value}", margin=min(margins.values(), default=0.0))
+    named = {Scope.BLOCK: "block {}", Scope.CHAIN: "the chain from `{}`"}.get(scope, "{}")
+    places = [named.format(key) or "the root module" for key, _ in wrong]
+    paths = [f", {blocks.names[key]}" if isinstance(key, int) else "" for key, _ in wrong]
+    details = [f"{place}{path}: {count}" for place, path, (_, count) in zip(places, paths, wrong, strict=True)]
+    count = wrong[0][1]
+    return Finding("failed", f"{count} in {places[0]}", first_lines(details, _MOST_PLACES), margins[count])
 
 
 # --- totals -----------------------------------------------------------------------------------------------------------
@@ -196,22 +170,25 @@ def check_total(expectation: ExpectTotal, plan: Plan, cost: BackwardCost, blocks
         return _judge(expectation, amount, cost)
     if not by_block:
         return Finding("failed", "the graph has no blocks")
-    block = _telling(expectation, by_block, numbers(blocks))
-    details = (f"block {block} is {blocks.names[block]}",)
-    return _judge(expectation, by_block[block], cost, f" in block {block}", details)
+    op, limit = expectation.op, expectation.limit.value
+    # The block that decides: the first that fails worst, or comes nearest to failing; for `==` the first that fails.
+    test = margin_of if op[0] in "<>" else lambda op, amount, limit: COMPARISONS[op](amount, limit)
+    block = min(numbers(blocks), key=lambda each: test(op, by_block[each], limit))
+    return _judge(
+        expectation, by_block[block], cost, f" in block {block}", (f"block {block} is {blocks.names[block]}",)
+    )
 
 
 def _judge(
     expectation: ExpectTotal, amount: float, cost: BackwardCost, where: str = "", details: tuple[str, ...] = ()
 ) -> Finding:
-    limit = expectation.limit.value
-    holds = COMPARISONS[expectation.op](amount, limit)
+    op, limit = expectation.op, expectation.limit.value
+    holds, margin = COMPARISONS[op](amount, limit), margin_of(op, amount, limit)
     found = beside(amount, limit, expectation.limit.dimension) + where
     if cost.final:
-        return Finding("held" if holds else "failed", found, details, margin_of(expectation.op, amount, limit))
-    if not holds and expectation.op in ("<", "<="):
-        return Finding("failed", f"at least {found}", details, margin_of(expectation.op, amount, limit))
-    return LEFT_OPEN
+        return Finding("held" if holds else "failed", found, details, margin)
+    settled = not holds and op in ("<", "<=")
+    return Finding("failed", f"at least {found}", details, margin) if settled else LEFT_OPEN
 
 
 def margin_of(op: str, amount: float, limit: float) -> float:
@@ -234,23 +211,20 @@ def _whole(expectation: ExpectTotal, plan: Plan) -> float:
 
 def _amounts(expectation: ExpectTotal, plan: Plan, cost: BackwardCost) -> tuple[float, Sequence[float]]:
     """The figure, in all and by block: as it is, or as a share of the whole forward."""
-    timed = expectation.figure == "recomputed time"
-    column, of = _COLUMNS.get(expectation.figure, ("", ""))
-    if timed:
-        amount, by_block = _seconds(plan, plan.schedule.rows_of(StepKind.SECOND_RUN))
+    is_share = expectation.limit.dimension == "fraction"
+    if expectation.figure == "recomputed time":
+        part = _seconds(plan, plan.schedule.rows_of(StepKind.SECOND_RUN))
+        whole = _seconds(plan, plan.facts.forward) if is_share else part
     else:
-        amount, by_block = getattr(cost, column), getattr(cost, f"{column}_by_block")
-    if expectation.limit.dimension != "fraction":
-        return amount, by_block
-    whole, whole_by_block = (
-        _seconds(plan, plan.facts.forward)
-        if timed
-        else (getattr(cost.forward, of), getattr(cost.forward, f"{of}_by_block"))
-    )
-    return _share(amount, whole), [_share(*pair) for pair in zip(by_block, whole_by_block, strict=True)]
+        column, of = _COLUMNS[expectation.figure]
+        part = getattr(cost, column), getattr(cost, f"{column}_by_block")
+        whole = cost.forward(of) if is_share else part
+    if not is_share:
+        return part
+    return _share(part[0], whole[0]), [_share(*pair) for pair in zip(part[1], whole[1], strict=True)]
 
 
-def _seconds(plan: Plan, rows: Iterable[int]) -> tuple[float, list[float]]:
+def _seconds(plan: Plan, rows: Iterable[int]) -> tuple[float, Sequence[float]]:
     """The time of operators one after the other, in all and by block."""
     assert plan.times is not None
     seconds, block_of = plan.times.seconds, plan.block_of
@@ -269,16 +243,6 @@ def _share(part: float, whole: float) -> float:
 def numbers(blocks: BlockTable) -> Sequence[int]:
     """The numbers of the blocks that are in the graph."""
     return range(len(blocks.names)) if blocks.alone is None else (blocks.alone,)
-
-
-def _telling(expectation: ExpectTotal, amounts: Sequence[float], blocks: Sequence[int]) -> int:
-    """The block that decides: the first that fails worst, or comes nearest to failing."""
-    if expectation.op in ("<", "<="):
-        return max(blocks, key=amounts.__getitem__)
-    if expectation.op in (">", ">="):
-        return min(blocks, key=amounts.__getitem__)
-    holds = COMPARISONS[expectation.op]
-    return next((block for block in blocks if not holds(amounts[block], expectation.limit.value)), blocks[0])
 
 
 # --- what becomes of nodes --------------------------------------------------------------------------------------------
@@ -366,74 +330,70 @@ def check_deferred(plan: Plan, final: Plan, needs: SavedForBackward) -> tuple[Pl
     for index, checked in zip(waiting, found, strict=True):
         results[index] = checked
     others = tuple(each for each in plan.diagnostics if each.code not in (UNCOUNTED, UNTIMED, BY_DATA))
-    uncounted = uncounted_in(policy.expectations, final.facts, needs.recomputed, plan.times)
-    by_data = by_data_in(policy.expectations, final.facts, needs)
-    return evolve(plan, expectations=tuple(results), diagnostics=(*others, *uncounted, *by_data)), failures
+    incomplete = incomplete_figures(policy.expectations, final.facts, needs, plan.times)
+    return evolve(plan, expectations=tuple(results), diagnostics=(*others, *incomplete)), failures
 
 
 # --- figures that miss something --------------------------------------------------------------------------------------
 
 
-def uncounted_in(
-    expectations: Sequence[Expectation], facts: Facts, recomputed: Sequence[int], times: NodeTimes | None
+def incomplete_figures(
+    expectations: Sequence[Expectation], facts: Facts, needs: SavedForBackward, times: NodeTimes | None
 ) -> Iterator[Diagnostic]:
-    """A warning for each expectation about FLOPs, if among the recomputed rows are calls that no formula counts; for
-    each about the time of a step, if any row is one."""
-    whole = range(len(facts))
+    """A warning for each expectation about FLOPs or time, if among the rows that it counts are calls that no formula
+    does, and for each about a figure that counts values whose sizes come from data, unless it limits from above what is
+    counted by the most that it can be."""
     for each in expectations:
-        if not isinstance(each, ExpectTotal):
-            continue
-        if each.figure == "recomputed flops":
-            yield from _warned(each, facts, recomputed)
-        elif each.of_time and times is not None:
-            yield from _warned(each, facts, recomputed if each.figure == "recomputed time" else whole)
+        asks = isinstance(each, ExpectTotal) and (each.figure == "recomputed flops" or (each.of_time and times))
+        if isinstance(each, ExpectTotal) and asks:
+            yield from _uncounted(each, facts, _counted_rows(each, facts, needs))
+    for each in expectations if facts.data_sizes else ():
+        rows = _by_hint(each, facts, needs)
+        at_most = all(facts.bytes[row] == facts.data_sizes[row][2] for row in rows)
+        if isinstance(each, ExpectTotal) and rows and not (at_most and each.op in ("<", "<=")):
+            counts = figure_by_data(each, facts, needs)
+            message = f"`{each.span.one_line}` is compared with a figure that counts {counts}"
+            help = "another load has another figure: expect of values what becomes of them, `expect every … saved`"
+            yield diagnose(BY_DATA, message, each.span, help=help, details=_places(facts, rows))
 
 
-def _warned(expectation: ExpectTotal, facts: Facts, rows: Sequence[int]) -> Iterator[Diagnostic]:
+def _uncounted(expectation: ExpectTotal, facts: Facts, rows: Sequence[int]) -> Iterator[Diagnostic]:
     missing = uncounted_operators(facts, rows)
     if not missing:
         return
     calls = counted(sum(missing.values()), "call")
     names = [f"`{name}`" for name in missing]
     shown = joined(names) if len(names) <= _MOST_NAMED else f"{names[0]} and {len(names) - 1} others"
-    found = [row for row in rows if facts.uncounted[row]]
-    places = (f"{facts.names[row]} ({facts.targets[row]}) in {facts.modules[row] or 'no module'}" for row in found)
-    details = first_lines(tuple(places), _MOST_NAMES)
-    text, again = expectation.span.one_line, " that are recomputed" if expectation.figure.startswith("recomp") else ""
+    again = " that are recomputed" if expectation.figure.startswith("recomputed") else ""
+    code, misses, help = UNCOUNTED, f"does not count {calls} of {shown}{again}", _REGISTER
     if expectation.of_time:
-        message = f"`{text}` prices {calls} of {shown}{again} by their bytes alone: no FLOP formula is known"
-        yield diagnose(UNTIMED, message, span=expectation.span, help=_REGISTER, details=details)
-        return
-    help = f"{_REGISTER}, or expect of these operators what becomes of them, as `expect no … recomputed` does"
-    message = f"`{text}` does not count {calls} of {shown}{again}: no FLOP formula is known"
-    yield diagnose(UNCOUNTED, message, span=expectation.span, help=help, details=details)
+        code, misses = UNTIMED, f"prices {calls} of {shown}{again} by their bytes alone"
+    else:
+        help += ", or expect of these operators what becomes of them, as `expect no … recomputed` does"
+    message = f"`{expectation.span.one_line}` {misses}: no FLOP formula is known"
+    found = [row for row in rows if facts.uncounted[row]]
+    yield diagnose(code, message, span=expectation.span, help=help, details=_places(facts, found))
 
 
-def by_data_in(expectations: Sequence[Expectation], facts: Facts, needs: SavedForBackward) -> Iterator[Diagnostic]:
-    """A warning for each expectation about a figure that counts such values, unless it limits from above what is
-    counted by the most that it can be."""
-    for each in expectations if facts.data_sizes else ():
-        rows = _compared(each, facts, needs)
-        at_most = all(facts.bytes[row] == facts.data_sizes[row][2] for row in rows)
-        if isinstance(each, ExpectTotal) and rows and not (at_most and each.op in ("<", "<=")):
-            counts = figure_by_data(each, facts, needs)
-            message = f"`{each.span.one_line}` is compared with a figure that counts {counts}"
-            where = ((row, facts.modules[row] or "no module") for row in rows)
-            places = (f"{facts.names[row]} ({facts.targets[row]}) in {module}" for row, module in where)
-            help = "another load has another figure: expect of values what becomes of them, `expect every … saved`"
-            yield diagnose(BY_DATA, message, each.span, help=help, details=first_lines(tuple(places), _MOST_NAMES))
+def _places(facts: Facts, rows: Sequence[int]) -> tuple[str, ...]:
+    places = (f"{facts.names[row]} ({facts.targets[row]}) in {facts.modules[row] or 'no module'}" for row in rows)
+    return first_lines(tuple(places), _MOST_NAMES)
 
 
 def figure_by_data(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> str:
     """The part of an expectation's figure that is counted by a hint, as the end of a sentence; else empty."""
     added_up = isinstance(expectation, ExpectTotal) and expectation.figure in ("saved", "recomputed")
-    return counted_by_data(facts, _compared(expectation, facts, needs), added_up=added_up)
+    return counted_by_data(facts, _by_hint(expectation, facts, needs), added_up=added_up)
 
 
-def _compared(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> list[int]:
+def _by_hint(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> list[int]:
     """The rows that the figure of an expectation counts by a hint."""
     if not isinstance(expectation, ExpectTotal) or expectation.figure == "recomputed operators":
         return []
-    again = expectation.figure.startswith("recomputed")
-    rows = needs.saved if expectation.figure == "saved" else needs.recomputed if again else range(len(facts))
-    return sized_by_data(facts, rows)
+    return sized_by_data(facts, _counted_rows(expectation, facts, needs))
+
+
+def _counted_rows(expectation: ExpectTotal, facts: Facts, needs: SavedForBackward) -> Sequence[int]:
+    if expectation.figure == "saved":
+        return needs.saved
+    return needs.recomputed if expectation.figure.startswith("recomputed") else range(len(facts))

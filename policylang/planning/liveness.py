@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, Literal, assert_never
 from weakref import WeakKeyDictionary
 
 from attrs import evolve, field, fields, frozen
@@ -89,23 +89,6 @@ class SavedForBackward:
         return not self.undecided
 
 
-@frozen(eq=False)
-class ForwardTotals:
-    """Totals of the whole forward, in all and block by block, which shares are taken of."""
-
-    block_of: Sequence[int] = field(repr=False)
-    blocks: int
-    flops: int
-    flops_by_block: tuple[int, ...]
-    bytes: int
-    """Bytes that it allocates, gathered and cast weights among them."""
-    bytes_by_block: tuple[int, ...]
-    operators: int
-    """Operators that compute: not views, pieces of a tuple, waits and sizes."""
-    operators_by_block: tuple[int, ...]
-
-
-_forwards: WeakKeyDictionary[Facts, ForwardTotals] = WeakKeyDictionary()
 _reads: WeakKeyDictionary[Facts, bytearray] = WeakKeyDictionary()
 
 
@@ -130,13 +113,9 @@ class BackwardCost(SavedForBackward):
     block_of: Sequence[int] = field(kw_only=True, repr=False)
     blocks: int = field(kw_only=True)
 
-    @property
-    def forward(self) -> ForwardTotals:
-        """Asked for by what is a share of it alone. Worked out once for the same facts in the same blocks."""
-        known = _forwards.get(self.facts)
-        if known is None or known.blocks != self.blocks or (self.blocks and known.block_of != self.block_of):
-            known = _forwards[self.facts] = _forward_totals(self.facts, self.block_of, self.blocks)
-        return known
+    def forward(self, figure: Literal["bytes", "flops", "operators"]) -> tuple[int, tuple[int, ...]]:
+        """A figure of the whole forward, in all and by block, which shares are taken of."""
+        return _total(_amounts_of(self.facts, self.facts.forward, figure), self.block_of, self.blocks)
 
 
 def saved_and_recomputed(plan: Plan, decisions: Sequence[Decision | None] | None = None) -> BackwardCost:
@@ -220,8 +199,7 @@ def _read_by_backward(facts: Facts) -> bytearray:
 
 def with_cost(needs: SavedForBackward, facts: Facts, block_of: Sequence[int], blocks: int) -> BackwardCost:
     """Add up bytes and FLOPs, in all and by block."""
-    again, saved = needs.recomputed, list[tuple[int, int]]()
-    made, moved = list[tuple[int, int]](), 0
+    saved, made, moved = list[tuple[int, int]](), list[tuple[int, int]](), 0
     for outcome, rows in needs.rows.items():
         places = [outcome.place(facts, row) for row in rows]
         kept = outcome.kept_bytes(facts, rows)
@@ -234,18 +212,11 @@ def with_cost(needs: SavedForBackward, facts: Facts, block_of: Sequence[int], bl
     for name, amounts in (
         ("saved_bytes", saved),
         ("recomputed_bytes", made),
-        ("recomputed_flops", [(row, facts.flops[row]) for row in again]),
-        ("recomputed_operators", _computing(facts, again)),
+        ("recomputed_flops", _amounts_of(facts, needs.recomputed, "flops")),
+        ("recomputed_operators", _amounts_of(facts, needs.recomputed, "operators")),
     ):
         totals[name], totals[f"{name}_by_block"] = _total(amounts, block_of, blocks)
     return BackwardCost(**totals, offloaded_bytes=moved, facts=facts, block_of=block_of, blocks=blocks)
-
-
-def _forward_totals(facts: Facts, block_of: Sequence[int], blocks: int) -> ForwardTotals:
-    rows = facts.forward
-    flops = _total([(row, facts.flops[row]) for row in rows], block_of, blocks)
-    allocated = _total([(row, own_bytes(facts, row)) for row in rows], block_of, blocks)
-    return ForwardTotals(block_of, blocks, *flops, *allocated, *_total(_computing(facts, rows), block_of, blocks))
 
 
 def _total(amounts: Sequence[tuple[int, int]], block_of: Sequence[int], blocks: int) -> tuple[int, tuple[int, ...]]:
@@ -257,10 +228,21 @@ def _total(amounts: Sequence[tuple[int, int]], block_of: Sequence[int], blocks: 
     return sum(amount for _, amount in amounts), tuple(totals)
 
 
-def _computing(facts: Facts, rows: Sequence[int]) -> list[tuple[int, int]]:
-    """1 for an operator that computes something: no view, no size, and nothing that comes with another operator."""
-    owners, flags, idle = facts.owners, facts.flags, int(Flag.VIEW | Flag.SYMBOLIC)
-    return [(row, int(owners[row] == row and not flags[row] & idle)) for row in rows]
+def _amounts_of(
+    facts: Facts, rows: Sequence[int], figure: Literal["bytes", "flops", "operators"]
+) -> list[tuple[int, int]]:
+    """Rows with their amounts: the bytes that each allocates, its FLOPs, or 1 for an operator that computes something:
+    no view, no size, and nothing that comes with another operator."""
+    match figure:
+        case "bytes":
+            return [(row, own_bytes(facts, row)) for row in rows]
+        case "flops":
+            return [(row, facts.flops[row]) for row in rows]
+        case "operators":
+            owners, flags, idle = facts.owners, facts.flags, int(Flag.VIEW | Flag.SYMBOLIC)
+            return [(row, int(owners[row] == row and not flags[row] & idle)) for row in rows]
+        case _:
+            assert_never(figure)
 
 
 def counted_by_data(facts: Facts, rows: Iterable[int], *, added_up: bool = True) -> str:

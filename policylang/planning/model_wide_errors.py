@@ -15,7 +15,7 @@ from attrs import asdict, evolve, frozen
 from policylang.language.diagnostics import Diagnostic, Severity, Span, one_cause
 from policylang.language.syntax import Policy
 from policylang.planning import refusals
-from policylang.planning.capabilities import TrainingSetup
+from policylang.planning.capabilities import FSDP2_BLOCKS, WHOLE_MODEL
 from policylang.planning.order import order_errors
 from policylang.planning.statement_errors import SHARE_OF_NONE
 
@@ -98,21 +98,18 @@ def shared_by_all(
         for identity in identities
         if identity[0] < len(spans)
     ]
-    if not root:
-        found = [_without_blocks(each, sharded) if each.code == refusals.NO_SUCH_BLOCKS else each for each in found]
+    for at, each in enumerate(found):
+        if root or each.code != refusals.NO_SUCH_BLOCKS:
+            continue
+        if sharded:
+            why = "`fully_shard` gathers weights in hooks around each block, and `torch.compile` breaks the graph there"
+            why += ": what is compiled of a block begins inside it, and nothing says where it lies"
+            help = f"{_COMPILE_BLOCKS}; see {FSDP2_BLOCKS}"
+            found[at] = evolve(each, details=(why, *each.details), help=help)
+        else:
+            ways = f"{_COMPILE_BLOCKS}, or {_ROOT}; see {WHOLE_MODEL}"
+            found[at] = evolve(each, help=f"{each.help}; of blocks that are compiled one by one: {ways}")
     return one_cause(found)
-
-
-def _without_blocks(found: Diagnostic, sharded: bool) -> Diagnostic:
-    """Why compiled graphs have no blocks, as far as it is known, and what to call instead."""
-    if sharded:
-        why = "`fully_shard` gathers weights in hooks around each block, and `torch.compile` breaks the graph there: "
-        details = (f"{why}what is compiled of a block begins inside it, and nothing says where it lies", *found.details)
-        return evolve(found, details=details, help=f"{_COMPILE_BLOCKS}; see {TrainingSetup.FSDP2_BLOCKS.link}")
-    one_by_one = (
-        f"of blocks that are compiled one by one: {_COMPILE_BLOCKS}, or {_ROOT}; see {TrainingSetup.WHOLE_MODEL.link}"
-    )
-    return evolve(found, help=f"{found.help}; {one_by_one}")
 
 
 def to_json(complaints: Iterable[Complaint]) -> list[dict[str, Any]]:

@@ -7,8 +7,7 @@ from attrs import evolve
 from policylang.graph.facts import Facts, Flag
 from policylang.language.cancellation import check_cancelled
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Action, ExpectFate, Policy
+from policylang.language.syntax import Policy
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.checkpoints import (
@@ -18,28 +17,20 @@ from policylang.planning.checkpoints import (
     checkpoint_of_all,
     checkpoints_around,
 )
-from policylang.planning.decisions.decide import (
-    NOTHING_AROUND,
-    Safety,
-    first_decisions,
-    judge,
-    keep_routing,
-    rule_outcomes,
-    user_decisions,
-)
+from policylang.planning.decisions import decide
 from policylang.planning.decisions.fsdp_parameters import FsdpParameters, answered
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
 from policylang.planning.decisions.rule_warnings import gathers_left, markers_lost, markers_outranked, without_effect
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
-from policylang.planning.expectations import by_data_in, check_expectations, uncounted_in
-from policylang.planning.liveness import SavedForBackward, with_checkpoints, with_cost
+from policylang.planning.expectations import check_expectations, incomplete_figures
+from policylang.planning.liveness import with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.plan import Plan, schedule_of
-from policylang.planning.selection.selectors import Selections, selections_for
+from policylang.planning.selection.selectors import selections_for
 from policylang.planning.statement_errors import StatementErrors, named_alone, time_errors, unanswerable
-from policylang.planning.value_outcome import KEPT, Decision, Default, Why, by_rule, offloads
+from policylang.planning.value_outcome import KEPT, Default, by_rule, offloads
 from policylang.simulation.node_times import node_times
 
 
@@ -70,14 +61,16 @@ def plan(
     selections = selections_for(policy, facts, None if place is None else place.blocks, times=times)
     blocks = selections.blocks
     apart = capabilities.block_by_block and place is None
-    around = around_blocks(facts, blocks) if apart else NOTHING_AROUND
-    tagged = {} if apart else user_decisions(facts)  # the policy's checkpoints take the place of the user's own
-    default = _default(policy, capabilities)
-    verdict = judge(policy, facts, selections, tagged, around)
+    around = around_blocks(facts, blocks) if apart else decide.NOTHING_AROUND
+    tagged = {} if apart else decide.user_decisions(facts)  # the policy's checkpoints take the place of the user's own
+    default: Default = policy.undecided.fate if policy.undecided is not None else "auto"
+    if default == "auto" and capabilities.undecided is not None:
+        default = capabilities.undecided
+    verdict = decide.judge(policy, facts, selections, tagged, around)
     check_cancelled()
-    decisions = first_decisions(policy, facts, verdict, tagged, default, capabilities, around)
-    routing = keep_routing(policy, facts, decisions)
-    safety = Safety(policy, facts, capabilities, decisions)
+    decisions = decide.first_decisions(policy, facts, verdict, tagged, default, capabilities, around)
+    routing = decide.keep_routing(policy, facts, decisions)
+    safety = decide.Safety(policy, facts, capabilities, decisions)
     needs = safety.enforce()
     check_cancelled()
     stays: tuple[int, ...] = ()
@@ -90,7 +83,7 @@ def plan(
     elif apart:
         checkpoints = checkpoints_around(facts, blocks)
     needs = with_checkpoints(needs, facts, decisions, checkpoints)
-    rules = rule_outcomes(policy, verdict, tagged)
+    rules = decide.rule_outcomes(policy, verdict, tagged)
     check_cancelled()
     order = None
     if policy.orders and capabilities.orders:
@@ -119,8 +112,12 @@ def plan(
     check_cancelled()
     unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
     unmatched = [index for index, each in enumerate(rules) if not each.matched]
-    by_fsdp = answered(policy, aside, unmatched, _about_nothing(policy, selections) if aside is not None else ())
+    by_fsdp = answered(policy, aside, unmatched, selections)
     expectations = tuple(by_fsdp.expectations.get(at, each) for at, each in enumerate(expectations))
+    read = needs
+    if place is not None:  # what the block returns, the next one's checkpoint holds as its input
+        returned = (row for row in facts.forward if facts.flags[row] & Flag.FORWARD_OUTPUT)
+        read = evolve(needs, rows={**needs.rows, KEPT: (*needs.saved, *returned)})
     errors = StatementErrors(policy, selections, with_shares=place is None or place.numbered)
     diagnostics = (
         *(beyond_one_block(policy, place) if alone or apart else ()),
@@ -131,10 +128,10 @@ def plan(
         *errors.shares(),
         *errors.of_rules(rules, by_fsdp.rules, around),
         *by_fsdp.diagnostics,
-        *without_effect(rules, facts, decisions, needs if place is None else _with_returned(needs, facts)),
+        *without_effect(rules, facts, decisions, read),
         *edit_diagnostics(policy, edits, before, capabilities),
         *errors.of_order(order.diagnostics if order is not None else cannot_order(policy, capabilities)),
-        *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
+        *refusals.beyond_capabilities(policy, facts, capabilities, decisions, needs.undecided),
         *gathers_left(policy, facts, selections.chains, rules),
         *markers_lost(policy, facts),
         *markers_outranked(policy, facts, rules, decisions, needs),
@@ -142,49 +139,6 @@ def plan(
         *offload_diagnostics(policy, facts, decisions, needs, stays),
         *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
         *errors.of_expectations({at: each for at, each in unmet.items() if at not in by_fsdp.expectations}),
-        *uncounted_in(policy.expectations, facts, needs.recomputed, times),
-        *by_data_in(policy.expectations, facts, needs),
+        *incomplete_figures(policy.expectations, facts, needs, times),
     )
     return evolve(made, expectations=expectations, diagnostics=diagnostics)
-
-
-def _default(policy: Policy, capabilities: Capabilities) -> Default:
-    fate = policy.undecided.fate if policy.undecided is not None else "auto"
-    if fate == "auto" and capabilities.keeps_undecided:
-        return "as traced"
-    return "as checkpointed" if fate == "auto" and capabilities.recomputes_undecided else fate
-
-
-def _with_returned(needs: SavedForBackward, facts: Facts) -> SavedForBackward:
-    """With what the block returns, which the next one's checkpoint holds as its input."""
-    returned = (row for row in facts.forward if facts.flags[row] & Flag.FORWARD_OUTPUT)
-    return evolve(needs, rows={**needs.rows, KEPT: (*needs.saved, *returned)})
-
-
-def _about_nothing(policy: Policy, selections: Selections) -> list[int]:
-    """The expectations about sets of nodes that are empty."""
-    asked = enumerate(policy.expectations)
-    return [at for at, each in asked if isinstance(each, ExpectFate) and not selections.rows(each.selector)]
-
-
-def _capability_diagnostics(
-    policy: Policy,
-    facts: Facts,
-    capabilities: Capabilities,
-    decisions: list[Decision | None],
-    open_rows: tuple[int, ...],
-) -> list[Diagnostic]:
-    """Whatever the policy asks for that the path cannot do: refused, never ignored."""
-    found: list[Diagnostic] = []
-    decides = capabilities.keeps_undecided or capabilities.recomputes_undecided
-    for rule in policy.rules:
-        leaves = rule.action is Action.LEAVE and not (capabilities.undecided_auto or decides)
-        if leaves or (rule.action.offloads and not capabilities.offloads):
-            found.append(refusals.cannot_decide(rule, capabilities))
-    undecided = [row for row in open_rows if (d := decisions[row]) is not None and d.why is Why.UNDECIDED]
-    asked = policy.undecided is not None and policy.undecided.fate == "auto" and not decides
-    if (asked or undecided) and not capabilities.undecided_auto:
-        found.append(
-            refusals.cannot_be_auto(policy.undecided if asked else None, undecided, facts, capabilities, policy)
-        )
-    return found

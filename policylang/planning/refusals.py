@@ -8,54 +8,29 @@ from typing import assert_never
 
 from attrs import evolve
 
-from policylang.graph.facts import Facts, InputKind, LostMarker
+from policylang.graph.facts import Facts
+from policylang.language import syntax
 from policylang.language.diagnostics import (
     GATHERS_NOTHING,
     Diagnostic,
     Fix,
     Related,
-    Severity,
-    Span,
     diagnose,
     left_out,
     moved,
     prefixed,
-    put_before,
     put_behind,
     removed,
     written,
 )
 from policylang.language.grammar import words_of
-from policylang.language.shown import counted, first_lines, format_quantity
-from policylang.language.syntax import (
-    Blocks,
-    Bucket,
-    Delay,
-    Expectation,
-    KeepOrder,
-    Overlap,
-    Policy,
-    Prefetch,
-    Rewriting,
-    Rule,
-    Scheduling,
-    Selector,
-    Undecided,
-)
+from policylang.language.shown import counted, first_lines
+from policylang.language.syntax import Action, Policy, Rule, Undecided
 from policylang.planning.capabilities import WHAT_FSDP_MEANS, Capabilities
 from policylang.planning.plan import RuleOutcome
-from policylang.planning.selection.no_match import (
-    block_globs,
-    glob_span,
-    missing_parts,
-    naming_blocks,
-    nearest_paths_hint,
-    other_origin_hint,
-    part_counts,
-    would_match,
-)
+from policylang.planning.selection import no_match
 from policylang.planning.selection.selectors import Selections
-from policylang.planning.value_outcome import Decision
+from policylang.planning.value_outcome import Decision, Why
 
 MATCHES_NOTHING = "APL301"
 NO_SUCH_BLOCKS = "APL302"
@@ -76,56 +51,25 @@ GATHERS_LEFT = "APL318"
 
 _MOST_NAMES = 8
 _NAMEABLE = re.compile(r"[A-Za-z_]\w*\.\w+", re.ASCII)
-_OTHER_INPUTS = {InputKind.BUFFER: "buffer", InputKind.USER: "input"}
 
 
 def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = False) -> Diagnostic:
     """``of_weights``: of a rule about gathered weights in a graph that gathers none."""
     help = f"if that is as it should be, write `optional {rule.text}`"
+    fixes = [*no_match.would_match(rule.selector, selections), prefixed(rule.span, "optional")]
     if of_weights:
         sharded = f"where they are, {WHAT_FSDP_MEANS} says who gathers them"
         help = f"leave it out, or write it with `optional`, where no weights are sharded; {sharded}"
-    fixes = [*would_match(rule.selector, selections), prefixed(rule.span, "optional")]
-    if of_weights:
         fixes.append(removed(rule.span))
     found = diagnose(
         MATCHES_NOTHING,
         f"`{rule.text}` matches nothing in this graph",
         span=rule.selector.span,
-        help=other_origin_hint(rule.selector, selections) + help,
-        details=part_counts(rule.selector, selections),
+        help=no_match.other_origin_hint(rule.selector, selections) + help,
+        details=no_match.part_counts(rule.selector, selections),
         fixes=fixes,
     )
-    cause = GATHERS_NOTHING if of_weights else missing_parts(rule.selector, selections)
-    return evolve(found, cause=cause)
-
-
-def outside_checkpoints(nothing: Diagnostic) -> Diagnostic:
-    """A rule matches nothing because all of its nodes lie outside the checkpoints."""
-    why = "all of it lies outside the blocks, where an eager checkpoint decides nothing"
-    return evolve(nothing, details=(*nothing.details, why))
-
-
-def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
-    return diagnose(
-        NO_SUCH_BLOCKS,
-        f"`{blocks.glob}` matches no module path of this graph, so there are no blocks",
-        span=blocks.span,
-        help=nearest_paths_hint(blocks.glob, facts),
-        fixes=written(glob_span(blocks.glob, blocks.span), block_globs(blocks.glob, facts), near=True),
-    )
-
-
-def no_blocks(rule: Rule, facts: Facts) -> Diagnostic:
-    """The policy names no blocks, and the graph has none; ``rule``: the first that speaks of them."""
-    found = diagnose(
-        NO_SUCH_BLOCKS,
-        "no blocks were found in this graph",
-        span=rule.selector.span,
-        help=naming_blocks(facts),
-        fixes=[put_before(rule.span, f"blocks {glob}") for glob in block_globs("layers.*", facts)],
-    )
-    return evolve(found, cause=NO_SUCH_BLOCKS)
+    return evolve(found, cause=GATHERS_NOTHING if of_weights else no_match.missing_parts(rule.selector, selections))
 
 
 def overridden(policy: Policy, outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Diagnostic:
@@ -165,24 +109,6 @@ def kept_by_user(outcome: RuleOutcome) -> Diagnostic:
     )
 
 
-def no_effect(outcome: RuleOutcome, facts: Facts, keeper: tuple[int, int] | None) -> Diagnostic:
-    """``keeper``: a value the rule decides and, where there is one, the saved value that is read in its place."""
-    count = len(outcome.decided)
-    if keeper is None:
-        instead, help = "", "remove the rule, or say it of the values that the backward reads"
-    else:
-        value, saved = (facts.names[row] for row in keeper)
-        instead = f": `{saved}`, which reads `{value}`, is saved in its place"
-        help = f"let the values behind it be recomputed as well: `chain after` reaches from `{value}` to `{saved}`"
-    return diagnose(
-        NO_EFFECT,
-        f"`{outcome.rule.text}` decides {_values(count)} and changes nothing: the backward reads none of them{instead}",
-        span=outcome.rule.span,
-        help=help,
-        fixes=[] if keeper is not None else [removed(outcome.rule.span)],
-    )
-
-
 def unsafe(rule: Rule | Undecided, rows: Sequence[int], reasons: Sequence[str], facts: Facts) -> Diagnostic:
     """``rule``: what asks for the recomputation. ``rows`` and ``reasons`` in graph order."""
     text, help = rule.span.one_line, "save these values with a rule"
@@ -196,7 +122,7 @@ def unsafe(rule: Rule | Undecided, rows: Sequence[int], reasons: Sequence[str], 
         f"`{text}` cannot recompute `{facts.names[rows[0]]}`{more}: {reasons[0]}",
         span=rule.span,
         help=help,
-        details=_reasons(rows, reasons, facts),
+        details=reason_lines(rows, reasons, facts),
         fixes=fixes,
     )
 
@@ -208,11 +134,11 @@ def _operators(rows: Sequence[int], facts: Facts) -> str:
     return ", ".join(names) if nameable else ""
 
 
-def _reasons(rows: Sequence[int], reasons: Sequence[str], facts: Facts) -> tuple[str, ...]:
-    return _listed(f"{_where(facts, row)}: {reason}" for row, reason in zip(rows, reasons, strict=True))
+def reason_lines(rows: Sequence[int], reasons: Sequence[str], facts: Facts) -> tuple[str, ...]:
+    return detail_lines(f"{node_and_place(facts, row)}: {reason}" for row, reason in zip(rows, reasons, strict=True))
 
 
-def _where(facts: Facts, row: int) -> str:
+def node_and_place(facts: Facts, row: int) -> str:
     place = f" in {facts.modules[row]}" if facts.modules[row] else ""
     return f"{facts.names[row]} ({facts.targets[row]}){place}"
 
@@ -226,86 +152,45 @@ def routing_kept(rule: Rule | None, rows: Sequence[int], policy: Policy, facts: 
     operator = facts.targets[rows[0]].split(".")[1]
     return diagnose(
         ROUTING_KEPT,
-        f"{asked} leaves {_values(len(rows))} saved that choose what follows, `{facts.names[rows[0]]}` first: "
+        f"{asked} leaves {forward_values(len(rows))} saved that choose what follows, `{facts.names[rows[0]]}` first: "
         "a second run could choose otherwise",
         span=None if rule is None else rule.span,
         help=f"write `recompute {operator}`{' after it' if rule else ''} if that cannot happen here",
         fixes=[] if rule is None else [put_behind(rule.span, f"recompute {operator}")],
-        details=_listed(_where(facts, row) for row in rows),
+        details=detail_lines(node_and_place(facts, row) for row in rows),
     )
 
 
-def markers_lost(span: Span, lost: Sequence[LostMarker]) -> Diagnostic:
-    which = f"`{lost[0].name}` is" if len(lost) == 1 else f"`{lost[0].name}` and {len(lost) - 1:,} more are"
-    return diagnose(
-        MARKERS_LOST,
-        f"`{span.text}` cannot tell all that the earlier partition saved: {which} lost in this graph",
-        span=span,
-        help="trace the first partition with the decompositions of the second compilation, or compile the second time "
-        'with `inner="aot_eager"`',
-        details=_listed(f"{marker.name}: {marker.reason}" for marker in lost),
-    )
-
-
-def markers_outranked(outcome: RuleOutcome, lost: Sequence[int], facts: Facts) -> Diagnostic:
-    """``lost``: the owners of what was saved and would be recomputed, in graph order."""
-    rule = outcome.rule
-    return diagnose(
-        MARKERS_OUTRANKED,
-        f"`{rule.text}` does not repeat the earlier partition: tags of the model's own checkpoint, which that "
-        f"partition has followed or overridden, would have {_values(len(lost))} of it recomputed",
-        span=rule.span,
-        help=f"write `override {rule.text}`",
-        fixes=[prefixed(rule.span, "override")],
-        details=_listed(facts.names[row] for row in lost),
-    )
-
-
-def gathers_left(contract: RuleOutcome, left: Sequence[int], origins: Sequence[int], facts: Facts) -> Diagnostic:
-    """``left``: all-gathers of graph inputs that are no parameters."""
-    kinds = {InputKind(facts.input_kinds[origins[row]]) for row in left}
-    words = [word for kind, word in _OTHER_INPUTS.items() if kind in kinds]
-    lines = [
-        f"{facts.names[row]}: of the {_OTHER_INPUTS[InputKind(facts.input_kinds[origins[row]])]} "
-        f"`{facts.input_names[origins[row]] or facts.names[origins[row]]}`, "
-        f"{format_quantity(facts.bytes[row], 'bytes')}"
-        for row in left
-    ]
-    gathers = "an all-gather of another input" if len(left) == 1 else f"{len(left):,} all-gathers of other inputs"
-    return diagnose(
-        GATHERS_LEFT,
-        f"`{contract.rule.text}` is about parameters, and leaves {gathers}",
-        span=contract.rule.span,
-        help="to decide about them too, say so of "
-        + " and of ".join(f"`chain through (all_gather where from {word})`" for word in words),
-        details=_listed(lines),
-    )
-
-
-def stays_on_device(
-    rule: Rule | None, rows: Sequence[int], decisions: Sequence[Decision | None], facts: Facts, *, moves_none: bool
-) -> Diagnostic:
-    """``rows``: in graph order; the reasons are those of their decisions."""
-    text = "the model's own checkpoint" if rule is None else f"`{rule.text}`"
-    reasons = [decision.reason for row in rows if (decision := decisions[row]) is not None]
-    first = f"`{facts.names[rows[0]]}`" if len(rows) == 1 else f"`{facts.names[rows[0]]}` first"
-    which = "offloads nothing: it leaves" if moves_none else "leaves"
-    found = diagnose(
-        OFFLOADS_NOTHING if moves_none else STAYS_ON_DEVICE,
-        f"{text} {which} {_values(len(rows))} on the device, {first}: {reasons[0]}",
-        span=None if rule is None else rule.span,
-        details=_reasons(rows, reasons, facts),
-    )
-    return evolve(found, severity=Severity.NOTE) if rule is None or rule.optional else found
-
-
-def cannot_decide(rule: Rule, capabilities: Capabilities) -> Diagnostic:
-    """A rule offloads or leaves values on a path that cannot."""
-    why = f"leaves values to PyTorch's partitioner, and {capabilities.name} has none"
-    if rule.action.offloads:
-        why = f"asks for offloading, which {capabilities.name} cannot do"
-    help = "save or recompute these values instead"
-    return diagnose(PATH_CANNOT, f"`{rule.text}` {why}", rule.span, help=help, fixes=_other_action(rule))
+def beyond_capabilities(
+    policy: Policy, facts: Facts, capabilities: Capabilities, decisions: Sequence[Decision | None], rows: Sequence[int]
+) -> Iterator[Diagnostic]:
+    """Whatever a policy decides that the path cannot do: refused, never ignored. ``rows``: the values that the backward
+    reads and that no rule decides, in graph order."""
+    for rule in policy.rules:
+        leaves = rule.action is Action.LEAVE and capabilities.undecided is None
+        why = f"leaves values to PyTorch's partitioner, and {capabilities.name} has none"
+        if rule.action.offloads:
+            why = f"asks for offloading, which {capabilities.name} cannot do"
+        if leaves or (rule.action.offloads and not capabilities.offloads):
+            help = "save or recompute these values instead"
+            yield diagnose(PATH_CANNOT, f"`{rule.text}` {why}", rule.span, help=help, fixes=_other_action(rule))
+    if capabilities.undecided is not None:
+        return
+    undecided = [row for row in rows if (each := decisions[row]) is not None and each.why is Why.UNDECIDED]
+    details = detail_lines(node_and_place(facts, row) for row in undecided)
+    fates = ("undecided -> save", "undecided -> recompute")
+    help = f"write `{fates[0]}` or `{fates[1]}`"
+    if policy.undecided is not None and policy.undecided.fate == "auto":
+        message = f"`undecided -> auto` leaves values to PyTorch's partitioner, and {capabilities.name} has none"
+        yield diagnose(PATH_CANNOT, message, policy.undecided.span, help=help, write=fates, details=details)
+    elif undecided:
+        own = [rule.span for rule in policy.rules if policy.included_by(rule.span) is None]
+        message = (
+            f"no rule decides {forward_values(len(undecided))} that the backward reads, "
+            f"and {capabilities.name} has no partitioner to leave them to"
+        )
+        fixes = [put_behind(own[-1], fate) for fate in fates] if own else []
+        yield diagnose(PATH_CANNOT, message, help=help, fixes=fixes, details=details)
 
 
 def _other_action(rule: Rule) -> Iterator[Fix]:
@@ -320,54 +205,33 @@ def _other_action(rule: Rule) -> Iterator[Fix]:
         yield evolve(fix, changes=tuple(sorted((*fix.changes, *budget), key=lambda each: each.span.start)))
 
 
-def cannot_edit(statement: Rewriting, capabilities: Capabilities) -> Diagnostic:
+def cannot_edit(statement: syntax.Rewriting, capabilities: Capabilities) -> Diagnostic:
     asks = f"asks for a rewrite of collectives, which {capabilities.name} cannot do"
     return diagnose(PATH_CANNOT, f"`{statement.span.one_line}` {asks}", statement.span)
 
 
-def cannot_order(statement: Bucket | Scheduling, capabilities: Capabilities) -> Diagnostic:
+def cannot_order(statement: syntax.Bucket | syntax.Scheduling, capabilities: Capabilities) -> Diagnostic:
     asks = f"asks for an order of collectives, which {capabilities.name} cannot keep"
     help = _done_with_fsdp(statement) if capabilities.orders_weights else None
     return diagnose(PATH_CANNOT, f"`{statement.span.one_line}` {asks}", statement.span, help=help)
 
 
-def _done_with_fsdp(statement: Bucket | Scheduling) -> str:
+def _done_with_fsdp(statement: syntax.Bucket | syntax.Scheduling) -> str:
     """The calls of FSDP2 that do in eager what a line asks for."""
     match statement:
-        case Bucket():
+        case syntax.Bucket():
             return "leave the line out: `fully_shard` gathers and scatters at once what it is called with"
-        case Prefetch() | Overlap():
+        case syntax.Prefetch() | syntax.Overlap():
             return "FSDP2 gathers beside what computes; `prefetch … N blocks ahead` says how far ahead"
-        case Delay():
+        case syntax.Delay():
             return "FSDP2 has no call for that: it scatters a block's gradients behind its backward; compile the model"
-        case KeepOrder():
+        case syntax.KeepOrder():
             return "leave the line out: FSDP2 gathers in the order in which the blocks run"
         case _:
             assert_never(statement)
 
 
-def cannot_be_auto(
-    undecided: Undecided | None, rows: Sequence[int], facts: Facts, capabilities: Capabilities, policy: Policy
-) -> Diagnostic:
-    """``rows``: the values that would be left undecided, in graph order."""
-    own = [rule.span for rule in policy.rules if policy.included_by(rule.span) is None]
-    fates = ("undecided -> save", "undecided -> recompute")
-    message = f"`undecided -> auto` leaves values to PyTorch's partitioner, and {capabilities.name} has none"
-    if undecided is None:
-        open_values = f"{_values(len(rows))} that the backward reads"
-        message = f"no rule decides {open_values}, and {capabilities.name} has no partitioner to leave them to"
-    return diagnose(
-        PATH_CANNOT,
-        message,
-        span=None if undecided is None else undecided.span,
-        help="write `undecided -> save` or `undecided -> recompute`",
-        write=[] if undecided is None else fates,
-        fixes=[put_behind(own[-1], fate) for fate in fates] if undecided is None and own else [],
-        details=_listed(_where(facts, row) for row in rows),
-    )
-
-
-def _listed(lines: Iterable[str]) -> tuple[str, ...]:
+def detail_lines(lines: Iterable[str]) -> tuple[str, ...]:
     return first_lines(tuple(lines), _MOST_NAMES)
 
 
@@ -375,18 +239,5 @@ def _all_nodes(count: int) -> str:
     return "the only node" if count == 1 else f"all {count:,} nodes"
 
 
-def _values(count: int) -> str:
+def forward_values(count: int) -> str:
     return counted(count, "forward value")
-
-
-def expects_of_nothing(text: str, selector: Selector, details: tuple[str, ...]) -> Diagnostic:
-    return diagnose(
-        MATCHES_NOTHING,
-        f"`{text}` is about nothing: `{selector.span.one_line}` matches nothing in this graph",
-        span=selector.span,
-        details=details,
-    )
-
-
-def expectation_failed(expectation: Expectation, text: str, found: str, details: tuple[str, ...]) -> Diagnostic:
-    return diagnose(EXPECTATION_FAILED, f"`{text}` does not hold: {found}", span=expectation.span, details=details)

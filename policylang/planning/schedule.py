@@ -19,6 +19,7 @@ O(nodes + edges), the recomputations of a step sorted into forward order.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from policylang.graph.blocks import OUTSIDE
@@ -32,85 +33,54 @@ IN_FLIGHT = 2
 
 
 def with_host_copies(facts: Facts, steps: list[ScheduleStep], moved: bytearray) -> list[ScheduleStep]:
-    """The steps with the copies that move some rows. Linear in both."""
-    return _Copies(facts, steps, moved).steps_with_copies() if any(moved) else steps
+    """The steps with the copies that move some rows. Linear in both.
 
-
-class _Copies:
-    """A copy starts right behind the last forward reader of its memory, and is awaited before the second copy after it
+    A copy starts right behind the last forward reader of its memory, and is awaited before the second copy after it
     starts, at the latest where the forward ends: until then the device holds the value. A backward region fetches a
     value where the second value before it, in the order of first use, is used first, at the earliest where the region
     begins, and awaits it right before its own first use. So at most :data:`IN_FLIGHT` copies are under way beside the
-    one that is awaited."""
-
-    def __init__(self, facts: Facts, steps: list[ScheduleStep], moved: bytearray) -> None:
-        self.facts = facts
-        self.steps = steps
-        self.moved = moved
-        self.before: dict[int, list[ScheduleStep]] = {}
-        self.behind: dict[int, list[ScheduleStep]] = {}
-
-    def steps_with_copies(self) -> list[ScheduleStep]:
-        first_reads = self._first_reads()
-        begins: dict[int, int] = {}
-        for at, (_, _, region) in enumerate(self.steps):
-            begins.setdefault(region, at)
-        backward = min((at for region, at in begins.items() if region), default=len(self.steps))
-        self._copy_to_host({row for reads in first_reads.values() for row in reads}, backward)
-        for region, reads in first_reads.items():
-            self._copy_from_host(region, reads, begins.get(region, len(self.steps)))
-        found: list[ScheduleStep] = []
-        for at, step in enumerate(self.steps):
-            found.extend((*self.before.get(at, ()), step, *self.behind.get(at, ())))
-        return [*found, *self.before.get(len(self.steps), ())]
-
-    def _first_reads(self) -> dict[int, dict[int, int]]:
-        """By region, each moved row that it reads to the step that does so first, in the order of these steps."""
-        facts, found = self.facts, dict[int, dict[int, int]]()
-        for at, (_, row, region) in enumerate(self.steps):
-            if region:
-                for source in facts.inputs[row]:
-                    if self.moved[source]:
-                        found.setdefault(region, {}).setdefault(source, at)
-        if facts.kind is GraphKind.JOINT:
-            for row, phase in enumerate(facts.phases):
-                if phase == Phase.OUTPUT:
-                    for source in facts.inputs[row]:
-                        if self.moved[source] and is_gradient(facts, source):
-                            found.setdefault(1, {}).setdefault(source, len(self.steps))
-        return found
-
-    def _copy_to_host(self, wanted: set[int], backward: int) -> None:
-        leaving = list(self._last_readers(wanted).items())
-        for number, (row, at) in enumerate(leaving):
-            steps = self.behind.setdefault(at, [])
-            if number >= IN_FLIGHT:
-                steps.append((StepKind.WAIT_TO_HOST, leaving[number - IN_FLIGHT][0], 0))
-            steps.append((StepKind.COPY_TO_HOST, row, 0))
-        for row, _ in leaving[-IN_FLIGHT:]:
-            self.before.setdefault(backward, []).append((StepKind.WAIT_TO_HOST, row, 0))
-
-    def _last_readers(self, wanted: set[int]) -> dict[int, int]:
-        """Each wanted row to the last forward step that reads its memory, or makes it, in the order of these steps."""
-        facts, roots = self.facts, storage_roots(self.facts)
-        value_in = {roots[row]: row for row in wanted}
-        last: dict[int, int] = {}
-        for at, (_, row, region) in enumerate(self.steps):
-            if region:
-                continue
-            for touched in (row, *facts.inputs[row]):
-                value = value_in.get(roots[touched])
-                if value is not None and facts.forward_mask[touched]:
-                    last.pop(value, None)
-                    last[value] = at
-        return last
-
-    def _copy_from_host(self, region: int, reads: dict[int, int], begin: int) -> None:
-        rows, firsts = list(reads), list(reads.values())
-        for number, row in enumerate(rows):
-            start = begin if number < IN_FLIGHT else firsts[number - IN_FLIGHT]
-            self.before.setdefault(start, []).append((StepKind.COPY_FROM_HOST, row, region))
-            self.before.setdefault(firsts[number], []).append((StepKind.WAIT_FROM_HOST, row, region))
+    one that is awaited.
+    """
+    if not any(moved):
+        return steps
+    begins = dict[int, int]()
+    first_reads = defaultdict[int, dict[int, int]](dict)  # by region, moved rows and the step that reads each first
+    for at, (_, row, region) in enumerate(steps):
+        begins.setdefault(region, at)
+        for source in facts.inputs[row] if region else ():
+            if moved[source]:
+                first_reads[region].setdefault(source, at)
+    for row, phase in enumerate(facts.phases if facts.kind is GraphKind.JOINT else ()):
+        for source in facts.inputs[row] if phase == Phase.OUTPUT else ():
+            if moved[source] and is_gradient(facts, source):
+                first_reads[1].setdefault(source, len(steps))
+    roots = storage_roots(facts)
+    value_in = {roots[row]: row for reads in first_reads.values() for row in reads}
+    last_readers = dict[int, int]()  # of each, the last forward step that reads its memory, or makes it, in order
+    for at, (_, row, region) in enumerate(steps):
+        for touched in () if region else (row, *facts.inputs[row]):
+            value = value_in.get(roots[touched])
+            if value is not None and facts.forward_mask[touched]:
+                last_readers.pop(value, None)
+                last_readers[value] = at
+    before, behind = defaultdict[int, list[ScheduleStep]](list), defaultdict[int, list[ScheduleStep]](list)
+    leaving = list(last_readers)
+    for number, row in enumerate(leaving):
+        if number >= IN_FLIGHT:
+            behind[last_readers[row]].append((StepKind.WAIT_TO_HOST, leaving[number - IN_FLIGHT], 0))
+        behind[last_readers[row]].append((StepKind.COPY_TO_HOST, row, 0))
+    end = min((at for region, at in begins.items() if region), default=len(steps))
+    before[end] += [(StepKind.WAIT_TO_HOST, row, 0) for row in leaving[-IN_FLIGHT:]]
+    for region, reads in first_reads.items():
+        firsts = list(reads.values())
+        for number, (row, first) in enumerate(reads.items()):
+            start = begins.get(region, len(steps)) if number < IN_FLIGHT else firsts[number - IN_FLIGHT]
+            before[start].append((StepKind.COPY_FROM_HOST, row, region))
+            before[first].append((StepKind.WAIT_FROM_HOST, row, region))
+    found: list[ScheduleStep] = []
+    for at, step in enumerate(steps):
+        found.extend((*before.get(at, ()), step, *behind.get(at, ())))
+    return [*found, *before[len(steps)]]
 
 
 _FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OUTPUT)
@@ -125,10 +95,12 @@ def build_schedule(facts: Facts, recomputed: Iterable[int], offloaded: Iterable[
     host in between, and all else that is read is kept. Either may name more rows than the backward needs."""
     again, moved = mask_of(recomputed, len(facts)), mask_of(offloaded, len(facts))
     if facts.kind is GraphKind.FLAT:
-        recomputations = _with_pieces_behind(facts, _steps(facts, _Flat(facts, again).parts()), of_recomputations=True)
-        return Schedule.of(with_host_copies(facts, recomputations, moved))
+        steps = _with_pieces_behind(facts, _steps(facts, _Flat(facts, again).parts()), StepKind.SECOND_RUN)
+        return Schedule.of(with_host_copies(facts, steps, moved))
     steps = with_host_copies(facts, _steps(facts, _partition_parts(facts, again)), moved)
-    return Schedule.of(_with_pieces_behind(facts, steps) if facts.kind is GraphKind.JOINT else steps)
+    return Schedule.of(
+        _with_pieces_behind(facts, steps, StepKind.FIRST_RUN) if facts.kind is GraphKind.JOINT else steps
+    )
 
 
 def build_checkpointed_schedule(
@@ -143,11 +115,10 @@ def build_checkpointed_schedule(
             at = checkpoints.of[row]
             if at != OUTSIDE and row < checkpoints.reach[at]:
                 runs[at].append((row, repeats))
-    begins: dict[int, list[int]] = {}
-    ends: dict[int, list[int]] = {}
-    for at, row in enumerate(checkpoints.first):
-        begins.setdefault(row, []).append(at)
-        ends.setdefault(checkpoints.last[at], []).append(at)
+    begins, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    for at, (first, last) in enumerate(zip(checkpoints.first, checkpoints.last, strict=True)):
+        begins[first].append(at)
+        ends[last].append(at)
     steps, held = list[ScheduleStep](), list[tuple[int, int]]()
     phases, inputs, roots = facts.phases, facts.inputs, storage_roots(facts)
     region, inside, gradients, reads, until = 0, False, set[int](), list[int](), 0
@@ -166,7 +137,8 @@ def build_checkpointed_schedule(
         for at in ends.get(row, ()):
             held.extend((each, len(steps)) for each in checkpoints.given[at])
         if late and not facts.flags[row] & Flag.VIEW:
-            own = {roots[each] for each in inputs[row] if _is_gradient(facts, roots[each])}
+            memory = (roots[each] for each in inputs[row])
+            own = {each for each in memory if phases[each] == _BACKWARD or facts.input_kinds[each] == InputKind.TANGENT}
             if gradients.isdisjoint(own):
                 held.extend((each, until) for each in reads)
                 gradients, reads = own, []
@@ -175,10 +147,6 @@ def build_checkpointed_schedule(
         steps.append((int(StepKind.FIRST_RUN), row, region if late else 0))
     held.extend((each, until) for each in reads)
     return Schedule.of(steps, held)
-
-
-def _is_gradient(facts: Facts, row: int) -> bool:
-    return facts.phases[row] == _BACKWARD or facts.input_kinds[row] == InputKind.TANGENT
 
 
 def _steps(facts: Facts, parts: Sequence[Part]) -> list[ScheduleStep]:
@@ -192,20 +160,18 @@ def _steps(facts: Facts, parts: Sequence[Part]) -> list[ScheduleStep]:
     ]
 
 
-def _with_pieces_behind(
-    facts: Facts, steps: list[ScheduleStep], *, of_recomputations: bool = False
-) -> list[ScheduleStep]:
-    """The steps with each ``getitem`` right behind the run that it reads, where that is in the same region."""
-    targets, inputs = facts.targets, facts.inputs
-    lowest, highest = int(StepKind.SECOND_RUN if of_recomputations else StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
+def _with_pieces_behind(facts: Facts, steps: list[ScheduleStep], lowest: StepKind) -> list[ScheduleStep]:
+    """The steps with each ``getitem`` right behind the run that it reads, where that is in the same region.
+    ``lowest``: the kind of run from which on steps move, all runs or recomputations alone."""
+    targets, inputs, highest = facts.targets, facts.inputs, int(StepKind.SECOND_RUN)
     pieces = [step for step in steps if targets[step[1]] == GETITEM and lowest <= step[0] <= highest]
     sources = {inputs[row][0] for _, row, _ in pieces if inputs[row]}
     here = {step[1:] for step in steps if step[1] in sources and lowest <= step[0] <= highest}
-    behind: dict[tuple[int, int], list[ScheduleStep]] = {}
+    behind = defaultdict[tuple[int, int], list[ScheduleStep]](list)
     for step in pieces:
         source = (inputs[step[1]][0], step[2])
         if source in here:
-            behind.setdefault(source, []).append(step)
+            behind[source].append(step)
     if not behind:
         return steps
     moved = {step for each in behind.values() for step in each}
@@ -293,21 +259,29 @@ def _as_late_as_possible(facts: Facts, rows: Sequence[int]) -> list[int]:
 
 
 class _Flat:
+    """The parts of a flat graph. :meth:`parts` runs what the forward needs whatever is recomputed, and before each
+    backward row what is recomputed for it."""
+
     def __init__(self, facts: Facts, again: bytearray) -> None:
         self.facts = facts
         self.again = again
         self.roots = storage_roots(facts)
-        self.units: dict[int, list[int]] = {}  # memory written in place, and all that is recomputed with it
+        self.units = defaultdict[int, list[int]](list)  # memory written in place, and all that is recomputed with it
         for row, flag in enumerate(facts.flags):
             if flag & Flag.REPEATABLE:
-                self.units.setdefault(facts.owners[row], []).append(row)
+                self.units[facts.owners[row]].append(row)
         self.kept = bytearray(len(facts))
         self.held_until: dict[int, int] = {}
         self._read_forward()
 
     def parts(self) -> list[Part]:
         phases, ops, kept = self.facts.phases, self.facts.ops, self.kept
-        ends = self._region_ends()
+        ends, end = dict[int, int](), -1  # backward row → the last one of its region
+        for row in range(len(phases) - 1, -1, -1):
+            if phases[row] == _BACKWARD:
+                end = ends[row] = row if end < 0 else end
+            elif phases[row] == _FORWARD and kept[row] and ops[row] == "call_function":
+                end = -1
         found: list[Part] = [(0, [])]
         between: list[int] = []  # the epilogue parts no region
         regions, done = 0, set[int]()
@@ -345,11 +319,14 @@ class _Flat:
                     if not again[source]:
                         kept[source] = 1
                 continue
-            in_unit = flags[row] & Flag.REPEATABLE
+            flag = flags[row]
+            in_unit = flag & Flag.REPEATABLE
             if facts.ops[row] == "call_function" and not kept[row]:
-                whole = in_unit and owners[row] in kept_units
-                has_effect = flags[row] & _RANDOM_OR_EFFECT or (flags[row] & Flag.WRITES and self._writes_outside(row))
-                kept[row] = not again[row] or bool(whole or has_effect)
+                # Running statistics are memory that outlives the operator: one that can be recomputed without them
+                # returns memory of its own, where one that writes in place returns what it writes to.
+                returns_own = not flag & Flag.VIEW and (owners[row] == row or flag & Flag.MULTI_OUTPUT)
+                has_effect = flag & _RANDOM_OR_EFFECT or (flag & Flag.WRITES and (not in_unit or returns_own))
+                kept[row] = bool(not again[row] or has_effect or (in_unit and owners[row] in kept_units))
             if facts.ops[row] != "output" and not kept[row]:
                 continue
             if in_unit:
@@ -359,25 +336,6 @@ class _Flat:
                 self.held_until.setdefault(self.roots[source], row)
                 if flags[source] & Flag.REPEATABLE:
                     kept_units.add(owners[source])
-
-    def _writes_outside(self, row: int) -> bool:
-        """True if an operator writes to memory that outlives it. Running statistics do: one that can be recomputed
-        without them returns memory of its own, where one that writes in place returns what it writes to."""
-        flag = self.facts.flags[row]
-        if not flag & Flag.REPEATABLE:
-            return True
-        return not flag & Flag.VIEW and (self.facts.owners[row] == row or bool(flag & Flag.MULTI_OUTPUT))
-
-    def _region_ends(self) -> dict[int, int]:
-        """Backward row → the last one of its region."""
-        facts, ends, end = self.facts, dict[int, int](), -1
-        for row in range(len(facts) - 1, -1, -1):
-            if facts.phases[row] == _BACKWARD:
-                end = row if end < 0 else end
-                ends[row] = end
-            elif facts.phases[row] == _FORWARD and self.kept[row] and facts.ops[row] == "call_function":
-                end = -1
-        return ends
 
     def _again_for(self, reader: int, end: int, done: set[int]) -> list[int]:
         """The rows recomputed just before a backward row; ``done`` are those that its region has by then."""

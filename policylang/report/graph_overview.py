@@ -88,19 +88,7 @@ def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
     yield ',\n  "nodes": ['
     before = "\n    "
     for entry in entries(facts, blocks, found.rows, found.times):
-        yield before + json.dumps(
-            {
-                "name": entry.name,
-                "operator": entry.operator,
-                "module": entry.module,
-                "block": entry.block,
-                "phase": entry.phase,
-                "bytes": entry.bytes,
-                "flops": entry.flops,
-                "seconds": entry.seconds,
-                **({"uncounted": entry.uncounted} if entry.uncounted else {}),
-            }
-        )
+        yield before + json.dumps(entry)
         before = ",\n    "
     yield "\n  ]\n}" if found.rows else "]\n}"
 

@@ -73,8 +73,7 @@ def table() -> str:
     rows = [(*head, "`fuse`, `collapse`", "[order](order.md)")]
     for path in PATHS:
         can = path.capabilities
-        left_to = ((can.undecided_auto, "min-cut"), (can.keeps_undecided, "as traced"), (True, "as checkpointed"))
-        word = next(word for holds, word in left_to if holds)
+        word = "min-cut" if can.undecided == "auto" else str(can.undecided)
         yes = ["yes" if each else "no" for each in (can.replays_random, can.offloads, can.rewrites)]
         order = "yes" if can.orders else "[by FSDP2](order.md#eager-fsdp2)" if can.orders_weights else "no"
         rows.append((f"`{path.name}`", can.name, word, *yes, order))

@@ -12,7 +12,7 @@ from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 
 PATH = "the joint-graph partitioner"
-JOINT = Capabilities(PATH, replays_random=True, undecided_auto=True)
+JOINT = Capabilities(PATH, replays_random=True, undecided="auto")
 
 
 def planned(facts: Facts, rules: str, capabilities: Capabilities = JOINT) -> Plan:

@@ -152,51 +152,15 @@ def _collective(draw: st.DrawFn, builder: GraphBuilder) -> None:
 
 # --- policies ------------------------------------------------------------------------------------------------------
 
-GLOBS = (
-    "layers.*",
-    "/layers.*",
-    "layers.{0,2}",
-    "layers.[0-1].attn",
-    "attn",
-    "**.attn",
-    "layers.**",
-    "/layers.**.up",
-    "l*.1",
-    "none.*",
-)
-NAMES = (
-    "mm",
-    "add",
-    "topk",
-    "arg*",
-    "*",
-    "*e*",
-    "getitem",
-    "wait_tensor",
-    "split",
-    "cat",
-    "view",
-    "all_gather*",
-    "{mm,add}",
-    "none",
-)
+GLOBS = ["layers.*", "/layers.*", "layers.{0,2}", "layers.[0-1].attn", "attn"]
+GLOBS += ["**.attn", "layers.**", "/layers.**.up", "l*.1", "none.*"]
+NAMES = ["mm", "add", "topk", "arg*", "*", "*e*", "getitem", "wait_tensor", "split", "cat", "view", "all_gather*"]
+NAMES += ["{mm,add}", "none"]
 
 NOTES = ("seen", "mine")
 PROPERTIES = (
-    "from parameter",
-    "gathered parameter",
-    "crosses block",
-    "feeds backward",
-    "is view",
-    "is random",
-    "is multi_output",
-    "is mutated",
-    "user tagged",
-    "recorded saved",
-    "from buffer",
-    "from input",
-    "gathered buffer",
-    "gathered input",
+    *("crosses block", "feeds backward", "is view", "is random", "is multi_output", "is mutated", "user tagged"),
+    *("recorded saved", *(f"{made} {of}" for made in ("from", "gathered") for of in ("parameter", "buffer", "input"))),
 )
 
 operators = st.builds(
@@ -240,11 +204,7 @@ _leaf_predicates = st.one_of(
             }.items()
         )
     ),
-    st.builds(
-        s.Is,
-        st.sampled_from(PROPERTIES),
-        st.just(SPAN),
-    ),
+    st.builds(s.Is, st.sampled_from(PROPERTIES), st.just(SPAN)),
     st.builds(s.Compare, st.sampled_from(s.TIMES), _comparisons, _times, span=st.just(SPAN)),
     st.builds(s.CrossesCut, cut_sizes, st.just(SPAN)),
     st.builds(s.Annotated, st.sampled_from(NOTES), st.just(SPAN)),

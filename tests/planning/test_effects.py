@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from policylang.language.diagnostics import Severity
 from tests.planning.sentences import planned
 from tests.support.textgraph import facts_of
@@ -36,19 +38,19 @@ def test_a_product_whose_view_is_saved_is_not_recomputed_and_the_rule_is_named()
     assert "from `mm` to `view`" in found.help
 
 
-def test_recomputing_the_view_as_well_gives_the_rule_its_effect():
-    assert effects("save everything; recompute mm; recompute view") == []
-
-
 def test_a_save_that_the_backward_does_not_read_is_named_without_a_keeper():
     (found,) = effects("recompute everything; save add")
     assert "decides 1 forward value and changes nothing: the backward reads none of them" in found.message
     assert found.help == "remove the rule, or say it of the values that the backward reads"
 
 
-def test_an_optional_rule_may_have_no_effect():
-    assert effects("save everything; optional recompute mm") == []
-
-
-def test_values_that_min_cut_may_still_call_for_are_not_judged():
-    assert effects("recompute mm") == []
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "save everything; recompute mm; recompute view",
+        "save everything; optional recompute mm",
+        "recompute mm",  # min-cut may still call for it
+    ],
+)
+def test_of_any_other_rule_nothing_is_said(rules: str):
+    assert effects(rules) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from policylang.language.diagnostics import Severity, one_cause
 from policylang.language.loader import parse_policy
 from policylang.language.selectors import nth
@@ -39,11 +41,25 @@ def test_the_message_names_the_rule_and_the_mend():
     assert (found.span.text, found.span.line) == ("mm in encoder.*", 2)
 
 
-def test_each_part_is_counted_on_its_own():
-    assert details("mm in encoder.*") == (
-        "mm: 3 nodes",
-        "in encoder.*: 0 of them; nearest module paths: model.layers.0, model.layers, model.embed_tokens",
-    )
+@pytest.mark.parametrize(
+    ("selector", "told"),
+    [
+        (
+            "mm in encoder.*",
+            "mm: 3 nodes\n"
+            "in encoder.*: 0 of them; nearest module paths: model.layers.0, model.layers, model.embed_tokens",
+        ),
+        (
+            "every 2nd (mm where bytes >= 4 KiB) per block",
+            "mm: 3 nodes\nwhere bytes >= 4 KiB: 0 of them\nevery 2nd per block: 0 of them",
+        ),
+        ("add feeding embedding", "add: 3 nodes\nembedding: 1 node\nfeeding: 0 nodes"),
+        ("mm in blocks 5..7", "mm: 3 nodes\nin blocks 5..7: 0 of them; the graph has 3 blocks"),
+        ("attention", "attention: 0 nodes"),  # a group of the prelude
+    ],
+)
+def test_each_part_is_counted_on_its_own(selector: str, told: str):
+    assert details(selector) == tuple(told.splitlines())
 
 
 def test_a_misspelt_path_finds_its_neighbour_first():
@@ -58,17 +74,7 @@ def test_a_module_that_is_compared_with_finds_its_neighbours_too():
     assert line.startswith(f"where {text}: 0 of them; nearest module paths: model.layers.0.self_attn.q_proj")
 
 
-def test_filters_positions_and_joins_are_told_apart():
-    assert details("every 2nd (mm where bytes >= 4 KiB) per block") == (
-        "mm: 3 nodes",
-        "where bytes >= 4 KiB: 0 of them",
-        "every 2nd per block: 0 of them",
-    )
-    assert details("add feeding embedding") == ("add: 3 nodes", "embedding: 1 node", "feeding: 0 nodes")
-
-
 def test_blocks_that_are_not_there_are_said_to_be_missing():
-    assert details("mm in blocks 5..7") == ("mm: 3 nodes", "in blocks 5..7: 0 of them; the graph has 3 blocks")
     bare = facts_of("%x = input\n%mm = aten.mm.default(%x)")
     cause, follows = planned(bare, "recompute everything; save first mm per block").diagnostics
     assert follows.details == ("mm: 1 node", "first per block: 0 of them; the graph has no blocks")
@@ -98,10 +104,6 @@ def test_a_name_that_stands_for_nothing_is_taken_apart():
     assert found[0] == "mm: 3 nodes"
     assert found[1].startswith("in lm_head: 0 of them; nearest module paths: ")
     assert found[2:] == ("projection: 0 nodes", "bmm: 0 nodes", "and: 0 nodes", "or: 0 nodes")
-
-
-def test_a_group_of_the_prelude_stays_one_part():
-    assert details("attention") == ("attention: 0 nodes",)
 
 
 def test_an_optional_rule_may_match_nothing():

@@ -21,13 +21,14 @@ from tests.graph.captured import facts_of_model
 from tests.planning.lifetime_reference import Piece, slow_lifetimes
 from tests.planning.strategies import graphs
 from tests.planning.test_schedule import decided, fates, numbers
+from tests.support.drawn import examples
 from tests.support.lines import ABLE, Line, mesh_of
 from tests.support.random_flat import random_flat
 from tests.support.shared_graphs import JOINT as RECORDED
 from tests.support.shared_graphs import shared_facts
 from tests.support.textgraph import CHAIN, facts_of
 
-few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=examples(15, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 _WORDS = {
     Origin.FIRST_RUN: "run",
     Origin.SECOND_RUN: "run",
@@ -65,7 +66,7 @@ def test_lifetimes_of_a_partition_are_those_of_the_slow_account(facts: Facts, dr
 
 
 @given(numbers, fates, st.integers(2, 4))
-@settings(few, max_examples=15)
+@settings(few, max_examples=examples(8, 15))
 def test_lifetimes_of_a_flat_graph_are_those_of_the_slow_account(
     drawn: list[int], chosen: list[str], segments: int
 ) -> None:

@@ -6,10 +6,10 @@ from policylang.language.diagnostics import Severity
 from policylang.language.syntax import Action
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.value_outcome import Why
-from tests.planning.sentences import JOINT, actions, names, only, planned
+from tests.planning.sentences import actions, names, only, planned
 from tests.support.textgraph import facts_of
 
-NO_REPLAY = Capabilities("a flat graph", undecided_auto=True)
+NO_REPLAY = Capabilities("a flat graph", undecided="auto")
 
 TWO_LAYERS = """
     %x = input bytes=32
@@ -36,27 +36,6 @@ def test_the_last_rule_that_matches_decides():
     assert second.overridden_by == {2: 1}
     assert names(made.facts, third.decided) == ["mm_1"]
     assert made.diagnostics == ()
-
-
-def test_backward_nodes_and_inputs_are_never_decided():
-    made = planned(facts_of(TWO_LAYERS), "recompute everything")
-    undecided = [name for name, decision in zip(made.facts.names, made.decisions, strict=True) if decision is None]
-    assert undecided == ["x", "w", "t", "mul", "mul_1", "output"]
-
-
-def test_leave_is_on_record_and_decides_nothing():
-    made = planned(facts_of(TWO_LAYERS), "recompute everything; leave mm")
-    decision = made.decisions[made.facts.index["mm"]]
-    assert (decision.action, decision.rule, decision.why) == (None, 1, Why.RULE)
-    assert made.rules[0].overridden_by == {1: 2}
-
-
-def test_what_no_rule_matches_has_the_fate_of_the_undecided():
-    for fate, action in (("auto", "auto"), ("save", "save"), ("recompute", "recompute")):
-        made = planned(facts_of(TWO_LAYERS), f"save mm; undecided -> {fate}")
-        assert actions(made)["sin"] == action
-        assert made.decisions[made.facts.index["sin"]].why is Why.UNDECIDED
-        assert made.undecided == fate
 
 
 def test_a_decision_on_a_follower_is_a_decision_on_its_owner():
@@ -251,7 +230,7 @@ def test_a_rewrite_is_refused_where_it_cannot_be_done():
     assert found.message == (
         "`fuse all_gather chains` asks for a rewrite of collectives, which the joint-graph partitioner cannot do"
     )
-    able = Capabilities("rewrites", replays_random=True, rewrites=True, undecided_auto=True)
+    able = Capabilities("rewrites", replays_random=True, rewrites=True, undecided="auto")
     made = planned(facts_of(TWO_LAYERS), rules.format(""), able)
     assert only(made.diagnostics, "APL311").message == "`fuse all_gather chains` finds nothing to rewrite in this graph"
     assert planned(facts_of(TWO_LAYERS), rules.format("optional "), able).diagnostics == ()
@@ -276,12 +255,6 @@ def test_an_explicit_auto_and_leave_are_refused_there_too():
         "`leave mm` leaves values to PyTorch's partitioner, and a flat graph has none",
         "`undecided -> auto` leaves values to PyTorch's partitioner, and a flat graph has none",
     ]
-
-
-def test_predicates_see_what_the_user_tagged():
-    made = planned(facts_of(CHECKPOINTED), "override save everything where user tagged")
-    assert names(made.facts, made.rules[0].matched) == ["a", "b", "c", "d"]
-    assert JOINT.name == "the joint-graph partitioner"
 
 
 def test_a_bare_name_counts_tensor_operators_alone():

@@ -93,10 +93,11 @@ ACTIVATIONS: Mapping[str, Function] = {
     "gelu_tanh": lambda x, w, b: F.gelu(x, approximate="tanh"),
     "mish": lambda x, w, b: F.mish(x),
 }
+SIGMOIDS = ("sigmoid", "tanh", "hardsigmoid", "hardswish")
 OTHER_ACTIVATIONS: Mapping[str, Function] = {
     **{
         name: (lambda x, w, b, name=name: getattr(F, name)(x))
-        for name in (
+        for name in [
             "sigmoid",
             "tanh",
             "leaky_relu",
@@ -107,7 +108,7 @@ OTHER_ACTIVATIONS: Mapping[str, Function] = {
             "hardsigmoid",
             "hardswish",
             "glu",
-        )
+        ]
     },
     "prelu": lambda x, w, b: F.prelu(x, b[:8]),
     "by hand": lambda x, w, b: x * torch.sigmoid(1.702 * x),
@@ -124,9 +125,8 @@ def traced(function: Function, taken_apart: bool, dtype: torch.dtype = torch.flo
         seen.append(gm)
         return default_partition(gm, joint_inputs, **options)
 
-    given = [
-        torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((2, 8, WIDTH), (WIDTH, WIDTH), (WIDTH,))
-    ]
+    shapes = ((2, 8, WIDTH), (WIDTH, WIDTH), (WIDTH,))
+    given = [torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in shapes]
     table = select_decomp_table() if taken_apart else None
     aot_function(function, lambda gm, _: gm, partition_fn=partition, decompositions=table)(*given)
     return collect(seen[0])
@@ -211,7 +211,7 @@ NAMED = facts_of("""
 
 
 def details(text: str, facts: Facts = NAMED) -> tuple[str, ...]:
-    made = plan(policylang.parse(text), facts, Capabilities("the test", replays_random=True, undecided_auto=True))
+    made = plan(policylang.parse(text), facts, Capabilities("the test", replays_random=True, undecided="auto"))
     (found,) = [each for each in made.diagnostics if each.code == "APL301"]
     return found.details
 

@@ -13,7 +13,9 @@ from tests.planning.sentences import JOINT, names
 
 
 @pytest.mark.parametrize("policy_name", ["llama3_sac", "torchtitan_full", "every_2nd_layer"])
-@pytest.mark.parametrize("model", ["llama", "mixtral", "gpt2"])
+@pytest.mark.parametrize(
+    "model", ["llama", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mixtral", "gpt2"))]
+)
 def test_a_bundled_policy_is_planned_as_the_reference_plans_it(model: str, policy_name: str):
     facts = facts_of_model(model)
     loaded = load_policy(policy_name)

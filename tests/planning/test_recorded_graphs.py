@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from functools import cache
 
-from torch import fx
+from attrs import evolve
 
 from policylang.api.load import parse
-from policylang.graph.collect import collect
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, InputKind
 from policylang.planning.capabilities import JOINT as CAPABILITIES
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from tests.support.shared_graphs import JOINT, shared_graph
+from tests.support.shared_graphs import JOINT, shared_facts
 
 LAYERS = 32
 FSDP = "must_recompute chain through all_gather where from parameter"
@@ -33,17 +32,10 @@ AGAIN_PER_BLOCK = 2 * TOKENS * 4096 * (128 + 1792)  # k and up; the output proje
 
 
 @cache
-def graph(tagged: bool) -> fx.GraphModule:
-    """The recording, with or without the tags that its model's own checkpoint wrote."""
-    gm = shared_graph(JOINT)
-    for node in gm.graph.nodes if not tagged else ():
-        node.meta.pop("recompute", None)
-    return gm
-
-
-@cache
 def facts(tagged: bool) -> Facts:
-    return collect(graph(tagged))
+    """Of the recording, with or without the tags that its model's own checkpoint wrote."""
+    found = shared_facts(JOINT)
+    return found if tagged else evolve(found, user_tags=[None] * len(found))
 
 
 @cache
@@ -80,34 +72,34 @@ def test_what_each_rule_matches_and_decides() -> None:
 @cache
 def gather_lines() -> frozenset[str]:
     """Owners on the lines through the gathers of parameters, found by walking the graph, not by the selectors."""
-    gm = graph(False)
-    tagged_forward = {node for node in gm.graph.nodes if node.meta.get("partitioner_tag") == "is_forward"}
+    names, targets = facts(False).names, facts(False).targets
     lines: set[str] = set()
     gathers = 0
-    for parameter in gm.graph.find_nodes(op="placeholder"):
-        if type(parameter.meta["desc"]).__name__ != "ParamAOTInput":
-            continue
-        line: list[fx.Node] = []
-        node = parameter
-        while following := _next(node, tagged_forward):
+    for row, kind in enumerate(facts(False).input_kinds):
+        line: list[int] = []
+        while kind == InputKind.PARAMETER and (following := _next(row)):
             line += following
-            node = following[-1]
-        if any("all_gather_into_tensor" in str(step.target) for step in line):
+            row = following[-1]
+        if any("all_gather_into_tensor" in targets[each] for each in line):
             gathers += 1
-            lines |= {step.name for step in line if "getitem" not in step.name and "wait" not in step.name}
+            lines |= {names[each] for each in line if "getitem" not in names[each] and "wait" not in names[each]}
     assert gathers == 290
     return frozenset(lines)
 
 
-def _next(node: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
-    """The node that follows on a straight line, or a split with its pieces and the concatenation of them."""
-    users = [user for user in node.users if user in forward and user.op == "call_function"]
-    if len(users) == 1 and len(users[0].all_input_nodes) == 1:
-        return users
-    joined = {user for piece in users for user in piece.users if user in forward}
-    pieces = users and all("getitem" in piece.name for piece in users)
-    if pieces and len(joined) == 1 and set(next(iter(joined)).all_input_nodes) == set(users):
-        return [*users, *joined]
+def _next(row: int) -> list[int]:
+    """The row that follows on a straight line, or a split with its pieces and the concatenation of them."""
+    found = facts(False)
+
+    def users(each: int) -> list[int]:
+        return [user for user in found.users[each] if found.forward_mask[user]]
+
+    if len(users(row)) == 1 and len(set(found.inputs[users(row)[0]])) == 1:
+        return users(row)
+    joined = {user for piece in users(row) for user in users(piece)}
+    pieces = users(row) and all("getitem" in found.names[piece] for piece in users(row))
+    if pieces and len(joined) == 1 and set(found.inputs[next(iter(joined))]) == set(users(row)):
+        return [*users(row), *joined]
     return []
 
 
@@ -129,7 +121,8 @@ def test_no_gathered_weight_is_saved() -> None:
     made = planned()
     saved = {made.facts.names[row] for row in saved_and_recomputed(made).saved}
     assert saved.isdisjoint(gather_lines())
-    followers = {user.name for node in graph(False).graph.nodes if node.name in gather_lines() for user in node.users}
+    lines = (row for row, name in enumerate(made.facts.names) if name in gather_lines())
+    followers = {made.facts.names[user] for row in lines for user in made.facts.users[row]}
     assert not {name for name in saved & followers if name.startswith(("permute", "view", "getitem", "wait"))}
 
 

@@ -27,7 +27,7 @@ def lost(text: str, count: int = 1) -> list[Diagnostic]:
         LostMarker(f"silu_{number}", "no forward node of this graph comes of it") for number in range(count)
     )
     facts = evolve(facts_of(GRAPH), lost_records=records)
-    found = plan(policylang.parse(text), facts, Capabilities(name="a test", undecided_auto=True)).diagnostics
+    found = plan(policylang.parse(text), facts, Capabilities(name="a test", undecided="auto")).diagnostics
     return [diagnostic for diagnostic in found if diagnostic.code == "APL310"]
 
 

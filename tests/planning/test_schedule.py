@@ -11,12 +11,13 @@ from policylang.graph.schedule import Schedule, StepKind
 from policylang.planning.schedule import build_schedule
 from tests.planning.schedule_reference import reference_schedule
 from tests.planning.strategies import graphs
+from tests.support.drawn import examples
 from tests.support.random_flat import random_flat
 from tests.support.textgraph import CHAIN, facts_of
 
 numbers = st.lists(st.integers(0, 63), min_size=12, max_size=90)
 fates = st.lists(st.sampled_from(["keep", "again", "again", "move"]), min_size=1, max_size=40)
-drawing = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+drawing = settings(max_examples=examples(25, 100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def written(facts: Facts, schedule: Schedule) -> str:

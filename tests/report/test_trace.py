@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
-from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.facts import Facts, GraphKind, storage_roots
 from policylang.graph.snapshot import load
+from policylang.operators.names import WAIT
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import breakdown
-from policylang.planning.inspection.communication import communication, placed, step_in_order
-from policylang.planning.inspection.compare import places_of
+from policylang.planning.inspection.communication import communication, placed, places_of, step_in_order
 from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
@@ -85,18 +86,23 @@ def test_an_order_that_moves_nothing_leaves_the_peak_and_the_lines_of_what_is_al
 
 
 def test_every_collective_starts_and_is_awaited_where_a_slow_search_finds_it(sharded_step: Plan) -> None:
-    order, found = sharded_step.order, communication(sharded_step)
-    assert order is not None
+    found = communication(sharded_step)
     assert found is not None
     for step in (found.planned, found.traced):
-        places = places_of(step.facts, step.schedule)
-        names = [step.facts.names[row] for row in step.collectives]
+        facts, rows = step.facts, list(step.schedule.rows)
+        places = places_of(facts, step.schedule)
+        names = [facts.names[row] for row in step.collectives]
         assert sorted(places) == sorted(names)
         for name in names[::7]:
+            start = rows.index(facts.index[name])
+            waits = (at for at, row in enumerate(rows) if facts.targets[row] == WAIT)
+            end = next(at for at in waits if facts.index[name] in facts.inputs[rows[at]])
             shown = placed(found, name)
-            slow = shown.planned if step is found.planned else shown.traced
-            assert slow is not None
-            assert places[name] == (slow.before, slow.awaited_before)
+            assert places[name] == evolve(shown.planned if step is found.planned else shown.traced, run=None)
+            assert (places[name].step, places[name].awaited_step) == (start + 1, end + 1)
+            for at, before in ((start, places[name].before), (end, places[name].awaited_before)):
+                after = [row for row in rows[at + 1 :] if facts.names[row] not in places]
+                assert before == next((facts.names[row] for row in after if storage_roots(facts)[row] == row), "")
 
 
 def test_the_page_about_json_has_every_key(sharded_step: Plan) -> None:

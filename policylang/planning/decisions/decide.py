@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from attrs import evolve, frozen
 
@@ -36,55 +36,43 @@ def user_decisions(facts: Facts) -> dict[int, Decision]:
     with a backward hook: FSDP's hook gathers the weights that computing the result again would need, and runs only
     when the gradient that depends on the result is there.
     """
-    actions = _tagged_owners(facts)
+    tags, owners, flags = facts.user_tags, facts.owners, facts.flags
+    tagged: dict[int, Action] = {}  # a tag on any member of a group counts; the owner's own goes before its followers'
+    for row in facts.forward:
+        if (tag := tags[row]) is not None and tag in _ACTIONS:
+            tagged.setdefault(owners[row], _ACTIONS[tag])
+    actions = dict(sorted(tagged.items()))
     kept = {action: Decision(action, None, Why.USER, "tagged by the user's checkpoint") for action in Action}
     border = Decision(Action.SAVE, None, Why.USER, "the user's next checkpoint region reads it")
     hooked = Decision(Action.SAVE, None, Why.USER, "a backward hook waits for its gradient")
     result: dict[int, Decision] = {}
-    on_border = _border(facts, actions)
+    recomputed = {owner for owner, action in actions.items() if action.recomputes}
+    on_border = _border(facts, recomputed)
     for owner, action in actions.items():
-        if facts.flags[owner] & (Flag.SYMBOLIC | Flag.SEED):
+        if flags[owner] & (Flag.SYMBOLIC | Flag.SEED):
             continue  # sizes and seeds are saved, whoever says otherwise
+        hooks = (row for row in (owner, *facts.followers.get(owner, ())) if flags[row] & Flag.BACKWARD_HOOK)
         if owner in on_border:
             result[owner] = border
+        elif owner in recomputed and (hook := next(hooks, None)) is not None:
+            is_read = any(owners[user] in recomputed for user in facts.users[hook])
+            result[owner] = kept[action] if is_read else hooked
         else:
-            result[owner] = hooked if action.recomputes and _is_hooked_result(facts, actions, owner) else kept[action]
+            result[owner] = kept[action]
     return result
 
 
-def _tagged_owners(facts: Facts) -> dict[int, Action]:
-    """A tag on any member of a group counts; the owner's own goes before its followers'."""
-    actions: dict[int, Action] = {}
-    tags, owners = facts.user_tags, facts.owners
-    for row in facts.forward:
-        tag = tags[row]
-        action = None if tag is None else _ACTIONS.get(tag)
-        if action is not None:
-            actions.setdefault(owners[row], action)
-    return dict(sorted(actions.items()))
-
-
-def _is_hooked_result(facts: Facts, actions: dict[int, Action], owner: int) -> bool:
-    """True if it has a backward hook and no reader of it is recomputed by the user's checkpoint."""
-    for row in (owner, *facts.followers.get(owner, ())):
-        if facts.flags[row] & Flag.BACKWARD_HOOK:
-            readers = (actions.get(facts.owners[user]) for user in facts.users[row])
-            return not any(reader is not None and reader.recomputes for reader in readers)
-    return False
-
-
-def _border(facts: Facts, actions: dict[int, Action]) -> set[int]:
+def _border(facts: Facts, recomputed: Collection[int]) -> set[int]:
+    """The recomputed owners that a later region reads."""
     owners, regions = facts.owners, facts.ac_regions
     border: set[int] = set()
     for row in facts.forward:
-        reader = actions.get(owners[row])
         region = regions[row]
-        if reader is None or not reader.recomputes or region is None:
+        if region is None or owners[row] not in recomputed:
             continue
         for source in facts.inputs[row]:
-            source_region = regions[source]
-            action = actions.get(owners[source])
-            if action is not None and action.recomputes and source_region is not None and source_region < region:
+            earlier = regions[source]
+            if owners[source] in recomputed and earlier is not None and earlier < region:
                 border.add(owners[source])
     return border
 
@@ -103,14 +91,6 @@ class Verdict:
     """By row, for owners: the index of the rule that decides it, or ``NO_RULE``."""
 
 
-def owners_of(facts: Facts, rows: list[int]) -> list[int]:
-    """The owners of some rows, in graph order, each once."""
-    owners = facts.owners
-    if all(owners[row] == row for row in rows):
-        return rows
-    return members(mask_of((owners[row] for row in rows), len(facts)), facts.forward)
-
-
 def judge(
     policy: Policy,
     facts: Facts,
@@ -121,10 +101,12 @@ def judge(
     """Evaluate every rule. Sizes, seeds and, without ``override``, values that the user tagged keep what they have.
     Rules range over nothing that lies outside the blocks where those have checkpoints of their own."""
     winner = array("i", [NO_RULE]) * len(facts)
-    flags, fixed = facts.flags, Flag.SYMBOLIC | Flag.SEED
+    owners, flags, fixed = facts.owners, facts.flags, Flag.SYMBOLIC | Flag.SEED
     matched: list[tuple[int, ...]] = []
     for index, rule in enumerate(policy.rules):
-        denoted = owners_of(facts, selections.rows(rule.selector))
+        denoted = selections.rows(rule.selector)
+        if any(owners[row] != row for row in denoted):
+            denoted = members(mask_of((owners[row] for row in denoted), len(facts)), facts.forward)
         if around.outside or around.detached:
             denoted = [row for row in denoted if row not in around.outside and row not in around.detached]
         matched.append(tuple(denoted))
@@ -145,7 +127,9 @@ def first_decisions(
     around: AroundBlocks = NOTHING_AROUND,
 ) -> list[Decision | None]:
     """The decision on every forward row if all is safe; None for the rows no rule ranges over."""
-    by_rule = [_by_rule(rule, index, capabilities) for index, rule in enumerate(policy.rules)]
+    left = _LEFT[capabilities.undecided]
+    actions = [left if rule.action is Action.LEAVE else (rule.action, "") for rule in policy.rules]
+    by_rule = [Decision(action, index, Why.RULE, reason) for index, (action, reason) in enumerate(actions)]
     symbolic = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
     seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: operators that run again draw from it what they drew")
     outside = Decision(Action.SAVE, None, Why.ALWAYS, "outside the blocks, where there is no checkpoint")
@@ -182,33 +166,25 @@ UNDECIDED: dict[Default, tuple[Action | None, str]] = {
     "as checkpointed": (Action.RECOMPUTE, "; the checkpoint recomputes it"),
 }
 """The action on what no rule decides, and how the reason ends."""
-
-
-def _by_rule(rule: Rule, index: int, capabilities: Capabilities) -> Decision:
-    if rule.action is not Action.LEAVE:
-        return Decision(rule.action, index, Why.RULE)
-    if capabilities.keeps_undecided:
-        return Decision(Action.SAVE, index, Why.RULE, "left as it was traced")
-    if capabilities.recomputes_undecided:
-        return Decision(Action.RECOMPUTE, index, Why.RULE, "left to the checkpoint")
-    return Decision(None, index, Why.RULE)
+_LEFT: dict[Default | None, tuple[Action | None, str]] = {
+    "auto": (None, ""),
+    "as traced": (Action.SAVE, "left as it was traced"),
+    "as checkpointed": (Action.RECOMPUTE, "left to the checkpoint"),
+    None: (None, ""),
+}
+"""What becomes of a value that a rule leaves, by what a path makes of it, and the reason."""
 
 
 def rule_outcomes(policy: Policy, verdict: Verdict, user_decisions: dict[int, Decision]) -> tuple[RuleOutcome, ...]:
     """For each rule what it matched, what it decided, and which rules took over the rest."""
-    matches = enumerate(zip(policy.rules, verdict.matched, strict=True))
-    return tuple(_rule_outcome(index, *match, verdict.winner, user_decisions) for index, match in matches)
-
-
-def _rule_outcome(
-    index: int, rule: Rule, matched: tuple[int, ...], winner: Sequence[int], user_decisions: dict[int, Decision]
-) -> RuleOutcome:
-    decided = tuple(row for row in matched if winner[row] == index)
-    if len(decided) == len(matched):
-        return RuleOutcome(rule, matched, matched, {}, 0)
-    taken = Counter(winner[row] for row in matched if winner[row] not in (index, NO_RULE))
-    kept = sum(winner[row] == NO_RULE and row in user_decisions for row in matched)
-    return RuleOutcome(rule, matched, decided, dict(sorted(taken.items())), kept)
+    found: list[RuleOutcome] = []
+    for index, (rule, matched) in enumerate(zip(policy.rules, verdict.matched, strict=True)):
+        decided = tuple(row for row in matched if verdict.winner[row] == index)
+        rest = [row for row in matched if verdict.winner[row] != index] if len(decided) < len(matched) else []
+        taken = Counter(winner for row in rest if (winner := verdict.winner[row]) != NO_RULE)
+        kept = sum(verdict.winner[row] == NO_RULE and row in user_decisions for row in rest)
+        found.append(RuleOutcome(rule, matched, decided, dict(sorted(taken.items())), kept))
+    return tuple(found)
 
 
 _WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool"})
@@ -226,7 +202,11 @@ def routing_owners(facts: Facts) -> list[int]:
     choosing = [row for row in facts.forward if _operator(facts, row) in CHOICES]
     if not choosing:
         return []
-    exact = _exact(facts, choosing)
+    exact = bytearray(map(_is_whole, facts.dtypes))  # whole numbers computed of whole numbers alone
+    chosen = frozenset(choosing)
+    for row in facts.forward:
+        if exact[row] and row not in chosen:
+            exact[row] = all(exact[read] for read in facts.inputs[row])
     ordered = {row for row in choosing if all(exact[read] for read in facts.inputs[row])}
     open_ = [row for row in choosing if _operator(facts, row) not in ORDERINGS or row not in ordered]
     carries = bytearray(len(facts))
@@ -243,16 +223,6 @@ def routing_owners(facts: Facts) -> list[int]:
                 if carries[read]:
                     steers[read] = 1
     return list(dict.fromkeys(facts.owners[row] for row in open_ if steers[row]))
-
-
-def _exact(facts: Facts, choosing: list[int]) -> bytearray:
-    """One byte a row, 1 where whole numbers are computed of whole numbers alone: given ones, sizes, earlier choices."""
-    exact = bytearray(map(_is_whole, facts.dtypes))
-    chosen = frozenset(choosing)
-    for row in facts.forward:
-        if exact[row] and row not in chosen:
-            exact[row] = all(exact[read] for read in facts.inputs[row])
-    return exact
 
 
 def _is_whole(dtype: str) -> bool:
@@ -345,38 +315,28 @@ class Safety:
         return backward_needs(self._facts, self._decisions, self._enforce_on)
 
     def _enforce_on(self, row: int) -> None:
-        """To be called with the rows that are about to be recomputed, the last in the graph first."""
-        owner = self._facts.owners[row]
-        if owner in self._refused:
+        facts, policy, decision = self._facts, self._policy, self._decisions[row]
+        owner = facts.owners[row]
+        if decision is None or owner in self._refused:
             return
-        reason = why_unsafe(self._facts, owner, self._capabilities)
+        reason = why_unsafe(facts, owner, self._capabilities)
         if reason is None:
             return
-        decision = self._decisions[row]
-        assert decision is not None
-        if decision.why is Why.USER or self._may_save(decision):
-            saved = evolve(decision, action=Action.SAVE, why=Why.UNSAFE, reason=reason)
-            for member in (owner, *self._facts.followers.get(owner, ())):
-                if not self._facts.has(member, Flag.SYMBOLIC):
-                    self._decisions[member] = saved
+        if decision.rule is None:  # nobody insists on the recomputation
+            may_save = decision.why is Why.USER or policy.undecided is None or policy.undecided.fate == "auto"
         else:
+            may_save = policy.rules[decision.rule].optional
+        if not may_save:
             self._refused[owner] = reason
+            return
+        saved = evolve(decision, action=Action.SAVE, why=Why.UNSAFE, reason=reason)
+        for member in (owner, *facts.followers.get(owner, ())):
+            if not facts.has(member, Flag.SYMBOLIC):
+                self._decisions[member] = saved
 
-    def _may_save(self, decision: Decision) -> bool:
-        """True if nobody insists on the recomputation."""
-        undecided = self._policy.undecided
-        if decision.rule is None:
-            return undecided is None or undecided.fate == "auto"
-        return self._policy.rules[decision.rule].optional
-
-    def diagnostics(self) -> tuple[Diagnostic, ...]:
+    def diagnostics(self) -> Iterator[Diagnostic]:
         """One error a rule, in the order of the rules, with all its values in graph order."""
-        refused = by_rule(sorted(self._refused), self._decisions, self._policy)
-        return tuple(self._diagnostic(rule, owners) for rule, owners in refused)
-
-    def _diagnostic(self, rule: Rule | None, owners: list[int]) -> Diagnostic:
-        reasons = [self._refused[owner] for owner in owners]
-        if rule is not None:
-            return refusals.unsafe(rule, owners, reasons, self._facts)
-        assert self._policy.undecided is not None
-        return refusals.unsafe(self._policy.undecided, owners, reasons, self._facts)
+        for rule, owners in by_rule(sorted(self._refused), self._decisions, self._policy):
+            asking = rule or self._policy.undecided
+            assert asking is not None
+            yield refusals.unsafe(asking, owners, [self._refused[owner] for owner in owners], self._facts)

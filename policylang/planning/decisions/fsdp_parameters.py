@@ -9,6 +9,7 @@ says of them is read off a small graph that gathers the same weights, and compar
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -74,25 +75,25 @@ class Answered:
 
 
 def answered(
-    policy: Policy, aside: FsdpParameters | None, rules: Iterable[int], expectations: Iterable[int]
+    policy: Policy, aside: FsdpParameters | None, unmatched: Iterable[int], selections: Selections
 ) -> Answered:
-    """``rules`` and ``expectations``: the indices of those that match nothing in the graph."""
+    """``unmatched``: the rules that match nothing in the graph. Of the expectations, those are asked that are about a
+    set of nodes which is empty there."""
     if aside is None or not aside.weights:
         return Answered()
     graph = _Gathers.of(policy, aside)
-    about = [index for index in rules if graph.is_about_weights(graph.rows(policy.rules[index].selector))]
+    about = [index for index in unmatched if graph.is_about_weights(policy.rules[index].selector)]
     asked: dict[int, ExpectationOutcome] = {}
     found: list[Diagnostic] = []
-    for index in expectations:
-        expectation = policy.expectations[index]
-        if isinstance(expectation, ExpectFate) and graph.is_about_weights(graph.rows(expectation.selector)):
-            asked[index], problems = _expected(expectation, graph)
+    for index, each in enumerate(policy.expectations):
+        is_empty = isinstance(each, ExpectFate) and not selections.rows(each.selector)
+        if isinstance(each, ExpectFate) and is_empty and graph.is_about_weights(each.selector):
+            asked[index], problems = _expected(each, graph)
             found += problems
     if about:
         found += _held(policy, about, graph)
-    return Answered(
-        frozenset(about), asked, tuple(evolve(each, include=policy.included_by(each.span)) for each in found)
-    )
+    found = [evolve(each, include=policy.included_by(each.span)) for each in found]
+    return Answered(frozenset(about), asked, tuple(found))
 
 
 def gathers_matching(policy: Policy, selector: Selector, aside: FsdpParameters) -> list[FsdpParameter]:
@@ -111,64 +112,44 @@ def _held(policy: Policy, about: Sequence[int], graph: _Gathers) -> list[Diagnos
         if winner == NO_RULE or not any(row in verdict.matched[index] for index in about):
             continue
         action = policy.rules[winner].action
-        if not (action.saves or action.recomputes):
-            continue
-        if action.recomputes == weight.gathered_again:
-            right.append(weight)
-        else:
-            wrong.setdefault(winner, []).append(weight)
-    found = [
-        _differs(policy.rules[index].text, policy.rules[index].span, weights, not weights[0].gathered_again)
-        for index, weights in sorted(wrong.items())
-    ]
-    if right and not found:
-        ways = [way for way in (True, False) if any(weight.gathered_again is way for weight in right)]
-        told = " and ".join(f"`reshard_after_forward={way}`" for way in ways)
-        message = (
-            f"`fully_shard` carries this out by itself ({told}): "
-            f"weights are {' or '.join(_WAYS[way] for way in ways)}, as the policy says"
-        )
-        found.append(diagnose(DONE_BY_FSDP, message, policy.rules[about[0]].span, help=f"see {WHAT_FSDP_MEANS}"))
-    return found
+        if action.saves or action.recomputes:
+            (right if action.recomputes == weight.gathered_again else wrong.setdefault(winner, [])).append(weight)
+    if wrong or not right:
+        rules = [(policy.rules[index], weights) for index, weights in sorted(wrong.items())]
+        return [_differs(rule.text, rule.span, weights) for rule, weights in rules]
+    ways = [way for way in (True, False) if any(weight.gathered_again is way for weight in right)]
+    told = " and ".join(f"`reshard_after_forward={way}`" for way in ways)
+    message = (
+        f"`fully_shard` carries this out by itself ({told}): "
+        f"weights are {' or '.join(_WAYS[way] for way in ways)}, as the policy says"
+    )
+    return [diagnose(DONE_BY_FSDP, message, policy.rules[about[0]].span, help=f"see {WHAT_FSDP_MEANS}")]
 
 
 def _expected(expectation: ExpectFate, graph: _Gathers) -> tuple[ExpectationOutcome, list[Diagnostic]]:
     weights = [graph.weights[row] for row in graph.rows(expectation.selector) if row in graph.weights]
-    as_said = [
-        (weight.gathered_again if expectation.fate == "recomputed" else not weight.gathered_again) for weight in weights
-    ]
-    if expectation.fate == "offloaded":
-        as_said = [False] * len(weights)
+    fates = {True: "recomputed", False: "saved"}
     wanted = expectation.quantifier == "every"
-    wrong = [weight for weight, is_so in zip(weights, as_said, strict=True) if is_so is not wanted]
-    text = expectation.span.one_line
-    status = f"by `fully_shard`, {_WAYS[weights[0].gathered_again]}"
-    if not wrong:
-        return ExpectationOutcome(text, expectation.span.location, "held", status), []
-    outcome = ExpectationOutcome(text, expectation.span.location, "failed", status)
-    return outcome, [_differs(text, expectation.span, wrong, not wrong[0].gathered_again)]
+    wrong = [weight for weight in weights if (fates[weight.gathered_again] == expectation.fate) is not wanted]
+    span, status = expectation.span, f"by `fully_shard`, {_WAYS[weights[0].gathered_again]}"
+    outcome = ExpectationOutcome(span.one_line, span.location, "failed" if wrong else "held", status)
+    return outcome, [_differs(span.one_line, span, wrong)] if wrong else []
 
 
-def _differs(text: str, span: Span, weights: Sequence[FsdpParameter], wanted: bool) -> Diagnostic:
-    units = _units(weights)
+def _differs(text: str, span: Span, weights: Sequence[FsdpParameter]) -> Diagnostic:
+    """``weights``: those that FSDP treats otherwise than a line says."""
+    wanted = not weights[0].gathered_again
+    units = Counter(f"`{weight.unit}`" for weight in weights)
     other = "fsdp_reshard_never" if wanted else "fsdp_reshard_always"
     call = f"call `fully_shard(…, reshard_after_forward={wanted})`"
     return diagnose(
         DIFFERS,
-        f"`{text}` wants the weights of {listed(units, 3)} {_WAYS[wanted]}, and `fully_shard` was told otherwise: "
-        f"`reshard_after_forward={not wanted}`",
+        f"`{text}` wants the weights of {listed(list(units), 3)} {_WAYS[wanted]}, and `fully_shard` was told "
+        f"otherwise: `reshard_after_forward={not wanted}`",
         span,
         help=f"{call}, or `include <{other}>` here; see {WHAT_FSDP_MEANS}",
-        details=first_lines(tuple(f"{unit}: {_count(unit, weights)}" for unit in units), _MOST_UNITS),
+        details=first_lines(tuple(f"{unit}: {counted(count, 'weight')}" for unit, count in units.items()), _MOST_UNITS),
     )
-
-
-def _units(weights: Iterable[FsdpParameter]) -> list[str]:
-    return [f"`{unit}`" for unit in dict.fromkeys(weight.unit for weight in weights)]
-
-
-def _count(unit: str, weights: Iterable[FsdpParameter]) -> str:
-    return counted(sum(f"`{weight.unit}`" == unit for weight in weights), "weight")
 
 
 @frozen(eq=False)
@@ -212,6 +193,7 @@ class _Gathers:
         owners = self.facts.owners
         return frozenset(owners[row] for row in self.selections.rows(selector))
 
-    def is_about_weights(self, rows: frozenset[int]) -> bool:
-        """True if gathers of weights are among some rows, and nothing else is."""
+    def is_about_weights(self, selector: Selector) -> bool:
+        """True if a selector denotes gathers of weights, and nothing else."""
+        rows = self.rows(selector)
         return not rows.isdisjoint(self.weights) and rows.isdisjoint(self.others)

@@ -10,13 +10,13 @@ When the copies start and are awaited is in the schedule (:mod:`policylang.plann
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from math import inf
 
 from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input, storage_roots
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, Severity, diagnose
 from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals
@@ -44,9 +44,7 @@ def resolve_offloads(
             followed = decisions[holder] if offloads(decisions[holder]) else said.get(holder)
             decisions[row] = decision if followed is None else followed
     asked = [row for row in needed if offloads(decisions[row])]
-    if not asked:
-        return ()
-    return _Offloads(policy, facts, decisions, needs, asked).resolve()
+    return _Offloads(policy, facts, decisions, needed, asked).resolve() if asked else ()
 
 
 class _Offloads:
@@ -55,14 +53,14 @@ class _Offloads:
         policy: Policy,
         facts: Facts,
         decisions: list[Decision | None],
-        needs: SavedForBackward,
+        needed: Collection[int],
         asked: Sequence[int],
     ) -> None:
         self.facts = facts
         self.decisions = decisions
         self.roots = storage_roots(facts)
         self.asked = asked
-        self.needed = {*needs.saved, *needs.offloaded, *needs.undecided, *needs.contingent}
+        self.needed = frozenset(needed)
         self.room = [inf if rule.budget is None else rule.budget.value for rule in policy.rules]
         self.backward = next((row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD), len(facts))
         self.elsewhere = any(device and not device.startswith("cpu") for device in facts.devices)
@@ -78,13 +76,18 @@ class _Offloads:
         stays: list[int] = []
         for rows in sorted(together.values(), key=lambda rows: _holder(self.facts, rows[0])):
             holder = _holder(self.facts, rows[0])
-            reason = self._why_not(holder, rows) or self._over_budget(holder, rows[0])
+            first = self.decisions[rows[0]]
+            rule = None if first is None else first.rule
+            reason = self._why_not(holder, rows)
+            if reason is None and rule is not None and self.facts.bytes[holder] > self.room[rule]:
+                reason = FULL
             if reason is None:
                 self._move(holder, rows)
-            else:
-                stays += rows
-                for row in rows:
-                    self._leave(row, reason)
+                continue
+            stays += rows
+            for row in rows:
+                if (decision := self.decisions[row]) is not None:
+                    self.decisions[row] = evolve(decision, action=Action.SAVE, why=Why.STAYS, reason=reason)
         return tuple(sorted(stays))
 
     def _move(self, holder: int, rows: Sequence[int]) -> None:
@@ -107,16 +110,6 @@ class _Offloads:
         partitioner."""
         members = self.members[self.roots[holder]]
         return [*rows, *(row for row in members if row in self.needed and is_open(self.decisions[row]))]
-
-    def _leave(self, row: int, reason: str) -> None:
-        decision = self.decisions[row]
-        assert decision is not None
-        self.decisions[row] = evolve(decision, action=Action.SAVE, why=Why.STAYS, reason=reason)
-
-    def _over_budget(self, holder: int, row: int) -> str | None:
-        decision = self.decisions[row]
-        rule = None if decision is None else decision.rule
-        return None if rule is None or self.facts.bytes[holder] <= self.room[rule] else FULL
 
     def _why_not(self, holder: int, rows: Sequence[int]) -> str | None:
         """Why moving a value would free nothing, or bring back something else; None where all is well."""
@@ -171,25 +164,30 @@ class _Offloads:
 
 def _holder(facts: Facts, row: int) -> int:
     """The value that a view, or a view of a view, looks into; the value itself where it is none."""
-    while _is_view(facts, row):
+    while facts.inputs[row] and not facts.flags[row] & Flag.WRITES:
+        owner = facts.owners[row]
+        is_view = (owner == row or facts.targets[row] == GETITEM) and returns_memory_of_input(facts, owner)
+        if not is_view:
+            break
         row = facts.inputs[row][0]
     return row
 
 
-def _is_view(facts: Facts, row: int) -> bool:
-    owner = facts.owners[row]
-    if facts.flags[row] & Flag.WRITES or not facts.inputs[row]:
-        return False
-    return (owner == row or facts.targets[row] == GETITEM) and returns_memory_of_input(facts, owner)
-
-
 def offload_diagnostics(
     policy: Policy, facts: Facts, decisions: Sequence[Decision | None], needs: SavedForBackward, stays: Sequence[int]
-) -> list[Diagnostic]:
+) -> Iterator[Diagnostic]:
     """For each rule what of it stays on the device: a note, and a warning where nothing of it is moved."""
-    moving = by_rule(needs.offloaded, decisions, policy)
-    moved = [rule for rule, _ in moving]
-    return [
-        refusals.stays_on_device(rule, rows, decisions, facts, moves_none=all(rule is not each for each in moved))
-        for rule, rows in by_rule(stays, decisions, policy)
-    ]
+    moving = [rule for rule, _ in by_rule(needs.offloaded, decisions, policy)]
+    for rule, rows in by_rule(stays, decisions, policy):
+        moves_none = all(rule is not each for each in moving)
+        text = "the model's own checkpoint" if rule is None else f"`{rule.text}`"
+        reasons = [decision.reason for row in rows if (decision := decisions[row]) is not None]
+        first = f"`{facts.names[rows[0]]}`" if len(rows) == 1 else f"`{facts.names[rows[0]]}` first"
+        leaves = f"{'offloads nothing: it leaves' if moves_none else 'leaves'} {refusals.forward_values(len(rows))}"
+        found = diagnose(
+            refusals.OFFLOADS_NOTHING if moves_none else refusals.STAYS_ON_DEVICE,
+            f"{text} {leaves} on the device, {first}: {reasons[0]}",
+            span=None if rule is None else rule.span,
+            details=refusals.reason_lines(rows, reasons, facts),
+        )
+        yield evolve(found, severity=Severity.NOTE) if rule is None or rule.optional else found

@@ -8,19 +8,19 @@ from itertools import islice
 
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, forward_users, mask_of
-from policylang.language.diagnostics import Diagnostic, Related, diagnose
+from policylang.language.diagnostics import Diagnostic, Related, diagnose, prefixed, removed
 from policylang.language.globs import PathGlob
-from policylang.language.syntax import InBlock, InModule, Is, Match, Policy, Rule, Selector, Statement, Where
+from policylang.language.shown import format_quantity
+from policylang.language.syntax import InBlock, InModule, Is, Match, Policy, Rule, Statement, Where
 from policylang.language.walk import predicates, selectors_of, tests_of, with_lets
 from policylang.operators.names import is_all_gather
 from policylang.planning import refusals
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan, RuleOutcome
-from policylang.planning.refusals import PATH_CANNOT, moved_below
 from policylang.planning.selection.selectors import ORIGINS
 from policylang.planning.value_outcome import Decision, Held, Why, outcome_of, saves
 
-_OTHERS = (InputKind.BUFFER, InputKind.USER)
+_OTHERS = {InputKind.BUFFER: "buffer", InputKind.USER: "input"}
 
 
 def gathers_left(policy: Policy, facts: Facts, chains: Chains, rules: Sequence[RuleOutcome]) -> list[Diagnostic]:
@@ -34,27 +34,34 @@ def gathers_left(policy: Policy, facts: Facts, chains: Chains, rules: Sequence[R
     if contract is None:
         return []
     covered = {row for outcome, _ in about for row in outcome.matched}
-    needed = _needed(facts, chains)
-    left = [row for row in _gathers(facts, chains) if row not in covered and needed[row]]
-    return [refusals.gathers_left(contract, left, chains.origins, facts)] if left else []
-
-
-def _gathers(facts: Facts, chains: Chains) -> list[int]:
-    """The all-gathers that start at an input of another kind than a parameter."""
-    gathers = [row for target, rows in facts.by_target.items() if is_all_gather(target) for row in rows]
-    origins = ((row, chains.origins[row]) for row in sorted(gathers))
-    return [row for row, origin in origins if origin >= 0 and facts.input_kinds[origin] in _OTHERS]
-
-
-def _needed(facts: Facts, chains: Chains) -> bytearray:
-    """The forward rows of which the backward reads the value, or one that is made of the same input alone."""
     origins, flags, users = chains.origins, facts.flags, facts.users
+    # the forward rows of which the backward reads the value, or one that is made of the same input alone
     needed = bytearray(len(facts))
     for row in reversed(facts.forward):
         needed[row] = bool(flags[row] & Flag.FEEDS_BACKWARD) or any(
             needed[user] and origins[user] == origins[row] for user in users[row]
         )
-    return needed
+    gathers = sorted(row for target, rows in facts.by_target.items() if is_all_gather(target) for row in rows)
+    others = [row for row in gathers if origins[row] >= 0 and facts.input_kinds[origins[row]] in _OTHERS]
+    left = [row for row in others if row not in covered and needed[row]]
+    if not left:
+        return []
+    asked = [InputKind(facts.input_kinds[origins[row]]) for row in left]
+    lines = [
+        f"{facts.names[row]}: of the {_OTHERS[kind]} `{facts.input_names[origins[row]] or facts.names[origins[row]]}`, "
+        f"{format_quantity(facts.bytes[row], 'bytes')}"
+        for row, kind in zip(left, asked, strict=True)
+    ]
+    chains_of = [f"`chain through (all_gather where from {word})`" for kind, word in _OTHERS.items() if kind in asked]
+    leaves = "an all-gather of another input" if len(left) == 1 else f"{len(left):,} all-gathers of other inputs"
+    found = diagnose(
+        refusals.GATHERS_LEFT,
+        f"`{contract.rule.text}` is about parameters, and leaves {leaves}",
+        span=contract.rule.span,
+        help="to decide about them too, say so of " + " and of ".join(chains_of),
+        details=refusals.detail_lines(lines),
+    )
+    return [found]
 
 
 def origins_asked(rule: Rule, policy: Policy) -> frozenset[InputKind]:
@@ -70,11 +77,25 @@ def without_effect(
     if facts.kind not in (GraphKind.JOINT, GraphKind.FLAT):
         return []
     needed = mask_of((facts.owners[row] for row in needs.all), len(facts))
-    return [
-        refusals.no_effect(outcome, facts, _keeper(outcome.decided, facts, decisions))
-        for outcome in rules
-        if outcome.decided and not outcome.rule.optional and not any(needed[owner] for owner in outcome.decided)
-    ]
+    found: list[Diagnostic] = []
+    for outcome in rules:
+        rule, decided = outcome.rule, outcome.decided
+        if not decided or rule.optional or any(needed[owner] for owner in decided):
+            continue
+        keeper = _keeper(decided, facts, decisions)
+        instead, help = "", "remove the rule, or say it of the values that the backward reads"
+        if keeper is not None:
+            value, saved = (facts.names[row] for row in keeper)
+            instead = f": `{saved}`, which reads `{value}`, is saved in its place"
+            help = f"let the values behind it be recomputed as well: `chain after` reaches from `{value}` to `{saved}`"
+        nothing = (
+            f"decides {refusals.forward_values(len(decided))} and changes nothing: the backward reads none of them"
+        )
+        fixes = [] if keeper is not None else [removed(rule.span)]
+        found.append(
+            diagnose(refusals.NO_EFFECT, f"`{rule.text}` {nothing}{instead}", rule.span, help=help, fixes=fixes)
+        )
+    return found
 
 
 def _keeper(owners: Sequence[int], facts: Facts, decisions: Sequence[Decision | None]) -> tuple[int, int] | None:
@@ -92,10 +113,20 @@ _ASKED = "recorded saved"
 
 def markers_lost(policy: Policy, facts: Facts) -> list[Diagnostic]:
     """An error for a policy that asks for saved markers some of which are lost: the rest would pass for the whole."""
-    if not facts.lost_records:
-        return []
-    asking = selectors_of(each for each in policy.statements if _asks(each, policy))
-    return [refusals.markers_lost(selector.span, facts.lost_records) for selector in islice(asking, 1)]
+    lost = facts.lost_records
+    asking = selectors_of(each for each in policy.statements if lost and _asks(each, policy))
+    return [
+        diagnose(
+            refusals.MARKERS_LOST,
+            f"`{selector.span.text}` cannot tell all that the earlier partition saved: `{lost[0].name}` "
+            f"{'is' if len(lost) == 1 else f'and {len(lost) - 1:,} more are'} lost in this graph",
+            span=selector.span,
+            help="trace the first partition with the decompositions of the second compilation, or compile the second "
+            'time with `inner="aot_eager"`',
+            details=refusals.detail_lines(f"{marker.name}: {marker.reason}" for marker in lost),
+        )
+        for selector in islice(asking, 1)
+    ]
 
 
 def markers_outranked(
@@ -114,13 +145,24 @@ def markers_outranked(
     recomputed = frozenset(facts.owners[row] for row in needs.recomputed)
     found = []
     for outcome in rules:
-        keeps = outcome_of(outcome.rule.action).is_held
-        if not keeps or not _asks(outcome.rule, policy):
+        rule = outcome.rule
+        if not outcome_of(rule.action).is_held or not _asks(rule, policy):
             continue
         again = [(row, decisions[row]) for row in outcome.matched if row in recomputed]
         lost = [row for row, decision in again if decision is not None and decision.why is Why.USER]
         if lost:
-            found.append(refusals.markers_outranked(outcome, lost, facts))
+            again_of = f"would have {refusals.forward_values(len(lost))} of it recomputed"
+            found.append(
+                diagnose(
+                    refusals.MARKERS_OUTRANKED,
+                    f"`{rule.text}` does not repeat the earlier partition: tags of the model's own checkpoint, which "
+                    f"that partition has followed or overridden, {again_of}",
+                    span=rule.span,
+                    help=f"write `override {rule.text}`",
+                    fixes=[prefixed(rule.span, "override")],
+                    details=refusals.detail_lines(facts.names[row] for row in lost),
+                )
+            )
     return found
 
 
@@ -134,37 +176,34 @@ _MUST = re.compile(r"\bmust_(save|recompute)\b")  # a keyword: no name is spelle
 
 def conflicts(plan: Plan) -> tuple[Diagnostic, ...]:
     """A warning for each rule that says ``must`` and loses some of its nodes to later ones that do not."""
-    found = []
+    found, rules = [], plan.policy.rules
     for outcome in plan.rules:
-        if not outcome.decided or not _says_must(outcome.rule):
+        rule = outcome.rule
+        if not outcome.decided or not _says_must(rule):
             continue
-        later = ((plan.policy.rules[index], count) for index, count in outcome.overridden_by.items())
-        takers = [(rule, count) for rule, count in later if _contradicts(rule, outcome.rule)]
+        takers: list[tuple[Rule, int]] = []
+        for later, count in ((rules[index], count) for index, count in outcome.overridden_by.items()):
+            wants = outcome_of(later.action)
+            opposite = wants.is_held if rule.action.recomputes else wants.held is not Held.DEVICE
+            if opposite and not _says_must(later):
+                takers.append((later, count))
         if takers:
-            lost = sum(count for _, count in takers)
-            message = f"loses {lost:,} of its {len(outcome.matched):,} nodes to later rules that ask for the opposite"
-            found.append(
-                diagnose(
-                    SOFTENED,
-                    f"`{outcome.rule.text}` {message}",
-                    outcome.rule.span,
-                    help="move it below them, or say there too what must be done",
-                    related=tuple(Related(f"`{rule.text}` takes over {count:,}", rule.span) for rule, count in takers),
-                    fixes=moved_below(outcome, plan.rules),
-                )
+            lost = f"{sum(count for _, count in takers):,} of its {len(outcome.matched):,} nodes"
+            warning = diagnose(
+                SOFTENED,
+                f"`{rule.text}` loses {lost} to later rules that ask for the opposite",
+                rule.span,
+                help="move it below them, or say there too what must be done",
+                related=tuple(Related(f"`{later.text}` takes over {count:,}", later.span) for later, count in takers),
+                fixes=refusals.moved_below(outcome, plan.rules),
             )
+            found.append(warning)
     return tuple(found)
 
 
 def _says_must(rule: Rule) -> bool:
     """Only by this word: ``save`` means ``must_save`` too, and every ordinary exception is written with it."""
     return bool(_MUST.search(rule.text))
-
-
-def _contradicts(later: Rule, earlier: Rule) -> bool:
-    wants = outcome_of(later.action)
-    opposite = wants.is_held if earlier.action.recomputes else wants.held is not Held.DEVICE
-    return opposite and not _says_must(later)
 
 
 def telling_apart(policy: Policy, names: Sequence[str]) -> tuple[Diagnostic, ...]:
@@ -178,7 +217,7 @@ def telling_apart(policy: Policy, names: Sequence[str]) -> tuple[Diagnostic, ...
     shared = "and blocks that are compiled on their own share their compiled graphs"
     help = "compile the whole model with this policy, or give each kind of block a policy and a backend of its own"
     return tuple(
-        diagnose(PATH_CANNOT, f"`{span.one_line}` {reason}, {shared}", span, help=help)
+        diagnose(refusals.PATH_CANNOT, f"`{span.one_line}` {reason}, {shared}", span, help=help)
         for span, reason in reasons
         if reason is not None
     )
@@ -188,21 +227,14 @@ def _reason(statement: Statement, policy: Policy, names: Sequence[str]) -> str |
     for part in with_lets(policy, *selectors_of([statement])):
         if isinstance(part, InBlock) and part.which.kind != "any":
             return "asks which block this is"
-        for glob in map(PathGlob, _globs(part)):
+        tests = predicates(part.predicate) if isinstance(part, Where) else ()
+        globs = [each.pattern for each in tests if isinstance(each, Match) and each.property == "module"]
+        for glob in map(PathGlob, [part.glob] if isinstance(part, InModule) else globs):
             ways = {name: glob.progress(name) for name in names}
             other = next((name for name in names if ways[name] != ways[names[0]]), None)
             if other is not None:
                 return f"treats `{other}` otherwise than `{names[0]}`"
     return None
-
-
-def _globs(part: Selector) -> Iterator[str]:
-    if isinstance(part, InModule):
-        yield part.glob
-    elif isinstance(part, Where):
-        yield from (
-            each.pattern for each in predicates(part.predicate) if isinstance(each, Match) and each.property == "module"
-        )
 
 
 def _neighbours(names: Sequence[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ deciding lines. What is left to PyTorch's partitioner counts as saved, and is to
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import fsum
 
@@ -19,7 +19,7 @@ from policylang.language.shown import folded_names
 from policylang.operators.names import GETITEM
 from policylang.planning.inspection.communication import Communication, communication
 from policylang.planning.inspection.worth import SAVED, a_gib, as_counted, time_difference, time_of_step
-from policylang.planning.liveness import BackwardCost, SavedForBackward, counted_by_data, saved_and_recomputed
+from policylang.planning.liveness import BackwardCost, counted_by_data, saved_and_recomputed
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.value_outcome import KEPT, LEFT_TO_MIN_CUT, Held, Outcome, is_open
 from policylang.simulation.memory import Peak, Timeline, peak_of, simulate
@@ -82,8 +82,8 @@ class BlockGroup:
     """``model.layers.1–31``."""
     blocks: tuple[int, ...]
     """Numbers of the blocks; empty for what lies outside every block."""
-    entries: tuple[ValueEntry, ...]
     amounts: Amounts
+    entries: tuple[ValueEntry, ...] = ()
 
     @property
     def times(self) -> int:
@@ -159,12 +159,14 @@ class Breakdown:
 
 def breakdown(plan: Plan) -> Breakdown:
     """A few passes over the graph; needs no torch."""
-    counted = as_counted(plan.decisions)
-    needs = saved_and_recomputed(plan, counted)
+    needs = saved_and_recomputed(plan, as_counted(plan.decisions))
     check_cancelled()
-    outcomes = _outcomes(plan, needs)
-    plain = evolve(plan, checkpoints=None)
+    outcomes: list[Outcome | None] = [None] * len(plan.facts)
+    for outcome, rows in needs.rows.items():
+        for row in rows:
+            outcomes[row] = LEFT_TO_MIN_CUT if outcome is KEPT and is_open(plan.decisions[row]) else outcome
     everything = [None if decision is None else SAVED for decision in plan.decisions]
+    whole = saved_and_recomputed(evolve(plan, checkpoints=None), everything)
     ordered = communication(plan)
     check_cancelled()
     under = _scenario(plan, plan.schedule, needs, outcomes)
@@ -172,8 +174,8 @@ def breakdown(plan: Plan) -> Breakdown:
         plan=plan,
         groups=_groups(plan, needs, outcomes),
         under=under if ordered is None else _in_order(under, ordered),
-        without=_scenario(plan, schedule_of(plan.facts, everything), saved_and_recomputed(plain, everything), ()),
-        forward_flops=needs.forward.flops,
+        without=_scenario(plan, schedule_of(plan.facts, everything), whole, ()),
+        forward_flops=needs.forward("flops")[0],
         outcomes=outcomes,
         uncounted=uncounted_operators(plan.facts, plan.facts.forward),
         uncounted_again=uncounted_operators(plan.facts, needs.recomputed),
@@ -208,14 +210,6 @@ def _in_order(scenario: Scenario, found: Communication) -> Scenario:
     return evolve(scenario, peak=step.peak, timeline=step.timeline, schedule=step.schedule, facts=step.facts, time=time)
 
 
-def _outcomes(plan: Plan, needs: SavedForBackward) -> list[Outcome | None]:
-    found: list[Outcome | None] = [None] * len(plan.facts)
-    for outcome, rows in needs.rows.items():
-        for row in rows:
-            found[row] = LEFT_TO_MIN_CUT if outcome is KEPT and is_open(plan.decisions[row]) else outcome
-    return found
-
-
 # --- blocks --------------------------------------------------------------------------------------------------------
 
 
@@ -230,27 +224,26 @@ def _groups(plan: Plan, needs: BackwardCost, outcomes: Sequence[Outcome | None])
         if outcome is not None:
             block = plan.block_of[outcome.place(facts, row)] if plan.block_names else -1
             entries[block].append(_entry(plan, row, outcome, block, sizes[row]))
-    alike: dict[tuple[ValueEntry, ...], list[int]] = {}
+    alike = defaultdict[tuple[ValueEntry, ...], list[int]](list)
     for block in range(len(plan.block_names)):
-        alike.setdefault(tuple(entries[block]), []).append(block)
-    groups = [
-        _group(folded_names([plan.block_names[block] for block in blocks]), blocks, same, timed=timed)
-        for same, blocks in alike.items()
-    ]
+        alike[tuple(entries[block])].append(block)
+    groups = [(folded_names([plan.block_names[block] for block in rows]), rows, same) for same, rows in alike.items()]
     if entries[-1]:
-        label = OUTSIDE if plan.block_names else "the graph"
-        groups.append(_group(label, [], tuple(entries[-1]), timed=timed))
-    return tuple(groups)
+        groups.append((OUTSIDE if plan.block_names else "the graph", [], tuple(entries[-1])))
+    return tuple(
+        BlockGroup(label, tuple(blocks), _amounts(((entry, 1) for entry in same), timed=timed), _folded(same))
+        for label, blocks, same in groups
+    )
 
 
 def _entry(plan: Plan, row: int, outcome: Outcome, block: int, size: int) -> ValueEntry:
     facts, decision, again = plan.facts, plan.decisions[row], outcome.held is Held.NOWHERE
     module = facts.modules[row] or facts.modules[facts.owners[row]]
-    rule = plan.rule_of(row)
+    rule, name = plan.rule_of(row), plan.block_names[block] if block >= 0 else ""
     return ValueEntry(
         outcome=outcome,
         operator=operator_of(facts, row),
-        module=within_block(module, plan.block_names[block]) if block >= 0 else module,
+        module="" if module == name else module.removeprefix(f"{name}."),
         shape=facts.shapes[row],
         dtype=facts.dtypes[row],
         source=None if rule is None else rule.source,
@@ -265,18 +258,6 @@ def _entry(plan: Plan, row: int, outcome: Outcome, block: int, size: int) -> Val
 def operator_of(facts: Facts, row: int) -> str:
     """The operator that a value comes from: of a ``getitem`` the one that it reads."""
     return facts.targets[facts.owners[row] if facts.targets[row] == GETITEM else row]
-
-
-def within_block(module: str, block: str) -> str:
-    """The path of a module from its block on."""
-    if module == block:
-        return ""
-    return module[len(block) + 1 :] if module.startswith(f"{block}.") else module
-
-
-def _group(label: str, blocks: Sequence[int], entries: Sequence[ValueEntry], *, timed: bool) -> BlockGroup:
-    amounts = _amounts(((entry, 1) for entry in entries), timed=timed)
-    return BlockGroup(label, tuple(blocks), _folded(entries), amounts)
 
 
 def _amounts(entries: Iterable[tuple[ValueEntry, int]], *, timed: bool) -> Amounts:
@@ -301,14 +282,16 @@ def _amounts(entries: Iterable[tuple[ValueEntry, int]], *, timed: bool) -> Amoun
     )
 
 
-def _times(entry: ValueEntry, count: int) -> float | None:
-    return None if entry.seconds is None else entry.seconds * count
-
-
 def _folded(entries: Sequence[ValueEntry]) -> tuple[ValueEntry, ...]:
     """Entries that agree in all but their place are one, at the place of the first."""
     return tuple(
-        evolve(entry, bytes=entry.bytes * count, flops=entry.flops * count, count=count, seconds=_times(entry, count))
+        evolve(
+            entry,
+            bytes=entry.bytes * count,
+            flops=entry.flops * count,
+            count=count,
+            seconds=None if entry.seconds is None else entry.seconds * count,
+        )
         for entry, count in Counter(entries).items()
     )
 
@@ -317,60 +300,41 @@ def _folded(entries: Sequence[ValueEntry]) -> tuple[ValueEntry, ...]:
 
 
 @frozen
-class RuleInBlocks:
-    """Blocks in which a rule keeps and recomputes the same amounts."""
-
-    label: str
-    """``model.layers.0–31``."""
-    blocks: tuple[int, ...]
-    """Empty for what lies outside every block."""
-    amounts: Amounts
-    """Amounts of one of the blocks."""
-
-    @property
-    def times(self) -> int:
-        return max(len(self.blocks), 1)
-
-
-@frozen
 class RuleAmounts:
     amounts: Amounts
     """All blocks together."""
-    groups: tuple[RuleInBlocks, ...]
-    """Where it decides a value that the backward needs; in the order of their first block."""
+    groups: tuple[BlockGroup, ...]
+    """Blocks in which it keeps and recomputes the same amounts, in the order of the first; only where it decides a
+    value that the backward needs."""
 
 
 def amounts_of_rules(found: Breakdown) -> dict[str, RuleAmounts]:
     """The amounts of the rules that begin at a ``file:line``, mostly one. What is left to PyTorch counts as saved. A
     line without values that the backward needs is not there."""
-    lines: dict[str, list[tuple[BlockGroup, list[ValueEntry]]]] = {}
-    for group in found.groups:
+    lines = defaultdict[str, dict[int, list[ValueEntry]]](dict)
+    for number, group in enumerate(found.groups):
         for entry in group.entries:
             if entry.source is not None:
-                mine = lines.setdefault(entry.source, [])
-                if not mine or mine[-1][0] is not group:
-                    mine.append((group, []))
-                mine[-1][1].append(entry)
-    return {source: _rule(mine, found.plan.block_names) for source, mine in lines.items()}
+                lines[entry.source].setdefault(number, []).append(entry)
+    return {source: _rule(found, mine) for source, mine in lines.items()}
 
 
-def _rule(mine: Sequence[tuple[BlockGroup, Sequence[ValueEntry]]], names: Sequence[str]) -> RuleAmounts:
-    everything = _rule_amounts((each, group.times) for group, entries in mine for each in entries)
-    alike: dict[Amounts, list[int]] = {}
-    rest: list[RuleInBlocks] = []
-    for group, entries in mine:
-        amounts = _rule_amounts((each, 1) for each in entries)
+def _rule(found: Breakdown, mine: Mapping[int, Sequence[ValueEntry]]) -> RuleAmounts:
+    """``mine``: the entries that a line decides, by the number of their group."""
+    timed, names = found.plan.shown_times is not None, found.plan.block_names
+    everything = [(each, found.groups[at].times) for at, entries in mine.items() for each in entries]
+    alike = defaultdict[Amounts, list[int]](list)
+    rest: list[BlockGroup] = []
+    for at, entries in mine.items():
+        group = found.groups[at]
+        amounts = _amounts(((each, 1) for each in entries), timed=timed)
         if group.blocks:
-            alike.setdefault(amounts, []).extend(group.blocks)
+            alike[amounts] += group.blocks
         else:
-            rest.append(RuleInBlocks(group.label, (), amounts))
-    inside = [
-        RuleInBlocks(folded_names([names[block] for block in sorted(blocks)]), tuple(sorted(blocks)), amounts)
-        for amounts, blocks in alike.items()
+            rest.append(BlockGroup(group.label, (), amounts))
+    inside = [(tuple(sorted(blocks)), amounts) for amounts, blocks in alike.items()]
+    groups = [
+        BlockGroup(folded_names([names[block] for block in blocks]), blocks, amounts)
+        for blocks, amounts in sorted(inside, key=lambda each: each[0])
     ]
-    return RuleAmounts(everything, (*sorted(inside, key=lambda each: each.blocks), *rest))
-
-
-def _rule_amounts(entries: Iterable[tuple[ValueEntry, int]]) -> Amounts:
-    entries = tuple(entries)
-    return _amounts(entries, timed=any(each.seconds is not None for each, _ in entries))
+    return RuleAmounts(_amounts(everything, timed=timed), (*groups, *rest))

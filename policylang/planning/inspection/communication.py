@@ -7,7 +7,7 @@ are counts and bytes, and no times.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import field, frozen
@@ -18,14 +18,12 @@ from policylang.language.devices.profile import collective_kind
 from policylang.language.syntax import Bucket, Overlap, Policy
 from policylang.operators.names import WAITS
 from policylang.planning.graph_edit import Edits, Proof
-from policylang.planning.plan import OrderPlan, Plan
+from policylang.planning.plan import Plan
 from policylang.simulation.collective_times import operator_name
 from policylang.simulation.memory import Peak, Timeline, peak_of, simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import CollectiveRun, Lanes, exposed_bound, lanes, size_in_flight, streams_of
 from policylang.simulation.streams import in_flight as in_flight_at
-
-_HIGHEST_RUN = int(StepKind.SECOND_RUN)
 
 
 @frozen(eq=False)
@@ -134,18 +132,21 @@ def communication(plan: Plan) -> Communication | None:
     order = plan.order
     if order is None:
         return None
-    timed = plan.shown_times is not None
-    times, traced_times = (order.times, order.traced_times) if timed else (None, None)
+    times, traced_times = (None, None) if plan.shown_times is None else (order.times, order.traced_times)
     of_name = {order.facts.names[row]: block for row, block in enumerate(order.block_of)}
     blocks = tuple(of_name.get(name, -1) for name in order.traced.names) if of_name else ()
     traced = step_in_order(order.traced, order.traced_schedule, traced_times, blocks)
     limits = _limits(plan, traced.peak.bytes)
     planned = step_in_order(order.facts, order.schedule, times, order.block_of, limits)
+    lines = [_bucket_line(plan, at, order.edits.of(at)) for at in bucket_statements(plan.policy)]
+    for outcome in order.outcomes:
+        span, left = outcome.statement.span, _by_reason(outcome.left.items())
+        lines.append(LineInOrder(span.location, span.one_line, outcome.matched, outcome.moved, left))
     return Communication(
         traced=traced,
         planned=planned,
-        lines=lines_of(plan, order),
-        collectives=tuple(_entries(plan, order, planned)),
+        lines=tuple(lines),
+        collectives=_collectives(planned, order.block_names, lines),
         bound=None if times is None else exposed_bound(order.facts, times),
         device=None if times is None else times.device.name,
         barriers=order.barriers,
@@ -160,9 +161,8 @@ def as_decided(plan: Plan) -> Communication | None:
     if times is None or plan.checkpoints is not None or not any(flag & Flag.COLLECTIVE for flag in plan.facts.flags):
         return None
     step = step_in_order(plan.facts, plan.schedule, times, plan.block_of if plan.block_names else ())
-    entries = _collectives(step, plan.block_names, {}, {})
-    bound = exposed_bound(plan.facts, times)
-    return Communication(step, step, (), tuple(entries), bound, times.device.name)
+    entries, bound = _collectives(step, plan.block_names), exposed_bound(plan.facts, times)
+    return Communication(step, step, (), entries, bound, times.device.name)
 
 
 def step_in_order(
@@ -198,7 +198,7 @@ def _limits(plan: Plan, peak: int) -> tuple[int | None, int | None]:
 def collective_rows(facts: Facts, schedule: Schedule) -> list[int]:
     """In the order in which they start; a recomputed one is there twice."""
     flags = facts.flags
-    return [row for kind, row, _ in schedule if kind <= _HIGHEST_RUN and flags[row] & Flag.COLLECTIVE]
+    return [row for kind, row, _ in schedule if kind <= StepKind.SECOND_RUN and flags[row] & Flag.COLLECTIVE]
 
 
 def kind_of(target: str) -> str:
@@ -214,16 +214,6 @@ def group_of(facts: Facts, row: int) -> str:
     return (group.dim if group is not None else None) or facts.group_names[row]
 
 
-def lines_of(plan: Plan, order: OrderPlan) -> tuple[LineInOrder, ...]:
-    """Every line that schedules, buckets first: as they are planned."""
-    found = [_bucket_line(plan, at, order.edits.of(at)) for at in bucket_statements(plan.policy)]
-    for outcome in order.outcomes:
-        span = outcome.statement.span
-        left = _by_reason(outcome.left.items())
-        found.append(LineInOrder(span.location, span.one_line, outcome.matched, outcome.moved, left))
-    return tuple(found)
-
-
 def bucket_statements(policy: Policy) -> list[int]:
     """Which of ``Policy.rewrites`` are buckets."""
     return [at for at, statement in enumerate(policy.rewrites) if isinstance(statement, Bucket)]
@@ -233,6 +223,7 @@ def _bucket_line(plan: Plan, statement: int, edits: Edits) -> LineInOrder:
     span = plan.policy.rewrites[statement].span
     members = tuple(name for edit in edits.done for name in edit.collectives)
     refused = [(name, refusal.reason) for refusal in edits.refused for name in refusal.collectives]
+    carry = [tuple(node.name for node in edit.nodes if _communicates(node.target)) for edit in edits.done]
     return LineInOrder(
         source=span.location,
         text=span.one_line,
@@ -240,10 +231,8 @@ def _bucket_line(plan: Plan, statement: int, edits: Edits) -> LineInOrder:
         moved=members,
         left=_by_reason(refused),
         buckets=tuple(
-            JoinedCollectives(
-                tuple(node.name for node in edit.nodes if _communicates(node.target)), edit.collectives, edit.proof
-            )
-            for edit in edits.done
+            JoinedCollectives(names, edit.collectives, edit.proof)
+            for names, edit in zip(carry, edits.done, strict=True)
         ),
     )
 
@@ -253,51 +242,40 @@ def _communicates(target: str) -> bool:
 
 
 def _by_reason(left: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, list[str]] = {}
+    found = defaultdict[str, list[str]](list)
     for name, reason in left:
-        found.setdefault(reason, []).append(name)
+        found[reason].append(name)
     return {reason: tuple(names) for reason, names in found.items()}
 
 
-def _entries(plan: Plan, order: OrderPlan, step: StepInOrder) -> Iterable[CollectiveEntry]:
-    by_line: dict[str, list[int]] = {}
-    members: dict[str, int] = {}
-    for index, line in enumerate(lines_of(plan, order)):
-        for bucket in line.buckets:
-            for name in bucket.names:
-                by_line.setdefault(name, []).append(index)
-                members[name] = len(bucket.members)
-        for name in () if line.buckets else line.moved:
-            by_line.setdefault(name, []).append(index)
-    return _collectives(step, order.block_names, by_line, members)
-
-
 def _collectives(
-    step: StepInOrder,
-    block_names: Sequence[str],
-    by_line: Mapping[str, Sequence[int]],
-    members: Mapping[str, int],
-) -> Iterable[CollectiveEntry]:
-    facts, runs = step.facts, dict[int, list[CollectiveRun]]()
+    step: StepInOrder, block_names: Sequence[str], lines: Sequence[LineInOrder] = ()
+) -> tuple[CollectiveEntry, ...]:
+    facts = step.facts
+    by_line, members = defaultdict[str, list[int]](list), dict[str, int]()
+    for index, line in enumerate(lines):
+        members |= {name: len(bucket.members) for bucket in line.buckets for name in bucket.names}
+        for name in (name for bucket in line.buckets for name in bucket.names) if line.buckets else line.moved:
+            by_line[name].append(index)
+    runs = defaultdict[int, list[CollectiveRun]](list)
     for run in reversed(step.lanes.collectives if step.lanes is not None else ()):
-        runs.setdefault(run.row, []).append(run)
+        runs[run.row].append(run)
+    found: list[CollectiveEntry] = []
     for row in step.collectives:
         block = step.block_of[row] if block_names and step.block_of else -1
-        mine = runs.get(row)
-        yield CollectiveEntry(
+        entry = CollectiveEntry(
             name=facts.names[row],
             operator=operator_name(facts.targets[row]),
             kind=kind_of(facts.targets[row]),
             group=group_of(facts, row),
             block=block_names[block] if block >= 0 else "",
             bytes=size_in_flight(facts, row),
-            lines=tuple(by_line.get(facts.names[row], ())),
+            lines=tuple(by_line[facts.names[row]]),
             members=members.get(facts.names[row], 1),
-            run=mine.pop() if mine else None,
+            run=runs[row].pop() if runs[row] else None,
         )
-
-
-_LAST_RUN = int(StepKind.SECOND_RUN)
+        found.append(entry)
+    return tuple(found)
 
 
 @frozen
@@ -316,6 +294,30 @@ class CollectivePlace:
     """The node that computes next once it is awaited."""
     run: CollectiveRun | None
     """None without a device."""
+
+
+def places_of(facts: Facts, schedule: Schedule, lanes: Lanes | None = None) -> dict[str, CollectivePlace]:
+    """Each collective by its name, in the order in which they start; of one that runs twice, the first run. Goes from
+    the last step to the first, so that the node that computes next is known: no start, no wait, nothing without
+    memory."""
+    streams, roots, names = streams_of(facts), storage_roots(facts), facts.names
+    started, awaited = dict[int, tuple[int, str]](), dict[int, tuple[int | None, str]]()
+    coming, never = "", (None, "")
+    for at in range(len(schedule) - 1, -1, -1):
+        row = schedule.rows[at]
+        if schedule.kinds[at] > StepKind.SECOND_RUN:
+            continue
+        if row in streams.started:
+            started[row] = at + 1, coming
+        elif roots[row] == row:
+            coming = names[row]
+        for each in streams.awaited.get(row, ()):
+            awaited[each] = at + 1, coming
+    runs = {run.row: run for run in reversed(lanes.collectives if lanes is not None else ())}
+    return {
+        names[row]: CollectivePlace(names[row], *started[row], *awaited.get(row, never), runs.get(row))
+        for row in reversed(started)
+    }
 
 
 @frozen
@@ -367,7 +369,7 @@ def placed(found: Communication, name: str) -> PlacedCollective:
     joined = None if bucket is None or not bucket.names else bucket.names[0]
     now = joined if joined is not None and name not in found.planned.facts.index else name
     first = name if bucket is None or name in bucket.members else bucket.members[0]
-    traced, planned = _placement(found.traced, first), _placement(found.planned, now)
+    traced, planned = (places_of(each.facts, each.schedule, each.lanes) for each in (found.traced, found.planned))
     step = found.planned if now in found.planned.facts.index else found.traced
     row = step.facts.index[now]
     return PlacedCollective(
@@ -375,60 +377,23 @@ def placed(found: Communication, name: str) -> PlacedCollective:
         operator=step.facts.targets[row],
         group=group_of(step.facts, row),
         lines=tuple(_standing(line, name, now) for line in found.lines),
-        traced=traced,
-        planned=planned,
+        traced=traced.get(first),
+        planned=planned.get(now),
         members=() if bucket is None else bucket.members,
     )
 
 
 def _standing(line: LineInOrder, name: str, now: str) -> LineOnCollective:
-    def say(standing: str, why: str = "") -> LineOnCollective:
-        return LineOnCollective(line.source, line.text, standing, why)
-
-    for bucket in line.buckets:
-        if name in bucket.members or name in bucket.names:
-            return say("joined", f"{len(bucket.members):,} in one")
-    for reason, names in line.left.items():
-        if name in names or now in names:
-            return say("left", reason)
-    if now in line.moved or name in line.moved:
-        return say("moved")
-    return say("not moved" if now in line.matched or name in line.matched else "no match")
-
-
-def _placement(step: StepInOrder, name: str) -> CollectivePlace | None:
-    facts = step.facts
-    row = facts.index.get(name)
-    if row is None:
-        return None
-    awaited = streams_of(facts).awaited
-    started = waited = None
-    for at, (kind, each, _) in enumerate(step.schedule):
-        if kind > _LAST_RUN:
-            continue
-        if each == row and started is None:
-            started = at
-        elif started is not None and row in awaited.get(each, ()):
-            waited = at
-            break
-    if started is None:
-        return None
-    runs = () if step.lanes is None else step.lanes.collectives
-    return CollectivePlace(
-        name=name,
-        step=started + 1,
-        before=_computing(step, started),
-        awaited_step=None if waited is None else waited + 1,
-        awaited_before="" if waited is None else _computing(step, waited),
-        run=next((run for run in runs if run.row == row), None),
-    )
-
-
-def _computing(step: StepInOrder, at: int) -> str:
-    """The node that computes first from a step on: not a start, a wait or what takes no memory."""
-    started, roots = streams_of(step.facts).started, storage_roots(step.facts)
-    for later in range(at, len(step.schedule)):
-        row = step.schedule.rows[later]
-        if step.schedule.kinds[later] <= _LAST_RUN and row not in started and roots[row] == row:
-            return step.facts.names[row]
-    return ""
+    asked = {name, now}
+    joined = [bucket for bucket in line.buckets if name in (*bucket.members, *bucket.names)]
+    left = [reason for reason, names in line.left.items() if not asked.isdisjoint(names)]
+    standing, why = "no match", ""
+    if joined:
+        standing, why = "joined", f"{len(joined[0].members):,} in one"
+    elif left:
+        standing, why = "left", left[0]
+    elif not asked.isdisjoint(line.moved):
+        standing = "moved"
+    elif not asked.isdisjoint(line.matched):
+        standing = "not moved"
+    return LineOnCollective(line.source, line.text, standing, why)

@@ -7,19 +7,13 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import Facts, storage_roots, uncounted_operators
-from policylang.graph.schedule import Schedule, StepKind
-from policylang.planning.graph_edit import Edit
-from policylang.planning.inspection.communication import collective_rows
+from policylang.graph.facts import uncounted_operators
+from policylang.planning.inspection.communication import CollectivePlace, collective_rows, places_of
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.order.rematerialised import rematerialised
 from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.value_outcome import Decision, Why
-from policylang.simulation.streams import in_flight, streams_of
-
-_LAST_RUN = int(StepKind.SECOND_RUN)
-Place = tuple[str, str]
-"""The node that computes next when a collective starts, and when it has been awaited."""
+from policylang.simulation.streams import in_flight
 
 
 @frozen
@@ -52,73 +46,39 @@ class OrderChanges:
         return not (self.joined or self.parted or self.starts or self.awaited)
 
 
-@frozen
-class _Ordered:
-    figures: OrderFigures
-    buckets: Mapping[str, tuple[str, ...]]
-    """Member to all members."""
-    places: Mapping[str, Place]
-
-
 def order_changes(old: Plan, new: Plan) -> OrderChanges | None:
     """None where neither policy schedules anything. Linear in nodes and edges."""
     if old.order is None and new.order is None:
         return None
-    before, after = _ordered(old), _ordered(new)
-    names = list(dict.fromkeys((*before.places, *after.places)))
-    joined = tuple(name for name in names if name in after.buckets and after.buckets[name] != before.buckets.get(name))
-    parted = tuple(name for name in names if name in before.buckets and name not in after.buckets)
+    (old_figures, were, before), (new_figures, are, after) = _ordered(old), _ordered(new)
+    names = list(dict.fromkeys((*before, *after)))
+    joined = tuple(name for name in names if name in are and are[name] != were.get(name))
+    parted = tuple(name for name in names if name in were and name not in are)
     others = {*joined, *parted}
-    alike = [name for name in names if name in before.places and name in after.places and name not in others]
-    moved = [(name, before.places[name], after.places[name]) for name in alike]
+    alike = [(name, before[name], after[name]) for name in names if name in before and name in after]
+    moved = [each for each in alike if each[0] not in others]
     return OrderChanges(
-        old=before.figures,
-        new=after.figures,
+        old=old_figures,
+        new=new_figures,
         joined=joined,
         parted=parted,
-        starts=tuple(name for name, was, now in moved if was[0] != now[0]),
-        awaited=tuple(name for name, was, now in moved if was[1] != now[1]),
+        starts=tuple(name for name, was, now in moved if was.before != now.before),
+        awaited=tuple(name for name, was, now in moved if was.awaited_before != now.awaited_before),
     )
 
 
-def _ordered(plan: Plan) -> _Ordered:
-    done: tuple[Edit, ...] = ()
-    if plan.order is None:
-        ran = rematerialised(plan.facts, plan.schedule)
-        facts, schedule = ran.facts, ran.schedule
-    else:
-        facts, schedule, done = plan.order.facts, plan.order.schedule, plan.order.edits.done
-    places = places_of(facts, schedule)
-    buckets: dict[str, tuple[str, ...]] = {}
+def _ordered(plan: Plan) -> tuple[OrderFigures, dict[str, tuple[str, ...]], dict[str, CollectivePlace]]:
+    """The figures, each bucket's members by member, and the places by the names without any bucket."""
+    ran = plan.order or rematerialised(plan.facts, plan.schedule)
+    done = plan.order.edits.done if plan.order is not None else ()
+    places, buckets = places_of(ran.facts, ran.schedule), dict[str, tuple[str, ...]]()
     for edit in done:
-        made = [node.name for node in edit.nodes if node.name in places]
-        for member in edit.collectives:
-            buckets[member] = edit.collectives
-            if made:
-                places[member] = places[made[0]]
-        for name in made:
-            del places[name]
-    sent = in_flight(facts, schedule)
-    figures = OrderFigures(len(collective_rows(facts, schedule)), len(done), max(sent, default=0))
-    return _Ordered(figures, buckets, places)
-
-
-def places_of(facts: Facts, schedule: Schedule) -> dict[str, Place]:
-    """From the end on, so that the node that computes next is known."""
-    streams, roots, names = streams_of(facts), storage_roots(facts), facts.names
-    starts: dict[str, str] = {}
-    awaited: dict[str, str] = {}
-    coming = ""
-    for kind, row in zip(reversed(schedule.kinds), reversed(schedule.rows), strict=True):
-        if kind > _LAST_RUN:
-            continue
-        if row in streams.started:
-            starts[names[row]] = coming
-        elif roots[row] == row:
-            coming = names[row]
-        for each in streams.awaited.get(row, ()):
-            awaited[names[each]] = coming
-    return {name: (starts[name], awaited.get(name, "")) for name in reversed(starts)}
+        buckets |= dict.fromkeys(edit.collectives, edit.collectives)
+        made = [places.pop(node.name) for node in edit.nodes if node.name in places]
+        if made:
+            places |= dict.fromkeys(edit.collectives, made[0])
+    sent = max(in_flight(ran.facts, ran.schedule), default=0)
+    return OrderFigures(len(collective_rows(ran.facts, ran.schedule)), len(done), sent), buckets, places
 
 
 OUTSIDE = "outside every block"
@@ -191,25 +151,17 @@ class PlanComparison:
         return sum(len(change.names) for change in self.changes)
 
 
-@frozen
-class _Decided:
-    """One node as a plan has it."""
-
-    side: Decider
-    block: str
-
-
 def compare(old: Plan, new: Plan) -> PlanComparison:
     """Nodes are the same where their names are: a plan that rewrites collectives has other nodes than one that does
     not. What decides takes no part: a rule that moved and decides as before is no change."""
     before, after = _decided(old), _decided(new)
     names = dict.fromkeys((*before, *after))
     groups: dict[tuple[Decider, Decider], dict[str, str]] = {}  # the names, each with its block
-    nowhere = _Decided(Decider("", None, "not in the graph"), OUTSIDE)
+    nowhere = Decider("", None, "not in the graph"), OUTSIDE
     for name in names:
-        left, right = before.get(name, nowhere), after.get(name, nowhere)
-        if left.side.action != right.side.action:
-            groups.setdefault((left.side, right.side), {})[name] = (right if name in after else left).block
+        (left, was_in), (right, is_in) = before.get(name, nowhere), after.get(name, nowhere)
+        if left.action != right.action:
+            groups.setdefault((left, right), {})[name] = is_in if name in after else was_in
     changes = tuple(
         Change(*sides, tuple(found), tuple(Counter(found.values()).items())) for sides, found in groups.items()
     )
@@ -218,22 +170,25 @@ def compare(old: Plan, new: Plan) -> PlanComparison:
 
 def figures(plan: Plan) -> Figures:
     """The cost of a plan on its graph."""
-    outcome = saved_and_recomputed(plan)
-    peak = plan.peak
-    saved, again = outcome.saved_bytes, outcome.recomputed_flops
-    missing = uncounted_operators(plan.facts, outcome.recomputed) or {}
-    found = Figures(saved, again, peak.bytes, outcome.final, missing, plan.expectations)
-    time = plan.shown_step_time
-    if plan.shown_times is None or time is None:
+    cost, times, time = saved_and_recomputed(plan), plan.shown_times, plan.shown_step_time
+    found = Figures(
+        saved_bytes=cost.saved_bytes,
+        recomputed_flops=cost.recomputed_flops,
+        peak_bytes=plan.peak.bytes,
+        settled=cost.final,
+        uncounted=uncounted_operators(plan.facts, cost.recomputed) or {},
+        expectations=plan.expectations,
+    )
+    if times is None or time is None:
         return found
     return evolve(
         found,
-        device=plan.shown_times.device.name,
+        device=times.device.name,
         forward_seconds=time.forward,
         recomputed_seconds=time.recomputed,
         step_seconds=time.step,
         exposed_seconds=time.exposed,
-        priced_by_bytes=plan.shown_times.uncounted,
+        priced_by_bytes=times.uncounted,
     )
 
 
@@ -248,19 +203,16 @@ def folded(blocks: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:
     return found
 
 
-def _decided(plan: Plan) -> dict[str, _Decided]:
-    """Owner's name to what decides it."""
-    facts, found = plan.facts, {}
-    known: dict[tuple[int, int], _Decided] = {}  # decisions are few shared objects
+def _decided(plan: Plan) -> dict[str, tuple[Decider, str]]:
+    """Owner's name to what decides it, and its block."""
+    facts, found = plan.facts, dict[str, tuple[Decider, str]]()
+    sides: dict[int, Decider] = {}  # decisions are few shared objects
     for row in facts.forward:
         decision = plan.decisions[row]
-        if facts.owners[row] != row or decision is None:
-            continue
-        block = plan.block_of[row]
-        key = id(decision), block
-        if key not in known:
-            known[key] = _Decided(_side(plan, decision), plan.block_names[block] if block >= 0 else OUTSIDE)
-        found[facts.names[row]] = known[key]
+        if facts.owners[row] == row and decision is not None:
+            side = sides.get(id(decision)) or sides.setdefault(id(decision), _side(plan, decision))
+            block = plan.block_of[row]
+            found[facts.names[row]] = side, plan.block_names[block] if block >= 0 else OUTSIDE
     return found
 
 
@@ -269,6 +221,5 @@ def _side(plan: Plan, decision: Decision) -> Decider:
     if decision.rule is not None:
         rule = plan.policy.rules[decision.rule]
         return Decider(action, rule.source, f"{rule.text} ({decision.reason})" if decision.reason else rule.text)
-    if decision.why is Why.UNDECIDED:
-        return Decider(action, None, f"undecided -> {plan.undecided}")
-    return Decider(action, None, decision.reason)
+    text = f"undecided -> {plan.undecided}" if decision.why is Why.UNDECIDED else decision.reason
+    return Decider(action, None, text)

@@ -4,45 +4,38 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
 
 from attrs import frozen
 
-from policylang.language.diagnostics import Span
-from policylang.language.syntax import Policy, Rule
+from policylang.language.syntax import Policy, Rule, Statement
 from policylang.language.walk import names_in
 from policylang.planning.plan import Plan
 from policylang.planning.selection.no_match import why_not
-from policylang.planning.selection.selectors import Selections, selections_for
-from policylang.planning.value_outcome import Decision, Why
-
-Beginning = tuple[str, int]
-"""A file by its name, and where a statement begins in it."""
-
-
-def beginning_of(span: Span) -> Beginning:
-    return span.source.name, span.start
+from policylang.planning.selection.selectors import selections_for
+from policylang.planning.value_outcome import Why
 
 
 @frozen(slots=False)
 class PolicyIndex:
-    """The numbers of a policy's rules, expectations and rewrites by their place."""
+    """What is looked up in a policy by the place of a statement."""
 
     policy: Policy
 
-    @cached_property
-    def rules(self) -> Mapping[Beginning, int]:
-        return _numbers(each.span for each in self.policy.rules)
+    def number(self, statement: Statement) -> int | None:
+        """The number of a rule among the rules, of an expectation or rewrite among theirs; by its place in the text."""
+        return self._numbers.get((statement.span.source.name, statement.span.start))
 
     @cached_property
-    def expectations(self) -> Mapping[Beginning, int]:
-        return _numbers(each.span for each in self.policy.expectations)
-
-    @cached_property
-    def rewrites(self) -> Mapping[Beginning, int]:
-        return _numbers(each.span for each in self.policy.rewrites)
+    def _numbers(self) -> Mapping[tuple[str, int], int]:
+        policy = self.policy
+        return {
+            (each.span.source.name, each.span.start): number
+            for statements in (policy.rules, policy.expectations, policy.rewrites)
+            for number, each in enumerate(statements)
+        }
 
     @cached_property
     def named_by_rules(self) -> frozenset[str]:
@@ -54,10 +47,6 @@ class PolicyIndex:
         """The lines, ``file:line``, in which several rules begin."""
         counts = Counter(rule.source for rule in self.policy.rules)
         return frozenset(source for source, count in counts.items() if count > 1)
-
-
-def _numbers(spans: Iterable[Span]) -> dict[Beginning, int]:
-    return {beginning_of(span): number for number, span in enumerate(spans)}
 
 
 Standing = Literal["no match", "decided", "overridden", "kept by the user", "always saved"]
@@ -86,19 +75,20 @@ def rules_on(plan: Plan, row: int, *, reasons: bool = True) -> tuple[RuleOnNode,
         raise ValueError(f"no rule ranges over {plan.facts.names[row]}: it is not a forward call")
     owner = plan.facts.owners[row]
     selections = selections_for(plan.policy, plan.facts, times=plan.times) if reasons else None
-    return tuple(_standing(plan, index, owner, decision, selections) for index in range(len(plan.rules)))
-
-
-def _standing(plan: Plan, index: int, owner: int, decision: Decision, selections: Selections | None) -> RuleOnNode:
-    outcome = plan.rules[index]
-    at = bisect_left(outcome.matched, owner)  # in graph order
-    if outcome.matched[at : at + 1] != (owner,):
-        why = "" if selections is None else why_not(outcome.rule.selector, owner, selections)
-        return RuleOnNode(outcome.rule, "no match", why=why)
-    if decision.rule == index:
-        return RuleOnNode(outcome.rule, "decided")
-    if decision.why is Why.ALWAYS:
-        return RuleOnNode(outcome.rule, "always saved")
-    if decision.rule is None:
-        return RuleOnNode(outcome.rule, "kept by the user")
-    return RuleOnNode(outcome.rule, "overridden", plan.rules[decision.rule].rule)
+    found: list[RuleOnNode] = []
+    for index, outcome in enumerate(plan.rules):
+        at = bisect_left(outcome.matched, owner)  # in graph order
+        standing: Standing = "overridden"
+        by, why = None, ""
+        if outcome.matched[at : at + 1] != (owner,):
+            standing, why = "no match", why_not(outcome.rule.selector, owner, selections) if selections else ""
+        elif decision.rule == index:
+            standing = "decided"
+        elif decision.why is Why.ALWAYS:
+            standing = "always saved"
+        elif decision.rule is None:
+            standing = "kept by the user"
+        else:
+            by = plan.rules[decision.rule].rule
+        found.append(RuleOnNode(outcome.rule, standing, by, why))
+    return tuple(found)

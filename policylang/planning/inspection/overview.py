@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from policylang.graph.blocks import OUTSIDE, BlockTable
 from policylang.graph.facts import Facts, Flag, Phase, uncounted_operators
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.planning.schedule import build_schedule
+from policylang.planning.selection.selectors import split_target
 from policylang.planning.value_outcome import own_bytes
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import StepTime, step_time
@@ -18,28 +21,7 @@ from policylang.simulation.streams import StepTime, step_time
 PHASES = {phase: phase.name.lower() for phase in Phase}
 
 
-@frozen
-class NodeEntry:
-    """One node, as a program reads it."""
-
-    name: str
-    operator: str
-    """In full, ``aten.mm.default``; of a node that calls none what it is: ``placeholder``, ``get_attr``, ``output``."""
-    module: str
-    """Its module path, normalised; empty where it has none."""
-    block: str | None
-    """The path of its block, None outside every block."""
-    phase: str
-    bytes: int
-    """All the tensors that it returns. A view counts what it shows, though the memory is another node's."""
-    flops: int
-    uncounted: str
-    """The operators of the call whose work is not in ``flops``; empty too where an older snapshot does not say."""
-    seconds: float | None
-    """None without a device."""
-
-
-@frozen
+@define
 class Totals:
     """The forward and backward calls of a group of nodes. Bytes and FLOPs are those of the forward; bytes are of values
     with memory of their own, so that a view counts nothing."""
@@ -53,6 +35,28 @@ class Totals:
     seconds: float | None = None
     """The forward calls; None without a device."""
     backward_seconds: float | None = None
+
+    @property
+    def time(self) -> float:
+        """All of it; 0 without a device, so that it decides no order."""
+        return (self.seconds or 0.0) + (self.backward_seconds or 0.0)
+
+    def add(self, facts: Facts, row: int, seconds: float) -> None:
+        """Add a call, with its time on the device."""
+        if facts.phases[row] != Phase.FORWARD:
+            self.backward += 1
+            if self.backward_seconds is not None:
+                self.backward_seconds += seconds
+            return
+        self.forward += 1
+        self.bytes += own_bytes(facts, row)
+        self.flops += facts.flops[row]
+        if self.seconds is not None:
+            self.seconds += seconds
+        if not facts.uncounted:
+            self.uncounted_calls = None
+        elif self.uncounted_calls is not None:
+            self.uncounted_calls += bool(facts.uncounted[row])
 
 
 @frozen
@@ -83,43 +87,41 @@ class GraphOverview:
 
 def overview(facts: Facts, blocks: BlockTable, rows: Sequence[int], times: NodeTimes | None = None) -> GraphOverview:
     """One pass over the rows."""
-    seconds, timed = (None, False) if times is None else (times.seconds, True)
-    phases, targets, owners, modules = facts.phases, facts.targets, facts.owners, facts.modules
+    zero = None if times is None else 0.0
+    new = partial(Totals, seconds=zero, backward_seconds=zero)
     by_phase = dict.fromkeys(Phase, 0)
-    by_block: dict[int, _Sum] = {}
-    by_operator: dict[str, _Sum] = {}
-    by_module: dict[str, dict[str, _Sum]] = {}
-    paths: dict[str, set[str]] = {}
-    total = _Sum(timed)
+    by_block, by_operator = defaultdict[int, Totals](new), defaultdict[str, Totals](new)
+    by_module = defaultdict[str, defaultdict[str, Totals]](lambda: defaultdict(new))
+    paths = defaultdict[str, set[str]](set)
+    total = new()
     for row in rows:
-        phase = Phase(phases[row])
+        phase = Phase(facts.phases[row])
         by_phase[phase] += 1
         if facts.ops[row] != "call_function":
             continue
-        module, target = modules[row] or modules[owners[row]], targets[row]
-        block = blocks.block_of[row]
-        sums = [total, by_block.setdefault(block, _Sum(timed)), by_operator.setdefault(target, _Sum(timed))]
+        module, target = facts.modules[row] or facts.modules[facts.owners[row]], facts.targets[row]
+        sums = [total, by_block[blocks.block_of[row]], by_operator[target]]
         if phase == Phase.FORWARD:
             folded = _folded(module)
-            paths.setdefault(folded, set()).add(module)
-            sums.append(by_module.setdefault(folded, {}).setdefault(target, _Sum(timed)))
+            paths[folded].add(module)
+            sums.append(by_module[folded][target])
         for each in sums:
-            each.add(facts, row, phase, None if seconds is None else seconds[row])
-    inside = sorted(block for block in by_block if block != OUTSIDE)
-    order = [*inside, *([OUTSIDE] if OUTSIDE in by_block else [])]
+            each.add(facts, row, 0.0 if times is None else times.seconds[row])
+    slowest = sorted(by_module.items(), key=lambda each: -sum(sums.time for sums in each[1].values()))
     return GraphOverview(
         rows=rows,
         phases=tuple((PHASES[phase], count) for phase, count in by_phase.items() if count),
-        total=total.totals(),
-        uncounted=uncounted_operators(facts, (row for row in rows if phases[row] == Phase.FORWARD)),
-        blocks=tuple((None if each == OUTSIDE else blocks.names[each], by_block[each].totals()) for each in order),
-        operators=tuple((name, found.totals()) for name, found in sorted(by_operator.items(), key=_rank)),
+        total=total,
+        uncounted=uncounted_operators(facts, (row for row in rows if facts.phases[row] == Phase.FORWARD)),
+        blocks=tuple(
+            (None if block == OUTSIDE else blocks.names[block], sums)
+            for block, sums in sorted(by_block.items(), key=lambda each: (each[0] == OUTSIDE, each[0]))
+        ),
+        operators=tuple(sorted(by_operator.items(), key=_rank)),
         modules=tuple(
-            (module if len(paths[module]) > 1 else next(iter(paths[module])), target, found.totals())
-            for module, calls in sorted(
-                by_module.items(), key=lambda each: -sum(sums.time for sums in each[1].values())
-            )
-            for target, found in sorted(calls.items(), key=lambda each: -each[1].time)
+            (module if len(paths[module]) > 1 else next(iter(paths[module])), target, sums)
+            for module, calls in slowest
+            for target, sums in sorted(calls.items(), key=lambda each: -each[1].time)
         ),
         times=times,
         step=_step(facts, times),
@@ -132,29 +134,34 @@ def _step(facts: Facts, times: NodeTimes | None) -> StepTime | None:
     return step_time(facts, build_schedule(facts, ()), times)
 
 
-def _rank(item: tuple[str, _Sum]) -> tuple[float, int, int, str]:
-    name, found = item
-    return -found.time, -found.bytes, -found.calls, name
+def _rank(item: tuple[str, Totals]) -> tuple[float, int, int, str]:
+    name, sums = item
+    return -sums.time, -sums.bytes, -(sums.forward + sums.backward), name
 
 
 def entries(
     facts: Facts, blocks: BlockTable, rows: Iterable[int], times: NodeTimes | None = None
-) -> Iterator[NodeEntry]:
-    """The nodes in some rows, in order."""
-    modules, owners = facts.modules, facts.owners
+) -> Iterator[dict[str, Any]]:
+    """The nodes in some rows, in order, as a program reads them.
+
+    ``operator`` is the operator in full; of a node that calls none what it is: ``placeholder``, ``get_attr``,
+    ``output``. ``block`` is None outside every block, ``seconds`` without a device. The ``bytes`` are those of all the
+    tensors that it returns: a view counts what it shows, though the memory is another node's. ``uncounted``, where it
+    is there, names the operators of the call whose work is not in ``flops``.
+    """
     for row in rows:
         block = blocks.block_of[row]
-        yield NodeEntry(
-            name=facts.names[row],
-            operator=facts.targets[row] or facts.ops[row],
-            module=modules[row] or modules[owners[row]],
-            block=None if block == OUTSIDE else blocks.names[block],
-            phase=PHASES[Phase(facts.phases[row])],
-            bytes=facts.bytes[row],
-            flops=facts.flops[row],
-            uncounted=facts.uncounted[row] if facts.uncounted else "",
-            seconds=None if times is None else times.seconds[row],
-        )
+        yield {
+            "name": facts.names[row],
+            "operator": facts.targets[row] or facts.ops[row],
+            "module": facts.modules[row] or facts.modules[facts.owners[row]],
+            "block": None if block == OUTSIDE else blocks.names[block],
+            "phase": PHASES[Phase(facts.phases[row])],
+            "bytes": facts.bytes[row],
+            "flops": facts.flops[row],
+            "seconds": None if times is None else times.seconds[row],
+            **({"uncounted": facts.uncounted[row]} if facts.uncounted and facts.uncounted[row] else {}),
+        }
 
 
 def rows_asked(facts: Facts, modules: Sequence[str] = (), operators: Sequence[str] = ()) -> list[int]:
@@ -179,8 +186,7 @@ def _names(glob: str) -> Callable[[str], bool]:
     matches = NameGlob(glob).matches
 
     def test(target: str) -> bool:
-        namespace, _, rest = target.partition(".")
-        name, _, overload = rest.partition(".")
+        namespace, name, overload = split_target(target)
         return any(map(matches, (target, f"{namespace}.{name}", name, f"{name}.{overload}")))
 
     return test
@@ -189,44 +195,3 @@ def _names(glob: str) -> Callable[[str], bool]:
 @cache
 def _folded(module: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in module.split("."))
-
-
-class _Sum:
-    """Totals while they are added up."""
-
-    __slots__ = ("backward", "backward_seconds", "bytes", "flops", "forward", "seconds", "uncounted_calls")
-
-    def __init__(self, timed: bool) -> None:
-        self.forward = self.backward = self.bytes = self.flops = 0
-        self.uncounted_calls: int | None = 0
-        self.seconds: float | None = 0.0 if timed else None
-        self.backward_seconds: float | None = 0.0 if timed else None
-
-    @property
-    def time(self) -> float:
-        """All of it; 0 without a device, so that it decides no order."""
-        return (self.seconds or 0.0) + (self.backward_seconds or 0.0)
-
-    @property
-    def calls(self) -> int:
-        return self.forward + self.backward
-
-    def add(self, facts: Facts, row: int, phase: Phase, seconds: float | None) -> None:
-        if seconds and phase == Phase.FORWARD:
-            self.seconds = (self.seconds or 0.0) + seconds
-        elif seconds:
-            self.backward_seconds = (self.backward_seconds or 0.0) + seconds
-        if phase == Phase.FORWARD:
-            self.forward += 1
-            self.bytes += own_bytes(facts, row)
-            self.flops += facts.flops[row]
-            if not facts.uncounted:
-                self.uncounted_calls = None
-            elif self.uncounted_calls is not None:
-                self.uncounted_calls += bool(facts.uncounted[row])
-        else:
-            self.backward += 1
-
-    def totals(self) -> Totals:
-        counts = self.forward, self.backward, self.bytes, self.flops, self.uncounted_calls
-        return Totals(*counts, self.seconds, self.backward_seconds)

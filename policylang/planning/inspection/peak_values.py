@@ -144,12 +144,12 @@ class _Named:
 
     def __init__(self, found: Breakdown) -> None:
         self.plan, self.outcomes, self.facts = found.plan, found.outcomes, found.under.facts
-        order = self.plan.order
-        same = order is None or self.facts is self.plan.facts
-        self.block_of = self.plan.block_of if order is None or same else order.block_of
-        self.block_names = self.plan.block_names if order is None or same else order.block_names
-        ran = None if same else rematerialised(self.plan.facts, self.plan.schedule)
-        self.origin = None if ran is None else dict(zip(ran.facts.names, ran.origin, strict=True))
+        order = self.plan.order if self.facts is not self.plan.facts else None
+        self.block_of, self.block_names = (order or self.plan).block_of, (order or self.plan).block_names
+        ran = None if order is None else rematerialised(self.plan.facts, self.plan.schedule)
+        names, rows = (self.facts.names, range(len(self.facts))) if ran is None else (ran.facts.names, ran.origin)
+        self.planned = dict(zip(names, rows, strict=True))
+        """Node to the row of the plan's facts of the same value, first run or second."""
         self.schedule, self.lifetimes = found.under.schedule, found.under.timeline.lifetimes
         self.keeper: dict[int, int] = {}  # memory → the first value that is kept in it
         roots = storage_roots(self.facts)
@@ -158,18 +158,14 @@ class _Named:
             if outcome is not None and outcome.on_device:
                 self.keeper.setdefault(roots[row], row)
 
-    def _planned(self, row: int) -> int | None:
-        """The row of the plan's facts of the same value, first run or second."""
-        return row if self.origin is None else self.origin.get(self.facts.names[row])
-
-    def _runs_again(self, row: int) -> int | None:
+    def _recomputes(self, row: int) -> int | None:
         """The row of the plan's facts of the value that a node of the step computes again."""
-        planned = None if self.origin is None else self._planned(row)
+        planned = self.planned.get(self.facts.names[row])
         return None if planned is None or self.plan.facts.names[planned] == self.facts.names[row] else planned
 
     def _outcome(self, row: int) -> Outcome | None:
-        planned = self._planned(row)
-        return None if planned is None or self._runs_again(row) is not None else self.outcomes[planned]
+        planned = self.planned.get(self.facts.names[row])
+        return None if planned is None or self._recomputes(row) is not None else self.outcomes[planned]
 
     def reason(self, at: int) -> tuple[str, str | None, str, int]:
         """Why it is there, by which line, in its words, and the value whose decision that is."""
@@ -180,7 +176,7 @@ class _Named:
                 other = "constant" if facts.ops[row] == "get_attr" else "input"
                 return _INPUTS.get(facts.input_kinds[row], other), None, "", row
             case Origin.FIRST_RUN:
-                if (again := self._runs_again(row)) is not None:
+                if (again := self._recomputes(row)) is not None:
                     return RECOMPUTED.word, *self._line(self.plan.decisions[again]), row
                 if facts.phases[row] == Phase.BACKWARD:
                     return ("returned" if self._stays(at) else "backward"), None, "", row
@@ -197,7 +193,7 @@ class _Named:
                 what = "generator state"
             case origin:
                 assert_never(origin)
-        planned = self._planned(by)
+        planned = self.planned.get(facts.names[by])
         return what, *self._line(None if planned is None else self.plan.decisions[planned]), by
 
     def _line(self, decision: Decision | None) -> tuple[str | None, str]:

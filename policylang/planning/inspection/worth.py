@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import isclose
+from typing import TypeVar
 
 from attrs import evolve, frozen
 
@@ -32,7 +33,7 @@ from policylang.planning.value_outcome import Decision, Why, is_open
 from policylang.simulation.memory import estimate_peak
 from policylang.simulation.streams import StepTime, step_time
 
-GIB = 2**30
+_T = TypeVar("_T")
 _SAME = 1e-12
 """The relative rounding error of a sum of thousands of times."""
 
@@ -49,7 +50,7 @@ def time_difference(one: float, other: float) -> float:
 
 def a_gib(amount: float, size: int) -> float:
     """An amount for so many bytes, per GiB."""
-    return abs(amount) / (abs(size) / GIB)
+    return abs(amount) / (abs(size) / 2**30)
 
 
 def time_of_step(plan: Plan, schedule: Schedule) -> StepTime | None:
@@ -68,7 +69,6 @@ def as_counted(decisions: Sequence[Decision | None]) -> list[Decision | None]:
 MOST_RULES = 100
 """The worth of so many deciding rules is worked out, the first in the policy: each takes a plan."""
 
-_BUYS = ((1, -1), (-1, 1))
 _VERDICTS: dict[tuple[int, int], str] = {
     (1, -1): "buys {}",
     (-1, 1): "buys memory",
@@ -118,9 +118,8 @@ class Worth:
         return None if self.recomputed_seconds is None else self._per_gib(self.recomputed_seconds)
 
     def _per_gib(self, amount: float) -> float | None:
-        if (_sign(self.saved_bytes), _sign(amount)) not in _BUYS:
-            return None
-        return a_gib(amount, self.saved_bytes)
+        exchanges = _sign(self.saved_bytes) * _sign(amount) < 0
+        return a_gib(amount, self.saved_bytes) if exchanges else None
 
 
 def worth_of_rules(
@@ -132,35 +131,31 @@ def worth_of_rules(
     """
     deciding = [index for index, outcome in enumerate(plan.rules) if outcome.decided][:MOST_RULES]
     device = None if plan.times is None else plan.times.device
-    with_all, peak, time = _cost(plan)
+    cost, peak, time = _cost(plan)
     found: list[Worth] = []
     for done, index in enumerate(deciding, start=1):
-        rules = plan.policy.rules
-        policy = evolve(
-            plan.policy, rules=rules[:index] + rules[index + 1 :], rewrites=(), scheduling=(), expectations=()
+        rules = _without(plan.policy.rules, index)
+        policy = evolve(plan.policy, rules=rules, rewrites=(), scheduling=(), expectations=())
+        other_cost, other_peak, other_time = _cost(make_plan(policy, plan.facts, capabilities, device=device))
+        worth = Worth(
+            rule=index,
+            saved_bytes=cost.saved_bytes - other_cost.saved_bytes,
+            recomputed_flops=cost.recomputed_flops - other_cost.recomputed_flops,
+            peak_bytes=peak - other_peak,
         )
-        other = make_plan(policy, plan.facts, capabilities, device=device)
-        outcome, other_peak, other_time = _cost(other)
-        recomputed, step = _margins(time, other_time)
-        found.append(
-            Worth(
-                rule=index,
-                saved_bytes=with_all.saved_bytes - outcome.saved_bytes,
-                recomputed_flops=with_all.recomputed_flops - outcome.recomputed_flops,
-                peak_bytes=peak - other_peak,
-                recomputed_seconds=recomputed,
-                step_seconds=step,
+        if time is not None and other_time is not None:
+            again, step = (
+                time_difference(time.recomputed, other_time.recomputed),
+                time_difference(time.step, other_time.step),
             )
-        )
+            worth = evolve(worth, recomputed_seconds=again, step_seconds=step)
+        found.append(worth)
         progress(done, len(deciding))
     return tuple(found)
 
 
-def _margins(under: StepTime | None, other: StepTime | None) -> tuple[float | None, float | None]:
-    """The differences in recomputed time and in step time."""
-    if under is None or other is None:
-        return None, None
-    return time_difference(under.recomputed, other.recomputed), time_difference(under.step, other.step)
+def _without(those: tuple[_T, ...], index: int) -> tuple[_T, ...]:
+    return those[:index] + those[index + 1 :]
 
 
 def _sign(amount: float) -> int:
@@ -168,8 +163,8 @@ def _sign(amount: float) -> int:
 
 
 def _cost(plan: Plan) -> tuple[BackwardCost, int, StepTime | None]:
-    outcome = saved_and_recomputed(plan, as_counted(plan.decisions))
-    return outcome, estimate_peak(plan.facts, plan.schedule).bytes, time_of_step(plan, plan.schedule)
+    cost = saved_and_recomputed(plan, as_counted(plan.decisions))
+    return cost, estimate_peak(plan.facts, plan.schedule).bytes, time_of_step(plan, plan.schedule)
 
 
 SLOWER = "APL380"
@@ -189,23 +184,15 @@ def weighed(
     line; without a device nothing is. ``progress`` is told after each how many of how many are done."""
     if found.planned.lanes is None:
         return found
-    policies = list(_without_each(plan.policy))
+    policy = plan.policy
+    policies = [evolve(policy, rewrites=_without(policy.rewrites, at)) for at in bucket_statements(policy)]
+    policies += [evolve(policy, scheduling=_without(policy.scheduling, at)) for at in range(len(policy.scheduling))]
     asked = range(len(found.lines)) if only is None else [only]
-    without: dict[int, float | None] = {}
+    lines = list(found.lines)
     for done, at in enumerate(asked, start=1):
-        without[at] = _exposed(policies[at], plan, found, capabilities)
+        lines[at] = evolve(lines[at], exposed_without=_exposed(policies[at], plan, found, capabilities))
         progress(done, len(asked))
-    return evolve(
-        found, lines=tuple(evolve(line, exposed_without=without.get(at)) for at, line in enumerate(found.lines))
-    )
-
-
-def _without_each(policy: Policy) -> Iterator[Policy]:
-    """In the order of :attr:`Communication.lines`."""
-    for at in bucket_statements(policy):
-        yield evolve(policy, rewrites=policy.rewrites[:at] + policy.rewrites[at + 1 :])
-    for at in range(len(policy.scheduling)):
-        yield evolve(policy, scheduling=policy.scheduling[:at] + policy.scheduling[at + 1 :])
+    return evolve(found, lines=tuple(lines))
 
 
 def _exposed(policy: Policy, plan: Plan, found: Communication, capabilities: Capabilities) -> float | None:
@@ -256,17 +243,18 @@ def worth_of_edits(plan: Plan, capabilities: Capabilities) -> tuple[EditWorth, .
         done = plan.edits.of(at).done
         if isinstance(statement, Bucket) or not done:
             continue
-        rest = evolve(policy, rewrites=policy.rewrites[:at] + policy.rewrites[at + 1 :], expectations=())
+        rest = evolve(policy, rewrites=_without(policy.rewrites, at), expectations=())
         other = make_plan(rest, plan.before, capabilities, device=device)
-        saved, peak, under = _cost_with_order(plan)
-        other_saved, other_peak, without = _cost_with_order(other)
-        fewer = sum(edit.fewer_collectives for edit in done)
-        found.append(EditWorth(at, fewer, saved - other_saved, peak - other_peak, under, without))
+        worth = EditWorth(
+            statement=at,
+            fewer_collectives=sum(edit.fewer_collectives for edit in done),
+            saved_bytes=saved_and_recomputed(plan).saved_bytes - saved_and_recomputed(other).saved_bytes,
+            peak_bytes=plan.peak.bytes - other.peak.bytes,
+            under=plan.shown_step_time,
+            without=other.shown_step_time,
+        )
+        found.append(worth)
     return tuple(found)
-
-
-def _cost_with_order(plan: Plan) -> tuple[int, int, StepTime | None]:
-    return saved_and_recomputed(plan).saved_bytes, plan.peak.bytes, plan.shown_step_time
 
 
 def slowing_edits(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:

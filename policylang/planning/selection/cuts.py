@@ -10,14 +10,14 @@ from itertools import accumulate
 from math import sqrt
 
 from policylang.graph.chains import Chains
-from policylang.graph.facts import Facts, Flag, storage_roots
+from policylang.graph.facts import Facts, Flag
 from policylang.operators.names import GETITEM
 
 _NEVER = -1
 
 
 class Cuts:
-    """``crosses cut per 2 GiB``: the forward cut into stages, each cut where the least is alive.
+    """The stages of one graph.
 
     A *value* here is memory that the forward makes: views, ``wait_tensor`` and in-place results share that of the value
     that allocated it; each output of a multi-output operator is a value, made when the operator runs. Sizes are none,
@@ -60,30 +60,22 @@ class Cuts:
         ``wait_tensor`` for instance, and the owner of that decision. A mere view is none of them.
         """
         cuts, mask = self.positions(self.stage(size)), bytearray(len(self.facts))
-        roots, owners = self._roots, self.facts.owners
+        roots, owners = self.facts.storage_roots, self.facts.owners
+        born, last = self._lifetimes
         for row in self.facts.forward if cuts else ():
             value = roots[row]
-            if owners[row] == owners[value] and self._crosses(value, cuts):
+            is_value = owners[row] == owners[value] and born[value] != _NEVER
+            if is_value and bisect_right(cuts, born[value]) < bisect_right(cuts, last[value]):
                 mask[row] = mask[owners[row]] = 1
         return mask
-
-    def _crosses(self, value: int, cuts: Sequence[int]) -> bool:
-        born, last = self._lifetimes[0][value], self._lifetimes[1][value]
-        return born != _NEVER and bisect_right(cuts, born) < bisect_right(cuts, last)
-
-    @cached_property
-    def _roots(self) -> Sequence[int]:
-        return storage_roots(self.facts)
 
     @cached_property
     def _lifetimes(self) -> tuple[array[int], array[int]]:
         """By row of a value, the places in the forward at which it is made and read last; -1 for what is no value."""
-        facts, roots = self.facts, self._roots
+        facts, roots = self.facts, self.facts.storage_roots
         inputs, targets, flags = facts.inputs, facts.targets, facts.flags
         of_parameter = self._chains.from_parameter_mask
-        born = array("i", [_NEVER]) * len(facts)
-        last = array("i", [_NEVER]) * len(facts)
-        place = array("i", [_NEVER]) * len(facts)
+        born, last, place = (array("i", [_NEVER]) * len(facts) for _ in range(3))
         for at, row in enumerate(facts.forward):
             place[row] = at
             if roots[row] == row and not flags[row] & Flag.SYMBOLIC and not of_parameter[row]:

@@ -6,50 +6,22 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
+from itertools import accumulate
 from typing import assert_never
 from weakref import WeakKeyDictionary
 
 from attrs import evolve
 
 from policylang.graph.facts import Facts, InputKind
+from policylang.language import syntax
 from policylang.language.diagnostics import Fix, Span, written
 from policylang.language.globs import is_magic
 from policylang.language.operators import PRELUDE_NAME
 from policylang.language.public_names import as_one, forms_of
 from policylang.language.selectors import nth, own_words
 from policylang.language.shown import counted, first_lines, format_quantity, joined, listed
-from policylang.language.syntax import (
-    NOWHERE,
-    TIMES,
-    And,
-    Annotated,
-    Chain,
-    ChainOf,
-    Compare,
-    CrossesCut,
-    Difference,
-    Everything,
-    Feeding,
-    InBlock,
-    InModule,
-    Intersection,
-    Is,
-    Match,
-    Not,
-    Operator,
-    Or,
-    Ordinal,
-    Predicate,
-    Reference,
-    Scope,
-    Selector,
-    Step,
-    Union,
-    Where,
-    Word,
-)
+from policylang.language.syntax import NOWHERE, TIMES, Predicate, Scope, Selector
 from policylang.language.walk import predicates, rebuild, walk
-from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.selectors import (
     GATHERED,
     ORIGINS,
@@ -72,7 +44,7 @@ def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
     lines: list[str] = []
     for part in parts_first(selector, selections.lets, is_one_part=lambda part: _is_one_part(part, selections)):
         count = len(selections.rows(part))
-        narrows = isinstance(part, InModule | InBlock | Where | Ordinal)
+        narrows = isinstance(part, syntax.InModule | syntax.InBlock | syntax.Where | syntax.Ordinal)
         line = f"{part_label(part)}: {f'{count:,} of them' if narrows else counted(count, 'node')}"
         if not count:
             line += _hint(part, selections)
@@ -85,7 +57,7 @@ def missing_parts(selector: Selector, selections: Selections) -> str:
     """The names and paths of a selector that are not in the graph: ``0 nodes are `mm```; empty where
     all are there."""
     found = parts_first(selector, selections.lets, is_one_part=lambda part: _is_one_part(part, selections))
-    named = (part for part in found if isinstance(part, Operator | Reference | InModule))
+    named = (part for part in found if isinstance(part, syntax.Operator | syntax.Reference | syntax.InModule))
     missing = dict.fromkeys(f"`{part_label(part)}`" for part in named if not selections.rows(part))
     return f"0 nodes are {joined(list(missing))}" if missing else ""
 
@@ -93,72 +65,69 @@ def missing_parts(selector: Selector, selections: Selections) -> str:
 def other_origin_hint(selector: Selector, selections: Selections) -> str:
     """The test to write instead where a graph knows no input of the kind that is asked for: it may take all of them for
     the user's, as a recorded graph does. Empty where none of the user's is picked either."""
-    wheres = (part for part in parts_first(selector, selections.lets) if isinstance(part, Where))
+    wheres = (part for part in parts_first(selector, selections.lets) if isinstance(part, syntax.Where))
     for part, test in ((where, test) for where in wheres for test in predicates(where.predicate)):
-        if isinstance(test, Is) and (instead := other_origin(test, part, selections)) is not None:
-            count = _of_the_user(test, part, selections)
-            return f"where a graph does not say what its inputs are, `{instead.name}` picks {count:,}; "
+        if isinstance(test, syntax.Is) and (found := _other_origin(test, part, selections)) is not None:
+            return f"where a graph does not say what its inputs are, `{found[0].name}` picks {found[1]:,}; "
     return ""
 
 
-def other_origin(test: Is, part: Where, selections: Selections) -> Is | None:
-    """The test for the user's inputs in place of a kind that the graph knows none of, where that picks something."""
-    asked = _lacks_origin(test, selections) and _of_the_user(test, part, selections)
-    return _of_users(test) if asked else None
+def _other_origin(test: syntax.Is, part: syntax.Where, selections: Selections) -> tuple[syntax.Is, int] | None:
+    """The test for the user's inputs in place of a kind that the graph knows none of, and how many nodes it picks."""
+    if not _lacks_origin(test, selections):
+        return None
+    instead = evolve(test, name="gathered input" if test.name in GATHERED else "from input")
+    count = sum(map(compile_predicate(instead, selections), selections.rows(part.selector)))
+    return (instead, count) if count else None
 
 
-def _lacks_origin(test: Is, selections: Selections) -> bool:
+def _lacks_origin(test: syntax.Is, selections: Selections) -> bool:
     return test.name in ORIGINS and ORIGINS[test.name] not in selections.facts.input_kinds
-
-
-def _of_users(test: Is) -> Is:
-    return evolve(test, name="gathered input" if test.name in GATHERED else "from input")
-
-
-def _of_the_user(test: Is, part: Where, selections: Selections) -> int:
-    """The number of nodes, asked for another kind, that are made of an input of the user's."""
-    holds = compile_predicate(_of_users(test), selections)
-    return sum(map(holds, selections.rows(part.selector)))
 
 
 def _is_one_part(part: Selector, selections: Selections) -> bool:
     """True for a name that matches something. One that matches nothing here is taken apart in its turn, the groups that
     every policy knows excepted."""
-    if not isinstance(part, Reference):
+    if not isinstance(part, syntax.Reference):
         return False
     return selections.lets[part.name].span.source.name == PRELUDE_NAME or bool(selections.rows(part))
 
 
 def part_label(part: Selector) -> str:
     """A selector without its parts, as its author wrote it."""
-    if isinstance(part, InModule):
+    if isinstance(part, syntax.InModule):
         return f"{'outside' if part.outside else 'in'} {part.glob}"
-    if isinstance(part, Where):
+    if isinstance(part, syntax.Where):
         return f"where {part.predicate.span.one_line}"
-    if isinstance(part, Ordinal):
+    if isinstance(part, syntax.Ordinal):
         start = "" if part.start is None else f" from {nth(part.start)}"
         return f"{own_words(part)}{start}{'' if part.scope is None else f' per {part.scope.value}'}"
     return own_words(part)
 
 
 def _hint(part: Selector, selections: Selections) -> str:
-    if isinstance(part, InModule):
-        return "; " + nearest_paths_hint(part.glob, selections.facts)
-    if isinstance(part, Operator | Reference):
-        return _traced_hint(part, selections)
+    """What the graph has instead of a part that matches nothing."""
     blocks = len(selections.blocks.names)
-    if isinstance(part, InBlock) and blocks:
-        return f"; the graph has {blocks} blocks"
-    if isinstance(part, InBlock) or (isinstance(part, Ordinal) and part.scope is Scope.BLOCK and not blocks):
-        return "; the graph has no blocks"
-    if isinstance(part, Where):
-        return "".join(_test_hint(test, part, selections) for test in predicates(part.predicate))
-    return ""
+    match part:
+        case syntax.InModule():
+            return "; " + nearest_paths_hint(part.glob, selections.facts)
+        case syntax.Operator() | syntax.Reference():
+            return _traced_hint(part, selections)
+        case syntax.InBlock() if blocks:
+            return f"; the graph has {blocks} blocks"
+        case syntax.Ordinal() if blocks or part.scope is not Scope.BLOCK:
+            return ""
+        case syntax.InBlock() | syntax.Ordinal():
+            return "; the graph has no blocks"
+        case syntax.Where():
+            return "".join(_test_hint(test, part, selections) for test in predicates(part.predicate))
+        case _:
+            return ""
 
 
-def _traced_hint(part: Operator | Reference, selections: Selections) -> str:
+def _traced_hint(part: syntax.Operator | syntax.Reference, selections: Selections) -> str:
     """The form in which an operation of this name, or one of a group, is traced in this graph."""
-    if isinstance(part, Reference):
+    if isinstance(part, syntax.Reference):
         is_known = selections.lets[part.name].span.source.name == PRELUDE_NAME  # else it is a name of the policy's own
     else:
         is_known = part.overload is None and part.namespace in (None, "aten")
@@ -176,7 +145,7 @@ def _traced_hint(part: Operator | Reference, selections: Selections) -> str:
     return ""
 
 
-def _times_hint(test: Compare, part: Where, selections: Selections) -> str:
+def _times_hint(test: syntax.Compare, part: syntax.Where, selections: Selections) -> str:
     """The time that comes nearest to what was asked for, among the nodes that were left."""
     prices, facts = selections.prices, selections.facts
     assert prices is not None
@@ -190,16 +159,24 @@ def _times_hint(test: Compare, part: Where, selections: Selections) -> str:
     return f"; the {least} {test.quantity} there is {format_quantity(found, 'seconds')} ({facts.names[row]})"
 
 
-def _test_hint(test: Predicate, part: Where, selections: Selections) -> str:
-    if isinstance(test, Match) and test.property == "module" and test.op == "==":
-        return "; " + nearest_paths_hint(test.pattern, selections.facts)
-    if isinstance(test, Is) and _lacks_origin(test, selections):
-        return f"; no input of the graph is known to be {_KIND_WORDS[ORIGINS[test.name]]}"
-    if isinstance(test, Annotated):
-        return _annotations_hint(selections.facts)
-    if isinstance(test, Compare) and test.quantity in TIMES and selections.prices is not None:
-        return _times_hint(test, part, selections)
-    return _cuts_hint(test, selections.cuts)
+def _test_hint(test: Predicate, part: syntax.Where, selections: Selections) -> str:
+    match test:
+        case syntax.Match(property="module", op="=="):
+            return "; " + nearest_paths_hint(test.pattern, selections.facts)
+        case syntax.Is() if _lacks_origin(test, selections):
+            return f"; no input of the graph is known to be {_KIND_WORDS[ORIGINS[test.name]]}"
+        case syntax.Annotated():
+            return _annotations_hint(selections.facts)
+        case syntax.Compare() if test.quantity in TIMES and selections.prices is not None:
+            return _times_hint(test, part, selections)
+        case syntax.CrossesCut():  # the bytes that there are to cut, beside the size of stage that was asked for
+            cuts = selections.cuts
+            count = len(cuts.positions(cuts.stage(test.bytes)))
+            found = counted(count, "cut") if count else "no cut"
+            each = f" at stages of {format_quantity(cuts.stage(None), 'bytes')}" if test.size is None else ""
+            return f"; the forward makes {format_quantity(cuts.produced, 'bytes')} and has {found}{each}"
+        case _:
+            return ""
 
 
 def _annotations_hint(facts: Facts) -> str:
@@ -213,16 +190,6 @@ def _annotations_hint(facts: Facts) -> str:
     return f"; annotations of forward nodes: {listed(shown, _MOST_ANNOTATIONS)}"
 
 
-def _cuts_hint(test: Predicate, cuts: Cuts) -> str:
-    """The bytes that there are to cut, beside the size of stage that was asked for."""
-    if not isinstance(test, CrossesCut):
-        return ""
-    count = len(cuts.positions(cuts.stage(test.bytes)))
-    found = counted(count, "cut") if count else "no cut"
-    each = f" at stages of {format_quantity(cuts.stage(None), 'bytes')}" if test.size is None else ""
-    return f"; the forward makes {format_quantity(cuts.produced, 'bytes')} and has {found}{each}"
-
-
 def nearest_paths_hint(glob: str, facts: Facts) -> str:
     near = nearest_paths(glob, facts)
     return f"nearest module paths: {', '.join(near)}" if near else "no node of the graph has a module path"
@@ -234,23 +201,22 @@ def nearest_paths(glob: str, facts: Facts, count: int = 3) -> tuple[str, ...]:
     if families is None:
         families = _known[facts] = _families(facts.modules)
     wanted = numberless(glob.strip("/"))
-    scored = sorted(
-        ((-_likeness(wanted, family), order, path) for order, (family, path) in enumerate(families.items())),
-    )
-    return tuple(path for _, _, path in scored[:count])
+    # the last components of a path count, as many as the glob has; a longer path loses ties
+    length = wanted.count(".") + 1
+    scored: list[tuple[float, int, str]] = []
+    for order, (family, path) in enumerate(families.items()):
+        components = family.split(".")
+        ratio = SequenceMatcher(None, wanted, ".".join(components[-length:]), autojunk=False).ratio()
+        likeness = (ratio if len(components) >= length else ratio / 2) - 0.001 * len(components)
+        scored.append((-likeness, order, path))
+    return tuple(path for _, _, path in sorted(scored)[:count])
 
 
 def _families(modules: Iterable[str]) -> dict[str, str]:
     """Paths and their ancestors with numbers blanked out → the first path of each kind, in graph order."""
     families: dict[str, str] = {}
-    seen: set[str] = set()
-    for path in modules:
-        if not path or path in seen:
-            continue
-        seen.add(path)
-        components = path.split(".")
-        for depth in range(1, len(components) + 1):
-            ancestor = ".".join(components[:depth])
+    for path in filter(None, dict.fromkeys(modules)):
+        for ancestor in accumulate(path.split("."), "{}.{}".format):
             families.setdefault(numberless(ancestor), ancestor)
     return families
 
@@ -260,27 +226,13 @@ def numberless(path: str) -> str:
     return re.sub(r"(?<![^.])(\d+|\*|\[[^\]]*\]|\{[^}]*\})(?![^.])", "*", path)
 
 
-def _likeness(wanted: str, family: str) -> float:
-    """The similarity of a glob and the last components of a path, as many as the glob has; a longer path loses ties."""
-    components = family.split(".")
-    length = wanted.count(".") + 1
-    tail = ".".join(components[-length:])
-    ratio = SequenceMatcher(None, wanted, tail, autojunk=False).ratio()
-    return (ratio if len(components) >= length else ratio / 2) - 0.001 * len(components)
-
-
 _MOST = 3
 
 
 def would_match(selector: Selector, selections: Selections) -> tuple[Fix, ...]:
     """A fix for each other word of a selector, as it is written, with which it picks something."""
-    found: dict[Fix, None] = {}
-    for fix, other in _candidates(selector, selections):
-        if selections.rows(other):
-            found[fix] = None
-        if len(found) == _MOST:
-            break
-    return tuple(found)
+    found = (fix for fix, other in _candidates(selector, selections) if selections.rows(other))
+    return tuple(dict.fromkeys(found))[:_MOST]
 
 
 def near_globs(glob: str, facts: Facts) -> tuple[str, ...]:
@@ -317,25 +269,25 @@ def _candidates(selector: Selector, selections: Selections) -> Iterator[tuple[Fi
     for part in walk(selector):
         if part.span is NOWHERE:
             continue
-        if isinstance(part, InModule) and not part.outside and not selections.rows(part):
+        if isinstance(part, syntax.InModule) and not part.outside and not selections.rows(part):
             for glob in near_globs(part.glob, selections.facts):
                 (fix,) = written(glob_span(part.glob, part.span), [glob], near=True)
                 yield fix, _with(selector, part, evolve(part, glob=glob))
-        elif isinstance(part, Operator | Reference) and not selections.rows(part):
+        elif isinstance(part, syntax.Operator | syntax.Reference) and not selections.rows(part):
             for form in forms_of(part.name) if getattr(part, "namespace", None) in (None, "aten") else ():
                 if form.is_whole and selections.rows(form.selector):
                     (fix,) = written(part.span, [as_one([form.text])])
                     yield fix, _with(selector, part, form.selector)
-        elif isinstance(part, Where):
+        elif isinstance(part, syntax.Where):
             for test in predicates(part.predicate):
-                if isinstance(test, Match) and test.property == "module" and test.op == "==":
+                if isinstance(test, syntax.Match) and test.property == "module" and test.op == "==":
                     for glob in near_globs(test.pattern, selections.facts):
                         (fix,) = written(glob_span(test.pattern, test.span), [glob], near=True)
                         predicate = _replaced(part.predicate, test, evolve(test, pattern=glob))
                         yield fix, _with(selector, part, evolve(part, predicate=predicate))
-                elif isinstance(test, Is) and (instead := other_origin(test, part, selections)) is not None:
-                    (fix,) = written(test.span, [instead.name])
-                    yield fix, _with(selector, part, evolve(part, predicate=_replaced(part.predicate, test, instead)))
+                elif isinstance(test, syntax.Is) and (other := _other_origin(test, part, selections)) is not None:
+                    (fix,) = written(test.span, [other[0].name])
+                    yield fix, _with(selector, part, evolve(part, predicate=_replaced(part.predicate, test, other[0])))
 
 
 def _with(selector: Selector, part: Selector, other: Selector) -> Selector:
@@ -344,9 +296,9 @@ def _with(selector: Selector, part: Selector, other: Selector) -> Selector:
     def change(current: Selector) -> Selector:
         if type(current) is not type(part) or current.span != part.span:
             return current
-        if isinstance(current, InModule) and isinstance(other, InModule):
+        if isinstance(current, syntax.InModule) and isinstance(other, syntax.InModule):
             return evolve(current, glob=other.glob)
-        if isinstance(current, Where) and isinstance(other, Where):
+        if isinstance(current, syntax.Where) and isinstance(other, syntax.Where):
             return evolve(current, predicate=other.predicate)
         return other
 
@@ -356,9 +308,9 @@ def _with(selector: Selector, part: Selector, other: Selector) -> Selector:
 def _replaced(predicate: Predicate, test: Predicate, other: Predicate) -> Predicate:
     if predicate is test:
         return other
-    if isinstance(predicate, Not):
+    if isinstance(predicate, syntax.Not):
         return evolve(predicate, predicate=_replaced(predicate.predicate, test, other))
-    if isinstance(predicate, And | Or):
+    if isinstance(predicate, syntax.And | syntax.Or):
         return evolve(predicate, parts=tuple(_replaced(part, test, other) for part in predicate.parts))
     return predicate
 
@@ -367,62 +319,50 @@ _MOST_BRANCHES = 6
 
 
 def why_not(selector: Selector, row: int, selections: Selections) -> str:
-    """For a node that the selector does not denote. Costs no more than evaluating the selector."""
-    node: Selector = selector
+    """For a node that the selector does not denote, by the one part that leaves it out already where there is just one.
+    Costs no more than evaluating the selector."""
+    node, facts, rows = selector, selections.facts, selections.rows
     while True:
-        deeper = _left_out_before(node, row, selections)
-        if deeper is None:
-            return _own_reason(node, row, selections)
-        node = deeper
+        match node:
+            case syntax.Everything():
+                return "`everything` is every forward call, and it is none"
+            case syntax.Reference() if (let := selections.lets[node.name]).span.source.name != PRELUDE_NAME:
+                node = let.selector
+            case syntax.Operator() | syntax.Reference():
+                return f"`{part_label(node)}`: it is {facts.targets[row]}"
+            case syntax.InModule() | syntax.InBlock() if row not in rows(node.selector):
+                node = node.selector
+            case syntax.Where() | syntax.Ordinal() if row not in rows(node.selector):
+                node = node.selector
+            case syntax.InModule():
+                return f"`{part_label(node)}`: it is in {facts.modules[row] or 'no module'}"
+            case syntax.InBlock():
+                block = selections.blocks.block_of[row]
+                lies = "outside every block" if block < 0 else f"in block {block}, {selections.blocks.names[block]}"
+                return f"`{part_label(node)}`: it is {lies}"
+            case syntax.Where():
+                return f"`{part_label(node)}` does not hold{_times(node, row, selections)}"
+            case syntax.Ordinal():
+                return f"`{part_label(node)}`: it is {_position(node, row, selections)}"
+            case syntax.Union():
+                reasons = dict.fromkeys(why_not(part, row, selections) for part in node.parts[:_MOST_BRANCHES])
+                more = [f"and {len(node.parts) - _MOST_BRANCHES} more"] if len(node.parts) > _MOST_BRANCHES else []
+                return "; ".join([*reasons, *more])
+            case syntax.Intersection():
+                node = node.right if row in rows(node.left) else node.left
+            case syntax.Difference() | syntax.Feeding() if row not in rows(node.left):
+                node = node.left
+            case syntax.Difference():
+                return f"`except` takes it out of `{node.span.one_line}`"
+            case syntax.Feeding() | syntax.Step() | syntax.Chain() | syntax.ChainOf() | syntax.Word():
+                return f"it is not among `{node.span.one_line}`"
+            case _:
+                assert_never(node)
 
 
-def _left_out_before(node: Selector, row: int, selections: Selections) -> Selector | None:
-    """The part that leaves the node out already, where there is just one such part; else the reason is this one's."""
-    match node:
-        case Reference():
-            let = selections.lets[node.name]
-            return None if let.span.source.name == PRELUDE_NAME else let.selector
-        case InModule() | InBlock() | Where() | Ordinal():
-            return None if _has(node.selector, row, selections) else node.selector
-        case Intersection():
-            return node.right if _has(node.left, row, selections) else node.left
-        case Difference() | Feeding():
-            return None if _has(node.left, row, selections) else node.left
-        case Everything() | Operator() | Word() | Union() | Step() | Chain() | ChainOf():
-            return None
-        case _:
-            assert_never(node)
-
-
-def _own_reason(node: Selector, row: int, selections: Selections) -> str:
-    match node:
-        case Everything():
-            return "`everything` is every forward call, and it is none"
-        case Operator() | Reference():
-            return f"`{part_label(node)}`: it is {selections.facts.targets[row]}"
-        case InModule():
-            return f"`{part_label(node)}`: it is in {selections.facts.modules[row] or 'no module'}"
-        case InBlock():
-            return f"`{part_label(node)}`: it is {_block(row, selections)}"
-        case Where():
-            return f"`{part_label(node)}` does not hold{_times(node, row, selections)}"
-        case Ordinal():
-            return f"`{part_label(node)}`: it is {_position(node, row, selections)}"
-        case Union():
-            reasons = dict.fromkeys(why_not(part, row, selections) for part in node.parts[:_MOST_BRANCHES])
-            more = [f"and {len(node.parts) - _MOST_BRANCHES} more"] if len(node.parts) > _MOST_BRANCHES else []
-            return "; ".join([*reasons, *more])
-        case Difference():
-            return f"`except` takes it out of `{node.span.one_line}`"
-        case Intersection() | Feeding() | Step() | Chain() | ChainOf() | Word():
-            return f"it is not among `{node.span.one_line}`"
-        case _:
-            assert_never(node)
-
-
-def _times(node: Where, row: int, selections: Selections) -> str:
+def _times(node: syntax.Where, row: int, selections: Selections) -> str:
     """The node's time, where the predicate asks for it."""
-    measures = (test.quantity for test in predicates(node.predicate) if isinstance(test, Compare))
+    measures = (test.quantity for test in predicates(node.predicate) if isinstance(test, syntax.Compare))
     asked = [each for each in dict.fromkeys(measures) if each in TIMES]
     if selections.prices is None or not asked:
         return ""
@@ -434,30 +374,15 @@ def _times(node: Where, row: int, selections: Selections) -> str:
     return f": {joined(list(said))}"
 
 
-def _has(selector: Selector, row: int, selections: Selections) -> bool:
-    return row in selections.rows(selector)
-
-
-def _block(row: int, selections: Selections) -> str:
-    block = selections.blocks.block_of[row]
-    return "outside every block" if block < 0 else f"in block {block}, {selections.blocks.names[block]}"
-
-
-def _position(node: Ordinal, row: int, selections: Selections) -> str:
+def _position(node: syntax.Ordinal, row: int, selections: Selections) -> str:
     """``the 3rd of 7 in block 4``."""
-    rows = selections.rows(node.selector)
+    rows, block = selections.rows(node.selector), selections.blocks.block_of[row]
     scope = effective_scope(node.scope, bool(selections.blocks.names))
     keys = group_keys(scope, rows, selections.facts, selections.blocks, selections.chains)
     key = keys[rows.index(row)]
     if key is None:
         return "outside every block"
     group = [each for each, other in zip(rows, keys, strict=True) if other == key]
-    return f"the {nth(group.index(row) + 1)} of {len(group)} in {_group(scope, row, selections)}"
-
-
-def _group(scope: Scope, row: int, selections: Selections) -> str:
-    if scope is Scope.BLOCK:
-        return f"block {selections.blocks.block_of[row]}"
-    if scope is Scope.MODULE:
-        return selections.facts.modules[row] or "the root module"
-    return "the graph" if scope is Scope.GRAPH else f"its {scope.value}"
+    named = {Scope.BLOCK: f"block {block}", Scope.MODULE: selections.facts.modules[row] or "the root module"}
+    where = named.get(scope, "the graph" if scope is Scope.GRAPH else f"its {scope.value}")
+    return f"the {nth(group.index(row) + 1)} of {len(group)} in {where}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache
 from math import floor
 from typing import assert_never
 
@@ -26,44 +26,13 @@ from policylang.graph.facts import (
     intersection,
     mask_of,
     members,
-    storage_roots,
     union,
 )
+from policylang.language import syntax
 from policylang.language.cancellation import check_cancelled
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.language.operators import PLAIN_FUNCTIONS
-from policylang.language.syntax import (
-    COMPARISONS,
-    And,
-    Annotated,
-    BlockSet,
-    Chain,
-    ChainOf,
-    Compare,
-    CrossesCut,
-    Difference,
-    Everything,
-    Feeding,
-    InBlock,
-    InModule,
-    Intersection,
-    Is,
-    Let,
-    Match,
-    Not,
-    Operator,
-    Or,
-    Ordinal,
-    Policy,
-    Predicate,
-    Reference,
-    Scope,
-    Selector,
-    Step,
-    Union,
-    Where,
-    Word,
-)
+from policylang.language.syntax import Let, Policy, Predicate, Scope, Selector
 from policylang.language.walk import parts
 from policylang.operators.names import GETITEM
 from policylang.planning.selection.cuts import Cuts
@@ -93,7 +62,7 @@ def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: BlockTab
     return [block if block >= 0 else None for block in map(blocks.block_of.__getitem__, rows)]
 
 
-def choose(ordinal: Ordinal, rows: list[int], keys: Sequence[Hashable]) -> list[int]:
+def choose(ordinal: syntax.Ordinal, rows: list[int], keys: Sequence[Hashable]) -> list[int]:
     """The rows at the ordinal's positions, counted from 1 in graph order within each group of equal keys."""
     totals = Counter(keys if ordinal.kind == "last" else ())
     counts: dict[Hashable, int] = {}
@@ -106,7 +75,7 @@ def choose(ordinal: Ordinal, rows: list[int], keys: Sequence[Hashable]) -> list[
     return chosen
 
 
-def chosen_blocks(which: BlockSet, count: int) -> list[bool]:
+def chosen_blocks(which: syntax.BlockSet, count: int) -> list[bool]:
     """For each of ``count`` blocks, whether the block set holds it."""
     if which.kind == "any":
         return [True] * count
@@ -117,7 +86,7 @@ def chosen_blocks(which: BlockSet, count: int) -> list[bool]:
     return [_takes(which, position, count) for position in range(1, count + 1)]
 
 
-def _takes(which: Ordinal | BlockSet, position: int, total: int) -> bool:
+def _takes(which: syntax.Ordinal | syntax.BlockSet, position: int, total: int) -> bool:
     """True if a choice takes a position of ``total``, counted from 1."""
     n = which.n
     match which.kind:
@@ -139,7 +108,7 @@ def _takes(which: Ordinal | BlockSet, position: int, total: int) -> bool:
 _CHILD_FIELDS = frozenset({"selector", "left", "right", "marker", "parts"})
 
 
-def operator_matcher(operator: Operator) -> Callable[[str], bool]:
+def operator_matcher(operator: syntax.Operator) -> Callable[[str], bool]:
     """True if a full operator name is one that ``operator`` names.
 
     Without a namespace: of any but Python's own functions, or ``add`` would count additions of sizes.
@@ -161,7 +130,7 @@ def operator_matcher(operator: Operator) -> Callable[[str], bool]:
 
 def children(selector: Selector, lets: Mapping[str, Let]) -> tuple[Selector, ...]:
     """The selectors a selector is made of; of a reference, what its ``let`` stands for."""
-    return (lets[selector.name].selector,) if isinstance(selector, Reference) else parts(selector)
+    return (lets[selector.name].selector,) if isinstance(selector, syntax.Reference) else parts(selector)
 
 
 def parts_first(
@@ -233,88 +202,52 @@ class Selections:
         """The rows of one node of a tree, given those of its parts: one pass, and nothing is remembered."""
         facts, length = self.facts, len(self.facts)
         match node:
-            case Everything():
+            case syntax.Everything():
                 return facts.forward
-            case Operator():
-                return self._operator(node)
-            case Reference():
+            case syntax.Operator():
+                matches = operator_matcher(node)
+                return union([rows for name, rows in facts.by_target.items() if matches(name)], facts.forward, length)
+            case syntax.Reference():
                 return parts[0]
-            case InModule():
-                return self._in_module(node, parts[0])
-            case InBlock():
-                return self._in_block(node, parts[0])
-            case Ordinal():
+            case syntax.InModule():
+                covers = cache(PathGlob(node.glob).covers)
+                return [row for row in parts[0] if covers(facts.modules[row]) is not node.outside]
+            case syntax.InBlock():
+                # The extra last entry answers for -1, "outside every block".
+                chosen = [*chosen_blocks(node.which, len(self.blocks.names)), False]
+                return [row for row in parts[0] if chosen[self.blocks.block_of[row]] is not node.outside]
+            case syntax.Ordinal():
                 scope = effective_scope(node.scope, bool(self.blocks.names))
                 return choose(node, parts[0], group_keys(scope, parts[0], facts, self.blocks, self.chains))
-            case Where():
+            case syntax.Where():
                 test = compile_predicate(node.predicate, self)
                 return [row for row in parts[0] if test(row)]
-            case Union():
+            case syntax.Union():
                 return union(parts, facts.forward, length)
-            case Intersection():
+            case syntax.Intersection():
                 return intersection(parts[0], parts[1], length)
-            case Difference():
+            case syntax.Difference():
                 return difference(parts[0], parts[1], length)
-            case Feeding():
-                return self._feeding(node, parts[0], parts[1])
-            case Step():
-                return self._step(node, parts[0])
-            case Chain():
-                return self._chain(node, parts[0])
-            case ChainOf():
-                return self._chain_of(node, parts)
-            case Word():
+            case syntax.Feeding():
+                neighbours, mask = facts.inputs if node.reverse else facts.users, mask_of(parts[1], length)
+                return [row for row in parts[0] if any(mask[other] for other in neighbours[row])]
+            case syntax.Step():
+                neighbours = {"users": facts.users, "inputs": facts.inputs}[node.direction]
+                return members(mask_of((each for row in parts[0] for each in neighbours[row]), length), facts.forward)
+            case syntax.Chain():
+                before = self.chains.before(parts[0]) if node.direction != "after" else []
+                after = self.chains.after(parts[0]) if node.direction != "before" else []
+                return union([before, parts[0] if node.direction == "through" else [], after], facts.forward, length)
+            case syntax.ChainOf(cut="after"):
+                return self.chains.after_marker(parts[0], parts[1])
+            case syntax.ChainOf(cut="before"):
+                return self.chains.before_marker(parts[0], parts[1])
+            case syntax.ChainOf():
+                return union([parts[0], self.chains.after(parts[0])], facts.forward, length)
+            case syntax.Word():
                 raise TypeError(f"`{node.text}` has not been resolved")
             case _:
                 assert_never(node)
-
-    def _operator(self, node: Operator) -> list[int]:
-        matches = operator_matcher(node)
-        found = [rows for target, rows in self.facts.by_target.items() if matches(target)]
-        return union(found, self.facts.forward, len(self.facts))
-
-    def _in_module(self, node: InModule, rows: list[int]) -> list[int]:
-        covers, modules = cache(PathGlob(node.glob).covers), self.facts.modules
-        return [row for row in rows if covers(modules[row]) is not node.outside]
-
-    def _in_block(self, node: InBlock, rows: list[int]) -> list[int]:
-        block_of = self.blocks.block_of
-        # The extra last entry answers for -1, "outside every block".
-        chosen = [*chosen_blocks(node.which, len(self.blocks.names)), False]
-        return [row for row in rows if chosen[block_of[row]] is not node.outside]
-
-    def _feeding(self, node: Feeding, left: list[int], right: list[int]) -> list[int]:
-        neighbours = self.facts.inputs if node.reverse else self.facts.users
-        mask = mask_of(right, len(self.facts))
-        return [row for row in left if any(mask[other] for other in neighbours[row])]
-
-    def _step(self, node: Step, rows: list[int]) -> list[int]:
-        neighbours = {"users": self.facts.users, "inputs": self.facts.inputs}[node.direction]
-        mask = mask_of((other for row in rows for other in neighbours[row]), len(self.facts))
-        return members(mask, self.facts.forward)
-
-    def _chain(self, node: Chain, rows: list[int]) -> list[int]:
-        match node.direction:
-            case "after":
-                return self.chains.after(rows)
-            case "before":
-                return self.chains.before(rows)
-            case "through":
-                both = [self.chains.before(rows), rows, self.chains.after(rows)]
-                return union(both, self.facts.forward, len(self.facts))
-            case _:
-                assert_never(node.direction)
-
-    def _chain_of(self, node: ChainOf, parts: list[list[int]]) -> list[int]:
-        match node.cut:
-            case "after":
-                return self.chains.after_marker(parts[0], parts[1])
-            case "before":
-                return self.chains.before_marker(parts[0], parts[1])
-            case None:
-                return union([parts[0], self.chains.after(parts[0])], self.facts.forward, len(self.facts))
-            case _:
-                assert_never(node.cut)
 
 
 def selections_for(
@@ -355,28 +288,27 @@ def compile_predicate(predicate: Predicate, on: Selections) -> Test:
     """
     facts = on.facts
     match predicate:
-        case Not():
+        case syntax.Not():
             inner = compile_predicate(predicate.predicate, on)
             return lambda row: not inner(row)
-        case And() | Or():
+        case syntax.And() | syntax.Or():
             tests = [compile_predicate(part, on) for part in predicate.parts]
-            hold = all if isinstance(predicate, And) else any
+            hold = all if isinstance(predicate, syntax.And) else any
             return lambda row: hold(test(row) for test in tests)
-        case Compare():
-            amount, compare, limit = (
-                amount_of(predicate, facts, on.prices),
-                COMPARISONS[predicate.op],
-                predicate.value.value,
-            )
+        case syntax.Compare():
+            amount = amount_of(predicate, facts, on.prices)
+            compare, limit = syntax.COMPARISONS[predicate.op], predicate.value.value
             return lambda row: (value := amount(row)) is not None and compare(value, limit)
-        case Match():
+        case syntax.Match():
             return _match(predicate, facts)
-        case CrossesCut():
+        case syntax.CrossesCut():
             crossing = on.cuts.crossing(predicate.bytes)
             return lambda row: bool(crossing[row])
-        case Annotated():
-            return _annotated(predicate.name, facts)
-        case Is():
+        case syntax.Annotated():
+            # tracing loses what is set on a piece of a tuple, and keeps what is set on the operator that returns it
+            noted, owners, name = facts.annotations, facts.owners, predicate.name
+            return lambda row: bool(noted) and (name in noted[row] or name in noted[owners[row]])
+        case syntax.Is():
             return _is(predicate, facts, on.blocks, on.chains)
         case _:
             assert_never(predicate)
@@ -384,16 +316,16 @@ def compile_predicate(predicate: Predicate, on: Selections) -> Test:
 
 def column_of(test: Predicate) -> str:
     """The column that alone answers a test; empty where none does."""
-    if isinstance(test, Annotated):
+    if isinstance(test, syntax.Annotated):
         return "annotations"
-    return test.quantity if isinstance(test, Compare) and test.quantity in _COLUMNS else ""
+    return test.quantity if isinstance(test, syntax.Compare) and test.quantity in _COLUMNS else ""
 
 
 _COLUMNS = frozenset(("bytes", "numel", "flops"))
 """The quantities that are columns of the facts."""
 
 
-def amount_of(predicate: Compare, facts: Facts, prices: OperatorPrices | None) -> Amount:
+def amount_of(predicate: syntax.Compare, facts: Facts, prices: OperatorPrices | None) -> Amount:
     """The quantity of a comparison as a function of a forward row; None where the graph does not say it."""
     match quantity := predicate.quantity:
         case "time" | "time_per_gib":
@@ -410,45 +342,31 @@ def amount_of(predicate: Compare, facts: Facts, prices: OperatorPrices | None) -
             return lambda row: None if (found := groups.get(names[facts.owners[row]])) is None else found.size
         case "ndim":
             return lambda row: None if (shape := facts.shapes[row]) is None else len(shape)
-        case "shape":
-            return lambda row: _dimension(facts.shapes[row] or (), predicate.index or 0)
+        case "shape":  # counted from the end if negative
+            index = predicate.index or 0
+            return lambda row: shape[index] if -len(shape := facts.shapes[row] or ()) <= index < len(shape) else None
         case _:
             assert_never(quantity)
 
 
-def _dimension(shape: tuple[int, ...], index: int) -> int | None:
-    """A dimension, counted from the end if negative; None where there is none."""
-    return shape[index] if -len(shape) <= index < len(shape) else None
-
-
-def _match(predicate: Match, facts: Facts) -> Test:
+def _match(predicate: syntax.Match, facts: Facts) -> Test:
     """Each distinct value is matched once: a graph has many nodes and few dtypes, devices and modules."""
-    wanted = predicate.op == "=="
-    matches = _matcher(predicate)
-    column_name, present = _TEXTS[predicate.property]
-    column: Sequence[str] = getattr(facts, column_name)
-    answer = cache(lambda value: present(value) and matches(value) == wanted)
+    wanted, name = predicate.op == "==", NameGlob(predicate.pattern).matches
+    column: Sequence[str]
+    holds: Callable[[str], bool | None]  # None of a node that has no such thing
+    match predicate.property:
+        case "dtype":
+            column, holds = facts.dtypes, lambda dtype: name(dtype) if dtype else None
+        case "device":
+            column, holds = facts.devices, lambda full: name(full) or name(full.partition(":")[0]) if full else None
+        case "overload":
+            column, holds = facts.targets, lambda target: name(own) if (own := split_target(target)[2]) else None
+        case "module":  # the empty path is the root module
+            column, holds = facts.modules, PathGlob(predicate.pattern).matches
+        case _:
+            assert_never(predicate.property)
+    answer = cache(lambda value: holds(value) is wanted)
     return lambda row: answer(column[row])
-
-
-_TEXTS: dict[str, tuple[str, Callable[[str], bool]]] = {
-    "dtype": ("dtypes", bool),
-    "device": ("devices", bool),
-    "overload": ("targets", lambda target: bool(split_target(target)[2])),
-    "module": ("modules", lambda path: True),  # the empty path is the root module
-}
-"""By property, its column and whether a node has one."""
-
-
-def _matcher(predicate: Match) -> Callable[[str], bool]:
-    if predicate.property == "module":
-        return PathGlob(predicate.pattern).matches
-    name = NameGlob(predicate.pattern).matches
-    if predicate.property == "device":
-        return lambda device: name(device) or name(device.partition(":")[0])
-    if predicate.property == "overload":
-        return lambda target: name(split_target(target)[2])
-    return name
 
 
 def split_target(target: str) -> tuple[str, str, str]:
@@ -458,15 +376,7 @@ def split_target(target: str) -> tuple[str, str, str]:
     return namespace, name, overload
 
 
-def _annotated(name: str, facts: Facts) -> Test:
-    """Tracing loses what is set on a piece of a tuple, and keeps what is set on the operator that returns it."""
-    annotations, owners = facts.annotations, facts.owners
-    if not annotations:
-        return lambda row: False
-    return lambda row: name in annotations[row] or name in annotations[owners[row]]
-
-
-def _is(predicate: Is, facts: Facts, blocks: BlockTable, chains: Chains) -> Test:
+def _is(predicate: syntax.Is, facts: Facts, blocks: BlockTable, chains: Chains) -> Test:
     flags = facts.flags
     match name := predicate.name:
         case "from parameter" | "from buffer" | "from input":
@@ -481,7 +391,10 @@ def _is(predicate: Is, facts: Facts, blocks: BlockTable, chains: Chains) -> Test
                 return lambda row: bool(flags[row] & Flag.FORWARD_OUTPUT)
             return lambda row: any(block_of[user] != block_of[row] for user in forward_users(facts, row))
         case "is view":
-            return lambda row: _is_view(facts, row)
+            targets, inputs = facts.targets, facts.inputs  # a piece of a view, such as of a split, is one too
+            return lambda row: bool(
+                flags[inputs[row][0] if targets[row] == GETITEM and inputs[row] else row] & Flag.VIEW
+            )
         case "user tagged":
             tags, owners = facts.user_tags, facts.owners
             return lambda row: tags[row] is not None or tags[owners[row]] is not None
@@ -499,13 +412,7 @@ def _is(predicate: Is, facts: Facts, blocks: BlockTable, chains: Chains) -> Test
             assert_never(name)
 
 
-def _is_view(facts: Facts, row: int) -> bool:
-    """A piece of a view, such as of a split, is one too."""
-    piece = facts.targets[row] == GETITEM and bool(facts.inputs[row])
-    return bool(facts.flags[facts.inputs[row][0] if piece else row] & Flag.VIEW)
-
-
-@frozen(eq=False, slots=False)
+@frozen(eq=False)
 class OperatorPrices:
     """``time`` and ``time_per_gib`` of one graph on one device. The pieces of a tuple and the wait for a collective
     share the decision of their operator, and so its time and its price."""
@@ -513,22 +420,11 @@ class OperatorPrices:
     facts: Facts
     times: NodeTimes
 
-    def time(self, row: int) -> float:
-        """Seconds; 0 of what does nothing on the device, as views."""
-        return self.times.seconds[self.facts.owners[row]]
-
-    def time_per_gib(self, row: int) -> float | None:
-        """Seconds to make the value again, per GiB that it takes to keep; None of what has no memory of its own."""
-        facts, owner = self.facts, self.facts.owners[row]
-        size = facts.bytes[owner]
-        if not size or self._roots[owner] != owner:
-            return None
-        return self.times.seconds[owner] * 2.0**30 / size
-
     def of(self, measure: str, row: int) -> float | None:
-        """A measure by its word in the language."""
-        return self.time(row) if measure == "time" else self.time_per_gib(row)
-
-    @cached_property
-    def _roots(self) -> Sequence[int]:
-        return storage_roots(self.facts)
+        """A measure by its word in the language: seconds, 0 of what does nothing on the device, as views; or the
+        seconds to make the value again, per GiB that it takes to keep, None of what has no memory of its own."""
+        facts, owner = self.facts, self.facts.owners[row]
+        seconds, size = self.times.seconds[owner], facts.bytes[owner]
+        if measure == "time":
+            return seconds
+        return seconds * 2.0**30 / size if size and facts.storage_roots[owner] == owner else None
