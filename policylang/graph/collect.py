@@ -25,7 +25,7 @@ from policylang.graph.facts import (
     read_by_backward,
     users_of,
 )
-from policylang.graph.inputs import InputSource, ModulePaths, input_columns, raw_path
+from policylang.graph.inputs import ModulePaths, input_columns, raw_path
 from policylang.graph.marks import (
     SAVED,
     MarkerColumns,
@@ -76,23 +76,22 @@ from policylang.torch_compat.graphs import (
 
 
 class Value(NamedTuple):
-    bytes: int
-    numel: int
-    shape: tuple[int, ...] | None
-    stride: tuple[int, ...] | None
-    dtype: str
-    device: str
-    symbolic: bool
+    bytes: int = 0
+    numel: int = 0
+    shape: tuple[int, ...] | None = None
+    stride: tuple[int, ...] | None = None
+    dtype: str = ""
+    device: str = ""
+    symbolic: bool = False
     by_data: tuple[int, ...] = ()
-    """As in :attr:`policylang.graph.facts.Facts.data_sizes`."""
+    """:attr:`Facts.data_sizes`."""
 
 
-NOTHING = Value(0, 0, None, None, "", "", False)
-SYMBOL = Value(0, 0, None, None, "", "", True)
+NOTHING, SYMBOL = Value(), Value(symbolic=True)
 NO_LIMIT = -1
 
 
-class Measurements:
+class _Measurements:
     """Measures values; equal shapes, types and whole measurements are one object, however many nodes have them."""
 
     def __init__(self) -> None:
@@ -129,7 +128,7 @@ class Measurements:
     ) -> Value:
         numel = prod(shape)
         name = str(dtype).removeprefix("torch.")
-        value = Value(numel * dtype.itemsize, numel, shape, stride, name, str(device), False)
+        value = Value(numel * dtype.itemsize, numel, shape, stride, name, str(device))
         return self._measured.setdefault(value, value)
 
 
@@ -154,23 +153,16 @@ _KEPT = WAITS | MOVERS.keys()
 _NOTHING: tuple[Any, ...] = ()
 
 
-def argument_column(
+def _argument_column(
     nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], row_of: Mapping[fx.Node, int]
 ) -> list[tuple[Any, ...]]:
-    """``Facts.arguments``."""
     column = [_NOTHING] * len(nodes)
-    for row, node in enumerate(nodes):
-        if node.op == "call_function" and _is_kept(operators[row]) and (schema := parameters(node.target)) is not None:
-            column[row] = _plain_tuple(_in_order(node, schema), row_of)
+    for row, (node, operator) in enumerate(zip(nodes, operators, strict=True)):
+        kept = operator.name in _KEPT or operator.flags & Flag.COLLECTIVE
+        if kept and (schema := parameters(node.target)) is not None:
+            named = [node.kwargs.get(name, default) for name, default in schema[len(node.args) :]]
+            column[row] = _plain_tuple([*node.args, *named], row_of)
     return column
-
-
-def _is_kept(operator: OperatorInfo) -> bool:
-    return operator.name in _KEPT or bool(operator.flags & Flag.COLLECTIVE)
-
-
-def _in_order(node: fx.Node, schema: Sequence[tuple[str, Any]]) -> Sequence[Any]:
-    return [*node.args, *[node.kwargs.get(name, default) for name, default in schema[len(node.args) :]]]
 
 
 def _plain_tuple(values: Sequence[Any], row_of: Mapping[fx.Node, int]) -> tuple[Any, ...]:
@@ -188,42 +180,34 @@ def _plain(value: Any, row_of: Mapping[fx.Node, int]) -> Any:
     return name_of_group(value) or str(value).removeprefix("torch.")
 
 
-def group_columns(
+def _group_columns(
     nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], known: Mapping[str, Group]
 ) -> tuple[list[str], dict[str, Group]]:
     """``Facts.group_names`` and ``Facts.groups``; a group that is not known is asked of torch.distributed."""
     names = [""] * len(nodes)
     groups: dict[str, Group] = {}
     for row, operator in enumerate(operators):
-        if operator.flags & Flag.COLLECTIVE:
-            name = group_name(operator, nodes[row])
-            if not name:
-                continue
+        if operator.flags & Flag.COLLECTIVE and (name := group_name(operator, nodes[row])):
             if name not in groups:
                 groups[name] = known.get(name) or Group(name, ranks := group_ranks(name), len(ranks))
             names[row] = groups[name].name
     return names, groups
 
 
-def meshes_of(groups: Mapping[str, Group], given: Any = None) -> tuple[Mesh, ...]:
+def _meshes_of(groups: Mapping[str, Group], given: Any) -> tuple[Mesh, ...]:
     """The mesh that was given, or else those along one dimension of which the graph has a group, in a fixed order.
 
     A rank's graph names its own groups; which ranks the others' have follows from the mesh, which no graph holds.
     """
     if not groups:
         return ()
+    layouts = map(distributed.mesh_layout, distributed.known_meshes() if given is None else [given])
+    known = {Mesh(*layout) for layout in layouts if layout is not None}
     if given is not None:
-        described = _described(given)
-        return () if described is None else (described,)
+        return tuple(known)
     along = {frozenset(group.ranks) for group in groups.values()}
-    around = {mesh for mesh in map(_described, distributed.known_meshes()) if mesh is not None}
-    fitting = [mesh for mesh in around if not along.isdisjoint(map(frozenset, _rows(mesh)))]
+    fitting = [mesh for mesh in known if not along.isdisjoint(map(frozenset, _rows(mesh)))]
     return tuple(sorted(fitting, key=lambda mesh: (-len(mesh.shape), mesh.shape, mesh.ranks, mesh.dims)))
-
-
-def _described(mesh: Any) -> Mesh | None:
-    layout = distributed.mesh_layout(mesh)
-    return None if layout is None else Mesh(*layout)
 
 
 def _rows(mesh: Mesh) -> Iterator[tuple[int, ...]]:
@@ -244,7 +228,6 @@ def collect(
     *,
     kind: GraphKind | None = None,
     static_inputs: Sequence[int] | None = None,
-    sources: Sequence[InputSource] | None = None,
     root: str = "",
     groups: Mapping[str, Group] | None = None,
     mesh: Any = None,
@@ -257,8 +240,6 @@ def collect(
         kind: which of these, where the caller knows; worked out from the graph otherwise.
         static_inputs: positions of the inputs whose memory is the same in every step, as AOTAutograd hands them to
             partitioners (``static_lifetime_input_indices``).
-        sources: where each input of the traced function comes from, by position. Taken from the running Dynamo
-            compilation where it is not given.
         root: put before every module path: the name of the block where each block is compiled on its own.
         groups: process groups by name, where the caller knows them; the others are asked of torch.distributed.
         mesh: the ``DeviceMesh`` that they belong to; without it, those that the program has made are looked at.
@@ -273,7 +254,7 @@ def collect(
     check_operators(nodes)
     module = gm if isinstance(gm, fx.GraphModule) else gm.owning_module
     static = None if static_inputs is None else frozenset(static_inputs)
-    return _Collector(module, nodes, static, sources, ModulePaths(root), groups or {}, mesh, state).facts(kind)
+    return _Collector(module, nodes, static, ModulePaths(root), groups or {}, mesh, state).facts(kind)
 
 
 @define(eq=False)
@@ -283,7 +264,6 @@ class _Collector:
     module: fx.GraphModule | None
     nodes: list[fx.Node]
     static: frozenset[int] | None
-    sources: Sequence[InputSource] | None
     paths: ModulePaths
     groups: Mapping[str, Group]
     mesh: Any
@@ -307,10 +287,10 @@ class _Collector:
         phases = phases_of(kind, marks, ops, inputs, output_rows)
         users = users_of(inputs)
         owners, roots = self._owners(inputs)
-        flags = array("i", bytes(4 * len(nodes)))
-        values = self._values(flags)
+        measure = _Measurements().measure
+        values = [measure(value_of(node.meta)) for node in nodes]
+        flags = array("i", [Flag.SYMBOLIC if value.symbolic else 0 for value in values])
         self._flag_calls(flags, owners)
-        self._flag_data_dependent(flags)
         names = [node.name for node in nodes]
         lost = self._flag_saved(flags, MarkerColumns(names, targets, phases, inputs, users, owners))
         for row in read_by_backward(phases, inputs, owners):
@@ -323,11 +303,11 @@ class _Collector:
                 flags[row] |= Flag.READS_MUTATED
         tags = [user_tag(node.meta) for node in nodes]
         modules = [self.paths.add(raw_path(node.meta)) if node.op != "placeholder" else "" for node in nodes]
-        kinds, input_names = input_columns(self.module, nodes, self.sources, self.static, output_descs, self.paths)
+        kinds, input_names = input_columns(self.module, nodes, self.static, output_descs, self.paths)
         path_of = self.paths.table()
         counter = WorkCounter()
         works = [counter.of(node) for node in nodes]
-        group_names, groups = group_columns(nodes, self.operators, self.groups)
+        group_names, groups = _group_columns(nodes, self.operators, self.groups)
         return Facts(
             kind=kind,
             names=names,
@@ -350,10 +330,10 @@ class _Collector:
             owners=owners,
             input_kinds=kinds,
             input_names=[path_of[raw] for raw in input_names],
-            arguments=argument_column(nodes, self.operators, row_of),
+            arguments=_argument_column(nodes, self.operators, row_of),
             group_names=group_names,
             groups=groups,
-            meshes=meshes_of(groups, self.mesh),
+            meshes=_meshes_of(groups, self.mesh),
             rank=own_rank(),
             torch_version=str(torch.__version__),
             lost_records=lost,
@@ -364,8 +344,7 @@ class _Collector:
 
     def _outputs(self) -> tuple[list[int | None], list[Any]]:
         """The row and the descriptor of each value that the graph returns."""
-        last = self.nodes[-1] if self.nodes and self.nodes[-1].op == "output" else None
-        if last is None:
+        if not self.nodes or (last := self.nodes[-1]).op != "output":
             return [], []
         rows = [self.row_of[leaf] if isinstance(leaf, fx.Node) else None for leaf in _leaves(last.args[0])]
         descs = _leaves(last.meta.get("desc"))
@@ -410,16 +389,6 @@ class _Collector:
                     roots[row] = roots[row_of[aliased[0]]]
         return owners, roots
 
-    def _values(self, flags: array[int]) -> list[Any]:
-        values = Measurements()
-        measured = []
-        for row, node in enumerate(self.nodes):
-            value = values.measure(value_of(node.meta))
-            if value.symbolic:
-                flags[row] |= Flag.SYMBOLIC
-            measured.append(value)
-        return measured
-
     def _flag_calls(self, flags: array[int], owners: array[int]) -> None:
         for row, node in enumerate(self.nodes):
             operator = self.operators[row]
@@ -431,6 +400,10 @@ class _Collector:
                 flags[owners[row]] |= Flag.MULTI_OUTPUT
             if node.meta.get("has_backward_hook"):
                 flags[row] |= Flag.BACKWARD_HOOK
+            if flags[row] & Flag.COLLECTIVE and any(
+                has_data_symbol(each.meta.get("val")) for each in node.all_input_nodes
+            ):
+                flags[row] |= Flag.DATA_DEPENDENT
 
     def _flag_saved(self, flags: array[int], columns: MarkerColumns) -> tuple[LostMarker, ...]:
         """Flags what an earlier partition saved: marked on the very node, or found by its marker."""
@@ -444,14 +417,6 @@ class _Collector:
         for row in found.saved:
             flags[row] |= Flag.RECORDED_SAVED
         return tuple(found.lost)
-
-    def _flag_data_dependent(self, flags: array[int]) -> None:
-        """Flags collectives one of whose sizes is a symbol for data, not for the size of an input."""
-        for row, node in enumerate(self.nodes):
-            if flags[row] & Flag.COLLECTIVE and any(
-                has_data_symbol(read.meta.get("val")) for read in node.all_input_nodes
-            ):
-                flags[row] |= Flag.DATA_DEPENDENT
 
     def _flag_outputs(
         self, flags: array[int], phases: bytearray, rows: Sequence[int | None], descs: Sequence[Any]
@@ -469,25 +434,23 @@ class _Collector:
         memory = memory_of(self.nodes, phases, self.state)
         if not memory.writes:
             return
-        for row in range(len(self.nodes)):
-            if memory.units[row] >= 0:
+        for row, unit in enumerate(memory.units):
+            if unit >= 0:
                 flags[row] |= Flag.REPEATABLE
-                owners[row] = memory.units[row]
+                owners[row] = unit
             if row in memory.statistics:
                 flags[row] |= Flag.WRITES if row in memory.written else Flag.WRITES | Flag.REPEATABLE
             if row in memory.unstable:
                 flags[row] |= Flag.READS_MUTATED
-        for row in range(len(self.nodes)):  # an owner comes before what it owns
-            owners[row] = owners[owners[row]]
+        for row, owner in enumerate(owners):  # an owner comes before what it owns
+            owners[row] = owners[owner]
 
 
 def _leaves(value: Any) -> list[Any]:
     """The leaves of nested tuples and lists, in order, None included. A file may nest them to any depth."""
-    leaves: list[Any] = []
-    pending = [value]
+    leaves, pending = [], [value]
     while pending:
-        part = pending.pop()
-        if isinstance(part, (tuple, list)):
+        if isinstance(part := pending.pop(), (tuple, list)):
             pending.extend(reversed(part))
         else:
             leaves.append(part)

@@ -216,11 +216,12 @@ def through_dynamo(error: Exception, frame: FrameType | None) -> Exception:
     Dynamo wraps what a backend raises in ``BackendCompilerFailed``, whose type no ``except PolicyError`` catches;
     exceptions that are also a ``ShortenTraceback`` pass, and lose the frames before ``frame``.
     """
-    return _passing(type(error))(error, frame)
+    kind: Any = type(error)  # exception classes are hashable, whatever their stubs say
+    return _passing(kind)(error, frame)
 
 
 @cache
-def _passing(kind: type[Exception]) -> Any:
+def _passing(kind: Any) -> Any:
     from torch._dynamo.exc import ShortenTraceback
 
     def __init__(self: Any, error: Exception, frame: FrameType | None) -> None:

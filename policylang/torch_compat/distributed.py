@@ -305,7 +305,7 @@ def _weights(state: Any) -> Iterator[tuple[tuple[nn.Module, str], ShardedWeight]
     for group in groups:
         over = getattr(getattr(group, "mesh_info", None), "shard_process_group", None)
         ranks = _ranks(over)
-        shared = (id(group), ranks, getattr(over, "group_name", "") if ranks else "")
+        shared: Any = (id(group), ranks, getattr(over, "group_name", "") if ranks else "")
         for parameter in group.fsdp_params:
             info = parameter._module_info
             reshards, gathered = bool(group._reshard_after_forward), getattr(parameter, "_unsharded_param", None)
