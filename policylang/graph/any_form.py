@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 from policylang.errors import PolicyGraphError
 from policylang.graph import snapshot
@@ -28,10 +27,14 @@ def read_any(path: str | os.PathLike[str]) -> Facts:
     """
     if not os.path.isfile(path):  # a pipe is read once
         return snapshot.load(path)
-    head = _head(path)
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_MOST_TEXT + 1)
+    except (OSError, ValueError):  # the snapshot's reader says why
+        return snapshot.load(path)
     if head.startswith(_GZIP) or _RECORDED.match(head):
         return _recorded(path)
-    source = None if head.startswith(snapshot.MAGIC) else _text(path)
+    source = None if head.startswith(snapshot.MAGIC) or len(head) > _MOST_TEXT else _text(path, head)
     if source is None:
         return snapshot.load(path)
     facts, problems = read_graph(source)
@@ -40,23 +43,11 @@ def read_any(path: str | os.PathLike[str]) -> Facts:
     return facts
 
 
-def _head(path: str | os.PathLike[str]) -> bytes:
-    """The first bytes; none of a file that cannot be read, of which the snapshot's reader says why."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(64)
-    except (OSError, ValueError):
-        return b""
-
-
-def _text(path: str | os.PathLike[str]) -> Source | None:
+def _text(path: str | os.PathLike[str], data: bytes) -> Source | None:
     """The text of a file that holds a line of a graph (``%x = …``); None of any other."""
     try:
-        file = Path(path)
-        if file.stat().st_size > _MOST_TEXT:
-            return None
-        text = file.read_bytes().decode("utf-8-sig")
-    except (OSError, ValueError):
+        text = data.decode("utf-8-sig")
+    except ValueError:
         return None
     return Source(os.fsdecode(path), text.replace("\r\n", "\n")) if _WRITTEN.search(text) else None
 

@@ -496,14 +496,6 @@ def _read(target: str, arguments: tuple[Any, ...], shape: Lengths | None) -> Mov
     return mover.read(shape, *arguments)
 
 
-def _view(shape: Lengths, *_: Any) -> Move:
-    return View(shape)
-
-
-def _reshape(shape: Lengths, *_: Any) -> Move:
-    return View(shape, copy=True)
-
-
 def _movedim(shape: Lengths, sources: Any, destinations: Any) -> Move:
     rank = len(shape)
     froms, tos = (
@@ -520,30 +512,23 @@ def _transpose(shape: Lengths, one: int, other: int) -> Move:
     return Permute(tuple(dims))
 
 
-def _split(_: Any, size: Any, dim: int = 0) -> Move:
-    return Split(dim, size)
-
-
-def _alias(*_: Any) -> Move:
-    return Alias()
-
-
-_ALIAS = Mover(Alias, _alias, A_VIEW)
+_ALIAS = Mover(Alias, lambda *_: Alias(), A_VIEW)
 _MOVEDIM = Mover(Permute, _movedim, A_VIEW)
-_SPLIT = Mover(Split, _split, VIEWS, (None, 0))
+_SPLIT = Mover(Split, lambda _, size, dim=0: Split(dim, size), VIEWS, (None, 0))
 _SQUEEZE = Mover(Squeeze, lambda shape, *_: Squeeze(shape), A_VIEW)
 _UNKNOWN = Mover(Move, lambda *_: Move(), A_VIEW)
+_VIEW = Mover(View, lambda shape, *_: View(shape), A_VIEW)
 
 MOVERS: dict[str, Mover] = {
     GATHER: Mover(Gather, lambda _, ranks, group: Gather(ranks), Category.COLLECTIVE),
     SCATTER: Mover(Scatter, lambda _, how, ranks, group: Scatter(ranks, how), Category.COLLECTIVE),
     ALL_REDUCE: Mover(AllReduce, lambda _, how, group: AllReduce(0, how), Category.COLLECTIVE),
-    WAIT: Mover(Alias, _alias),
+    WAIT: evolve(_ALIAS, categories=0),
     "aten._reshape_alias.default": _UNKNOWN,
     "aten._to_copy.default": Mover(
         Clone, lambda _, *options: Clone(options[-1], cast=True), defaults=(None, None, None, None, False, None)
     ),
-    "aten._unsafe_view.default": Mover(View, _view),
+    "aten._unsafe_view.default": evolve(_VIEW, categories=0),
     "aten.alias.default": _ALIAS,
     "aten.cat.default": Mover(Join, lambda _, dim=0: Join(dim), defaults=(0,)),
     "aten.chunk.default": Mover(Split, lambda _, count, dim=0: Split(dim, count=count), VIEWS, (None, 0)),
@@ -565,7 +550,7 @@ MOVERS: dict[str, Mover] = {
     "aten.permute.default": Mover(
         Permute, lambda shape, dims: Permute(tuple([dim % len(shape) for dim in dims])), A_VIEW
     ),
-    "aten.reshape.default": Mover(View, _reshape, A_VIEW),
+    "aten.reshape.default": Mover(View, lambda shape, *_: View(shape, copy=True), A_VIEW),
     "aten.select.int": Mover(Cut, lambda _, dim, at: Cut(dim, at, length=1, drops=True), A_VIEW),
     "aten.slice.Tensor": Mover(
         Cut, lambda _, dim=0, start=None, stop=None, step=1: Cut(dim, start, stop, step), A_VIEW, (0, None, None, 1)
@@ -580,9 +565,9 @@ MOVERS: dict[str, Mover] = {
     "aten.t.default": Mover(Permute, lambda shape: Permute(tuple(range(len(shape)))[::-1]), A_VIEW),
     "aten.transpose.int": Mover(Permute, _transpose, A_VIEW),
     "aten.unbind.int": Mover(Split, lambda _, dim=0: Split(dim, 1, drops=True), VIEWS, (0,)),
-    "aten.unflatten.int": Mover(View, _view, A_VIEW),
+    "aten.unflatten.int": _VIEW,
     "aten.unsqueeze.default": Mover(Unsqueeze, lambda shape, dim: Unsqueeze(shape, dim=dim), A_VIEW),
-    "aten.view.default": Mover(View, _view, A_VIEW),
+    "aten.view.default": _VIEW,
     "aten.view.dtype": _UNKNOWN,
     GETITEM: Mover(Pick, lambda _, index: Pick(index)),
     "prims.convert_element_type.default": Mover(Clone, lambda *_: Clone(cast=True)),
