@@ -224,11 +224,9 @@ def _by_region(facts: Facts) -> BlockTable:
 
 
 def _largest_list(facts: Facts) -> tuple[str, ...] | None:
-    """The path whose numbered children hold the most forward nodes; of a backward alone, the most nodes.
-
-    The most nodes, not the most children: the experts of one layer may outnumber the layers. Lists of one child give
-    way to any list of two; between lists that hold the same nodes the outer one is meant.
-    """
+    """The path whose numbered children hold the most forward nodes; of a backward alone, the most nodes. The most
+    nodes, not the most children: the experts of one layer may outnumber the layers. Lists of one child give way to any
+    list of two; between lists that hold the same nodes the outer one is meant."""
     nodes: dict[tuple[str, ...], int] = {}
     children: dict[tuple[str, ...], set[str]] = {}
     rows = range(len(facts)) if facts.kind is GraphKind.BACKWARD else facts.forward

@@ -166,10 +166,8 @@ class Chains:
         return found[0] if len(found) == 1 else _NOWHERE
 
     def _first_marker(self, markers: Iterable[int]) -> array[int]:
-        """Row to the first marker on the line from it, itself included; -1 where there is none.
-
-        Data flows along graph order, so a pass from the back has the answer for the next row before it is needed.
-        """
+        """Row to the first marker on the line from it, itself included; -1 where there is none. Data flows along graph
+        order, so a pass from the back has the answer for the next row before it is needed."""
         following = self.next
         first = array("i", [_NOWHERE]) * len(self.facts)
         marked = mask_of(markers, len(self.facts))

@@ -195,10 +195,8 @@ def _group_columns(
 
 
 def _meshes_of(groups: Mapping[str, Group], given: Any) -> tuple[Mesh, ...]:
-    """The mesh that was given, or else those along one dimension of which the graph has a group, in a fixed order.
-
-    A rank's graph names its own groups; which ranks the others' have follows from the mesh, which no graph holds.
-    """
+    """The mesh that was given, or else those along one dimension of which the graph has a group, in a fixed order. A
+    rank's graph names its own groups; which ranks the others' have follows from the mesh, which no graph holds."""
     if not groups:
         return ()
     layouts = map(distributed.mesh_layout, distributed.known_meshes() if given is None else [given])

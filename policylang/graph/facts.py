@@ -375,7 +375,7 @@ class Facts:
                 first = inputs[row][0] if inputs[row] else owner
                 is_part = returns_memory_of_input(self, first)
             elif flags[row] & Flag.REPEATABLE:
-                is_part = flags[row] & Flag.WRITES or returns_memory_of_input(self, row)
+                is_part = bool(flags[row] & Flag.WRITES) or returns_memory_of_input(self, row)
             else:
                 first, is_part = owner, True
             if is_part:
@@ -398,10 +398,8 @@ OF_GRAPH: Mapping[str, OfGraph] = {name: said for name, said in _SAID.items() if
 
 
 def rewritten(facts: Facts, rows: Iterable[tuple[int, Derivation]], **given: Any) -> Facts:
-    """The facts of a graph whose nodes come from those of ``facts``. ``rows``: from which row, and how.
-
-    ``given``: the columns that do not follow from that, among them phases, inputs, owners and flags.
-    """
+    """The facts of a graph whose nodes come from those of ``facts``. ``rows``: from which row, and how. ``given``: the
+    columns that do not follow from that, among them phases, inputs, owners and flags."""
     derived = list(rows)
     sources = [row for row, _ in derived]
     for name, said in COLUMNS.items():

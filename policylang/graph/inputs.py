@@ -37,11 +37,9 @@ MODULE_ANNOTATION = "module_fqn"
 
 @lru_cache(maxsize=65536)
 def normalise(raw: str) -> tuple[str, str]:
-    """The local that a raw module path starts from (empty where it names none) and the normalised path.
-
-    Dynamo names a module by the Python expression that reaches it, ``L['self']._modules['layers']._modules['0'].attn``,
-    and wrappers add components; ``layers.0.attn`` is left.
-    """
+    """The local that a raw module path starts from (empty where it names none) and the normalised path. Dynamo names a
+    module by the Python expression that reaches it, ``L['self']._modules['layers']._modules['0'].attn``, and wrappers
+    add components; ``layers.0.attn`` is left."""
     text = raw
     while (flat := _GETATTR.sub(r"\g<of>.\g<name>", text)) != text:
         text = flat
@@ -83,11 +81,9 @@ class ModulePaths:
         return raw
 
     def table(self) -> dict[str, str]:
-        """Raw path to path, for every path that was added.
-
-        Where a graph holds modules of several locals, as a step over a generator and a discriminator does, each path
-        but those of ``self`` starts with its local's name: two models' ``layers.0`` are not one block.
-        """
+        """Raw path to path, for every path that was added. Where a graph holds modules of several locals, as a step
+        over a generator and a discriminator does, each path but those of ``self`` starts with its local's name: two
+        models' ``layers.0`` are not one block."""
         several = len({root for root, _ in self._known.values() if root}) > 1
         shared: dict[str, str] = {"": ""}
         table: dict[str, str] = {"": ""}

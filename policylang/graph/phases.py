@@ -20,10 +20,8 @@ _SAID = {marks.FORWARD: Phase.FORWARD, marks.BACKWARD: Phase.BACKWARD, marks.EPI
 
 
 def said_phase(meta: dict[str, Any]) -> int:
-    """The phase that a node's tracer, or the user, states; 0 where none does.
-
-    ``phase`` is what PyTorch's own pass for flat graphs looks for, under ``remat_pass_tag`` in 2.11.
-    """
+    """The phase that a node's tracer, or the user, states; 0 where none does. ``phase`` is what PyTorch's own pass for
+    flat graphs looks for, under ``remat_pass_tag`` in 2.11."""
     found = marks.custom(meta)
     if not found:
         return 0

@@ -57,10 +57,8 @@ _NOT_A_NODE = (MalformedError, AttributeError, LookupError, RuntimeError, TypeEr
 
 
 def rebuilt(rows: Sequence[Mapping[str, Any]]) -> fx.Graph:
-    """The graph of a recording's nodes. Raises :class:`MalformedError`, which names the node that cannot be rebuilt.
-
-    A graph without a module: a module would make Python of it, with names from the file in it, and run that.
-    """
+    """The graph of a recording's nodes. Raises :class:`MalformedError`, which names the node that cannot be rebuilt. A
+    graph without a module: a module would make Python of it, with names from the file in it, and run that."""
     load_distributed_operators()
     builder = _Builder()
     with fixed_size_fake_mode():
@@ -248,10 +246,8 @@ _FIELDS = ("name", "op", "target", "args", "kwargs", "val", "meta")
 
 
 def recorded_facts(path: str | os.PathLike[str]) -> Facts:
-    """The facts of a recorded graph, ``.json`` or ``.json.gz``. Needs torch.
-
-    Raises ``PolicyGraphError`` for a file that cannot be read, is no recording, or is too large.
-    """
+    """The facts of a recorded graph, ``.json`` or ``.json.gz``. Needs torch. Raises ``PolicyGraphError`` for a file
+    that cannot be read, is no recording, or is too large."""
     name = os.fsdecode(path)
     try:
         size, recording = _content(path, name)

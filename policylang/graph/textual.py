@@ -116,10 +116,8 @@ _HELP = "for example `%y = aten.mm.default(%x, %w) layers.0.attention shape=8x8 
 def read_graph(
     source: Source, kind: GraphKind | None = None, operators: OperatorTable | None = None
 ) -> tuple[Facts | None, tuple[Diagnostic, ...]]:
-    """The facts of a graph that is written as text, or everything that keeps it from being read.
-
-    Without ``kind`` it is a joint graph if it has a backward, else a forward graph. Linear in the text.
-    """
+    """The facts of a graph that is written as text, or everything that keeps it from being read. Without ``kind`` it is
+    a joint graph if it has a backward, else a forward graph. Linear in the text."""
     reader = _GraphParser(source, operators or OperatorTable.bundled())
     reader.read()
     if reader.problems:

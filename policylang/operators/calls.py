@@ -109,10 +109,8 @@ def describe(target: Any) -> OperatorInfo:
 
 
 def argument(node: fx.Node, places: Sequence[Place], *, skip: int = 0) -> list[Any]:
-    """The arguments of a call at the given places; a default that was not written is left out.
-
-    ``skip``: so many arguments come before those of an operator that runs inside another.
-    """
+    """The arguments of a call at the given places; a default that was not written is left out. ``skip``: so many
+    arguments come before those of an operator that runs inside another."""
     args, kwargs = node.args[skip:], node.kwargs
     if places is ALL_KEYWORDS:
         return list(kwargs.values())

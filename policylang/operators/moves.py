@@ -51,9 +51,7 @@ class Move:
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         """The layout of its result, of a split of each piece. ``added``: the digits that count what it puts together.
-
-        Raises :class:`NoDigitsError`.
-        """
+        Raises :class:`NoDigitsError`."""
         raise NoDigitsError("is no layout operator")
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:

@@ -72,11 +72,9 @@ def packet(target: str) -> str:
 
 
 def bytes_moved(facts: Facts, row: int) -> int:
-    """Bytes that one run of an operator (:func:`runs_kernel`) moves between the device's memory and itself.
-
-    What it reads and what it returns, once each. Of an expanded tensor the memory behind it; of a table that is looked
-    up in as much as is found; of what is overwritten nothing; of what is written in place at some places these.
-    """
+    """Bytes that one run of an operator (:func:`runs_kernel`) moves between the device's memory and itself. What it
+    reads and what it returns, once each. Of an expanded tensor the memory behind it; of a table that is looked up in as
+    much as is found; of what is overwritten nothing; of what is written in place at some places these."""
     target, inputs, made = facts.targets[row], facts.inputs[row], facts.bytes[row]
     operator = packet(target)
     read = [memory_read(facts, each) for each in inputs]
@@ -248,10 +246,8 @@ class _Pricing:
 
 
 def lacking(times: NodeTimes, span: Span | None = None, *, copies: bool = False) -> Diagnostic | None:
-    """The error of a profile that lacks a figure for something in the graph; None where it has them all.
-
-    ``copies``: whether values are copied to the host by a plan. ``span``: where the device is named.
-    """
+    """The error of a profile that lacks a figure for something in the graph; None where it has them all. ``copies``:
+    whether values are copied to the host by a plan. ``span``: where the device is named."""
     device = times.device
     missing = [f"matrix work in {dtype} ({counted(calls, 'call')})" for dtype, calls in times.unknown_dtypes.items()]
     missing += [f"{what} ({counted(calls, 'call')})" for what, calls in times.unpriced.items()]

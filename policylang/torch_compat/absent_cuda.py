@@ -32,10 +32,8 @@ ON_CUDA = ("_fused_rms_norm", "silu_backward", "mish_backward")
 
 @contextmanager
 def kernels_of_cuda(composite: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Registers what decides on CUDA, and that the operators of :data:`ON_CUDA` have a kernel there.
-
-    ``composite``: operators that are made of others, by name and overload, and what calls the others.
-    """
+    """Registers what decides on CUDA, and that the operators of :data:`ON_CUDA` have a kernel there. ``composite``:
+    operators that are made of others, by name and overload, and what calls the others."""
     added = [("AutogradCUDA", name, function) for name, function in composite.items()]
     for name in ON_CUDA:
         operator = getattr(torch.ops.aten, name).default
@@ -82,10 +80,8 @@ def sdpa_priority() -> tuple[int, ...]:
 
 @contextmanager
 def device_guard() -> Iterator[None]:
-    """Gives CUDA the guard of ``meta``, which does nothing; one of a build with CUDA asks the driver.
-
-    Without any the first operator that autograd records aborts the process, so what cannot be lent has to be refused.
-    """
+    """Gives CUDA the guard of ``meta``, which does nothing; one of a build with CUDA asks the driver. Without any the
+    first operator that autograd records aborts the process, so what cannot be lent has to be refused."""
     registry = _exported("libc10", "_ZN3c104impl26device_guard_impl_registryE", ctypes.c_void_p * 20)
     cuda, meta = 1, 14  # c10::DeviceType, whose numbers are part of torch's file formats
     if not registry[meta]:
@@ -99,10 +95,8 @@ def device_guard() -> Iterator[None]:
 
 @contextmanager
 def hooks_of_a_build_without_cuda() -> Iterator[None]:
-    """Gives the CUDA hooks of a build with CUDA the methods that those of a build without it have.
-
-    The autograd engine asks them whether CUDA is this build's accelerator, and if so for the streams of its GPUs.
-    """
+    """Gives the CUDA hooks of a build with CUDA the methods that those of a build without it have. The autograd engine
+    asks them whether CUDA is this build's accelerator, and if so for the streams of its GPUs."""
     hooks, without_cuda = cuda_hooks() if torch.backends.cuda.is_built() else (ctypes.c_void_p(), 0)
     before, hooks.value = hooks.value, without_cuda
     try:
@@ -112,11 +106,9 @@ def hooks_of_a_build_without_cuda() -> Iterator[None]:
 
 
 def cuda_hooks() -> tuple[ctypes.c_void_p, int]:
-    """The addresses of the methods of this build's CUDA hooks, and of those of a build without CUDA.
-
-    An object of C++ begins with the address of its methods; before them are two words about their class. libtorch_cpu
-    holds the class of a build without CUDA in every build.
-    """
+    """The addresses of the methods of this build's CUDA hooks, and of those of a build without CUDA. An object of C++
+    begins with the address of its methods; before them are two words about their class. libtorch_cpu holds the class of
+    a build without CUDA in every build."""
     name = "_ZN2at6detail12getCUDAHooksEv"
     _exported("libtorch_cpu", name, ctypes.c_char)
     methods = _exported("libtorch_cpu", "_ZTVN2at18CUDAHooksInterfaceE", ctypes.c_void_p * 3)

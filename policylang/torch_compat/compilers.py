@@ -38,10 +38,8 @@ def code_location() -> str:
 
 
 def dynamo_graphs() -> list[fx.Graph]:
-    """The graph that Dynamo is handing to its backend and those nested in it; empty outside of that.
-
-    A partitioner is handed the joint graph alone, and torch's caches ask for its key before there is one.
-    """
+    """The graph that Dynamo is handing to its backend and those nested in it; empty outside of that. A partitioner is
+    handed the joint graph alone, and torch's caches ask for its key before there is one."""
     translator = _translator()
     if translator is None:
         return []
@@ -52,10 +50,8 @@ def dynamo_graphs() -> list[fx.Graph]:
 
 
 def running_dynamo_inputs() -> list[fx.Node]:
-    """The inputs of the graph that Dynamo is having compiled, in order; empty where it is not compiling.
-
-    AOTAutograd tells a partitioner only the position of an input that Dynamo lifted.
-    """
+    """The inputs of the graph that Dynamo is having compiled, in order; empty where it is not compiling. AOTAutograd
+    tells a partitioner only the position of an input that Dynamo lifted."""
     translator = _translator()
     return [] if translator is None else list(translator.output.placeholders)
 
@@ -105,9 +101,7 @@ def compiled_in_place(modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
 
 def compiler_of(module: torch.nn.Module) -> Any:
     """The backend of ``torch.compile`` that a compiled module was given; None where it cannot be told.
-
-    ``module.compile()`` keeps it in the closure of a function alone.
-    """
+    ``module.compile()`` keeps it in the closure of a function alone."""
     function = getattr(module, "_compiled_call_impl", None)
     if function is None:
         return backend_of(module)
@@ -131,10 +125,8 @@ def backend_behind(wrapper: Any) -> Any:
 
 
 def was_left_uncompiled(error: BaseException | None) -> bool:
-    """True if ``torch.compile(…, fullgraph=True)`` raised this because it ran as it is, as under a dispatch mode.
-
-    It is a plain RuntimeError: it is told by the frame that raised it.
-    """
+    """True if ``torch.compile(…, fullgraph=True)`` raised this because it ran as it is, as under a dispatch mode. It is
+    a plain RuntimeError: it is told by the frame that raised it."""
     raised = None if error is None else error.__traceback__
     while raised is not None and raised.tb_next is not None:
         raised = raised.tb_next
@@ -170,11 +162,9 @@ class FrameLeft(NamedTuple):
 
 
 def frames_left(since: int = 0) -> list[FrameLeft]:
-    """The code that Dynamo gave up on since a time (microseconds since the epoch), among the last 64 compilations.
-
-    From the records that Dynamo keeps for its logs. A frame is known by its number: where a limit on recompilations was
-    reached, the record does not say what it was of.
-    """
+    """The code that Dynamo gave up on since a time (microseconds since the epoch), among the last 64 compilations. From
+    the records that Dynamo keeps for its logs. A frame is known by its number: where a limit on recompilations was
+    reached, the record does not say what it was of."""
     if "torch._dynamo" not in sys.modules:
         return []
     from torch._dynamo import exc
@@ -211,11 +201,9 @@ def _why(said: str) -> str:
 
 
 def through_dynamo(error: Exception, frame: FrameType | None) -> Exception:
-    """A copy of an error that ``torch.compile`` passes on to the user as it is.
-
-    Dynamo wraps what a backend raises in ``BackendCompilerFailed``, whose type no ``except PolicyError`` catches;
-    exceptions that are also a ``ShortenTraceback`` pass, and lose the frames before ``frame``.
-    """
+    """A copy of an error that ``torch.compile`` passes on to the user as it is. Dynamo wraps what a backend raises in
+    ``BackendCompilerFailed``, whose type no ``except PolicyError`` catches; exceptions that are also a
+    ``ShortenTraceback`` pass, and lose the frames before ``frame``."""
     kind: Any = type(error)  # exception classes are hashable, whatever their stubs say
     return _passing(kind)(error, frame)
 
@@ -283,10 +271,8 @@ _loaded: ContextVar[list[tuple[bool, str]] | None] = ContextVar("policylang_load
 @contextmanager
 def code_from_caches() -> Iterator[list[tuple[bool, str]]]:
     """Collects the code of every graph that is made ready to run meanwhile, with whether it is the backward.
-
     AOTAutograd's cache returns one callable around forward and backward, whose code nobody can ask for. So the method
-    that makes compiled code ready is wrapped, once a process.
-    """
+    that makes compiled code ready is wrapped, once a process."""
     _watch_loading()
     collected: list[tuple[bool, str]] = []
     token = _loaded.set(collected)
@@ -315,11 +301,9 @@ def _watch_loading() -> None:
 
 
 def run_after(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]]) -> None:
-    """Have nodes run after others that they do not read, through all that Inductor does to a graph from here on.
-
-    The nodes are in the order of the graph, and so are those that each runs after. The dependencies are torch's own
-    ``control_deps``: they hold in the lowering, for the fusion of kernels and in every reordering of the scheduler.
-    """
+    """Have nodes run after others that they do not read, through all that Inductor does to a graph from here on. The
+    nodes are in the order of the graph, and so are those that each runs after. The dependencies are torch's own
+    ``control_deps``: they hold in the lowering, for the fusion of kernels and in every reordering of the scheduler."""
     from torch._inductor.fx_passes import control_dependencies
     from torch.utils._ordered_set import OrderedSet
 
@@ -374,10 +358,8 @@ def compile_with_aot_eager(
     inference: ChangeInference | None = None,
 ) -> Any:
     """AOTAutograd with a partitioner and no compiler behind it: torch's ``aot_eager`` backend fixes the partitioner.
-
     ``as_called``: from a graph, what calls it with a list, and whether it is the backward, to what is called instead.
-    ``inference`` is given a graph without gradients.
-    """
+    ``inference`` is given a graph without gradients."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
 
@@ -415,10 +397,8 @@ def graph_pass_base() -> type[Any]:
 
 
 def hooks_that_hold(custom_pass: object) -> tuple[str, ...]:
-    """The settings of Inductor, by name, under which a pass is registered at present, alone or in a list.
-
-    Read at the call: what ``torch.compile(options=…)`` sets holds only while a graph is compiled.
-    """
+    """The settings of Inductor, by name, under which a pass is registered at present, alone or in a list. Read at the
+    call: what ``torch.compile(options=…)`` sets holds only while a graph is compiled."""
     given = {name: setting(name) for name in _PASS_SETTINGS}
     lists = {name: each if isinstance(each, (list, tuple)) else (each,) for name, each in given.items()}
     return tuple(name for name, passes in lists.items() if any(each is custom_pass for each in passes))

@@ -78,10 +78,8 @@ def mesh_layout(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int,
 
 def mesh_order(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
     """Names and sizes of a ``DeviceMesh``'s dimensions, and its global ranks in row-major order. Dimensions without
-    names are called as torch calls them in the descriptions of their groups.
-
-    A mesh makes its tensor of ranks under the modes that are active: a ``FakeTensorMode`` would leave no numbers in it.
-    """
+    names are called as torch calls them in the descriptions of their groups. A mesh makes its tensor of ranks under the
+    modes that are active: a ``FakeTensorMode`` would leave no numbers in it."""
     with outside_of_modes():
         ranks = tuple(int(rank) for rank in mesh.mesh.flatten().tolist())
     names = mesh.mesh_dim_names or tuple(f"dim_{dim}" for dim in range(len(mesh.shape)))
@@ -121,10 +119,8 @@ def forget_group(name: str) -> None:
 
 def create_group(name: str, ranks: Sequence[int], backend: str) -> None:
     """Make the process group ``name`` of these ranks, in this order. Called by its members and by no other rank.
-
     ``new_group`` names groups by how many were made so far, which every rank of the world has to count alike, or
-    (``use_local_synchronization``) by how many this rank is in, which is not the same on every member.
-    """
+    (``use_local_synchronization``) by how many this rank is in, which is not the same on every member."""
     c10d = _c10d()
     world, whole = c10d._world, c10d._get_default_group()
     backend = c10d.Backend(backend)
@@ -211,11 +207,9 @@ def place_among_ranks() -> str:
 
 
 def read_all(store: Any, keys: Sequence[str]) -> list[bytes] | None:
-    """Values of a store, without waiting for those that are not there; None then.
-
-    ``multi_get`` waits for what is missing as long as the store's own timeout, and a rank may take away what it has
-    posted between a look and the reading. Raises ``RuntimeError`` where the store is gone.
-    """
+    """Values of a store, without waiting for those that are not there; None then. ``multi_get`` waits for what is
+    missing as long as the store's own timeout, and a rank may take away what it has posted between a look and the
+    reading. Raises ``RuntimeError`` where the store is gone."""
     if not store.check(list(keys)):
         return None
     try:
@@ -229,10 +223,8 @@ def read_all(store: Any, keys: Sequence[str]) -> list[bytes] | None:
 
 def shortest_timeout(groups: Iterable[str]) -> float:
     """The shortest timeout of some process groups, in seconds: as long as their collectives would wait for a rank.
-
     Where none of them tells, that of the default group; half an hour, the longest of torch's own defaults, where that
-    does not.
-    """
+    does not."""
     import torch.distributed.distributed_c10d as c10d
 
     def timeouts(find: Callable[[], Any]) -> list[float]:

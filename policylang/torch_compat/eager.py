@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -45,10 +46,8 @@ def detached(value: Any) -> Any:
 
 
 def watching_results(watch: Callable[[torch.Tensor], None]) -> AbstractContextManager[object]:
-    """A context in which ``watch`` sees every tensor that an operator returns, in compiled code too.
-
-    Inductor's kernels are no operators: under that inner compiler only what it leaves to aten is seen.
-    """
+    """A context in which ``watch`` sees every tensor that an operator returns, in compiled code too. Inductor's kernels
+    are no operators: under that inner compiler only what it leaves to aten is seen."""
 
     class Watching(DispatchMode):  # type: ignore[misc]
         @classmethod
@@ -65,9 +64,8 @@ def watching_results(watch: Callable[[torch.Tensor], None]) -> AbstractContextMa
     return Watching()
 
 
-def active_modes() -> list[Any]:
-    """The dispatch modes that see what runs here. Autograd carries them into the threads of a backward."""
-    return list(_python_dispatch._get_current_dispatch_mode_stack())
+active_modes: Callable[[], list[Any]] = _python_dispatch._get_current_dispatch_mode_stack
+"""The dispatch modes that see what runs here. Autograd carries them into the threads of a backward."""
 
 
 def is_wrapper_class(kind: type) -> bool:
@@ -131,9 +129,8 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
 
 
-def version(value: torch.Tensor) -> int:
-    """The version counter of a tensor: the number of writes to its memory."""
-    return value._version
+version: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""The version counter of a tensor: the number of writes to its memory."""
 
 
 _OF_FUNCTIONS = {f"torch._higher_order_ops.{name}": f"torch.{name}" for name in ("cond", "map", "scan")}
@@ -155,14 +152,10 @@ def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> No
     torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
 
 
-def keeps_graph() -> bool:
-    """True if the backward that is running was asked to ``retain_graph``: what it used may be asked for again."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
-
-
-def running_backward() -> int:
-    """A number for the backward that is running, which no other has; -1 outside of any."""
-    return int(torch._C._current_graph_task_id())
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+"""True if the backward that is running was asked to ``retain_graph``: what it used may be asked for again."""
+running_backward: Callable[[], int] = torch._C._current_graph_task_id
+"""A number for the backward that is running, which no other has; -1 outside of any."""
 
 
 def default_generator(device: torch.device) -> torch.Generator | None:
@@ -176,9 +169,8 @@ def default_generator(device: torch.device) -> torch.Generator | None:
     return generators[index]
 
 
-def clear_cast_weights() -> None:
-    """Forgets the weights that autocast has cast and kept: what is cast again depends on what ran before."""
-    torch.clear_autocast_cache()
+clear_cast_weights: Callable[[], None] = torch.clear_autocast_cache
+"""Forgets the weights that autocast has cast and kept: what is cast again depends on what ran before."""
 
 
 def transformed() -> bool:
@@ -194,7 +186,7 @@ def differentiated_by_transform() -> bool:
 
 def forward_derivatives() -> bool:
     """True if operators may be asked for forward-mode derivatives at the moment (``forward_ad.dual_level``)."""
-    return bool(torch.autograd.forward_ad._current_level >= 0)
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def being_compiled() -> bool:
@@ -218,10 +210,8 @@ def compiled_around() -> tuple[Any, str]:
 
 
 def runs_in_graph(context: object) -> bool:
-    """True if the operator of :func:`compiled_around` runs, and no trace, as it enters the first of its contexts.
-
-    From torch 2.12 it sets an attribute on that; and it preserves the metadata of nodes, which else only traces do.
-    """
+    """True if the operator of :func:`compiled_around` runs, and no trace, as it enters the first of its contexts. From
+    torch 2.12 it sets an attribute on that; and it preserves the metadata of nodes, which else only traces do."""
     from torch.fx.traceback import has_preserved_node_meta
 
     if hasattr(context, "ac_graph_id"):
@@ -254,9 +244,8 @@ def made_by_reentrant_checkpoint(value: torch.Tensor) -> bool:
     return type(value.grad_fn).__name__ == "CheckpointFunctionBackward"
 
 
-def remove_saved_tensor_hooks() -> None:
-    """Take away the innermost pair; :func:`restore_saved_tensor_hooks` puts it back."""
-    torch._C._autograd._pop_saved_tensors_default_hooks()
+remove_saved_tensor_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
+"""Takes away the innermost pair; :func:`restore_saved_tensor_hooks` puts it back."""
 
 
 def restore_saved_tensor_hooks(pair: Any) -> None:

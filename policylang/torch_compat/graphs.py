@@ -39,10 +39,8 @@ def schema_of(operator: Any) -> Any:
 
 def described_input(desc: Any) -> tuple[str, str, int | None]:
     """The kind in a graph input's descriptor: ``parameter``, ``buffer``, ``user``, ``tangent`` or ``other``, the dotted
-    name of a parameter or buffer, and the position among the traced function's inputs where that is all there is.
-
-    A part of a tensor subclass (the local shard of a DTensor) and the base of a view are what they come from.
-    """
+    name of a parameter or buffer, and the position among the traced function's inputs where that is all there is. A
+    part of a tensor subclass (the local shard of a DTensor) and the base of a view are what they come from."""
     desc = underlying_input(desc)
     kind = type(desc).__name__
     if kind in ("ParamAOTInput", "BufferAOTInput"):
@@ -62,10 +60,8 @@ def underlying_input(desc: Any) -> Any:
 
 
 def mutated_input(desc: Any) -> Any:
-    """The descriptor of the input that an output's value is copied into after the graph has run; None for others.
-
-    An input whose metadata alone changes (``MetadataMutationAOTOutput``) is not written to.
-    """
+    """The descriptor of the input that an output's value is copied into after the graph has run; None for others. An
+    input whose metadata alone changes (``MetadataMutationAOTOutput``) is not written to."""
     desc = _whole_output(desc)
     return desc.mutated_input if type(desc).__name__ == "InputMutationAOTOutput" else None
 
@@ -162,10 +158,8 @@ def has_data_symbol(value: Any) -> bool:
 
 
 def outside_of_modes() -> AbstractContextManager[Any]:
-    """Within, no mode of a trace is active; fake tensors still act under their own.
-
-    A graph may be changed while the ``FakeTensorMode`` of another trace is on, and torch mixes no two.
-    """
+    """Within, no mode of a trace is active; fake tensors still act under their own. A graph may be changed while the
+    ``FakeTensorMode`` of another trace is on, and torch mixes no two."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
@@ -185,10 +179,8 @@ def group_ranks(name: str) -> tuple[int, ...]:
 
 
 def name_of_group(value: Any) -> str:
-    """The name of a process group that a call passes as itself; empty for anything else.
-
-    A group is an object of Python's or, where an operator of ``c10d`` is dispatched, TorchScript's box around one.
-    """
+    """The name of a process group that a call passes as itself; empty for anything else. A group is an object of
+    Python's or, where an operator of ``c10d`` is dispatched, TorchScript's box around one."""
     name = getattr(value, "group_name", None)
     if name is None and isinstance(value, torch.ScriptObject) and torch.distributed.is_available():
         try:
@@ -200,9 +192,7 @@ def name_of_group(value: Any) -> str:
 
 def triton_kernel(index: Any) -> Any:
     """The Triton kernel that a graph calls by its number in a table; None where there is no such kernel, or no Triton.
-
-    What tunes a kernel or chooses its constants is unwrapped, as ``torch.utils.flop_counter`` does.
-    """
+    What tunes a kernel or chooses its constants is unwrapped, as ``torch.utils.flop_counter`` does."""
     try:
         from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
@@ -223,10 +213,8 @@ def compute_operators() -> frozenset[str]:
 
 def operator_names() -> list[str]:
     """Every operator that the loaded torch knows, in full and sorted: ``aten.mm.default``, ``higher_order.cond``.
-
     Dispatched operators, custom ones included, come from the dispatcher and from the schema registry (some are in one
-    of them alone), higher-order operators from the table they enter themselves in.
-    """
+    of them alone), higher-order operators from the table they enter themselves in."""
     why = "lists operators with it"
     require(torch._C, ("_dispatch_get_all_op_names", "_jit_get_all_schemas"), why)
     require(torch._ops, ("_higher_order_ops",), why)

@@ -26,11 +26,9 @@ def extract_forward_backward(
     num_fwd_outputs: int,
     static_inputs: Sequence[int],
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The forward and the backward graph of a joint graph for given saved values.
-
-    It carries output descriptors, version-counter classes and symbol bindings, which change from version to version.
-    The lists are changed to what was really saved.
-    """
+    """The forward and the backward graph of a joint graph for given saved values. It carries output descriptors,
+    version-counter classes and symbol bindings, which change from version to version. The lists are changed to what was
+    really saved."""
     extract = _partitioners()._extract_fwd_bwd_modules
     lists = [saved, saved_symbols]
     if "saved_opaque_nodes" in inspect.signature(extract).parameters:  # from 2.12
@@ -93,11 +91,9 @@ def functorch_settings() -> dict[str, Any]:
 def min_cut_saved_values(
     joint: fx.GraphModule, *, num_fwd_outputs: int, static_inputs: Sequence[int]
 ) -> list[fx.Node] | None:
-    """The values that PyTorch's min-cut would save of a tagged joint graph; None where it has no backward.
-
-    The steps of ``min_cut_rematerialization_partition`` between its CSE and its extraction. It honours the memory
-    budget of the configuration and of annotated regions, and agrees across ranks as PyTorch does.
-    """
+    """The values that PyTorch's min-cut would save of a tagged joint graph; None where it has no backward. The steps of
+    ``min_cut_rematerialization_partition`` between its CSE and its extraction. It honours the memory budget of the
+    configuration and of annotated regions, and agrees across ranks as PyTorch does."""
     partitioners = _partitioners()
     config = _functorch_config()
     if not config.unsafe_allow_optimization_of_collectives:
@@ -135,11 +131,9 @@ def _memory_budget(graph: fx.Graph) -> float:
 def replay_random(
     nodes: list[fx.Node], forward: fx.GraphModule, backward: fx.GraphModule, num_symbols: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Let the recomputation of the given joint nodes draw what the forward drew.
-
-    ``functionalize_rng_ops`` reads the joint module's node list alone, so it is shown only the nodes that are meant:
-    an SDPA without dropout is tagged random, and wrapping it would cost a state for nothing.
-    """
+    """Let the recomputation of the given joint nodes draw what the forward drew. ``functionalize_rng_ops`` reads the
+    joint module's node list alone, so it is shown only the nodes that are meant: an SDPA without dropout is tagged
+    random, and wrapping it would cost a state for nothing."""
     from torch._guards import detect_fake_mode
 
     shown = SimpleNamespace(graph=SimpleNamespace(nodes=nodes))
@@ -168,11 +162,9 @@ def random_state_operators() -> tuple[Any, Any]:
 
 
 def recompile_when_called(module: fx.GraphModule) -> None:
-    """Generate a changed graph's code when it is first called, printed or pickled, not now.
-
-    Generating code costs more than all that a pass over a flat graph does, and of a list of passes only the last one's
-    code is run. Every graph module has a class of its own, so this one alone changes.
-    """
+    """Generate a changed graph's code when it is first called, printed or pickled, not now. Generating code costs more
+    than all that a pass over a flat graph does, and of a list of passes only the last one's code is run. Every graph
+    module has a class of its own, so this one alone changes."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
     own = type(module)
