@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import fx
 
 from policylang.graph.facts import (
@@ -28,7 +28,6 @@ from policylang.graph.facts import (
 from policylang.graph.inputs import ModulePaths, input_columns, raw_path
 from policylang.graph.marks import (
     SAVED,
-    MarkerColumns,
     SavedMarker,
     annotated,
     custom,
@@ -61,18 +60,7 @@ from policylang.operators.calls import (
 from policylang.operators.moves import MOVERS
 from policylang.operators.names import GETITEM, WAITS
 from policylang.operators.work import WorkCounter
-from policylang.torch_compat import distributed
-from policylang.torch_compat.distributed import own_rank
-from policylang.torch_compat.graphs import (
-    group_ranks,
-    has_data_symbol,
-    hint,
-    is_backward_output,
-    is_saved_output,
-    name_of_group,
-    size_range,
-    value_of,
-)
+from policylang.torch_compat import distributed, graphs
 
 
 class Value(NamedTuple):
@@ -116,8 +104,10 @@ class _Measurements:
         try:
             known = self._tensors.get((size, stride, dtype, device))
         except TypeError:  # symbolic sizes have no hash
-            found = self._describe(tuple(hint(length) for length in size), None, dtype, device)
-            return found if not has_data_symbol(tensor) else found._replace(by_data=_by_data(size, dtype.itemsize))
+            found = self._describe(tuple(graphs.hint(length) for length in size), None, dtype, device)
+            return (
+                found if not graphs.has_data_symbol(tensor) else found._replace(by_data=_by_data(size, dtype.itemsize))
+            )
         if known is None:
             known = self._describe(tuple(size), stride, dtype, device)
             self._tensors[size, stride, dtype, device] = known
@@ -134,8 +124,8 @@ class _Measurements:
 
 def _by_data(size: torch.Size, itemsize: int) -> tuple[int, int, int]:
     """:attr:`Facts.data_sizes` of a tensor."""
-    ranges = [size_range(length) for length in size]
-    counted = max(hint(length) for length in size if has_data_symbol(length))
+    ranges = [graphs.size_range(length) for length in size]
+    counted = max(graphs.hint(length) for length in size if graphs.has_data_symbol(length))
     highest = [most for _, most in ranges if most is not None]
     most = itemsize * prod(highest) if len(highest) == len(ranges) else NO_LIMIT
     return counted, itemsize * prod(least for least, _ in ranges), most
@@ -160,8 +150,9 @@ def _argument_column(
     for row, (node, operator) in enumerate(zip(nodes, operators, strict=True)):
         kept = operator.name in _KEPT or operator.flags & Flag.COLLECTIVE
         if kept and (schema := parameters(node.target)) is not None:
-            named = [node.kwargs.get(name, default) for name, default in schema[len(node.args) :]]
-            column[row] = _plain_tuple([*node.args, *named], row_of)
+            args, kwargs = node.args, node.kwargs
+            named = [kwargs.get(name, default) for name, default in schema[len(args) :]]
+            column[row] = _plain_tuple([*args, *named], row_of)
     return column
 
 
@@ -177,7 +168,7 @@ def _plain(value: Any, row_of: Mapping[fx.Node, int]) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return _plain_tuple(value, row_of)
-    return name_of_group(value) or str(value).removeprefix("torch.")
+    return graphs.name_of_group(value) or str(value).removeprefix("torch.")
 
 
 def _group_columns(
@@ -189,7 +180,7 @@ def _group_columns(
     for row, operator in enumerate(operators):
         if operator.flags & Flag.COLLECTIVE and (name := group_name(operator, nodes[row])):
             if name not in groups:
-                groups[name] = known.get(name) or Group(name, ranks := group_ranks(name), len(ranks))
+                groups[name] = known.get(name) or Group(name, ranks := graphs.group_ranks(name), len(ranks))
             names[row] = groups[name].name
     return names, groups
 
@@ -286,11 +277,10 @@ class _Collector:
         users = users_of(inputs)
         owners, roots = self._owners(inputs)
         measure = _Measurements().measure
-        values = [measure(value_of(node.meta)) for node in nodes]
+        values = [measure(graphs.value_of(node.meta)) for node in nodes]
         flags = array("i", [Flag.SYMBOLIC if value.symbolic else 0 for value in values])
         self._flag_calls(flags, owners)
         names = [node.name for node in nodes]
-        lost = self._flag_saved(flags, MarkerColumns(names, targets, phases, inputs, users, owners))
         for row in read_by_backward(phases, inputs, owners):
             flags[row] |= Flag.FEEDS_BACKWARD
         self._flag_outputs(flags, phases, output_rows, output_descs)
@@ -306,7 +296,7 @@ class _Collector:
         counter = WorkCounter()
         works = [counter.of(node) for node in nodes]
         group_names, groups = _group_columns(nodes, self.operators, self.groups)
-        return Facts(
+        facts = Facts(
             kind=kind,
             names=names,
             ops=ops,
@@ -332,13 +322,14 @@ class _Collector:
             group_names=group_names,
             groups=groups,
             meshes=_meshes_of(groups, self.mesh),
-            rank=own_rank(),
+            rank=distributed.own_rank(),
             torch_version=str(torch.__version__),
-            lost_records=lost,
             annotations=[annotated(node.meta) for node in nodes],
             uncounted=[work.uncounted for work in works],
             data_sizes=[value.by_data for value in values] if any(value.by_data for value in values) else (),
         )
+        lost = self._flag_saved(flags, facts)
+        return evolve(facts, lost_records=lost) if lost else facts
 
     def _outputs(self) -> tuple[list[int | None], list[Any]]:
         """The row and the descriptor of each value that the graph returns."""
@@ -399,11 +390,11 @@ class _Collector:
             if node.meta.get("has_backward_hook"):
                 flags[row] |= Flag.BACKWARD_HOOK
             if flags[row] & Flag.COLLECTIVE and any(
-                has_data_symbol(each.meta.get("val")) for each in node.all_input_nodes
+                graphs.has_data_symbol(each.meta.get("val")) for each in node.all_input_nodes
             ):
                 flags[row] |= Flag.DATA_DEPENDENT
 
-    def _flag_saved(self, flags: array[int], columns: MarkerColumns) -> tuple[LostMarker, ...]:
+    def _flag_saved(self, flags: array[int], facts: Facts) -> tuple[LostMarker, ...]:
         """Flags what an earlier partition saved: marked on the very node, or found by its marker."""
         markers: dict[int, SavedMarker] = {}
         for row, node in enumerate(self.nodes):
@@ -411,7 +402,7 @@ class _Collector:
                 flags[row] |= Flag.RECORDED_SAVED
             elif (marker := from_annotation(custom(node.meta).get(SAVED))) is not None:
                 markers[row] = marker
-        found = find(markers, columns)
+        found = find(markers, facts)
         for row in found.saved:
             flags[row] |= Flag.RECORDED_SAVED
         return tuple(found.lost)
@@ -422,9 +413,9 @@ class _Collector:
         for row, desc in zip(rows, descs, strict=True):
             if row is None or phases[row] not in (Phase.FORWARD, Phase.INPUT):
                 continue
-            if desc is not None and is_backward_output(desc):
+            if desc is not None and graphs.is_backward_output(desc):
                 flags[row] |= Flag.GRADIENT
-            elif phases[row] == Phase.FORWARD and (desc is None or not is_saved_output(desc)):
+            elif phases[row] == Phase.FORWARD and (desc is None or not graphs.is_saved_output(desc)):
                 flags[row] |= Flag.FORWARD_OUTPUT
 
     def _flag_memory(self, flags: array[int], phases: bytearray, owners: array[int]) -> None:

@@ -57,7 +57,8 @@ def normalise(raw: str) -> tuple[str, str]:
 
 def raw_path(meta: Mapping[str, Any]) -> str:
     """The innermost module of a node as torch left it; a backward node has that of its forward node."""
-    if annotated := (meta.get("custom") or {}).get(MODULE_ANNOTATION):
+    custom = meta.get("custom")
+    if custom and (annotated := custom.get(MODULE_ANNOTATION)):
         return str(annotated)
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
     if not stack:

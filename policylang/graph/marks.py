@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import asdict, field, frozen
 
-from policylang.graph.facts import LostMarker, Phase
+from policylang.graph.facts import Facts, LostMarker, Phase
 from policylang.graph.memory import find_root
 from policylang.language.shown import one_line
 from policylang.operators.names import AUTOGRAD_COPIES
@@ -81,9 +81,11 @@ def custom(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 def annotated(meta: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of what others have set on a node, in order; one that is set to False or None is not set."""
+    if not (found := custom(meta)):
+        return ()
     others = (
         one_line(name)
-        for name, value in custom(meta).items()
+        for name, value in found.items()
         if isinstance(name, str) and not name.startswith(PROVENANCE) and value is not None and value is not False
     )
     return tuple(sorted(others))
@@ -158,18 +160,6 @@ def from_annotation(annotation: object) -> SavedMarker | None:
         return None
 
 
-@frozen(eq=False)
-class MarkerColumns:
-    """The part of a graph's facts that this needs."""
-
-    names: Sequence[str]
-    targets: Sequence[str]
-    phases: Sequence[int]
-    inputs: Sequence[tuple[int, ...]]
-    users: Sequence[tuple[int, ...]]
-    owners: Sequence[int]
-
-
 @frozen
 class FoundMarkers:
     saved: list[int] = field(factory=list)
@@ -177,18 +167,18 @@ class FoundMarkers:
     lost: list[LostMarker] = field(factory=list)
 
 
-def find(markers: Mapping[int, SavedMarker], columns: MarkerColumns) -> FoundMarkers:
+def find(markers: Mapping[int, SavedMarker], facts: Facts) -> FoundMarkers:
     """The values that the markers of a graph speak of. ``markers``: row to marker, in graph order."""
     group_of: dict[int, tuple[str, str]] = {}
     rows_of: dict[tuple[str, str], list[int]] = {}
     for row, marker in markers.items():
-        if columns.phases[row] == Phase.FORWARD and columns.targets[row]:
+        if facts.phases[row] == Phase.FORWARD and facts.targets[row]:
             key = group_of[row] = marker.partition, marker.name
             rows_of.setdefault(key, []).append(row)
     found = FoundMarkers()
     by_partition: dict[str, list[_Group]] = {}
     for (partition, name), rows in rows_of.items():
-        group = _Group(markers[rows[0]], rows, group_of, columns)
+        group = _Group(markers[rows[0]], rows, group_of, facts)
         by_partition.setdefault(partition, []).append(group)
         if group.marker.value or group.marker.copies:
             if problem := group.problem():
@@ -204,19 +194,19 @@ class _Group:
     """The forward nodes that came of one operator."""
 
     def __init__(
-        self, marker: SavedMarker, rows: list[int], group_of: Mapping[int, tuple[str, str]], columns: MarkerColumns
+        self, marker: SavedMarker, rows: list[int], group_of: Mapping[int, tuple[str, str]], facts: Facts
     ) -> None:
-        self.marker, self.rows, self.columns = marker, rows, columns
-        key, phases = group_of[rows[0]], columns.phases
+        self.marker, self.rows, self.facts = marker, rows, facts
+        key, phases = group_of[rows[0]], facts.phases
         self.copies: set[int] = set()
         self.results: list[int] = []
         for row in reversed(rows):
-            users, copies = columns.users[row], self.copies
-            of_group = any(group_of.get(read) == key for read in columns.inputs[row][:1])
+            users, copies = facts.users[row], self.copies
+            of_group = any(group_of.get(read) == key for read in facts.inputs[row][:1])
             # A copy that autograd keeps only the backward reads; a `clone` of a decomposition the forward reads.
             if (
                 of_group
-                and columns.targets[row] in AUTOGRAD_COPIES
+                and facts.targets[row] in AUTOGRAD_COPIES
                 and all(phases[user] == Phase.BACKWARD or user in copies for user in users)
             ):
                 copies.add(row)
@@ -233,7 +223,7 @@ class _Group:
             return "nothing reads what it became"
         if (marker.value or self.copies) if marker.several else self._is_one():
             return ""
-        return f"it may be any of {', '.join(f'`{self.columns.names[row]}`' for row in self.results)}"
+        return f"it may be any of {', '.join(f'`{self.facts.names[row]}`' for row in self.results)}"
 
     def stands_in(self) -> bool:
         """Its value can be saved in place of a view of it."""
@@ -242,11 +232,11 @@ class _Group:
     def _is_one(self) -> bool:
         """The results are one value, or one in each connected part: a module that is called twice in one graph runs its
         operators twice."""
-        if len({self.columns.owners[row] for row in self.results}) == 1:
+        if len({self.facts.owners[row] for row in self.results}) == 1:
             return True
         parents = {row: row for row in self.rows}
         for row in self.rows:
-            for read in self.columns.inputs[row]:
+            for read in self.facts.inputs[row]:
                 if read in parents:
                     parents[find_root(parents, row)] = find_root(parents, read)
         return len({find_root(parents, row) for row in self.results}) == len(self.results)
@@ -259,7 +249,7 @@ class _Group:
             yield from sorted(self.copies)
 
     def values(self) -> Iterator[int]:
-        return (each for row in self.results for each in (row, self.columns.owners[row]))
+        return (each for row in self.results for each in (row, self.facts.owners[row]))
 
 
 def _add_missing(groups: Sequence[_Group], found: FoundMarkers) -> None:

@@ -257,8 +257,7 @@ def mutated_reads(
             continue
         made_before = roots[row] == row and last_write.get(row, -1) > row  # recomputed, it would be as before the write
         if made_before or any(
-            last_write.get(roots[row_of[read]], -1) > row and read not in unread(node, operators[row])
-            for read in node.all_input_nodes
+            last_write.get(roots[row_of[read]], -1) > row and read not in unread(node) for read in node.all_input_nodes
         ):
             found.append(row)
     return found

@@ -171,10 +171,14 @@ class _GraphParser:
             return
         self._target(target)
         reads = self._reads(_SourceText(found["reads"] or "", line.start + max(found.start("reads"), 0)))
-        words = _Words(self)
+        said: dict[str, Any] = {"backward": self.backward, "flags": 0, "annotations": ()}
         for word in re.finditer(r"\S+", found["rest"]):
-            words.take(_SourceText(word.group(), line.start + found.start("rest") + word.start()))
-        self.builder.add(name or "output", target.text, reads, **words.arguments(self.backward))
+            self._word(_SourceText(word.group(), line.start + found.start("rest") + word.start()), said)
+        if "shape" in said:  # a tensor of a shape has as many elements, and as many bytes
+            numel, bits = prod(said["shape"]), re.search(r"\d+", dtype := said.get("dtype", ""))
+            itemsize = 1 if dtype in ("bool", "float4_e2m1fn_x2") else int(bits.group()) // 8 if bits else 0
+            said = {"numel": numel, "bytes": numel * itemsize, **said}
+        self.builder.add(name or "output", target.text, reads, **said)
 
     def _target(self, target: _SourceText) -> None:
         """An operator has to be one, in full; that of an unknown namespace is taken as it is."""
@@ -210,57 +214,36 @@ class _GraphParser:
                 self.report(NO_SUCH_NODE, f"no line above names a node `%{found[1]}`", at, help)
         return tuple(rows)
 
-
-@define(eq=False)
-class _Words:
-    """The words after the call on a line, as arguments of :meth:`GraphBuilder.add`, by name."""
-
-    reader: _GraphParser
-    said: dict[str, Any] = field(factory=dict)
-    notes: set[str] = field(factory=set)
-    flags: int = 0
-
-    def arguments(self, backward: bool) -> dict[str, Any]:
-        """With what follows from the words: a tensor of a shape has as many elements, and as many bytes."""
-        dtype = self.said.get("dtype", "")
-        bits = re.search(r"\d+", dtype)
-        itemsize = 1 if dtype in ("bool", "float4_e2m1fn_x2") else int(bits.group()) // 8 if bits else 0
-        numel = prod(self.said["shape"]) if "shape" in self.said else 0
-        given = {"numel": numel, "bytes": numel * itemsize, "backward": backward, **self.said}
-        return {**given, "flags": self.flags, "annotations": tuple(sorted(self.notes))}
-
-    def take(self, word: _SourceText) -> None:
+    def _word(self, word: _SourceText, said: dict[str, Any]) -> None:
+        """One of the words after the call, as an argument of :meth:`GraphBuilder.add`."""
         key, sign, value = word.text.partition("=")
         if sign:
-            self._value(key, _SourceText(value, word.start + len(key) + 1), word)
+            self._value(key, _SourceText(value, word.start + len(key) + 1), word, said)
         elif word.text in FLAGS:
-            self.flags |= FLAGS[word.text]
+            said["flags"] |= FLAGS[word.text]
         elif word.text == "backward":
-            self.said["backward"] = True
+            said["backward"] = True
         else:
-            self._module(word)
+            near = () if "." in word.text else nearest(word.text, (*FLAGS, "backward"))
+            if near or "module" in said or not _PATH.fullmatch(word.text):
+                help = did_you_mean(near) or "a line holds one module path, flags, and words such as `bytes=64`"
+                self.report(NO_SUCH_WORD, f"`{word.text}` is no flag of a node", word, help)
+            else:
+                said["module"] = word.text
 
-    def _module(self, word: _SourceText) -> None:
-        near = () if "." in word.text else nearest(word.text, (*FLAGS, "backward"))
-        if near or "module" in self.said or not _PATH.fullmatch(word.text):
-            help = did_you_mean(near) or "a line holds one module path, flags, and words such as `bytes=64`"
-            self.reader.report(NO_SUCH_WORD, f"`{word.text}` is no flag of a node", word, help)
-            return
-        self.said["module"] = word.text
-
-    def _value(self, key: str, value: _SourceText, word: _SourceText) -> None:
+    def _value(self, key: str, value: _SourceText, word: _SourceText, said: dict[str, Any]) -> None:
         if key not in _KEYS:
             help = did_you_mean(nearest(key, _KEYS)) or f"a node has {', '.join(f'`{known}`' for known in _KEYS)}"
-            self.reader.report(NO_SUCH_WORD, f"a node has no `{key}`", word, help)
+            self.report(NO_SUCH_WORD, f"a node has no `{key}`", word, help)
             return
         read, example = _KEYS[key]
-        found: Any = self.reader.builder.index.get(value.text.removeprefix("%")) if read is None else read(value.text)
+        found: Any = self.builder.index.get(value.text.removeprefix("%")) if read is None else read(value.text)
         if found is None:
-            self.reader.report(CANNOT_BE_READ, f"`{value.text}` is no `{key}`", value, example)
+            self.report(CANNOT_BE_READ, f"`{value.text}` is no `{key}`", value, example)
         elif key == "note":
-            self.notes.add(found)
+            said["annotations"] = tuple(sorted({*said["annotations"], found}))
         else:
-            self.said[_ARGUMENT.get(key, key)] = found
+            said[_ARGUMENT.get(key, key)] = found
 
 
 def _amount(text: str, dimension: str) -> int | None:

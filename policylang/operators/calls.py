@@ -303,15 +303,12 @@ def _inside(node: fx.Node) -> tuple[int, OperatorInfo]:
 
 def written_statistics(node: fx.Node) -> tuple[int, ...]:
     """The positions of running statistics that a call updates in place."""
-    found = _statistics(node, writes=True)
-    return tuple(at for at in found if at < len(node.args) and isinstance(node.args[at], fx.Node))
+    return _statistics(node, writes=True)
 
 
-def unread(node: fx.Node, operator: OperatorInfo) -> list[fx.Node]:
+def unread(node: fx.Node) -> list[Any]:
     """The running statistics that a call is given and of which it returns new ones."""
-    if operator.name not in RUNNING_STATISTICS:
-        return []
-    return nodes_in([node.args[at] for at in _statistics(node, writes=False) if at < len(node.args)])
+    return [node.args[at] for at in _statistics(node, writes=False)]
 
 
 def statistics_positions(target: Any) -> tuple[int, ...]:
@@ -330,7 +327,7 @@ def _statistics(node: fx.Node, *, writes: bool) -> tuple[int, ...]:
     found = RUNNING_STATISTICS.get(describe(node.target).name)
     if found is None or found.writes != writes or (found.may_not_train and argument(node, _TRAINING) != [True]):
         return ()
-    return found.places
+    return tuple(at for at in found.places if at < len(node.args) and isinstance(node.args[at], fx.Node))
 
 
 def asks_for_sizes(node: fx.Node) -> bool:

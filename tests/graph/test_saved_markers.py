@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from attrs import evolve
 
 from policylang.graph.facts import LostMarker, Phase
-from policylang.graph.marks import MarkerColumns, SavedMarker, find, from_annotation
+from policylang.graph.marks import SavedMarker, find, from_annotation
 
 NODE = re.compile(r"(\w+)(?:=(\w+)\(([\w,]*)\)(\d?))?")
 GONE = "no forward node of this graph comes of it"
@@ -34,7 +35,8 @@ def found_in(text: str, *marks: SavedMarker) -> tuple[list[str], list[LostMarker
         phases.append(Phase.BACKWARD if backward else Phase.FORWARD if targets[row] else Phase.INPUT)
         owners.append(owners[inputs[row][0]] if targets[row] == "builtin.getitem" else row)
     markers = {row: marks[int(mark)] for row, (*_, mark) in enumerate(lines) if mark}
-    found = find(markers, MarkerColumns(names, targets, phases, inputs, users, owners))
+    columns = {"names": names, "targets": targets, "phases": phases, "inputs": inputs, "users": users, "owners": owners}
+    found = find(markers, SimpleNamespace(**columns))
     return [names[row] for row in dict.fromkeys(found.saved)], found.lost
 
 
