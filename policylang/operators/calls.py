@@ -65,10 +65,8 @@ class OperatorInfo:
 
 @frozen
 class StandIn:
-    """An operator that this torch does not have, by one call: it reads its arguments and returns new tensors.
-
-    Torch's registry is the whole process's: what one file calls would decide what is read of the next.
-    """
+    """An operator that this torch does not have, by one call: it reads its arguments and returns new tensors. Torch's
+    registry is the whole process's: what one file calls would decide what is read of the next."""
 
     namespace: str
     name: str
