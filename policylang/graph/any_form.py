@@ -8,7 +8,6 @@ import re
 from policylang.errors import PolicyGraphError
 from policylang.graph import snapshot
 from policylang.graph.facts import Facts
-from policylang.graph.snapshot import FOREIGN, graph_error
 from policylang.graph.textual import read_graph
 from policylang.language.diagnostics import Source
 
@@ -55,7 +54,7 @@ def _recorded(path: str | os.PathLike[str]) -> Facts:
         import torch  # noqa: F401
     except Exception as error:  # not there, or broken in whatever way
         message = f"`{os.fsdecode(path)}` is not a snapshot of a graph, and torch cannot be imported: {error}"
-        raise graph_error(FOREIGN, message, _NO_TORCH) from None
+        raise snapshot.graph_error(snapshot.FOREIGN, message, _NO_TORCH) from None
     from policylang.graph.recorded import recorded_facts
 
     return recorded_facts(path)

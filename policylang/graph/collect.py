@@ -13,6 +13,7 @@ import torch
 from attrs import define, evolve, field
 from torch import fx
 
+from policylang.graph import marks
 from policylang.graph.facts import (
     Facts,
     Flag,
@@ -26,16 +27,6 @@ from policylang.graph.facts import (
     users_of,
 )
 from policylang.graph.inputs import ModulePaths, input_columns, raw_path
-from policylang.graph.marks import (
-    SAVED,
-    SavedMarker,
-    annotated,
-    custom,
-    find,
-    from_annotation,
-    recorded_saved,
-    user_tag,
-)
 from policylang.graph.memory import memory_of, mutated_reads
 from policylang.graph.phases import (
     PhaseMarks,
@@ -268,12 +259,12 @@ class _Collector:
         self.operators = [describe(node.target) if node.op == "call_function" else _NO_OPERATOR for node in nodes]
         targets = [operator.name for operator in self.operators]
         output_rows, output_descs = self._outputs()
-        marks = self._marks(output_descs)
+        said = self._marks(output_descs)
         if kind is None:
-            kind = kind_of(marks, targets)
+            kind = kind_of(said, targets)
         else:
-            check_kind(kind, marks)
-        phases = phases_of(kind, marks, ops, inputs, output_rows)
+            check_kind(kind, said)
+        phases = phases_of(kind, said, ops, inputs, output_rows)
         users = users_of(inputs)
         owners, roots = self._owners(inputs)
         measure = _Measurements().measure
@@ -289,7 +280,7 @@ class _Collector:
         else:
             for row in mutated_reads(nodes, self.operators, roots, row_of, output_descs):
                 flags[row] |= Flag.READS_MUTATED
-        tags = [user_tag(node.meta) for node in nodes]
+        tags = [marks.user_tag(node.meta) for node in nodes]
         modules = [self.paths.add(raw_path(node.meta)) if node.op != "placeholder" else "" for node in nodes]
         kinds, input_names = input_columns(self.module, nodes, self.static, output_descs, self.paths)
         path_of = self.paths.table()
@@ -324,7 +315,7 @@ class _Collector:
             meshes=_meshes_of(groups, self.mesh),
             rank=distributed.own_rank(),
             torch_version=str(torch.__version__),
-            annotations=[annotated(node.meta) for node in nodes],
+            annotations=[marks.annotated(node.meta) for node in nodes],
             uncounted=[work.uncounted for work in works],
             data_sizes=[value.by_data for value in values] if any(value.by_data for value in values) else (),
         )
@@ -347,7 +338,7 @@ class _Collector:
             tags=[meta.get("partitioner_tag") for meta in metas],
             said=bytearray(map(said_phase, metas)),
             hooked=bytearray(bool(meta.get("autograd_backward")) for meta in metas),
-            recorded=bytearray(SAVED in custom(meta) for meta in metas),
+            recorded=bytearray(marks.SAVED in marks.custom(meta) for meta in metas),
             seeds=[row for row, node in enumerate(self.nodes) if is_seed(node)],
             tangents=[row for row in rows if is_tangent(self.nodes[row])],
             output_descs=output_descs,
@@ -396,13 +387,13 @@ class _Collector:
 
     def _flag_saved(self, flags: array[int], facts: Facts) -> tuple[LostMarker, ...]:
         """Flags what an earlier partition saved: marked on the very node, or found by its marker."""
-        markers: dict[int, SavedMarker] = {}
+        markers: dict[int, marks.SavedMarker] = {}
         for row, node in enumerate(self.nodes):
-            if recorded_saved(node.meta):
+            if marks.recorded_saved(node.meta):
                 flags[row] |= Flag.RECORDED_SAVED
-            elif (marker := from_annotation(custom(node.meta).get(SAVED))) is not None:
+            elif (marker := marks.from_annotation(marks.custom(node.meta).get(marks.SAVED))) is not None:
                 markers[row] = marker
-        found = find(markers, facts)
+        found = marks.find(markers, facts)
         for row in found.saved:
             flags[row] |= Flag.RECORDED_SAVED
         return tuple(found.lost)

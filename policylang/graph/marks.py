@@ -18,53 +18,35 @@ from policylang.operators.names import AUTOGRAD_COPIES
 
 PROVENANCE = "policylang"
 """``custom`` key: the line that decided, ``llama3_sac.apl:9``. A tag beside it is ours, any other is the user's."""
-
 SAVED = "policylang_saved"
-"""``custom`` key: a partition saved this value (``where recorded saved``).
-
-On the nodes of a partition itself True, or :data:`PARTLY`. On those of a graph that is to be traced again, an
-annotation of :class:`policylang.graph.marks.SavedMarker`, which outlives decompositions.
-"""
-
+"""``custom`` key: a partition saved this value (``where recorded saved``). On the nodes of a partition itself True, or
+:data:`PARTLY`; on those of a graph to be traced again, a :class:`SavedMarker`, which outlives decompositions."""
 PARTLY = "partly"
 """The value of :data:`SAVED` on part of a tuple whose rest was recomputed."""
-
 USER_TAG = "policylang_user_tag"
 """``custom`` key: the user's tag that an ``override`` rule replaced, as ``[member name or None, region or None]``."""
-
 REWRITTEN = "policylang_rewritten"
 """``custom`` key of a node that a ``fuse`` or ``collapse`` line put into the graph: that line, ``mesh.apl:3``."""
-
 RECOMPUTED = "policylang_recomputed"
 """``custom`` key of a recomputation in a flat graph's backward: the name of the forward node that it repeats."""
-
 MOVED = "policylang_moved"
 """``custom`` key of what copies a value to the host and back: the name of the value's node."""
-
 RANDOM_STATE = "policylang_random_state"
 """``custom`` key of the nodes that keep and pass on a generator's state: the name of the operator that draws."""
-
 PHASE = "policylang_phase"
 """``custom`` key of what a flat graph's tracer knows of a node: :data:`FORWARD`, :data:`BACKWARD`, :data:`EPILOGUE`."""
-
 FORWARD = "forward"
-
 BACKWARD = "backward"
 """Made by an outermost call of the autograd engine, or the accumulation of what such calls made."""
-
 EPILOGUE = "epilogue"
 """The nodes after every gradient: the write-back of buffers, the optimizer's step."""
-
 SESSION = "__policylang_session__"
 """The attribute of a checkpoint's ``context_fn`` that is ours, or of what it is a partial of: its session, whose
 ``policy`` it follows."""
-
 COMPILER = "__policylang_compiler__"
 """The attribute of a backend for ``torch.compile`` that follows a policy."""
-
 ALL = (PROVENANCE, SAVED, USER_TAG, REWRITTEN)
 """Every ``custom`` key of a partition's; what does not belong to a second compilation is taken off by these names."""
-
 AC_GRAPH_ID = 2**30
 """The ``ac_graph_id`` of every node that policylang tags.
 

@@ -19,17 +19,7 @@ from attrs import evolve, field, frozen
 from torch import fx
 
 from policylang.graph.facts import Phase
-from policylang.operators.calls import (
-    OperatorInfo,
-    argument,
-    asks_for_sizes,
-    effects,
-    may_write,
-    nodes_in,
-    statistics_positions,
-    unread,
-    written_statistics,
-)
+from policylang.operators import calls
 from policylang.torch_compat.graphs import mutated_input, underlying_input
 
 _MOST_EARLY_READERS = 8
@@ -76,7 +66,7 @@ def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int], state: Collection
     of the forward writes, of which there may be several before the first backward. A recomputation reads other bytes
     there, wherever the write is."""
     nothing = GraphMemory(range(len(nodes)), {}, [-1] * len(nodes), {}, {}, bytes(len(nodes)), frozenset(), ())
-    if not any(map(may_write, nodes)):
+    if not any(map(calls.may_write, nodes)):
         return nothing
     row_of = {node: row for row, node in enumerate(nodes)}
     inputs = [tuple(row_of[each] for each in node.all_input_nodes) for node in nodes]
@@ -87,12 +77,12 @@ def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int], state: Collection
     for row, node in enumerate(nodes):
         if node.op != "call_function":
             continue
-        aliased, written = effects(node)
+        aliased, written = calls.effects(node)
         for other in aliased:
             _join(parents, row, row_of[other])
-        reads_no_bytes[row] = (bool(aliased) and not written) or asks_for_sizes(node)
+        reads_no_bytes[row] = (bool(aliased) and not written) or calls.asks_for_sizes(node)
         raw_writes.extend((row, row_of[other]) for other in written)
-        if left_out := written_statistics(node):
+        if left_out := calls.written_statistics(node):
             statistics[row] = left_out
             raw_writes.extend((row, row_of[node.args[at]]) for at in left_out)
     roots = [find_root(parents, row) for row in range(len(nodes))]
@@ -206,7 +196,7 @@ def _hazards(
         if phases[row] != Phase.FORWARD or nodes[row].op != "call_function":
             continue
         left_out = memory.statistics.get(row, ())
-        if row in writers and units[row] < 0 and not (left_out and statistics_positions(nodes[row].target)):
+        if row in writers and units[row] < 0 and not (left_out and calls.statistics_positions(nodes[row].target)):
             written.add(row)
         if roots[row] in memory.loose:
             unstable.add(row)
@@ -223,7 +213,7 @@ def _hazards(
 
 def mutated_reads(
     nodes: Sequence[fx.Node],
-    operators: Sequence[OperatorInfo],
+    operators: Sequence[calls.OperatorInfo],
     roots: Sequence[int],
     row_of: Mapping[fx.Node, int],
     output_descs: Sequence[Any],
@@ -241,7 +231,7 @@ def mutated_reads(
     """
     last_write: dict[int, int] = {}
     for row, operator in enumerate(operators):
-        for target in nodes_in(argument(nodes[row], operator.written)) if operator.written else ():
+        for target in calls.nodes_in(calls.argument(nodes[row], operator.written)) if operator.written else ():
             last_write[roots[row_of[target]]] = row
     targets = [target for desc in output_descs if desc is not None and (target := mutated_input(desc)) is not None]
     copied_into = {underlying_input(target) for target in targets}
@@ -257,7 +247,8 @@ def mutated_reads(
             continue
         made_before = roots[row] == row and last_write.get(row, -1) > row  # recomputed, it would be as before the write
         if made_before or any(
-            last_write.get(roots[row_of[read]], -1) > row and read not in unread(node) for read in node.all_input_nodes
+            last_write.get(roots[row_of[read]], -1) > row and read not in calls.unread(node)
+            for read in node.all_input_nodes
         ):
             found.append(row)
     return found

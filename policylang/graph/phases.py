@@ -78,14 +78,9 @@ def _flat_phases(marks: PhaseMarks, ops: Sequence[str], inputs: Sequence[tuple[i
 
 def _needed_for_losses(inputs: Sequence[tuple[int, ...]], seeds: Sequence[int]) -> bytearray:
     """The rows that the differentiated scalars are computed from, themselves included."""
-    needed = bytearray(len(inputs))
-    if not seeds:
-        return needed
-    for row in seeds:
-        for read in inputs[row]:
-            needed[read] = 1
-    for row in range(seeds[-1], -1, -1):
-        if needed[row]:
+    needed, differentiated = bytearray(len(inputs)), frozenset(seeds)
+    for row in range(max(seeds, default=-1), -1, -1):
+        if needed[row] or row in differentiated:
             for read in inputs[row]:
                 needed[read] = 1
     return needed

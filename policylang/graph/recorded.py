@@ -22,17 +22,9 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from policylang.errors import PolicyGraphError
+from policylang.graph import snapshot
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Group, Mesh
-from policylang.graph.snapshot import (
-    MOST_BYTES,
-    MOST_NODES,
-    TOO_LARGE,
-    UNREADABLE,
-    DamagedError,
-    check_facts,
-    graph_error,
-)
 from policylang.language.files import reason_of
 from policylang.operators.calls import StandIn
 from policylang.torch_compat.graphs import OpOverload, descriptor_classes, load_distributed_operators
@@ -254,11 +246,11 @@ def recorded_facts(path: str | os.PathLike[str]) -> Facts:
         if not isinstance(recording, dict):
             raise MalformedError("it is not a JSON object")
         nodes = recording.get("nodes")
-        if isinstance(nodes, list) and len(nodes) > min(MOST_NODES, _ANY_NODES + size):
+        if isinstance(nodes, list) and len(nodes) > min(snapshot.MOST_NODES, _ANY_NODES + size):
             raise _too_large(name, f"its {size:,} bytes hold {len(nodes):,} nodes")
         return facts_of_recording(recording)
     except MalformedError as error:
-        raise graph_error(NOT_RECORDED, f"`{name}` is not a recorded graph: {error}") from None
+        raise snapshot.graph_error(NOT_RECORDED, f"`{name}` is not a recorded graph: {error}") from None
 
 
 def facts_of_recording(recording: Mapping[str, Any]) -> Facts:
@@ -270,8 +262,8 @@ def facts_of_recording(recording: Mapping[str, Any]) -> Facts:
     groups = {name: groups.get(name, Group(name, (), 0)) for name in facts.groups}
     facts = evolve(facts, groups=groups, meshes=() if mesh is None else (mesh,), rank=None)  # none of this process's
     try:
-        check_facts(facts)
-    except DamagedError as error:
+        snapshot.check_facts(facts)
+    except snapshot.DamagedError as error:
         raise MalformedError(str(error)) from None
     return facts
 
@@ -335,12 +327,12 @@ def _content(path: str | os.PathLike[str], name: str) -> tuple[int, Any]:
             packed = file.read(2) == _GZIP
             file.seek(0)
             size = os.fstat(file.fileno()).st_size
-            most = min(MOST_BYTES, _ANY_BYTES + _UNPACKED * size) if packed else MOST_BYTES
+            most = min(snapshot.MOST_BYTES, _ANY_BYTES + _UNPACKED * size) if packed else snapshot.MOST_BYTES
             data: bytes = gzip.GzipFile(fileobj=file).read(most + 1) if packed else file.read(most + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise MalformedError("it cannot be unpacked") from None
     except (OSError, ValueError) as error:
-        raise graph_error(UNREADABLE, f"`{name}` cannot be read: {reason_of(error)}") from None
+        raise snapshot.graph_error(snapshot.UNREADABLE, f"`{name}` cannot be read: {reason_of(error)}") from None
     if len(data) > most:
         raise _too_large(name, f"its {size:,} bytes hold more than {most:,} bytes of JSON")
     try:
@@ -350,4 +342,4 @@ def _content(path: str | os.PathLike[str], name: str) -> tuple[int, Any]:
 
 
 def _too_large(name: str, reason: str) -> PolicyGraphError:
-    return graph_error(TOO_LARGE, f"`{name}` is larger than a recorded graph can be: {reason}")
+    return snapshot.graph_error(snapshot.TOO_LARGE, f"`{name}` is larger than a recorded graph can be: {reason}")
