@@ -38,16 +38,7 @@ from policylang.graph.phases import (
     phases_of,
     said_phase,
 )
-from policylang.operators.calls import (
-    OperatorInfo,
-    argument,
-    describe,
-    draws_random,
-    group_name,
-    nodes_in,
-    parameters,
-    writes_inside,
-)
+from policylang.operators import calls
 from policylang.operators.moves import MOVERS
 from policylang.operators.names import GETITEM, WAITS
 from policylang.operators.work import WorkCounter
@@ -135,12 +126,12 @@ _NOTHING: tuple[Any, ...] = ()
 
 
 def _argument_column(
-    nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], row_of: Mapping[fx.Node, int]
+    nodes: Sequence[fx.Node], operators: Sequence[calls.OperatorInfo], row_of: Mapping[fx.Node, int]
 ) -> list[tuple[Any, ...]]:
     column = [_NOTHING] * len(nodes)
     for row, (node, operator) in enumerate(zip(nodes, operators, strict=True)):
         kept = operator.name in _KEPT or operator.flags & Flag.COLLECTIVE
-        if kept and (schema := parameters(node.target)) is not None:
+        if kept and (schema := calls.parameters(node.target)) is not None:
             args, kwargs = node.args, node.kwargs
             named = [kwargs.get(name, default) for name, default in schema[len(args) :]]
             column[row] = _plain_tuple([*args, *named], row_of)
@@ -163,13 +154,13 @@ def _plain(value: Any, row_of: Mapping[fx.Node, int]) -> Any:
 
 
 def _group_columns(
-    nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], known: Mapping[str, Group]
+    nodes: Sequence[fx.Node], operators: Sequence[calls.OperatorInfo], known: Mapping[str, Group]
 ) -> tuple[list[str], dict[str, Group]]:
     """``Facts.group_names`` and ``Facts.groups``; a group that is not known is asked of torch.distributed."""
     names = [""] * len(nodes)
     groups: dict[str, Group] = {}
     for row, operator in enumerate(operators):
-        if operator.flags & Flag.COLLECTIVE and (name := group_name(operator, nodes[row])):
+        if operator.flags & Flag.COLLECTIVE and (name := calls.group_name(operator, nodes[row])):
             if name not in groups:
                 groups[name] = known.get(name) or Group(name, ranks := graphs.group_ranks(name), len(ranks))
             names[row] = groups[name].name
@@ -200,7 +191,7 @@ def _rows(mesh: Mesh) -> Iterator[tuple[int, ...]]:
             yield tuple(mesh.ranks[first + place * strides[dim]] for place in range(size))
 
 
-_NO_OPERATOR = OperatorInfo("", 0)
+_NO_OPERATOR = calls.OperatorInfo("", 0)
 
 
 def collect(
@@ -249,14 +240,14 @@ class _Collector:
     mesh: Any
     state: Collection[fx.Node]
     row_of: dict[fx.Node, int] = field(factory=dict)
-    operators: list[OperatorInfo] = field(factory=list)
+    operators: list[calls.OperatorInfo] = field(factory=list)
 
     def facts(self, kind: GraphKind | None) -> Facts:
         nodes = self.nodes
         row_of = self.row_of = {node: row for row, node in enumerate(nodes)}
         inputs = [tuple([row_of[read] for read in node.all_input_nodes]) for node in nodes]
         ops = [node.op for node in nodes]
-        self.operators = [describe(node.target) if node.op == "call_function" else _NO_OPERATOR for node in nodes]
+        self.operators = [calls.describe(node.target) if node.op == "call_function" else _NO_OPERATOR for node in nodes]
         targets = [operator.name for operator in self.operators]
         output_rows, output_descs = self._outputs()
         said = self._marks(output_descs)
@@ -364,7 +355,7 @@ class _Collector:
                 if operators[owners[reads[0]]].flags & Flag.COLLECTIVE:
                     owners[row] = owners[reads[0]]
             elif operator.aliased:
-                aliased = nodes_in(argument(nodes[row], operator.aliased))
+                aliased = calls.nodes_in(calls.argument(nodes[row], operator.aliased))
                 if aliased:
                     roots[row] = roots[row_of[aliased[0]]]
         return owners, roots
@@ -373,9 +364,9 @@ class _Collector:
         for row, node in enumerate(self.nodes):
             operator = self.operators[row]
             of_operator = operator.flags
-            if of_operator & Flag.RANDOM and not draws_random(operator, node):
+            if of_operator & Flag.RANDOM and not calls.draws_random(operator, node):
                 of_operator &= ~Flag.RANDOM
-            flags[row] |= of_operator | writes_inside(node)
+            flags[row] |= of_operator | calls.writes_inside(node)
             if operator.name == GETITEM and owners[row] != row:
                 flags[owners[row]] |= Flag.MULTI_OUTPUT
             if node.meta.get("has_backward_hook"):

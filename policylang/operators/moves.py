@@ -312,12 +312,12 @@ class Split(Move):
     """The parts, each of one index, lose the dimension."""
 
     def sizes(self, length: int) -> tuple[int, ...]:
-        if isinstance(self.size, tuple):
-            if sum(self.size) != length:
-                raise MoveError(f"splits {length} as {list(self.size)}")
-            return self.size
-        size = self.size if self.count is None else max(1, -(-length // self.count))
-        return tuple(min(size, length - at) for at in range(0, length, size))
+        if not isinstance(self.size, tuple):
+            size = self.size if self.count is None else max(1, -(-length // self.count))
+            return tuple(min(size, length - at) for at in range(0, length, size))
+        if sum(self.size) != length:
+            raise MoveError(f"splits {length} as {list(self.size)}")
+        return self.size
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         return value.cut(self.dim, self._count(value), drops=self.drops)[1]
@@ -388,17 +388,14 @@ class GroupMove(Move):
     ranks: int
     """The size of the group, as the call has it; 0 where the call does not say."""
 
-    def _check(self, shards: Sequence[Tensor]) -> None:
+    def _check(self, shards: Sequence[Tensor], *, has_dimensions: bool = False) -> None:
         if self.ranks not in (0, len(shards)):
             raise MoveError(f"is told of {self.ranks} ranks and has {len(shards)}")
         if any(not shard.contiguous for shard in shards):
             raise MoveError("reads a tensor that is not contiguous")
         if any(shard.shape != shards[0].shape for shard in shards):
             raise MoveError("reads tensors of different shapes")
-
-    def _check_dims(self, shards: Sequence[Tensor]) -> None:
-        self._check(shards)
-        if not shards[0].shape:
+        if has_dimensions and not shards[0].shape:
             raise MoveError("reads a tensor without dimensions")
 
 
@@ -408,7 +405,7 @@ class Gather(GroupMove):
         return value.joined(added, 0)
 
     def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
-        self._check_dims(value)
+        self._check(value, has_dimensions=True)
         shape = value[0].shape
         elements = [element for shard in value for element in shard.elements()]
         return [Tensor.fresh(elements, (shape[0] * len(value), *shape[1:]))] * len(value)
@@ -429,9 +426,8 @@ class Reduction(GroupMove):
             totals = [element * len(value) for element in value[0].elements()]
         else:
             totals = list(map(sum, zip(*(part.elements() for part in value), strict=True)))
-        if self.reduction == "avg":  # exact, so that a mean of all and a mean of means compare equal
-            totals = [Fraction(total) / len(value) for total in totals]
-        return totals
+        # a mean is exact, so that a mean of all and a mean of means compare equal
+        return [Fraction(total) / len(value) for total in totals] if self.reduction == "avg" else totals
 
 
 @frozen
@@ -450,7 +446,7 @@ class Scatter(Reduction):
         return value.cut(0, self.ranks)[1]
 
     def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
-        self._check_dims(value)
+        self._check(value, has_dimensions=True)
         length, rest = divmod(value[0].shape[0], self.ranks)
         if rest:
             raise MoveError("scatters unevenly")
