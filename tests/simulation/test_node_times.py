@@ -33,17 +33,8 @@ class Built(GraphBuilder):
     def tensor(self, target: str, inputs: tuple[int, ...] = (), shape=(4,), dtype="float32", **more) -> int:
         strides = more.pop("strides", tuple(prod(shape[at + 1 :]) for at in range(len(shape))))
         numel = prod(shape)
-        return self.add(
-            f"n_{len(self.rows)}",
-            target,
-            inputs,
-            shape=shape,
-            dtype=dtype,
-            numel=numel,
-            bytes=numel * WIDTH[dtype],
-            strides=strides,
-            **{"device": "cuda:0", **more},
-        )
+        size = {"shape": shape, "numel": numel, "bytes": numel * WIDTH[dtype], "strides": strides}
+        return self.add(f"n_{len(self.rows)}", target, inputs, dtype=dtype, **{"device": "cuda:0", **size, **more})
 
 
 def of_last(built: Built, device: DeviceProfile = FLAT) -> float:
