@@ -38,7 +38,7 @@ from policylang.graph.facts import Facts, Flag, GraphKind, Phase, mask_of
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
-from policylang.operators.calls import describe, function, piece_of_draw, unread
+from policylang.operators.calls import function, piece_of_draw, unread
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.planning.capabilities import JOINT
 from policylang.planning.decisions.fsdp_parameters import FsdpParameters
@@ -107,7 +107,7 @@ def _is_copied_to(node: fx.Node) -> bool:
     """The step writes an input that it reads nowhere else but in operators that return it updated: Dynamo has buffers
     written in the graph."""
     others = [user for user in node.users if function(user) != "copy_.default" or user.args[0] is not node]
-    return len(others) < len(node.users) and all(node in unread(user, describe(user.target)) for user in others)
+    return len(others) < len(node.users) and all(node in unread(user) for user in others)
 
 
 def finish(

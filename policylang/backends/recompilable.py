@@ -139,7 +139,7 @@ def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphMo
     """
     for node in forward.graph.nodes:
         operator_called = describe(node.target) if node.op == "call_function" else None
-        if operator_called is not None and (operator_called.flags & Flag.WRITES or unread(node, operator_called)):
+        if operator_called is not None and (operator_called.flags & Flag.WRITES or unread(node)):
             raise PolicyGraphError([refusals.updates_buffer(node.name, operator_called.name)])
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 from policylang.errors import PolicyGraphError
 from policylang.graph import snapshot
 from policylang.graph.facts import Facts
-from policylang.graph.snapshot import FOREIGN, graph_error
 from policylang.graph.textual import read_graph
 from policylang.language.diagnostics import Source
 
@@ -22,16 +20,18 @@ _NO_TORCH = "a recorded graph is read with torch; `policylang import` makes a sn
 
 def read_any(path: str | os.PathLike[str]) -> Facts:
     """The facts of a graph file. Torch is imported for a recorded graph alone, which says operators and shapes and
-    leaves to torch what they cost.
-
-    Raises ``PolicyGraphError`` for a file that cannot be read or that is none of the three.
-    """
+    leaves to torch what they cost. Raises ``PolicyGraphError`` for a file that cannot be read or that is none of the
+    three."""
     if not os.path.isfile(path):  # a pipe is read once
         return snapshot.load(path)
-    head = _head(path)
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_MOST_TEXT + 1)
+    except (OSError, ValueError):  # the snapshot's reader says why
+        return snapshot.load(path)
     if head.startswith(_GZIP) or _RECORDED.match(head):
         return _recorded(path)
-    source = None if head.startswith(snapshot.MAGIC) else _text(path)
+    source = None if head.startswith(snapshot.MAGIC) or len(head) > _MOST_TEXT else _text(path, head)
     if source is None:
         return snapshot.load(path)
     facts, problems = read_graph(source)
@@ -40,23 +40,11 @@ def read_any(path: str | os.PathLike[str]) -> Facts:
     return facts
 
 
-def _head(path: str | os.PathLike[str]) -> bytes:
-    """The first bytes; none of a file that cannot be read, of which the snapshot's reader says why."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(64)
-    except (OSError, ValueError):
-        return b""
-
-
-def _text(path: str | os.PathLike[str]) -> Source | None:
+def _text(path: str | os.PathLike[str], data: bytes) -> Source | None:
     """The text of a file that holds a line of a graph (``%x = …``); None of any other."""
     try:
-        file = Path(path)
-        if file.stat().st_size > _MOST_TEXT:
-            return None
-        text = file.read_bytes().decode("utf-8-sig")
-    except (OSError, ValueError):
+        text = data.decode("utf-8-sig")
+    except ValueError:
         return None
     return Source(os.fsdecode(path), text.replace("\r\n", "\n")) if _WRITTEN.search(text) else None
 
@@ -66,7 +54,7 @@ def _recorded(path: str | os.PathLike[str]) -> Facts:
         import torch  # noqa: F401
     except Exception as error:  # not there, or broken in whatever way
         message = f"`{os.fsdecode(path)}` is not a snapshot of a graph, and torch cannot be imported: {error}"
-        raise graph_error(FOREIGN, message, _NO_TORCH) from None
+        raise snapshot.graph_error(snapshot.FOREIGN, message, _NO_TORCH) from None
     from policylang.graph.recorded import recorded_facts
 
     return recorded_facts(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Protocol
@@ -25,6 +25,8 @@ SLACK = 12
 """Nodes in a row that one layer may have and another not."""
 AGAIN = 4
 """Nodes in a row that have to be alike for two layers to be in step again."""
+_SKIPS = [(skipped, both - skipped) for both in range(SLACK + 1) for skipped in range(both + 1)]
+"""How many nodes to pass over on either side, few first."""
 
 
 def has_no_modules(facts: Facts) -> bool:
@@ -53,7 +55,9 @@ def repeated_stretches(facts: Facts) -> tuple[Sequence[int], int]:
 
 def _stretches(facts: Facts, rows: Sequence[int]) -> list[tuple[int, int]]:
     """From where to where each goes, as places among the rows."""
-    words = _words(facts, rows)
+    numbers: dict[object, int] = {}  # by operator, result and group
+    kinds = ((facts.targets[row], facts.shapes[row], facts.dtypes[row], facts.group_names[row]) for row in rows)
+    words = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
     anchors = _anchors(facts, rows, words)
     if len(anchors) < 2:
         return []
@@ -63,13 +67,6 @@ def _stretches(facts: Facts, rows: Sequence[int]) -> list[tuple[int, int]]:
     count = len(words)
     found = _bounded(words[::-1], [count - 1 - anchor for anchor in reversed(anchors)])
     return [(count - end, count - start) for start, end in reversed(found)]
-
-
-def _words(facts: Facts, rows: Sequence[int]) -> list[int]:
-    """Each node as a number that stands for its operator, its result and its group."""
-    numbers: dict[object, int] = {}
-    kinds = ((facts.targets[row], facts.shapes[row], facts.dtypes[row], facts.group_names[row]) for row in rows)
-    return [numbers.setdefault(kind, len(numbers)) for kind in kinds]
 
 
 def _anchors(facts: Facts, rows: Sequence[int], words: Sequence[int]) -> list[int]:
@@ -117,29 +114,21 @@ def _in_step(words: Sequence[int], here: int, there: int, step: int, most: int) 
     most, and those from ``here``. What only one of them has is passed over."""
     one = other = 0
     while one < most:
-        for skipped, extra in _skips(min(SLACK, most - one - 1)):
-            if _agree(
-                words, here + step * (other + extra + 1), there + step * (one + skipped + 1), step, extra + skipped
-            ):
-                one, other = one + skipped + 1, other + extra + 1
+        for skipped, extra in _SKIPS:
+            after, beyond = one + skipped + 1, other + extra + 1
+            if after <= most and _agree(words, here + step * beyond, there + step * after, step, skipped + extra):
+                one, other = after, beyond
                 break
         else:
             break
     return one, other
 
 
-def _skips(most: int) -> Iterator[tuple[int, int]]:
-    """How many nodes to pass over on either side, few first."""
-    for both in range(SLACK + 1):
-        yield from ((skipped, both - skipped) for skipped in range(min(both, most) + 1))
-
-
 def _agree(words: Sequence[int], here: int, there: int, step: int, passed: int) -> bool:
     """The nodes from two places on are the same: one, or, where some were passed over, several in a row."""
     for ahead in range(0, step * (AGAIN if passed else 1), step):
-        if not (0 <= here + ahead < len(words) and 0 <= there + ahead < len(words)):
-            return False
-        if words[here + ahead] != words[there + ahead]:
+        one, other = here + ahead, there + ahead
+        if min(one, other) < 0 or max(one, other) >= len(words) or words[one] != words[other]:
             return False
     return True
 
@@ -187,8 +176,12 @@ def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> BlockTable:
     prefix = _largest_list(facts)
     if prefix is None:
         return BlockTable(array("i", [OUTSIDE]) * len(facts), ())
-    depth = len(prefix)
-    return _by_module(facts, lambda path: _numbered_child(path, prefix, depth))
+
+    def numbered_child(path: str) -> str | None:
+        *around, number = path.split(".")[: len(prefix) + 1]
+        return ".".join((*around, number)) if tuple(around) == prefix and number.isdigit() else None
+
+    return _by_module(facts, numbered_child)
 
 
 def is_one_block(blocks: BlockTable, facts: Facts) -> bool:
@@ -210,14 +203,10 @@ def _by_module(facts: Facts, block_name: Callable[[str], str | None]) -> BlockTa
     for rows in (facts.forward, range(len(facts))):
         for row in rows:
             block_of[row] = number_of(modules[row] or modules[owners[row]])
-    if facts.kind is GraphKind.BACKWARD:
-        return _as_left(block_of, tuple(numbers))
-    return BlockTable(block_of, tuple(numbers))
-
-
-def _as_left(block_of: array[int], names: tuple[str, ...]) -> BlockTable:
-    """With the blocks numbered by their last rows, from the end."""
-    order = dict.fromkeys(block for block in reversed(block_of) if block != OUTSIDE)
+    names = tuple(numbers)
+    if facts.kind is not GraphKind.BACKWARD:
+        return BlockTable(block_of, names)
+    order = dict.fromkeys(block for block in reversed(block_of) if block != OUTSIDE)  # by their last rows, from the end
     number = {block: at for at, block in enumerate(order)}
     renumbered = array("i", (number.get(block, OUTSIDE) for block in block_of))
     return BlockTable(renumbered, tuple(names[block] for block in order))
@@ -228,27 +217,16 @@ def _by_region(facts: Facts) -> BlockTable:
     block_of = array("i", [OUTSIDE]) * len(facts)
     regions, owners = facts.ac_regions, facts.owners
     for row in facts.forward:
-        region = regions[row]
-        if region is None:
-            region = regions[owners[row]]
+        region = regions[owners[row]] if regions[row] is None else regions[row]
         if region is not None:
             block_of[row] = numbers.setdefault(region, len(numbers))
     return BlockTable(block_of, tuple(f"region {region}" for region in numbers))
 
 
-def _numbered_child(path: str, prefix: tuple[str, ...], depth: int) -> str | None:
-    parts = path.split(".")
-    if len(parts) > depth and tuple(parts[:depth]) == prefix and parts[depth].isdigit():
-        return ".".join(parts[: depth + 1])
-    return None
-
-
 def _largest_list(facts: Facts) -> tuple[str, ...] | None:
-    """The path whose numbered children hold the most forward nodes; of a backward alone, the most nodes.
-
-    The most nodes, not the most children: the experts of one layer may outnumber the layers. Lists of one child give
-    way to any list of two; between lists that hold the same nodes the outer one is meant.
-    """
+    """The path whose numbered children hold the most forward nodes; of a backward alone, the most nodes. The most
+    nodes, not the most children: the experts of one layer may outnumber the layers. Lists of one child give way to any
+    list of two; between lists that hold the same nodes the outer one is meant."""
     nodes: dict[tuple[str, ...], int] = {}
     children: dict[tuple[str, ...], set[str]] = {}
     rows = range(len(facts)) if facts.kind is GraphKind.BACKWARD else facts.forward

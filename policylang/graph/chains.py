@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 
-from policylang.graph.facts import Facts, Flag, InputKind, Phase, forward_users, mask_of, members
+from policylang.graph.facts import Facts, Flag, InputKind, forward_users, mask_of, members
 from policylang.operators.moves import SPLITS
 from policylang.operators.names import CAT, GETITEM, is_all_gather
 
@@ -59,13 +59,9 @@ class Chains:
     def origins(self) -> array[int]:
         """Forward call to the graph input that is its only ancestor, through single-input nodes; -1 where there is no
         such input. The line's fan-out counts as a single-input node."""
-        facts = self.facts
-        kinds, phases, joins = facts.input_kinds, facts.phases, self._joins
-        origins = array("i", [_NOWHERE]) * len(facts)
-        for row, op in enumerate(facts.ops):
-            if op != "call_function" or phases[row] != Phase.FORWARD:
-                continue
-            source = joins[row] if row in joins else self._only_input(row)
+        kinds, origins = self.facts.input_kinds, array("i", [_NOWHERE]) * len(self.facts)
+        for row in self.facts.forward:
+            source = self._source(row)
             if source != _NOWHERE:
                 origins[row] = source if kinds[source] != InputKind.NOT_AN_INPUT else origins[source]
         return origins
@@ -83,13 +79,10 @@ class Chains:
     @cached_property
     def gathered_mask(self) -> bytearray:
         """The rows with an origin that are all-gathers or come after one, across forks too."""
-        facts = self.facts
-        origins, joins, targets = self.origins, self._joins, facts.targets
-        mask = bytearray(len(facts))
-        for row in facts.forward:
-            if origins[row] != _NOWHERE:
-                source = joins[row] if row in joins else self._only_input(row)
-                mask[row] = mask[source] or is_all_gather(targets[row])
+        mask = bytearray(len(self.facts))
+        for row in self.facts.forward:
+            if self.origins[row] != _NOWHERE:
+                mask[row] = mask[self._source(row)] or is_all_gather(self.facts.targets[row])
         return mask
 
     @cached_property
@@ -121,10 +114,8 @@ class Chains:
     @cached_property
     def previous(self) -> array[int]:
         """Row to the one before it on its line, -1 where the line begins."""
-        facts = self.facts
-        mask = facts.forward_mask
-        preceding = array("i", [_NOWHERE]) * len(facts)
-        for row in facts.forward:
+        mask, preceding = self.facts.forward_mask, array("i", [_NOWHERE]) * len(self.facts)
+        for row in self.facts.forward:
             only = self._only_input(row)
             if only != _NOWHERE and mask[only]:
                 preceding[row] = only
@@ -158,6 +149,10 @@ class Chains:
         flags = self.facts.flags
         return [other for other in self.facts.inputs[row] if not flags[other] & _SYMBOLIC]
 
+    def _source(self, row: int) -> int:
+        """The node that a row is made of alone: of a fan-out's ``cat`` the ``split``."""
+        return self._joins[row] if row in self._joins else self._only_input(row)
+
     def _only_input(self, row: int) -> int:
         inputs = self.facts.inputs[row]
         if len(inputs) == 1:  # the usual case, without a list
@@ -166,10 +161,8 @@ class Chains:
         return found[0] if len(found) == 1 else _NOWHERE
 
     def _first_marker(self, markers: Iterable[int]) -> array[int]:
-        """Row to the first marker on the line from it, itself included; -1 where there is none.
-
-        Data flows along graph order, so a pass from the back has the answer for the next row before it is needed.
-        """
+        """Row to the first marker on the line from it, itself included; -1 where there is none. Data flows along graph
+        order, so a pass from the back has the answer for the next row before it is needed."""
         following = self.next
         first = array("i", [_NOWHERE]) * len(self.facts)
         marked = mask_of(markers, len(self.facts))

@@ -10,9 +10,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import fx
 
+from policylang.graph import marks
 from policylang.graph.facts import (
     Facts,
     Flag,
@@ -25,18 +26,7 @@ from policylang.graph.facts import (
     read_by_backward,
     users_of,
 )
-from policylang.graph.inputs import InputSource, ModulePaths, input_columns, raw_path
-from policylang.graph.marks import (
-    SAVED,
-    MarkerColumns,
-    SavedMarker,
-    annotated,
-    custom,
-    find,
-    from_annotation,
-    recorded_saved,
-    user_tag,
-)
+from policylang.graph.inputs import ModulePaths, input_columns, raw_path
 from policylang.graph.memory import memory_of, mutated_reads
 from policylang.graph.phases import (
     PhaseMarks,
@@ -48,51 +38,30 @@ from policylang.graph.phases import (
     phases_of,
     said_phase,
 )
-from policylang.operators.calls import (
-    OperatorInfo,
-    argument,
-    describe,
-    draws_random,
-    group_name,
-    nodes_in,
-    parameters,
-    writes_inside,
-)
+from policylang.operators import calls
 from policylang.operators.moves import MOVERS
 from policylang.operators.names import GETITEM, WAITS
 from policylang.operators.work import WorkCounter
-from policylang.torch_compat import distributed
-from policylang.torch_compat.distributed import own_rank
-from policylang.torch_compat.graphs import (
-    group_ranks,
-    has_data_symbol,
-    hint,
-    is_backward_output,
-    is_saved_output,
-    name_of_group,
-    size_range,
-    value_of,
-)
+from policylang.torch_compat import distributed, graphs
 
 
 class Value(NamedTuple):
-    bytes: int
-    numel: int
-    shape: tuple[int, ...] | None
-    stride: tuple[int, ...] | None
-    dtype: str
-    device: str
-    symbolic: bool
+    bytes: int = 0
+    numel: int = 0
+    shape: tuple[int, ...] | None = None
+    stride: tuple[int, ...] | None = None
+    dtype: str = ""
+    device: str = ""
+    symbolic: bool = False
     by_data: tuple[int, ...] = ()
-    """As in :attr:`policylang.graph.facts.Facts.data_sizes`."""
+    """:attr:`Facts.data_sizes`."""
 
 
-NOTHING = Value(0, 0, None, None, "", "", False)
-SYMBOL = Value(0, 0, None, None, "", "", True)
+NOTHING, SYMBOL = Value(), Value(symbolic=True)
 NO_LIMIT = -1
 
 
-class Measurements:
+class _Measurements:
     """Measures values; equal shapes, types and whole measurements are one object, however many nodes have them."""
 
     def __init__(self) -> None:
@@ -117,8 +86,10 @@ class Measurements:
         try:
             known = self._tensors.get((size, stride, dtype, device))
         except TypeError:  # symbolic sizes have no hash
-            found = self._describe(tuple(hint(length) for length in size), None, dtype, device)
-            return found if not has_data_symbol(tensor) else found._replace(by_data=_by_data(size, dtype.itemsize))
+            found = self._describe(tuple(graphs.hint(length) for length in size), None, dtype, device)
+            return (
+                found if not graphs.has_data_symbol(tensor) else found._replace(by_data=_by_data(size, dtype.itemsize))
+            )
         if known is None:
             known = self._describe(tuple(size), stride, dtype, device)
             self._tensors[size, stride, dtype, device] = known
@@ -129,14 +100,14 @@ class Measurements:
     ) -> Value:
         numel = prod(shape)
         name = str(dtype).removeprefix("torch.")
-        value = Value(numel * dtype.itemsize, numel, shape, stride, name, str(device), False)
+        value = Value(numel * dtype.itemsize, numel, shape, stride, name, str(device))
         return self._measured.setdefault(value, value)
 
 
 def _by_data(size: torch.Size, itemsize: int) -> tuple[int, int, int]:
     """:attr:`Facts.data_sizes` of a tensor."""
-    ranges = [size_range(length) for length in size]
-    counted = max(hint(length) for length in size if has_data_symbol(length))
+    ranges = [graphs.size_range(length) for length in size]
+    counted = max(graphs.hint(length) for length in size if graphs.has_data_symbol(length))
     highest = [most for _, most in ranges if most is not None]
     most = itemsize * prod(highest) if len(highest) == len(ranges) else NO_LIMIT
     return counted, itemsize * prod(least for least, _ in ranges), most
@@ -154,23 +125,17 @@ _KEPT = WAITS | MOVERS.keys()
 _NOTHING: tuple[Any, ...] = ()
 
 
-def argument_column(
-    nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], row_of: Mapping[fx.Node, int]
+def _argument_column(
+    nodes: Sequence[fx.Node], operators: Sequence[calls.OperatorInfo], row_of: Mapping[fx.Node, int]
 ) -> list[tuple[Any, ...]]:
-    """``Facts.arguments``."""
     column = [_NOTHING] * len(nodes)
-    for row, node in enumerate(nodes):
-        if node.op == "call_function" and _is_kept(operators[row]) and (schema := parameters(node.target)) is not None:
-            column[row] = _plain_tuple(_in_order(node, schema), row_of)
+    for row, (node, operator) in enumerate(zip(nodes, operators, strict=True)):
+        kept = operator.name in _KEPT or operator.flags & Flag.COLLECTIVE
+        if kept and (schema := calls.parameters(node.target)) is not None:
+            args, kwargs = node.args, node.kwargs
+            named = [kwargs.get(name, default) for name, default in schema[len(args) :]]
+            column[row] = _plain_tuple([*args, *named], row_of)
     return column
-
-
-def _is_kept(operator: OperatorInfo) -> bool:
-    return operator.name in _KEPT or bool(operator.flags & Flag.COLLECTIVE)
-
-
-def _in_order(node: fx.Node, schema: Sequence[tuple[str, Any]]) -> Sequence[Any]:
-    return [*node.args, *[node.kwargs.get(name, default) for name, default in schema[len(node.args) :]]]
 
 
 def _plain_tuple(values: Sequence[Any], row_of: Mapping[fx.Node, int]) -> tuple[Any, ...]:
@@ -185,45 +150,35 @@ def _plain(value: Any, row_of: Mapping[fx.Node, int]) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return _plain_tuple(value, row_of)
-    return name_of_group(value) or str(value).removeprefix("torch.")
+    return graphs.name_of_group(value) or str(value).removeprefix("torch.")
 
 
-def group_columns(
-    nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], known: Mapping[str, Group]
+def _group_columns(
+    nodes: Sequence[fx.Node], operators: Sequence[calls.OperatorInfo], known: Mapping[str, Group]
 ) -> tuple[list[str], dict[str, Group]]:
     """``Facts.group_names`` and ``Facts.groups``; a group that is not known is asked of torch.distributed."""
     names = [""] * len(nodes)
     groups: dict[str, Group] = {}
     for row, operator in enumerate(operators):
-        if operator.flags & Flag.COLLECTIVE:
-            name = group_name(operator, nodes[row])
-            if not name:
-                continue
+        if operator.flags & Flag.COLLECTIVE and (name := calls.group_name(operator, nodes[row])):
             if name not in groups:
-                groups[name] = known.get(name) or Group(name, ranks := group_ranks(name), len(ranks))
+                groups[name] = known.get(name) or Group(name, ranks := graphs.group_ranks(name), len(ranks))
             names[row] = groups[name].name
     return names, groups
 
 
-def meshes_of(groups: Mapping[str, Group], given: Any = None) -> tuple[Mesh, ...]:
-    """The mesh that was given, or else those along one dimension of which the graph has a group, in a fixed order.
-
-    A rank's graph names its own groups; which ranks the others' have follows from the mesh, which no graph holds.
-    """
+def _meshes_of(groups: Mapping[str, Group], given: Any) -> tuple[Mesh, ...]:
+    """The mesh that was given, or else those along one dimension of which the graph has a group, in a fixed order. A
+    rank's graph names its own groups; which ranks the others' have follows from the mesh, which no graph holds."""
     if not groups:
         return ()
+    layouts = map(distributed.mesh_layout, distributed.known_meshes() if given is None else [given])
+    known = {Mesh(*layout) for layout in layouts if layout is not None}
     if given is not None:
-        described = _described(given)
-        return () if described is None else (described,)
+        return tuple(known)
     along = {frozenset(group.ranks) for group in groups.values()}
-    around = {mesh for mesh in map(_described, distributed.known_meshes()) if mesh is not None}
-    fitting = [mesh for mesh in around if not along.isdisjoint(map(frozenset, _rows(mesh)))]
+    fitting = [mesh for mesh in known if not along.isdisjoint(map(frozenset, _rows(mesh)))]
     return tuple(sorted(fitting, key=lambda mesh: (-len(mesh.shape), mesh.shape, mesh.ranks, mesh.dims)))
-
-
-def _described(mesh: Any) -> Mesh | None:
-    layout = distributed.mesh_layout(mesh)
-    return None if layout is None else Mesh(*layout)
 
 
 def _rows(mesh: Mesh) -> Iterator[tuple[int, ...]]:
@@ -236,7 +191,7 @@ def _rows(mesh: Mesh) -> Iterator[tuple[int, ...]]:
             yield tuple(mesh.ranks[first + place * strides[dim]] for place in range(size))
 
 
-_NO_OPERATOR = OperatorInfo("", 0)
+_NO_OPERATOR = calls.OperatorInfo("", 0)
 
 
 def collect(
@@ -244,7 +199,6 @@ def collect(
     *,
     kind: GraphKind | None = None,
     static_inputs: Sequence[int] | None = None,
-    sources: Sequence[InputSource] | None = None,
     root: str = "",
     groups: Mapping[str, Group] | None = None,
     mesh: Any = None,
@@ -257,8 +211,6 @@ def collect(
         kind: which of these, where the caller knows; worked out from the graph otherwise.
         static_inputs: positions of the inputs whose memory is the same in every step, as AOTAutograd hands them to
             partitioners (``static_lifetime_input_indices``).
-        sources: where each input of the traced function comes from, by position. Taken from the running Dynamo
-            compilation where it is not given.
         root: put before every module path: the name of the block where each block is compiled on its own.
         groups: process groups by name, where the caller knows them; the others are asked of torch.distributed.
         mesh: the ``DeviceMesh`` that they belong to; without it, those that the program has made are looked at.
@@ -273,7 +225,7 @@ def collect(
     check_operators(nodes)
     module = gm if isinstance(gm, fx.GraphModule) else gm.owning_module
     static = None if static_inputs is None else frozenset(static_inputs)
-    return _Collector(module, nodes, static, sources, ModulePaths(root), groups or {}, mesh, state).facts(kind)
+    return _Collector(module, nodes, static, ModulePaths(root), groups or {}, mesh, state).facts(kind)
 
 
 @define(eq=False)
@@ -283,36 +235,34 @@ class _Collector:
     module: fx.GraphModule | None
     nodes: list[fx.Node]
     static: frozenset[int] | None
-    sources: Sequence[InputSource] | None
     paths: ModulePaths
     groups: Mapping[str, Group]
     mesh: Any
     state: Collection[fx.Node]
     row_of: dict[fx.Node, int] = field(factory=dict)
-    operators: list[OperatorInfo] = field(factory=list)
+    operators: list[calls.OperatorInfo] = field(factory=list)
 
     def facts(self, kind: GraphKind | None) -> Facts:
         nodes = self.nodes
         row_of = self.row_of = {node: row for row, node in enumerate(nodes)}
         inputs = [tuple([row_of[read] for read in node.all_input_nodes]) for node in nodes]
         ops = [node.op for node in nodes]
-        self.operators = [describe(node.target) if node.op == "call_function" else _NO_OPERATOR for node in nodes]
+        self.operators = [calls.describe(node.target) if node.op == "call_function" else _NO_OPERATOR for node in nodes]
         targets = [operator.name for operator in self.operators]
         output_rows, output_descs = self._outputs()
-        marks = self._marks(output_descs)
+        said = self._marks(output_descs)
         if kind is None:
-            kind = kind_of(marks, targets)
+            kind = kind_of(said, targets)
         else:
-            check_kind(kind, marks)
-        phases = phases_of(kind, marks, ops, inputs, output_rows)
+            check_kind(kind, said)
+        phases = phases_of(kind, said, ops, inputs, output_rows)
         users = users_of(inputs)
         owners, roots = self._owners(inputs)
-        flags = array("i", bytes(4 * len(nodes)))
-        values = self._values(flags)
+        measure = _Measurements().measure
+        values = [measure(graphs.value_of(node.meta)) for node in nodes]
+        flags = array("i", [Flag.SYMBOLIC if value.symbolic else 0 for value in values])
         self._flag_calls(flags, owners)
-        self._flag_data_dependent(flags)
         names = [node.name for node in nodes]
-        lost = self._flag_saved(flags, MarkerColumns(names, targets, phases, inputs, users, owners))
         for row in read_by_backward(phases, inputs, owners):
             flags[row] |= Flag.FEEDS_BACKWARD
         self._flag_outputs(flags, phases, output_rows, output_descs)
@@ -321,14 +271,14 @@ class _Collector:
         else:
             for row in mutated_reads(nodes, self.operators, roots, row_of, output_descs):
                 flags[row] |= Flag.READS_MUTATED
-        tags = [user_tag(node.meta) for node in nodes]
+        tags = [marks.user_tag(node.meta) for node in nodes]
         modules = [self.paths.add(raw_path(node.meta)) if node.op != "placeholder" else "" for node in nodes]
-        kinds, input_names = input_columns(self.module, nodes, self.sources, self.static, output_descs, self.paths)
+        kinds, input_names = input_columns(self.module, nodes, self.static, output_descs, self.paths)
         path_of = self.paths.table()
         counter = WorkCounter()
         works = [counter.of(node) for node in nodes]
-        group_names, groups = group_columns(nodes, self.operators, self.groups)
-        return Facts(
+        group_names, groups = _group_columns(nodes, self.operators, self.groups)
+        facts = Facts(
             kind=kind,
             names=names,
             ops=ops,
@@ -350,22 +300,22 @@ class _Collector:
             owners=owners,
             input_kinds=kinds,
             input_names=[path_of[raw] for raw in input_names],
-            arguments=argument_column(nodes, self.operators, row_of),
+            arguments=_argument_column(nodes, self.operators, row_of),
             group_names=group_names,
             groups=groups,
-            meshes=meshes_of(groups, self.mesh),
-            rank=own_rank(),
+            meshes=_meshes_of(groups, self.mesh),
+            rank=distributed.own_rank(),
             torch_version=str(torch.__version__),
-            lost_records=lost,
-            annotations=[annotated(node.meta) for node in nodes],
+            annotations=[marks.annotated(node.meta) for node in nodes],
             uncounted=[work.uncounted for work in works],
             data_sizes=[value.by_data for value in values] if any(value.by_data for value in values) else (),
         )
+        lost = self._flag_saved(flags, facts)
+        return evolve(facts, lost_records=lost) if lost else facts
 
     def _outputs(self) -> tuple[list[int | None], list[Any]]:
         """The row and the descriptor of each value that the graph returns."""
-        last = self.nodes[-1] if self.nodes and self.nodes[-1].op == "output" else None
-        if last is None:
+        if not self.nodes or (last := self.nodes[-1]).op != "output":
             return [], []
         rows = [self.row_of[leaf] if isinstance(leaf, fx.Node) else None for leaf in _leaves(last.args[0])]
         descs = _leaves(last.meta.get("desc"))
@@ -379,7 +329,7 @@ class _Collector:
             tags=[meta.get("partitioner_tag") for meta in metas],
             said=bytearray(map(said_phase, metas)),
             hooked=bytearray(bool(meta.get("autograd_backward")) for meta in metas),
-            recorded=bytearray(SAVED in custom(meta) for meta in metas),
+            recorded=bytearray(marks.SAVED in marks.custom(meta) for meta in metas),
             seeds=[row for row, node in enumerate(self.nodes) if is_seed(node)],
             tangents=[row for row in rows if is_tangent(self.nodes[row])],
             output_descs=output_descs,
@@ -405,53 +355,39 @@ class _Collector:
                 if operators[owners[reads[0]]].flags & Flag.COLLECTIVE:
                     owners[row] = owners[reads[0]]
             elif operator.aliased:
-                aliased = nodes_in(argument(nodes[row], operator.aliased))
+                aliased = calls.nodes_in(calls.argument(nodes[row], operator.aliased))
                 if aliased:
                     roots[row] = roots[row_of[aliased[0]]]
         return owners, roots
-
-    def _values(self, flags: array[int]) -> list[Any]:
-        values = Measurements()
-        measured = []
-        for row, node in enumerate(self.nodes):
-            value = values.measure(value_of(node.meta))
-            if value.symbolic:
-                flags[row] |= Flag.SYMBOLIC
-            measured.append(value)
-        return measured
 
     def _flag_calls(self, flags: array[int], owners: array[int]) -> None:
         for row, node in enumerate(self.nodes):
             operator = self.operators[row]
             of_operator = operator.flags
-            if of_operator & Flag.RANDOM and not draws_random(operator, node):
+            if of_operator & Flag.RANDOM and not calls.draws_random(operator, node):
                 of_operator &= ~Flag.RANDOM
-            flags[row] |= of_operator | writes_inside(node)
+            flags[row] |= of_operator | calls.writes_inside(node)
             if operator.name == GETITEM and owners[row] != row:
                 flags[owners[row]] |= Flag.MULTI_OUTPUT
             if node.meta.get("has_backward_hook"):
                 flags[row] |= Flag.BACKWARD_HOOK
+            if flags[row] & Flag.COLLECTIVE and any(
+                graphs.has_data_symbol(each.meta.get("val")) for each in node.all_input_nodes
+            ):
+                flags[row] |= Flag.DATA_DEPENDENT
 
-    def _flag_saved(self, flags: array[int], columns: MarkerColumns) -> tuple[LostMarker, ...]:
+    def _flag_saved(self, flags: array[int], facts: Facts) -> tuple[LostMarker, ...]:
         """Flags what an earlier partition saved: marked on the very node, or found by its marker."""
-        markers: dict[int, SavedMarker] = {}
+        markers: dict[int, marks.SavedMarker] = {}
         for row, node in enumerate(self.nodes):
-            if recorded_saved(node.meta):
+            if marks.recorded_saved(node.meta):
                 flags[row] |= Flag.RECORDED_SAVED
-            elif (marker := from_annotation(custom(node.meta).get(SAVED))) is not None:
+            elif (marker := marks.from_annotation(marks.custom(node.meta).get(marks.SAVED))) is not None:
                 markers[row] = marker
-        found = find(markers, columns)
+        found = marks.find(markers, facts)
         for row in found.saved:
             flags[row] |= Flag.RECORDED_SAVED
         return tuple(found.lost)
-
-    def _flag_data_dependent(self, flags: array[int]) -> None:
-        """Flags collectives one of whose sizes is a symbol for data, not for the size of an input."""
-        for row, node in enumerate(self.nodes):
-            if flags[row] & Flag.COLLECTIVE and any(
-                has_data_symbol(read.meta.get("val")) for read in node.all_input_nodes
-            ):
-                flags[row] |= Flag.DATA_DEPENDENT
 
     def _flag_outputs(
         self, flags: array[int], phases: bytearray, rows: Sequence[int | None], descs: Sequence[Any]
@@ -459,9 +395,9 @@ class _Collector:
         for row, desc in zip(rows, descs, strict=True):
             if row is None or phases[row] not in (Phase.FORWARD, Phase.INPUT):
                 continue
-            if desc is not None and is_backward_output(desc):
+            if desc is not None and graphs.is_backward_output(desc):
                 flags[row] |= Flag.GRADIENT
-            elif phases[row] == Phase.FORWARD and (desc is None or not is_saved_output(desc)):
+            elif phases[row] == Phase.FORWARD and (desc is None or not graphs.is_saved_output(desc)):
                 flags[row] |= Flag.FORWARD_OUTPUT
 
     def _flag_memory(self, flags: array[int], phases: bytearray, owners: array[int]) -> None:
@@ -469,25 +405,23 @@ class _Collector:
         memory = memory_of(self.nodes, phases, self.state)
         if not memory.writes:
             return
-        for row in range(len(self.nodes)):
-            if memory.units[row] >= 0:
+        for row, unit in enumerate(memory.units):
+            if unit >= 0:
                 flags[row] |= Flag.REPEATABLE
-                owners[row] = memory.units[row]
+                owners[row] = unit
             if row in memory.statistics:
                 flags[row] |= Flag.WRITES if row in memory.written else Flag.WRITES | Flag.REPEATABLE
             if row in memory.unstable:
                 flags[row] |= Flag.READS_MUTATED
-        for row in range(len(self.nodes)):  # an owner comes before what it owns
-            owners[row] = owners[owners[row]]
+        for row, owner in enumerate(owners):  # an owner comes before what it owns
+            owners[row] = owners[owner]
 
 
 def _leaves(value: Any) -> list[Any]:
     """The leaves of nested tuples and lists, in order, None included. A file may nest them to any depth."""
-    leaves: list[Any] = []
-    pending = [value]
+    leaves, pending = [], [value]
     while pending:
-        part = pending.pop()
-        if isinstance(part, (tuple, list)):
+        if isinstance(part := pending.pop(), (tuple, list)):
             pending.extend(reversed(part))
         else:
             leaves.append(part)

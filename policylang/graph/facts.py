@@ -201,81 +201,48 @@ class OfGraph:
 
 _NEW, _RECOMPUTED, _PART = Derivation.NEW, Derivation.RECOMPUTED, Derivation.PART
 _OPS = ("placeholder", "get_attr", "call_function", "output")
-_LARGEST = 1 << 63
-_MOST_DIMENSIONS = 256
-_MOST_RANKS = 1 << 20
 
 
-def _is_text(value: Any) -> bool:
-    return type(value) is str and value.isprintable()
+def _is(kind: type, holds: Check = lambda _: True) -> Check:
+    """Exactly of this type: ``True`` is no number."""
+    return lambda value: type(value) is kind and holds(value)
 
 
-def _is_whole(value: Any) -> bool:
-    return type(value) is int
-
-
-def _is_tuple(value: Any) -> bool:
-    return type(value) is tuple
-
-
-def _is_amount(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _LARGEST
-
-
-def _is_sizes(value: Any) -> bool:
-    return type(value) is tuple and len(value) <= _MOST_DIMENSIONS and all(type(size) is int for size in value)
-
-
-def _is_flags(value: Any) -> bool:
-    return _is_amount(value) and value <= _ALL_FLAGS
-
-
-def _is_data_sizes(value: Any) -> bool:
-    return value == () or (_is_sizes(value) and len(value) == 3 and min(value) >= -1)
+def _one_of(kind: type, known: Iterable[Any]) -> Check:
+    return _is(kind, frozenset(known).__contains__)
 
 
 def _or_none(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
 
-def _tuple_of(check: Check) -> Check:
-    return lambda value: type(value) is tuple and all(map(check, value))
+def _tuple_of(check: Check, most: int | None = None) -> Check:
+    return _is(tuple, lambda value: (most is None or len(value) <= most) and all(map(check, value)))
 
 
-def _one_of(kind: type, known: Iterable[Any]) -> Check:
-    """Exactly of this type: ``True`` is no number."""
-    among = frozenset(known)
-    return lambda value: type(value) is kind and value in among
+def _record(kind: type, holds: Check = lambda _: True, **checks: Check) -> Check:
+    return _is(kind, lambda value: all(check(getattr(value, name)) for name, check in checks.items()) and holds(value))
 
 
-def _is_ranks(ranks: Any) -> bool:
-    return type(ranks) is tuple and len(ranks) <= _MOST_RANKS and all(map(_is_amount, ranks))
-
-
-def _is_groups(value: Any) -> bool:
-    return type(value) is dict and all(
-        isinstance(group, Group)
-        and all(map(_is_text, (name, group.name)))
-        and type(group.size) is int
-        and (group.dim is None or _is_text(group.dim))
-        and _is_ranks(group.ranks)
-        for name, group in value.items()
-    )
-
-
-def _is_mesh(mesh: Any) -> bool:
-    return (
-        isinstance(mesh, Mesh)
-        and _tuple_of(_is_text)(mesh.dims)
-        and _tuple_of(_is_amount)(mesh.shape)
-        and _is_ranks(mesh.ranks)
-        and (not mesh.dims or len(mesh.dims) == len(mesh.shape))
-        and prod(mesh.shape) == len(mesh.ranks)
-    )
-
-
-def _is_lost_marker(marker: Any) -> bool:
-    return isinstance(marker, LostMarker) and _is_text(marker.name) and _is_text(marker.reason)
+_is_text = _is(str, str.isprintable)
+_is_whole = _is(int)
+_is_amount = _is(int, lambda value: 0 <= value < 1 << 63)
+_is_flags = _is(int, lambda value: 0 <= value <= _ALL_FLAGS)
+_is_sizes = _tuple_of(_is_whole, most=256)
+_is_ranks = _tuple_of(_is_amount, most=1 << 20)
+_is_data_sizes = _is(
+    tuple, lambda value: len(value) in (0, 3) and all(_is_whole(each) and each >= -1 for each in value)
+)
+_is_group = _record(Group, name=_is_text, ranks=_is_ranks, size=_is_whole, dim=_or_none(_is_text))
+_is_groups = _is(dict, lambda groups: all(_is_text(name) and _is_group(group) for name, group in groups.items()))
+_is_mesh = _record(
+    Mesh,
+    lambda mesh: (not mesh.dims or len(mesh.dims) == len(mesh.shape)) and prod(mesh.shape) == len(mesh.ranks),
+    dims=_tuple_of(_is_text),
+    shape=_tuple_of(_is_amount),
+    ranks=_is_ranks,
+)
+_is_lost_marker = _record(LostMarker, name=_is_text, reason=_is_text)
 
 
 @frozen(eq=False, slots=False)
@@ -331,7 +298,7 @@ class Facts:
     """An :class:`InputKind` each: parameter, buffer, what the user hands in, tangent."""
     input_names: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW})]
     """The dotted name of a parameter or buffer among the graph inputs, where it is known; else empty."""
-    arguments: Annotated[Sequence[tuple[Any, ...]], Column(_is_tuple, blank=(), stored=Stored.ARGUMENTS)]
+    arguments: Annotated[Sequence[tuple[Any, ...]], Column(_is(tuple), blank=(), stored=Stored.ARGUMENTS)]
     """All arguments of layout operators and collectives in the order of the schema, defaults filled in, as plain
     values; a node is a :class:`Ref`, a dtype its name. Empty for other operators: rewriting asks for these alone."""
     group_names: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW})]
@@ -392,8 +359,28 @@ class Facts:
 
     @cached_property
     def storage_roots(self) -> Sequence[int]:
-        """By row, the row whose memory it lives in: see :func:`storage_roots`."""
-        return _storage_roots(self)
+        """By row, the row whose memory it lives in: itself unless it is a view, a piece of one, or a ``wait_tensor``.
+
+        Each output of a multi-output operator has memory of its own, unless the operator returns views, as ``split``
+        does. What a flat graph writes in place shares a decision with all that is recomputed with it, and memory with
+        what it writes to alone.
+        """
+        roots = array("i", range(len(self)))
+        flags, inputs, owners, targets = self.flags, self.inputs, self.owners, self.targets
+        for row, owner in enumerate(owners):
+            first = inputs[row][0] if inputs[row] else row
+            if owner == row:
+                is_part = returns_memory_of_input(self, row)
+            elif targets[row] == GETITEM:
+                first = inputs[row][0] if inputs[row] else owner
+                is_part = returns_memory_of_input(self, first)
+            elif flags[row] & Flag.REPEATABLE:
+                is_part = bool(flags[row] & Flag.WRITES) or returns_memory_of_input(self, row)
+            else:
+                first, is_part = owner, True
+            if is_part:
+                roots[row] = roots[first]
+        return roots
 
     def has(self, row: int, flag: int) -> bool:
         """True if the node has the flag."""
@@ -411,11 +398,8 @@ OF_GRAPH: Mapping[str, OfGraph] = {name: said for name, said in _SAID.items() if
 
 
 def rewritten(facts: Facts, rows: Iterable[tuple[int, Derivation]], **given: Any) -> Facts:
-    """The facts of a graph whose nodes come from those of ``facts``. ``rows``: from which row, and how.
-
-    ``given``: the columns that do not follow from that, among them phases, inputs, owners and flags. ``users`` and
-    :attr:`Flag.FEEDS_BACKWARD` are worked out.
-    """
+    """The facts of a graph whose nodes come from those of ``facts``. ``rows``: from which row, and how. ``given``: the
+    columns that do not follow from that, among them phases, inputs, owners and flags."""
     derived = list(rows)
     sources = [row for row, _ in derived]
     for name, said in COLUMNS.items():
@@ -477,31 +461,7 @@ def users_of(inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def storage_roots(facts: Facts) -> Sequence[int]:
-    """By row, the row whose memory it lives in: itself unless it is a view, a piece of one, or a ``wait_tensor``.
-
-    Each output of a multi-output operator has memory of its own, unless the operator returns views, as ``split`` does.
-    What a flat graph writes in place shares a decision with all that is recomputed with it, and memory with what it
-    writes to alone.
-    """
     return facts.storage_roots
-
-
-def _storage_roots(facts: Facts) -> Sequence[int]:
-    roots = array("i", range(len(facts)))
-    flags, inputs, owners, targets = facts.flags, facts.inputs, facts.owners, facts.targets
-    for row in range(len(facts)):
-        if owners[row] != row and targets[row] == GETITEM:
-            source = inputs[row][0] if inputs[row] else owners[row]
-            if returns_memory_of_input(facts, source):
-                roots[row] = roots[source]
-        elif owners[row] != row and flags[row] & Flag.REPEATABLE:
-            if (flags[row] & Flag.WRITES or returns_memory_of_input(facts, row)) and inputs[row]:
-                roots[row] = roots[inputs[row][0]]
-        elif owners[row] != row:
-            roots[row] = roots[owners[row]]
-        elif returns_memory_of_input(facts, row) and inputs[row]:
-            roots[row] = roots[inputs[row][0]]
-    return roots
 
 
 def returns_memory_of_input(facts: Facts, row: int) -> bool:

@@ -14,7 +14,6 @@ from functools import lru_cache, reduce
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch import fx
 
 from policylang.graph.facts import InputKind
@@ -23,16 +22,10 @@ from policylang.torch_compat.compilers import input_source, input_value, running
 from policylang.torch_compat.graphs import described_input, differentiated_input, underlying_input
 
 _UNWRITTEN = frozenset(
-    {
-        "_modules",
-        "_parameters",
-        "_buffers",
-        "__dict__",
-        "_orig_mod",
-        "_checkpoint_wrapped_module",
-        "_fsdp_wrapped_module",
-        "_export_root",
-    }
+    (
+        *("_modules", "_parameters", "_buffers", "__dict__"),
+        *("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_export_root"),
+    )
 )
 _ROOT = re.compile(r"^[LG]\[(['\"])(?P<name>.*?)\1\]")
 _GETATTR = re.compile(r"getattr\((?P<of>[^()]+?), ?(['\"])(?P<name>[^'\"]*)\2\)")
@@ -44,11 +37,9 @@ MODULE_ANNOTATION = "module_fqn"
 
 @lru_cache(maxsize=65536)
 def normalise(raw: str) -> tuple[str, str]:
-    """The local that a raw module path starts from (empty where it names none) and the normalised path.
-
-    Dynamo names a module by the Python expression that reaches it, ``L['self']._modules['layers']._modules['0'].attn``,
-    and wrappers add components; ``layers.0.attn`` is left.
-    """
+    """The local that a raw module path starts from (empty where it names none) and the normalised path. Dynamo names a
+    module by the Python expression that reaches it, ``L['self']._modules['layers']._modules['0'].attn``, and wrappers
+    add components; ``layers.0.attn`` is left."""
     text = raw
     while (flat := _GETATTR.sub(r"\g<of>.\g<name>", text)) != text:
         text = flat
@@ -67,10 +58,8 @@ def normalise(raw: str) -> tuple[str, str]:
 def raw_path(meta: Mapping[str, Any]) -> str:
     """The innermost module of a node as torch left it; a backward node has that of its forward node."""
     custom = meta.get("custom")
-    if custom:
-        annotated = custom.get(MODULE_ANNOTATION)
-        if annotated:
-            return str(annotated)
+    if custom and (annotated := custom.get(MODULE_ANNOTATION)):
+        return str(annotated)
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
@@ -93,11 +82,9 @@ class ModulePaths:
         return raw
 
     def table(self) -> dict[str, str]:
-        """Raw path to path, for every path that was added.
-
-        Where a graph holds modules of several locals, as a step over a generator and a discriminator does, each path
-        but those of ``self`` starts with its local's name: two models' ``layers.0`` are not one block.
-        """
+        """Raw path to path, for every path that was added. Where a graph holds modules of several locals, as a step
+        over a generator and a discriminator does, each path but those of ``self`` starts with its local's name: two
+        models' ``layers.0`` are not one block."""
         several = len({root for root, _ in self._known.values() if root}) > 1
         shared: dict[str, str] = {"": ""}
         table: dict[str, str] = {"": ""}
@@ -110,24 +97,15 @@ class ModulePaths:
 
 _OTHER_NAMES = re.compile(r"(fwd|bwd)_(seed|base_offset|rng_state)|.*token")
 _FIELD = re.compile(r"(?<=\._)(?:parameters|buffers)\b|(?<=\['_)(?:parameters|buffers)(?='\])")
-
-
 Input = tuple[InputKind, str]
 """Kind and name; the name as torch has it, not normalised."""
-
-
-@frozen
-class InputSource:
-    """Where Dynamo reads an input from. ``expression`` is empty for an input that is not a tensor."""
-
-    expression: str
-    is_parameter: bool = False
+InputSource = tuple[str, bool]
+"""The expression that Dynamo reads an input from, empty if it is no tensor, and whether it is a ``Parameter``."""
 
 
 def input_columns(
     module: fx.GraphModule | None,
     nodes: Sequence[fx.Node],
-    sources: Sequence[InputSource] | None,
     static: Collection[int] | None,
     output_descs: Sequence[Any],
     paths: ModulePaths,
@@ -137,14 +115,13 @@ def input_columns(
     kinds = bytearray(len(nodes))
     names = [""] * len(nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
-    if sources is None:
-        sources = dynamo_sources(placeholders)
+    sources = _dynamo_sources(placeholders)
     gradients = (differentiated_input(desc) for desc in output_descs if desc is not None)
     differentiated = {underlying_input(desc) for desc in gradients if desc is not None}
     positions = _positions(placeholders)
     for row, node in enumerate(nodes):
         if node.op == "placeholder":
-            found = classify(node, positions[node], sources, static, differentiated)
+            found = _input(node, positions[node], sources, static, differentiated)
         elif node.op == "get_attr":
             found = _attribute(module, node)
         else:
@@ -153,7 +130,7 @@ def input_columns(
     return kinds, names
 
 
-def classify(
+def _input(
     placeholder: fx.Node,
     position: int,
     sources: Sequence[InputSource],
@@ -176,19 +153,21 @@ def classify(
         return (InputKind.OTHER, "")  # the device mesh of a DTensor
     if kind != "user":
         return InputKind[kind.upper()], name
-    if index is not None and index < len(sources) and sources[index].expression:
-        return _by_source(sources[index])
+    expression, is_parameter = sources[index] if index is not None and index < len(sources) else ("", False)
+    if expression:
+        fields = _FIELD.findall(expression)
+        if not fields and not is_parameter:
+            return InputKind.USER, ""
+        is_parameter = is_parameter or fields[-1] == "parameters"
+        return InputKind.PARAMETER if is_parameter else InputKind.BUFFER, expression
     if static is not None and position in static:
         return InputKind.PARAMETER if underlying_input(desc) in differentiated else InputKind.BUFFER, ""
     return InputKind.USER, ""
 
 
-def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[InputSource]:
-    """The sources of a joint graph's inputs, by position; empty unless the running compilation's fit the graph.
-
-    They fit if the graph takes Dynamo's inputs one for one: a graph that was kept from another compilation
-    must not be given this one's names.
-    """
+def _dynamo_sources(placeholders: Sequence[fx.Node]) -> list[InputSource]:
+    """The sources of a joint graph's inputs, by position; empty unless the graph takes the running compilation's inputs
+    one for one: a graph that was kept from another compilation must not be given this one's names."""
     handed_over = running_dynamo_inputs()
     if not handed_over:
         return []
@@ -201,7 +180,7 @@ def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[InputSource]:
         whole = underlying_input(desc) is desc
         if index >= len(handed_over) or (whole and not _alike(placeholder.meta.get("val"), handed_over[index])):
             return []
-    return sources_of(handed_over) if len(numbered) == len(handed_over) else []
+    return list(map(input_source, handed_over)) if len(numbered) == len(handed_over) else []
 
 
 def _alike(value: Any, placeholder: fx.Node) -> bool:
@@ -212,11 +191,6 @@ def _alike(value: Any, placeholder: fx.Node) -> bool:
     return bool(value.dtype == other.dtype and value.dim() == other.dim())
 
 
-def sources_of(handed_over: Sequence[fx.Node]) -> list[InputSource]:
-    """The sources of the inputs of a graph as Dynamo hands it to a backend."""
-    return [InputSource(*input_source(placeholder)) for placeholder in handed_over]
-
-
 def _positions(placeholders: Sequence[fx.Node]) -> dict[fx.Node, int]:
     """Each input's place among the inputs of the traced function: the parts of a tensor subclass share one."""
     places: dict[Any, int] = {}
@@ -225,10 +199,8 @@ def _positions(placeholders: Sequence[fx.Node]) -> dict[fx.Node, int]:
 
 
 def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
-    """Classifies what a ``get_attr`` reads: a subgraph, a constant, or a parameter that was not lifted to an input.
-
-    Without a module, as in a recorded graph, the node's own value has to tell.
-    """
+    """What a ``get_attr`` reads: a subgraph, a constant, or a parameter that was not lifted to an input. Without a
+    module, as in a recorded graph, the node's own value has to tell."""
     path = str(node.target)
     value = node.meta.get("val") if module is None else attribute(module, path)
     if isinstance(value, torch.nn.Parameter):
@@ -239,12 +211,6 @@ def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
 def attribute(module: Any, path: str) -> Any:
     """The attribute of a module under a dotted path; None where it has no such thing."""
     return reduce(lambda value, name: getattr(value, name, None), path.split("."), module)
-
-
-def _by_source(source: InputSource) -> Input:
-    fields = _FIELD.findall(source.expression)
-    kind = InputKind.PARAMETER if source.is_parameter or fields[-1:] == ["parameters"] else InputKind.BUFFER
-    return (kind, source.expression) if fields or source.is_parameter else (InputKind.USER, "")
 
 
 def _by_name(name: str, position: int, static: Collection[int] | None) -> Input:

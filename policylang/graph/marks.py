@@ -11,60 +11,42 @@ from typing import Any
 
 from attrs import asdict, field, frozen
 
-from policylang.graph.facts import LostMarker, Phase
+from policylang.graph.facts import Facts, LostMarker, Phase
 from policylang.graph.memory import find_root
 from policylang.language.shown import one_line
 from policylang.operators.names import AUTOGRAD_COPIES
 
 PROVENANCE = "policylang"
 """``custom`` key: the line that decided, ``llama3_sac.apl:9``. A tag beside it is ours, any other is the user's."""
-
 SAVED = "policylang_saved"
-"""``custom`` key: a partition saved this value (``where recorded saved``).
-
-On the nodes of a partition itself True, or :data:`PARTLY`. On those of a graph that is to be traced again, an
-annotation of :class:`policylang.graph.marks.SavedMarker`, which outlives decompositions.
-"""
-
+"""``custom`` key: a partition saved this value (``where recorded saved``). On the nodes of a partition itself True, or
+:data:`PARTLY`; on those of a graph to be traced again, a :class:`SavedMarker`, which outlives decompositions."""
 PARTLY = "partly"
 """The value of :data:`SAVED` on part of a tuple whose rest was recomputed."""
-
 USER_TAG = "policylang_user_tag"
 """``custom`` key: the user's tag that an ``override`` rule replaced, as ``[member name or None, region or None]``."""
-
 REWRITTEN = "policylang_rewritten"
 """``custom`` key of a node that a ``fuse`` or ``collapse`` line put into the graph: that line, ``mesh.apl:3``."""
-
 RECOMPUTED = "policylang_recomputed"
 """``custom`` key of a recomputation in a flat graph's backward: the name of the forward node that it repeats."""
-
 MOVED = "policylang_moved"
 """``custom`` key of what copies a value to the host and back: the name of the value's node."""
-
 RANDOM_STATE = "policylang_random_state"
 """``custom`` key of the nodes that keep and pass on a generator's state: the name of the operator that draws."""
-
 PHASE = "policylang_phase"
 """``custom`` key of what a flat graph's tracer knows of a node: :data:`FORWARD`, :data:`BACKWARD`, :data:`EPILOGUE`."""
-
 FORWARD = "forward"
-
 BACKWARD = "backward"
 """Made by an outermost call of the autograd engine, or the accumulation of what such calls made."""
-
 EPILOGUE = "epilogue"
 """The nodes after every gradient: the write-back of buffers, the optimizer's step."""
-
 SESSION = "__policylang_session__"
 """The attribute of a checkpoint's ``context_fn`` that is ours, or of what it is a partial of: its session, whose
 ``policy`` it follows."""
-
 COMPILER = "__policylang_compiler__"
 """The attribute of a backend for ``torch.compile`` that follows a policy."""
-
 ALL = (PROVENANCE, SAVED, USER_TAG, REWRITTEN)
 """Every ``custom`` key of a partition's; what does not belong to a second compilation is taken off by these names."""
-
 AC_GRAPH_ID = 2**30
 """The ``ac_graph_id`` of every node that policylang tags.
 
@@ -81,16 +63,14 @@ def custom(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 def annotated(meta: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of what others have set on a node, in order; one that is set to False or None is not set."""
-    found = custom(meta)
-    if not found:
+    if not (found := custom(meta)):
         return ()
-    return tuple(
-        sorted(
-            one_line(name)
-            for name, value in found.items()
-            if isinstance(name, str) and not name.startswith(PROVENANCE) and value is not None and value is not False
-        )
+    others = (
+        one_line(name)
+        for name, value in found.items()
+        if isinstance(name, str) and not name.startswith(PROVENANCE) and value is not None and value is not False
     )
+    return tuple(sorted(others))
 
 
 def is_ours(meta: Mapping[str, Any]) -> bool:
@@ -120,11 +100,11 @@ def recorded_saved(meta: Mapping[str, Any]) -> bool:
 
 @frozen
 class SavedMarker:
-    """The annotation that says what one partition saved of one operator's value.
+    """The annotation that says what one partition saved of the value of the operator that it is on.
 
-    It is on the operator whose value was saved. Tracing that operator again copies it to all that comes of it: the
-    operators it is decomposed into, the pieces of a tuple, the copies that autograd keeps. These nodes are the marker's
-    group, and the value is what is read of them from outside. What cannot be found for certain is reported.
+    Tracing that operator again copies it to all that comes of it: the operators it is decomposed into, the pieces of a
+    tuple, the copies that autograd keeps. These nodes are the marker's group, and the value is what is read of them
+    from outside. What cannot be found for certain is reported.
     """
 
     partition: str
@@ -156,24 +136,10 @@ class SavedMarker:
 
 def from_annotation(annotation: object) -> SavedMarker | None:
     """None for what :meth:`SavedMarker.annotation` did not write."""
-    if not isinstance(annotation, Mapping):
-        return None
     try:
-        return SavedMarker(**annotation)
+        return SavedMarker(**annotation) if isinstance(annotation, Mapping) else None
     except TypeError:
         return None
-
-
-@frozen(eq=False)
-class MarkerColumns:
-    """The part of a graph's facts that this needs."""
-
-    names: Sequence[str]
-    targets: Sequence[str]
-    phases: Sequence[int]
-    inputs: Sequence[tuple[int, ...]]
-    users: Sequence[tuple[int, ...]]
-    owners: Sequence[int]
 
 
 @frozen
@@ -183,25 +149,24 @@ class FoundMarkers:
     lost: list[LostMarker] = field(factory=list)
 
 
-def find(markers: Mapping[int, SavedMarker], columns: MarkerColumns) -> FoundMarkers:
+def find(markers: Mapping[int, SavedMarker], facts: Facts) -> FoundMarkers:
     """The values that the markers of a graph speak of. ``markers``: row to marker, in graph order."""
-    group_of = {
-        row: (marker.partition, marker.name)
-        for row, marker in markers.items()
-        if columns.phases[row] == Phase.FORWARD and columns.targets[row]
-    }
+    group_of: dict[int, tuple[str, str]] = {}
     rows_of: dict[tuple[str, str], list[int]] = {}
-    for row, key in group_of.items():
-        rows_of.setdefault(key, []).append(row)
+    for row, marker in markers.items():
+        if facts.phases[row] == Phase.FORWARD and facts.targets[row]:
+            key = group_of[row] = marker.partition, marker.name
+            rows_of.setdefault(key, []).append(row)
     found = FoundMarkers()
     by_partition: dict[str, list[_Group]] = {}
-    for rows in rows_of.values():
-        group = _Group(markers[rows[0]], rows, group_of, columns)
-        by_partition.setdefault(group.marker.partition, []).append(group)
+    for (partition, name), rows in rows_of.items():
+        group = _Group(markers[rows[0]], rows, group_of, facts)
+        by_partition.setdefault(partition, []).append(group)
         if group.marker.value or group.marker.copies:
-            problem = group.problem()
-            found.lost.extend([LostMarker(group.marker.name, problem)] if problem else ())
-            found.saved.extend(() if problem else group.saved())
+            if problem := group.problem():
+                found.lost.append(LostMarker(name, problem))
+            else:
+                found.saved.extend(group.saved())
     for groups in by_partition.values():
         _add_missing(groups, found)
     return found
@@ -211,26 +176,25 @@ class _Group:
     """The forward nodes that came of one operator."""
 
     def __init__(
-        self, marker: SavedMarker, rows: list[int], group_of: Mapping[int, tuple[str, str]], columns: MarkerColumns
+        self, marker: SavedMarker, rows: list[int], group_of: Mapping[int, tuple[str, str]], facts: Facts
     ) -> None:
-        self.marker, self.rows, self.columns = marker, rows, columns
-        key = group_of[rows[0]]
+        self.marker, self.rows, self.facts = marker, rows, facts
+        key, phases = group_of[rows[0]], facts.phases
         self.copies: set[int] = set()
         self.results: list[int] = []
         for row in reversed(rows):
-            users = columns.users[row]
-            if any(group_of.get(read) == key for read in columns.inputs[row][:1]) and self._is_copy(row):
-                self.copies.add(row)
-            elif any(user in self.copies or group_of.get(user) != key for user in users):
+            users, copies = facts.users[row], self.copies
+            of_group = any(group_of.get(read) == key for read in facts.inputs[row][:1])
+            # A copy that autograd keeps only the backward reads; a `clone` of a decomposition the forward reads.
+            if (
+                of_group
+                and facts.targets[row] in AUTOGRAD_COPIES
+                and all(phases[user] == Phase.BACKWARD or user in copies for user in users)
+            ):
+                copies.add(row)
+            elif any(user in copies or group_of.get(user) != key for user in users):
                 self.results.append(row)
         self.results.reverse()
-
-    def _is_copy(self, row: int) -> bool:
-        """Autograd keeps it: only the backward reads it. A ``clone`` of a decomposition the forward reads."""
-        phases = self.columns.phases
-        return self.columns.targets[row] in AUTOGRAD_COPIES and all(
-            phases[user] == Phase.BACKWARD or user in self.copies for user in self.columns.users[row]
-        )
 
     def problem(self) -> str:
         """Why what was saved cannot be told; empty where it can."""
@@ -241,53 +205,46 @@ class _Group:
             return "nothing reads what it became"
         if (marker.value or self.copies) if marker.several else self._is_one():
             return ""
-        return f"it may be any of {', '.join(f'`{self.columns.names[row]}`' for row in self.results)}"
+        return f"it may be any of {', '.join(f'`{self.facts.names[row]}`' for row in self.results)}"
 
     def stands_in(self) -> bool:
         """Its value can be saved in place of a view of it."""
         return bool(self.results) and (self.marker.value if self.marker.several else self._is_one())
 
     def _is_one(self) -> bool:
-        """The results are one value, or one for each call."""
-        if len({self.columns.owners[row] for row in self.results}) == 1:
+        """The results are one value, or one in each connected part: a module that is called twice in one graph runs its
+        operators twice."""
+        if len({self.facts.owners[row] for row in self.results}) == 1:
             return True
-        parts = self._parts()
-        return len({parts[row] for row in self.results}) == len(self.results)
-
-    def _parts(self) -> dict[int, int]:
-        """Row to its connected part: a module that is called twice in one graph runs its operators twice."""
         parents = {row: row for row in self.rows}
         for row in self.rows:
-            for read in self.columns.inputs[row]:
+            for read in self.facts.inputs[row]:
                 if read in parents:
                     parents[find_root(parents, row)] = find_root(parents, read)
-        return {row: find_root(parents, row) for row in self.rows}
+        return len({find_root(parents, row) for row in self.results}) == len(self.results)
 
     def saved(self) -> Iterator[int]:
         """The rows of what the marker says was saved; a copy that is not made here is the value itself."""
         if self.marker.value or (self.marker.copies and not self.copies):
             yield from self.values()
         if self.marker.copies:
-            yield from (row for row in self.rows if row in self.copies)
+            yield from sorted(self.copies)
 
     def values(self) -> Iterator[int]:
-        for row in self.results:
-            yield row
-            yield self.columns.owners[row]
+        return (each for row in self.results for each in (row, self.facts.owners[row]))
 
 
 def _add_missing(groups: Sequence[_Group], found: FoundMarkers) -> None:
     """Replaces the markers of one partition that no forward node carries by the value they are views of, or reports
     them as lost."""
     count = groups[0].marker.count
-    present = {group.marker.number: group.marker for group in groups if group.marker.number is not None}
-    stand_ins = {number: group for group in groups for number in group.marker.stands_for}
+    present = {group.marker.number: group.marker for group in groups}
+    stand_ins = {number: group for group in groups for number in group.marker.stands_for if group.stands_in()}
     for number in range(count):
         if number in present:
             continue
-        stand_in = stand_ins.get(number)
-        if stand_in is not None and stand_in.stands_in():
-            found.saved.extend(stand_in.values())
+        if number in stand_ins:
+            found.saved.extend(stand_ins[number].values())
             continue
         before = present.get((number - 1) % count)
         name = f"value {number + 1} of {count}" if before is None else before.following

@@ -19,17 +19,7 @@ from attrs import evolve, field, frozen
 from torch import fx
 
 from policylang.graph.facts import Phase
-from policylang.operators.calls import (
-    OperatorInfo,
-    argument,
-    asks_for_sizes,
-    effects,
-    may_write,
-    nodes_in,
-    statistics_positions,
-    unread,
-    written_statistics,
-)
+from policylang.operators import calls
 from policylang.torch_compat.graphs import mutated_input, underlying_input
 
 _MOST_EARLY_READERS = 8
@@ -51,16 +41,16 @@ class GraphMemory:
     """Root of a unit to its rows, ascending, itself first."""
     statistics: dict[int, tuple[int, ...]]
     """Rows whose writes are running statistics that a recomputation leaves out: the positions of those arguments."""
-    unstable: frozenset[int]
-    """Forward rows that a recomputation would compute from other bytes."""
-    written: frozenset[int]
-    """Forward rows that write to memory from outside the forward, or to memory that is read in between."""
     reads_no_bytes: Sequence[int] = field(repr=False)
     """1 for rows that only alias memory, or ask for its sizes."""
     loose: frozenset[int]
     """Roots of memory made within the graph that somebody reads while it is still being written."""
     needed_until: Sequence[int] = field(repr=False)
     """The last backward row that could ask for a forward row, directly or through rows that read it; -1 if none."""
+    unstable: frozenset[int] = frozenset()
+    """Forward rows that a recomputation would compute from other bytes."""
+    written: frozenset[int] = frozenset()
+    """Forward rows that write to memory from outside the forward, or to memory that is read in between."""
 
     def written_between(self, row: int, low: int, high: int) -> int | None:
         """The first write strictly between two rows to the memory that ``row`` holds."""
@@ -72,13 +62,12 @@ class GraphMemory:
 
 
 def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int], state: Collection[fx.Node] = ()) -> GraphMemory:
-    """The memory of a flat graph whose phases are known. O(nodes + edges).
-
-    ``state``: inputs to whose memory every run of the forward writes, of which there may be several before the first
-    backward. A recomputation reads other bytes there, wherever the write is.
-    """
-    if not any(map(may_write, nodes)):
-        return _nothing_written(len(nodes))
+    """The memory of a flat graph whose phases are known. O(nodes + edges). ``state``: inputs to whose memory every run
+    of the forward writes, of which there may be several before the first backward. A recomputation reads other bytes
+    there, wherever the write is."""
+    nothing = GraphMemory(range(len(nodes)), {}, [-1] * len(nodes), {}, {}, bytes(len(nodes)), frozenset(), ())
+    if not any(map(calls.may_write, nodes)):
+        return nothing
     row_of = {node: row for row, node in enumerate(nodes)}
     inputs = [tuple(row_of[each] for each in node.all_input_nodes) for node in nodes]
     parents = list(range(len(nodes)))
@@ -88,12 +77,12 @@ def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int], state: Collection
     for row, node in enumerate(nodes):
         if node.op != "call_function":
             continue
-        aliased, written = effects(node)
+        aliased, written = calls.effects(node)
         for other in aliased:
             _join(parents, row, row_of[other])
-        reads_no_bytes[row] = (bool(aliased) and not written) or asks_for_sizes(node)
+        reads_no_bytes[row] = (bool(aliased) and not written) or calls.asks_for_sizes(node)
         raw_writes.extend((row, row_of[other]) for other in written)
-        if left_out := written_statistics(node):
+        if left_out := calls.written_statistics(node):
             statistics[row] = left_out
             raw_writes.extend((row, row_of[node.args[at]]) for at in left_out)
     roots = [find_root(parents, row) for row in range(len(nodes))]
@@ -103,21 +92,13 @@ def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int], state: Collection
         if not rows or rows[-1] != row:
             rows.append(row)
     if not writes:
-        return _nothing_written(len(nodes))
+        return nothing
     units, members = _units(nodes, phases, inputs, roots, writes, reads_no_bytes)
     needed = _needed_until(phases, inputs, units)
     loose = frozenset(root for root in writes if root not in members and nodes[root].op == "call_function")
-    memory = GraphMemory(
-        roots, writes, units, members, statistics, frozenset(), frozenset(), reads_no_bytes, loose, needed
-    )
+    memory = GraphMemory(roots, writes, units, members, statistics, reads_no_bytes, loose, needed)
     unstable, outside = _hazards(nodes, phases, inputs, memory, frozenset(roots[row_of[each]] for each in state))
     return evolve(memory, unstable=unstable, written=outside)
-
-
-def _nothing_written(length: int) -> GraphMemory:
-    """The memory of a functional graph: nothing prevents recomputation, so who shares memory does not matter."""
-    nothing: frozenset[int] = frozenset()
-    return GraphMemory(range(length), {}, [-1] * length, {}, {}, nothing, nothing, bytes(length), nothing, ())
 
 
 def find_root(parents: MutableMapping[int, int] | list[int], row: int) -> int:
@@ -142,8 +123,8 @@ def _units(
     writes: dict[int, list[int]],
     reads_no_bytes: bytearray,
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """Memory made and finished within the forward, with all that has to be recomputed, in order, to make it again: its
-    views and writers up to the last write, and who reads it in between."""
+    """Memory made and finished within the forward, with all that has to be recomputed to make it again: its views and
+    writers up to the last write, and who reads it in between."""
     last_write = {
         root: rows[-1]
         for root, rows in writes.items()
@@ -207,90 +188,67 @@ def _hazards(
     state: frozenset[int],
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The rows that must not be recomputed although their own schema does not say so, and the writers among them."""
-    roots, units, loose = memory.roots, memory.units, memory.loose
+    roots, units = memory.roots, memory.units
     writers = {row for rows in memory.writes.values() for row in rows}
     unstable: set[int] = set()
     written: set[int] = set()
     for row in range(len(nodes)):
         if phases[row] != Phase.FORWARD or nodes[row].op != "call_function":
             continue
-        if row in writers and units[row] < 0:
-            left_out = memory.statistics.get(row, ())
-            if not left_out or not statistics_positions(nodes[row].target):
-                written.add(row)
-        if roots[row] in loose:
+        left_out = memory.statistics.get(row, ())
+        if row in writers and units[row] < 0 and not (left_out and calls.statistics_positions(nodes[row].target)):
+            written.add(row)
+        if roots[row] in memory.loose:
             unstable.add(row)
-            continue
-        if memory.reads_no_bytes[row]:
-            continue
-        ignored = {nodes[row].args[at] for at in memory.statistics.get(row, ())}
-        for read in inputs[row]:
-            if nodes[read] in ignored or (units[row] >= 0 and units[read] == units[row]):
-                continue
-            if roots[read] in state or memory.written_between(read, row, memory.needed_until[row]) is not None:
-                unstable.add(row)
-                break
+        elif not memory.reads_no_bytes[row]:
+            ignored = {nodes[row].args[at] for at in left_out}
+            for read in inputs[row]:
+                if nodes[read] in ignored or (units[row] >= 0 and units[read] == units[row]):
+                    continue
+                if roots[read] in state or memory.written_between(read, row, memory.needed_until[row]) is not None:
+                    unstable.add(row)
+                    break
     return frozenset(unstable), frozenset(written)
 
 
 def mutated_reads(
     nodes: Sequence[fx.Node],
-    operators: Sequence[OperatorInfo],
+    operators: Sequence[calls.OperatorInfo],
     roots: Sequence[int],
     row_of: Mapping[fx.Node, int],
     output_descs: Sequence[Any],
 ) -> list[int]:
     """The rows that read memory which is written after them, and those that make it: a recomputation would differ.
 
-    A functional graph writes nothing itself. What the traced program did to a buffer comes out of the graph as a new
-    value, which is copied into the buffer when the forward is over, by a ``copy_`` at the end of the graph or by the
-    runtime. Every read of that buffer, through views or not, sees the old value in the forward and the new one in the
-    backward. In a graph that is not functional a read is safe to repeat only if nothing writes to its memory after it,
-    and what makes memory only if nothing writes there: the write is not repeated with it.
+    What the traced program did to a buffer comes out of a functional graph as a new value, which is copied into the
+    buffer when the forward is over, by a ``copy_`` at the end of the graph or by the runtime. Every read of that
+    buffer, through views or not, sees the old value in the forward and the new one in the backward. In a graph that is
+    not functional the write is not repeated with what makes the memory.
 
     Args:
         roots: row to the row whose memory its value lies in, itself where it makes its own.
         output_descs: descriptor of each value that the graph returns.
     """
-    last_write = _last_writes(nodes, operators, roots, row_of)
-    end = len(nodes)
-    for row in _written_by_runtime(nodes, output_descs):
-        last_write[roots[row]] = end
+    last_write: dict[int, int] = {}
+    for row, operator in enumerate(operators):
+        for target in calls.nodes_in(calls.argument(nodes[row], operator.written)) if operator.written else ():
+            last_write[roots[row_of[target]]] = row
+    targets = [target for desc in output_descs if desc is not None and (target := mutated_input(desc)) is not None]
+    copied_into = {underlying_input(target) for target in targets}
+    for row, node in enumerate(nodes if copied_into else ()):
+        desc = node.meta.get("desc") if node.op == "placeholder" else None
+        if desc is not None and underlying_input(desc) in copied_into:
+            last_write[roots[row]] = len(nodes)
     if not last_write:
         return []
     found = []
     for row, node in enumerate(nodes):
         if node.op != "call_function":
             continue
-        if roots[row] == row and last_write.get(row, -1) > row:  # recomputed, it would be as before the write
+        made_before = roots[row] == row and last_write.get(row, -1) > row  # recomputed, it would be as before the write
+        if made_before or any(
+            last_write.get(roots[row_of[read]], -1) > row and read not in calls.unread(node)
+            for read in node.all_input_nodes
+        ):
             found.append(row)
-            continue
-        for read in node.all_input_nodes:
-            if last_write.get(roots[row_of[read]], -1) > row and read not in unread(node, operators[row]):
-                found.append(row)
-                break
     return found
-
-
-def _last_writes(
-    nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], roots: Sequence[int], row_of: Mapping[fx.Node, int]
-) -> dict[int, int]:
-    """The last row that writes each memory."""
-    last: dict[int, int] = {}
-    for row, operator in enumerate(operators):
-        if operator.written:
-            for target in nodes_in(argument(nodes[row], operator.written)):
-                last[roots[row_of[target]]] = row
-    return last
-
-
-def _written_by_runtime(nodes: Sequence[fx.Node], output_descs: Sequence[Any]) -> list[int]:
-    """The rows of the graph inputs that a returned value is copied into when the graph has run."""
-    targets = [target for desc in output_descs if desc is not None and (target := mutated_input(desc)) is not None]
-    if not targets:
-        return []
-    placeholders: dict[Any, list[int]] = {}
-    for row, node in enumerate(nodes):
-        if node.op == "placeholder" and (desc := node.meta.get("desc")) is not None:
-            placeholders.setdefault(underlying_input(desc), []).append(row)
-    return [row for target in targets for row in placeholders.get(underlying_input(target), ())]

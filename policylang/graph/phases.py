@@ -20,27 +20,20 @@ _SAID = {marks.FORWARD: Phase.FORWARD, marks.BACKWARD: Phase.BACKWARD, marks.EPI
 
 
 def said_phase(meta: dict[str, Any]) -> int:
-    """The phase that a node's tracer, or the user, states; 0 where none does.
-
-    ``phase`` is what PyTorch's own pass for flat graphs looks for, under ``remat_pass_tag`` in 2.11.
-    """
+    """The phase that a node's tracer, or the user, states; 0 where none does. ``phase`` is what PyTorch's own pass for
+    flat graphs looks for, under ``remat_pass_tag`` in 2.11."""
     found = marks.custom(meta)
     if not found:
         return 0
     if marks.RECOMPUTED in found:
         return Phase.BACKWARD  # whatever it has from the forward node that it repeats
-    said = _SAID.get(found.get(marks.PHASE, ""))
-    if said is not None:
-        return said
-    return Phase.BACKWARD if found.get("phase") == "backward" or found.get("remat_pass_tag") == "is_backward" else 0
+    by_user = found.get("phase") == "backward" or found.get("remat_pass_tag") == "is_backward"
+    return _SAID.get(found.get(marks.PHASE, ""), Phase.BACKWARD if by_user else 0)
 
 
 def is_seed(node: fx.Node) -> bool:
     """A node is the gradient of a scalar with respect to itself, as ``torch.autograd`` makes it: a backward begins
-    there.
-
-    It asks for a memory format by name, which a user's ``ones_like(loss)`` does not.
-    """
+    there. It asks for a memory format by name, which a user's ``ones_like(loss)`` does not."""
     if node.target is not torch.ops.aten.ones_like.default:
         return False
     if node.kwargs.get("memory_format") is not torch.preserve_format:
@@ -49,13 +42,7 @@ def is_seed(node: fx.Node) -> bool:
     return all(isinstance(size, int) for size in shape) and math.prod(shape) == 1
 
 
-def flat_phases(
-    ops: Sequence[str],
-    inputs: Sequence[tuple[int, ...]],
-    said: Sequence[int],
-    hooked: Sequence[int],
-    seeds: Sequence[int],
-) -> bytearray:
+def _flat_phases(marks: PhaseMarks, ops: Sequence[str], inputs: Sequence[tuple[int, ...]]) -> bytearray:
     """The phase of every row: what the tracer said, else by the data flow. O(nodes + edges).
 
     ``policylang.trace_step`` says of every node where it is. An annotation around ``torch.autograd.grad`` says it of
@@ -64,12 +51,8 @@ def flat_phases(
     nothing. But every backward begins with the ones that autograd makes for the gradient of a scalar with respect to
     itself. Whatever such a scalar is computed from is forward, a Jacobian included. Whatever is computed from the ones,
     and is not needed for another such scalar, is backward.
-
-    Args:
-        said: :func:`said_phase` of each row, which is final.
-        hooked: whether torch's hooks marked a row as backward.
-        seeds: the rows where a backward begins, ascending.
     """
+    said, hooked, seeds = marks.said, marks.hooked, marks.seeds
     needed = _needed_for_losses(inputs, seeds)
     late = bytearray(len(ops))  # backward, or depends on it
     for row in seeds:
@@ -95,14 +78,9 @@ def flat_phases(
 
 def _needed_for_losses(inputs: Sequence[tuple[int, ...]], seeds: Sequence[int]) -> bytearray:
     """The rows that the differentiated scalars are computed from, themselves included."""
-    needed = bytearray(len(inputs))
-    if not seeds:
-        return needed
-    for row in seeds:
-        for read in inputs[row]:
-            needed[read] = 1
-    for row in range(seeds[-1], -1, -1):
-        if needed[row]:
+    needed, differentiated = bytearray(len(inputs)), frozenset(seeds)
+    for row in range(max(seeds, default=-1), -1, -1):
+        if needed[row] or row in differentiated:
             for read in inputs[row]:
                 needed[read] = 1
     return needed
@@ -172,11 +150,8 @@ def has_backward(graph: fx.Graph) -> bool:
 
 
 def kind_of(marks: PhaseMarks, targets: Sequence[str]) -> GraphKind:
-    """The kind of graph that the marks speak of.
-
-    Raises:
-        PolicyGraphError: APL340 where the graph calls backward operators and nothing says where its backward is.
-    """
+    """The kind of graph that the marks speak of. Raises ``PolicyGraphError`` (APL340) where the graph calls backward
+    operators and nothing says where its backward is."""
     tagged_backward = any(tag in _BACKWARD_TAGS for tag in marks.tags)
     descs = [desc for desc in marks.output_descs if desc is not None]
     if descs and (tagged_backward or marks.tangents):
@@ -206,7 +181,7 @@ def phases_of(
     inputs: Sequence[tuple[int, ...]],
     output_rows: Sequence[int | None],
 ) -> bytearray:
-    """The phase of every row. O(nodes + edges). Of flat graphs see :mod:`policylang.graph.phases`.
+    """The phase of every row. O(nodes + edges).
 
     What depends on a tangent is backward, whatever it is tagged. Of a joint graph's other nodes the tag decides, except
     that a value which the forward needs is forward: autograd interleaves, and tags by the thread that ran a node rather
@@ -216,7 +191,7 @@ def phases_of(
     metadata of its nodes, computes it anew.
     """
     if kind is GraphKind.FLAT:
-        return flat_phases(ops, inputs, marks.said, marks.hooked, marks.seeds)
+        return _flat_phases(marks, ops, inputs)
     length = len(ops)
     phases = bytearray(_PHASE_OF.get(op, Phase.FORWARD) for op in ops)
     if kind is GraphKind.FORWARD:
@@ -224,37 +199,30 @@ def phases_of(
     late = bytearray(length)  # depends on a tangent
     for row in marks.tangents:
         late[row] = 1
-    copies = _copies(marks) if kind is GraphKind.JOINT else bytes(length)
-    forward_ends = _last_tagged_forward(marks.tags, ops, copies) if kind is GraphKind.JOINT else length
+    tags, copies, forward_ends = marks.tags, bytes(length), length
+    if kind is GraphKind.JOINT:
+        copies = _copies(marks)
+        tagged = (row for row in range(length - 1, -1, -1) if tags[row] in _FORWARD_TAGS)
+        forward_ends = next((row for row in tagged if ops[row] == "call_function" and not copies[row]), length)
     for row, phase in enumerate(phases):
         if phase != Phase.FORWARD:
             continue
         late[row] = any(map(late.__getitem__, inputs[row]))
-        untagged = row > forward_ends and marks.tags[row] is None
-        if late[row] or copies[row] or untagged or marks.tags[row] in _BACKWARD_TAGS:
+        untagged = row > forward_ends and tags[row] is None
+        if late[row] or copies[row] or untagged or tags[row] in _BACKWARD_TAGS:
             phases[row] = Phase.BACKWARD
     if kind is GraphKind.JOINT:
         _claim_for_forward(phases, late, marks, inputs, output_rows)
     return phases
 
 
-def _copies(marks: PhaseMarks) -> Sequence[int]:
+def _copies(marks: PhaseMarks) -> bytes:
     """The rows that an earlier partition's backward recomputes, as far as the outputs tell what the forward needs of a
     backward inside it; torch before 2.12 does not mark them."""
     if all(desc is None for desc in marks.output_descs):
         return bytes(len(marks.tags))
-    tags = marks.tags
-    return bytearray(
-        hooked and tags[row] in _FORWARD_TAGS and not marks.recorded[row] for row, hooked in enumerate(marks.hooked)
-    )
-
-
-def _last_tagged_forward(tags: Sequence[str | None], ops: Sequence[str], copies: Sequence[int]) -> int:
-    """The last operator that is tagged forward; the end of the graph where none is."""
-    for row in range(len(tags) - 1, -1, -1):
-        if tags[row] in _FORWARD_TAGS and ops[row] == "call_function" and not copies[row]:
-            return row
-    return len(tags)
+    rows = zip(marks.hooked, marks.tags, marks.recorded, strict=True)
+    return bytes(hooked and tag in _FORWARD_TAGS and not recorded for hooked, tag, recorded in rows)
 
 
 def _claim_for_forward(
@@ -270,9 +238,8 @@ def _claim_for_forward(
         if row is not None and desc is not None and not is_backward_output(desc):
             needed[row] = 1
     for row in range(len(phases) - 1, -1, -1):
-        if needed[row] and phases[row] == Phase.BACKWARD and not late[row]:
-            if marks.tags[row] == "must_be_in_backward":
-                continue
+        claimed = needed[row] and phases[row] == Phase.BACKWARD and not late[row]
+        if claimed and marks.tags[row] != "must_be_in_backward":
             phases[row] = Phase.FORWARD
         if phases[row] == Phase.FORWARD:
             for read in inputs[row]:
@@ -280,11 +247,7 @@ def _claim_for_forward(
 
 
 def check_kind(kind: GraphKind, marks: PhaseMarks) -> None:
-    """Checks that a graph can be of the kind that the caller says it is.
-
-    Raises:
-        PolicyGraphError: APL340 where a backward is expected and nothing says where it is.
-    """
+    """Raises ``PolicyGraphError`` (APL340) where a backward is expected and nothing says where it is."""
     tagged = any(tag in _BACKWARD_TAGS for tag in marks.tags)
     flat_unknown = kind is GraphKind.FLAT and not (marks.marked or marks.seeds)
     if flat_unknown or (kind is GraphKind.JOINT and not (marks.tangents or tagged)):
@@ -292,11 +255,7 @@ def check_kind(kind: GraphKind, marks: PhaseMarks) -> None:
 
 
 def check_operators(nodes: Sequence[fx.Node]) -> None:
-    """Refuse a graph that is not flat: modules and methods that are called rather than operators.
-
-    Raises:
-        PolicyGraphError: APL341.
-    """
+    """Raises ``PolicyGraphError`` (APL341) for a graph that calls modules and methods rather than operators."""
     for node in nodes:
         if node.op in ("call_module", "call_method"):
             kind = node.op.removeprefix("call_")

@@ -22,17 +22,9 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from policylang.errors import PolicyGraphError
+from policylang.graph import snapshot
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Group, Mesh
-from policylang.graph.snapshot import (
-    MOST_BYTES,
-    MOST_NODES,
-    TOO_LARGE,
-    UNREADABLE,
-    DamagedError,
-    check_facts,
-    graph_error,
-)
 from policylang.language.files import reason_of
 from policylang.operators.calls import StandIn
 from policylang.torch_compat.graphs import OpOverload, descriptor_classes, load_distributed_operators
@@ -47,24 +39,18 @@ _BUILTIN = "<built-in function "
 _COPIED = ("seq_nr", "ac_graph_id", "custom")
 _KINDS = ("placeholder", "get_attr", "call_function", "call_module", "call_method", "output")
 _SAID: Mapping[str, type] = {
-    "phase": str,
-    "module": str,
-    "fwd_module": str,
-    "seq_nr": int,
-    "ac_graph_id": int,
-    "recompute": str,
+    **dict.fromkeys(("phase", "module", "fwd_module"), str),
+    **dict.fromkeys(("seq_nr", "ac_graph_id"), int),
+    **dict.fromkeys(("recompute", "desc"), str),
     "custom": dict,
-    "desc": str,
 }
 """The keys of ``meta``, and their types; each may be null."""
 _NOT_A_NODE = (MalformedError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def rebuilt(rows: Sequence[Mapping[str, Any]]) -> fx.Graph:
-    """The graph of a recording's nodes. Raises :class:`MalformedError`, which names the node that cannot be rebuilt.
-
-    A graph without a module: a module would make Python of it, with names from the file in it, and run that.
-    """
+    """The graph of a recording's nodes. Raises :class:`MalformedError`, which names the node that cannot be rebuilt. A
+    graph without a module: a module would make Python of it, with names from the file in it, and run that."""
     load_distributed_operators()
     builder = _Builder()
     with fixed_size_fake_mode():
@@ -74,7 +60,9 @@ def rebuilt(rows: Sequence[Mapping[str, Any]]) -> fx.Graph:
             except _NOT_A_NODE as error:
                 said = str(error).splitlines() or [type(error).__name__]
                 raise MalformedError(f"node {number}, `{str(record['name'])[:80]}`: {said[0][:200]}") from None
-    return builder.finished()
+    has_forward = builder.last_desc.startswith("[PlainAOTOutput")
+    _describe_outputs(builder.graph, builder.descriptors, has_forward=has_forward)
+    return builder.graph
 
 
 class _Builder:
@@ -107,10 +95,6 @@ class _Builder:
             node.meta["val"] = value
         self._annotate(node, meta)
         self.last_desc = meta.get("desc") or ""
-
-    def finished(self) -> fx.Graph:
-        _describe_outputs(self.graph, self.descriptors, has_forward=self.last_desc.startswith("[PlainAOTOutput"))
-        return self.graph
 
     def _annotate(self, node: fx.Node, meta: Mapping[str, Any]) -> None:
         if meta.get("phase") is not None:
@@ -233,21 +217,15 @@ def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], value: An
     parts = name.split(".")
     if len(parts) != 3 or not all(part.isidentifier() for part in parts):
         raise MalformedError(f"`{name[:80]}` is not the full name of an operator")
-    found = _known(parts)
-    if found is not None:
+    namespace, name, overload = parts
+    found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
+    if isinstance(found, OpOverload):
         return found
     strange = next((key for key in kwargs if not key.isidentifier()), None)
     if strange is not None:
         raise MalformedError(f"no argument can be called `{strange[:80]}`")
     several = isinstance(value, tuple) and len(value) > 1
-    namespace, name, overload = parts
     return StandIn(namespace, name, overload, len(args), tuple(kwargs), several)
-
-
-def _known(parts: Sequence[str]) -> OpOverload | None:
-    namespace, name, overload = parts
-    found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
-    return found if isinstance(found, OpOverload) else None
 
 
 NOT_RECORDED = "APL357"
@@ -260,21 +238,19 @@ _FIELDS = ("name", "op", "target", "args", "kwargs", "val", "meta")
 
 
 def recorded_facts(path: str | os.PathLike[str]) -> Facts:
-    """The facts of a recorded graph, ``.json`` or ``.json.gz``. Needs torch.
-
-    Raises ``PolicyGraphError`` for a file that cannot be read, is no recording, or is too large.
-    """
+    """The facts of a recorded graph, ``.json`` or ``.json.gz``. Needs torch. Raises ``PolicyGraphError`` for a file
+    that cannot be read, is no recording, or is too large."""
     name = os.fsdecode(path)
     try:
-        data, size = _content(path, name)
-        recording = _parsed(data)
-        del data
+        size, recording = _content(path, name)
+        if not isinstance(recording, dict):
+            raise MalformedError("it is not a JSON object")
         nodes = recording.get("nodes")
-        if isinstance(nodes, list) and len(nodes) > min(MOST_NODES, _ANY_NODES + size):
+        if isinstance(nodes, list) and len(nodes) > min(snapshot.MOST_NODES, _ANY_NODES + size):
             raise _too_large(name, f"its {size:,} bytes hold {len(nodes):,} nodes")
         return facts_of_recording(recording)
     except MalformedError as error:
-        raise graph_error(NOT_RECORDED, f"`{name}` is not a recorded graph: {error}") from None
+        raise snapshot.graph_error(NOT_RECORDED, f"`{name}` is not a recorded graph: {error}") from None
 
 
 def facts_of_recording(recording: Mapping[str, Any]) -> Facts:
@@ -286,8 +262,8 @@ def facts_of_recording(recording: Mapping[str, Any]) -> Facts:
     groups = {name: groups.get(name, Group(name, (), 0)) for name in facts.groups}
     facts = evolve(facts, groups=groups, meshes=() if mesh is None else (mesh,), rank=None)  # none of this process's
     try:
-        check_facts(facts)
-    except DamagedError as error:
+        snapshot.check_facts(facts)
+    except snapshot.DamagedError as error:
         raise MalformedError(str(error)) from None
     return facts
 
@@ -336,42 +312,34 @@ def _dim(ranks: Sequence[int], mesh: Mesh | None) -> str | None:
     """The dimension of the mesh that a group runs along."""
     if mesh is None or not ranks:
         return None
+    start = ranks[0]
     for position, (dim, size) in enumerate(zip(mesh.dims, mesh.shape, strict=True)):
         step = prod(mesh.shape[position + 1 :])
-        start = ranks[0]
-        along = list(range(start, start + size * step, step))
-        if start // step % size == 0 and list(ranks) == along:
+        if start // step % size == 0 and list(ranks) == list(range(start, start + size * step, step)):
             return dim
     return None
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        raise MalformedError("it is not JSON") from None
-    if not isinstance(found, dict):
-        raise MalformedError("it is not a JSON object")
-    return found
-
-
-def _content(path: str | os.PathLike[str], name: str) -> tuple[bytes, int]:
-    """The JSON, unpacked if it is gzipped, and never more than the limit; and the size of the file."""
+def _content(path: str | os.PathLike[str], name: str) -> tuple[int, Any]:
+    """The size of the file, and its JSON: unpacked if it is gzipped, and never more than the limit."""
     try:
         with open(path, "rb") as file:
             packed = file.read(2) == _GZIP
             file.seek(0)
             size = os.fstat(file.fileno()).st_size
-            most = min(MOST_BYTES, _ANY_BYTES + _UNPACKED * size) if packed else MOST_BYTES
+            most = min(snapshot.MOST_BYTES, _ANY_BYTES + _UNPACKED * size) if packed else snapshot.MOST_BYTES
             data: bytes = gzip.GzipFile(fileobj=file).read(most + 1) if packed else file.read(most + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise MalformedError("it cannot be unpacked") from None
     except (OSError, ValueError) as error:
-        raise graph_error(UNREADABLE, f"`{name}` cannot be read: {reason_of(error)}") from None
+        raise snapshot.graph_error(snapshot.UNREADABLE, f"`{name}` cannot be read: {reason_of(error)}") from None
     if len(data) > most:
         raise _too_large(name, f"its {size:,} bytes hold more than {most:,} bytes of JSON")
-    return data, size
+    try:
+        return size, json.loads(data)
+    except (ValueError, RecursionError):
+        raise MalformedError("it is not JSON") from None
 
 
 def _too_large(name: str, reason: str) -> PolicyGraphError:
-    return graph_error(TOO_LARGE, f"`{name}` is larger than a recorded graph can be: {reason}")
+    return snapshot.graph_error(snapshot.TOO_LARGE, f"`{name}` is larger than a recorded graph can be: {reason}")

@@ -49,16 +49,11 @@ _UNPACKED, _ANY_BYTES = 256, 1 << 23
 small graph. The equal blocks of a model come to a fifth of that."""
 _MOST_MEMORY = 1 << 26
 """The decompressor's limit."""
-_EDGES = 16
-"""How many nodes a node reads at most, on average over a graph of a size that matters."""
-_SLACK = 1 << 20
-"""More that any graph may have: small graphs are not bound by averages."""
-_CHARACTERS = 128
-"""The most characters of a name, on average."""
+_EDGES, _CHARACTERS, _SLACK = 16, 128, 1 << 20
+"""The most reads of a node and characters of a name, on average; and how much more any graph may have of either."""
 _LONGEST_NUMBER = 9
 """Digits of the number at the end of a name; a longer one is part of the name."""
 _UPDATE = "update policylang, or write the snapshot again"
-_WRITE_AGAIN = "write the snapshot again"
 _MAKE_AGAIN = (
     "make it again with this policylang: `policylang snapshot MODULE:FUNCTION -o FILE`, or `policylang import` of a "
     "recorded graph"
@@ -83,11 +78,9 @@ def write(facts: Facts, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Facts:
-    """Read a snapshot. Needs no torch; takes bounded time and memory whatever the file holds.
-
-    Raises ``PolicyGraphError`` for a file that cannot be read, is no snapshot, has another format, is damaged, or is
-    larger than a snapshot can be.
-    """
+    """Read a snapshot. Needs no torch; takes bounded time and memory whatever the file holds. Raises
+    ``PolicyGraphError`` for a file that cannot be read, is no snapshot, has another format, is damaged, or is larger
+    than a snapshot can be."""
     return parse(_content(path), os.fsdecode(path))
 
 
@@ -201,13 +194,11 @@ def _parted(names: Sequence[str]) -> tuple[list[str], list[int | None]]:
     last: dict[str, int] = {}
     for name in names:
         base, mark, digits = name.rpartition("_")
-        if not (mark and digits.isdecimal() and len(digits) <= _LONGEST_NUMBER and str(int(digits)) == digits):
-            bases.append(name)
-            steps.append(None)
-            continue
-        bases.append(base)
-        steps.append(int(digits) - last.get(base, 0))
-        last[base] = int(digits)
+        numbered = mark and digits.isdecimal() and len(digits) <= _LONGEST_NUMBER and str(int(digits)) == digits
+        bases.append(base if numbered else name)
+        steps.append(int(digits) - last.get(base, 0) if numbered else None)
+        if numbered:
+            last[base] = int(digits)
     return bases, steps
 
 
@@ -280,44 +271,30 @@ class _Table:
         self.values = [_tuples(value) for value in values]
 
     def column(self, stored: Stored) -> Sequence[Any]:
+        _check_values(self.name, self.values)
         match stored:
             case Stored.ROW:
-                return self._rows()
+                found = [row - distance for row, distance in enumerate(self.of_rows())]
+                if found and not 0 <= min(found) <= max(found) < len(found):
+                    raise DamagedError(f"its column `{self.name}` points outside the graph")
+                return array("i", found)
             case Stored.READS:
-                return self._reads()
+                if any(len({*value}) != len(value) for value in self.values):
+                    raise DamagedError(f"its column `{self.name}` holds what cannot be there")
+                self._check_distances(self.values, list(map(len, self.values)))
+                return [tuple([row - back for back in value]) for row, value in enumerate(self.of_rows())]
             case Stored.ARGUMENTS:
-                return self._arguments()
+                distances = [list(_distances(value)) for value in self.values]
+                self._check_distances(distances, list(map(_size, self.values)))
+                return [
+                    _placed(value, row) if distances[number] else value
+                    for row, (number, value) in enumerate(zip(self.rows, self.of_rows(), strict=True))
+                ]
             case Stored.VALUES | Stored.NAMES | Stored.NOT:
-                _check_values(self.name, self.values)
                 return self.of_rows()
 
     def of_rows(self) -> list[Any]:
         return list(map(self.values.__getitem__, self.rows))
-
-    def _rows(self) -> array[int]:
-        _check_values(self.name, self.values)
-        found = array("i", bytes(4 * len(self.rows)))
-        for row, distance in enumerate(self.of_rows()):
-            if not 0 <= row - distance < len(found):
-                raise DamagedError(f"its column `{self.name}` points outside the graph")
-            found[row] = row - distance
-        return found
-
-    def _reads(self) -> list[tuple[int, ...]]:
-        for value in self.values:
-            if type(value) is not tuple or any(type(back) is not int for back in value) or len({*value}) != len(value):
-                raise DamagedError(f"its column `{self.name}` holds what cannot be there")
-        self._check_distances(self.values, list(map(len, self.values)))
-        return [tuple([row - back for back in value]) for row, value in enumerate(self.of_rows())]
-
-    def _arguments(self) -> list[tuple[Any, ...]]:
-        _check_values(self.name, self.values)
-        distances = [list(_distances(value)) for value in self.values]
-        self._check_distances(distances, list(map(_size, self.values)))
-        return [
-            _placed(value, row) if distances[number] else value
-            for row, (number, value) in enumerate(zip(self.rows, self.of_rows(), strict=True))
-        ]
 
     def _check_distances(self, distances: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
         """``distances`` and ``sizes``: by value, how far back its nodes are, and how much it holds."""
@@ -450,7 +427,7 @@ def _other_format(name: str, version: int) -> PolicyGraphError:
 
 
 def _damaged(name: str, reason: str) -> PolicyGraphError:
-    return graph_error(DAMAGED, f"`{name}` is damaged: {reason}", _WRITE_AGAIN)
+    return graph_error(DAMAGED, f"`{name}` is damaged: {reason}", "write the snapshot again")
 
 
 def _too_large(name: str, reason: str) -> PolicyGraphError:

@@ -40,6 +40,9 @@ INPUTS = {
 }
 """The words for what a graph is given."""
 _BLANK = {name: said.blank for name, said in COLUMNS.items() if name != "users"}
+_COLUMN_OF = {"region": "ac_regions", "tag": "user_tags", "group": "group_names"} | {
+    name: f"{name}s" for name in ("module", "shape", "dtype", "device", "owner", "input_name")
+}
 
 
 class GraphBuilder:
@@ -52,29 +55,11 @@ class GraphBuilder:
         self.groups: dict[str, Group] = {}
 
     def add(
-        self,
-        name: str,
-        target: str,
-        inputs: tuple[int, ...],
-        *,
-        module: str = "",
-        backward: bool = False,
-        flags: int = 0,
-        owner: int | None = None,
-        bytes: int = 0,
-        numel: int = 0,
-        flops: int = 0,
-        shape: tuple[int, ...] | None = None,
-        dtype: str = "",
-        device: str = "",
-        region: int | None = None,
-        tag: str | None = None,
-        input_name: str = "",
-        group: str = "",
-        **later: Any,
+        self, name: str, target: str, inputs: tuple[int, ...], *, backward: bool = False, group: str = "", **said: Any
     ) -> int:
         """Add a node, and return its row. ``target`` is an operator in full, a word of :data:`INPUTS`, ``get_attr`` or
-        ``output``; ``group`` ends in the number of its ranks, ``dp:4``; ``later`` are values of later columns."""
+        ``output``; ``group`` ends in the number of its ranks, ``dp:4``. ``said``: its values in the columns of
+        :class:`Facts`, by the column or as ``module``, ``shape``, ``dtype``, ``region``, ``tag``, ``owner``, …"""
         row = len(self.rows)
         op, phase, input_kind = "call_function", Phase.BACKWARD if backward else Phase.FORWARD, InputKind.NOT_AN_INPUT
         if target in INPUTS:
@@ -83,36 +68,23 @@ class GraphBuilder:
             op = "get_attr"
         elif target == "output":
             op, phase = "output", Phase.OUTPUT
-        if owner is None and inputs and target in FOLLOWERS:
-            owner = self.rows[inputs[0]]["owners"]
         if group and group not in self.groups:
             size = int(group.rpartition(":")[2])
             self.groups[group] = Group(group, tuple(range(size)), size)
-        self.rows.append(
-            {
-                **_BLANK,
-                "names": name,
-                "ops": op,
-                "targets": target if op == "call_function" else "",
-                "phases": int(phase),
-                "modules": module,
-                "ac_regions": region,
-                "user_tags": tag,
-                "flags": flags,
-                "bytes": bytes,
-                "numel": numel,
-                "shapes": shape,
-                "dtypes": dtype,
-                "devices": device,
-                "flops": flops,
-                "inputs": inputs,
-                "owners": row if owner is None else owner,
-                "input_kinds": int(input_kind),
-                "input_names": input_name,
-                "group_names": group,
-                **later,
-            }
-        )
+        columns = {
+            **_BLANK,
+            "names": name,
+            "ops": op,
+            "targets": target if op == "call_function" else "",
+            "phases": int(phase),
+            "inputs": inputs,
+            "owners": self.rows[inputs[0]]["owners"] if inputs and target in FOLLOWERS else row,
+            "input_kinds": int(input_kind),
+            "group_names": group,
+        }
+        for word, value in said.items():
+            columns[_COLUMN_OF.get(word, word)] = value
+        self.rows.append(columns)
         self.index[name] = row
         return row
 
@@ -144,10 +116,8 @@ _HELP = "for example `%y = aten.mm.default(%x, %w) layers.0.attention shape=8x8 
 def read_graph(
     source: Source, kind: GraphKind | None = None, operators: OperatorTable | None = None
 ) -> tuple[Facts | None, tuple[Diagnostic, ...]]:
-    """The facts of a graph that is written as text, or everything that keeps it from being read.
-
-    Without ``kind`` it is a joint graph if it has a backward, else a forward graph. Linear in the text.
-    """
+    """The facts of a graph that is written as text, or everything that keeps it from being read. Without ``kind`` it is
+    a joint graph if it has a backward, else a forward graph. Linear in the text."""
     reader = _GraphParser(source, operators or OperatorTable.bundled())
     reader.read()
     if reader.problems:
@@ -201,10 +171,14 @@ class _GraphParser:
             return
         self._target(target)
         reads = self._reads(_SourceText(found["reads"] or "", line.start + max(found.start("reads"), 0)))
-        words = _Words(self)
+        said: dict[str, Any] = {"backward": self.backward, "flags": 0, "annotations": ()}
         for word in re.finditer(r"\S+", found["rest"]):
-            words.take(_SourceText(word.group(), line.start + found.start("rest") + word.start()))
-        self.builder.add(name or "output", target.text, reads, **words.arguments(self.backward))
+            self._word(_SourceText(word.group(), line.start + found.start("rest") + word.start()), said)
+        if "shape" in said:  # a tensor of a shape has as many elements, and as many bytes
+            numel, bits = prod(said["shape"]), re.search(r"\d+", dtype := said.get("dtype", ""))
+            itemsize = 1 if dtype in ("bool", "float4_e2m1fn_x2") else int(bits.group()) // 8 if bits else 0
+            said = {"numel": numel, "bytes": numel * itemsize, **said}
+        self.builder.add(name or "output", target.text, reads, **said)
 
     def _target(self, target: _SourceText) -> None:
         """An operator has to be one, in full; that of an unknown namespace is taken as it is."""
@@ -240,56 +214,36 @@ class _GraphParser:
                 self.report(NO_SUCH_NODE, f"no line above names a node `%{found[1]}`", at, help)
         return tuple(rows)
 
-
-@define(eq=False)
-class _Words:
-    """The words after the call on a line, as arguments of :meth:`GraphBuilder.add`, by name."""
-
-    reader: _GraphParser
-    said: dict[str, Any] = field(factory=dict)
-    notes: set[str] = field(factory=set)
-    flags: int = 0
-
-    def arguments(self, backward: bool) -> dict[str, Any]:
-        """With what follows from the words: a tensor of a shape has as many elements, and as many bytes."""
-        shape = self.said.get("shape")
-        numel = 0 if shape is None else prod(shape)
-        size = numel * _item_size(self.said.get("dtype", ""))
-        given = {"numel": numel, "bytes": size, "backward": backward, **self.said}
-        return {**given, "flags": self.flags, "annotations": tuple(sorted(self.notes))}
-
-    def take(self, word: _SourceText) -> None:
+    def _word(self, word: _SourceText, said: dict[str, Any]) -> None:
+        """One of the words after the call, as an argument of :meth:`GraphBuilder.add`."""
         key, sign, value = word.text.partition("=")
         if sign:
-            self._value(key, _SourceText(value, word.start + len(key) + 1), word)
+            self._value(key, _SourceText(value, word.start + len(key) + 1), word, said)
         elif word.text in FLAGS:
-            self.flags |= FLAGS[word.text]
+            said["flags"] |= FLAGS[word.text]
         elif word.text == "backward":
-            self.said["backward"] = True
+            said["backward"] = True
         else:
-            self._module(word)
+            near = () if "." in word.text else nearest(word.text, (*FLAGS, "backward"))
+            if near or "module" in said or not _PATH.fullmatch(word.text):
+                help = did_you_mean(near) or "a line holds one module path, flags, and words such as `bytes=64`"
+                self.report(NO_SUCH_WORD, f"`{word.text}` is no flag of a node", word, help)
+            else:
+                said["module"] = word.text
 
-    def _module(self, word: _SourceText) -> None:
-        near = () if "." in word.text else nearest(word.text, (*FLAGS, "backward"))
-        if near or "module" in self.said or not _PATH.fullmatch(word.text):
-            help = did_you_mean(near) or "a line holds one module path, flags, and words such as `bytes=64`"
-            self.reader.report(NO_SUCH_WORD, f"`{word.text}` is no flag of a node", word, help)
-            return
-        self.said["module"] = word.text
-
-    def _value(self, key: str, value: _SourceText, word: _SourceText) -> None:
+    def _value(self, key: str, value: _SourceText, word: _SourceText, said: dict[str, Any]) -> None:
         if key not in _KEYS:
             help = did_you_mean(nearest(key, _KEYS)) or f"a node has {', '.join(f'`{known}`' for known in _KEYS)}"
-            self.reader.report(NO_SUCH_WORD, f"a node has no `{key}`", word, help)
+            self.report(NO_SUCH_WORD, f"a node has no `{key}`", word, help)
             return
-        argument, read, example = _KEYS[key]
-        found: Any = self.reader.builder.index.get(value.text.removeprefix("%")) if read is None else read(value.text)
+        read, example = _KEYS[key]
+        found: Any = self.builder.index.get(value.text.removeprefix("%")) if read is None else read(value.text)
         if found is None:
-            self.reader.report(CANNOT_BE_READ, f"`{value.text}` is no `{key}`", value, example)
+            self.report(CANNOT_BE_READ, f"`{value.text}` is no `{key}`", value, example)
         elif key == "note":
-            self.notes.add(found)
+            said["annotations"] = tuple(sorted({*said["annotations"], found}))
         else:
-            self.said[argument] = found
+            said[_ARGUMENT.get(key, key)] = found
 
 
 def _amount(text: str, dimension: str) -> int | None:
@@ -309,39 +263,28 @@ def _shape(text: str) -> tuple[int, ...] | None:
 
 
 def _dtype(text: str) -> str | None:
-    name = ALIASES.get(text, text)
-    return name if name in DTYPES else None
+    return name if (name := ALIASES.get(text, text)) in DTYPES else None
 
 
 def _any_text(text: str) -> str | None:
     return text or None
 
 
-_KEYS: Mapping[str, tuple[str, Callable[[str], Any] | None, str]] = {
-    "bytes": ("bytes", lambda text: _amount(text, "bytes"), "for example `bytes=64`, `bytes=2MiB`"),
-    "numel": ("numel", lambda text: _amount(text, "number"), "for example `numel=1024`"),
-    "flops": ("flops", lambda text: _amount(text, "flops"), "for example `flops=2GFLOP`"),
-    "shape": ("shape", _shape, "for example `shape=8x128`, `shape=scalar`"),
-    "dtype": ("dtype", _dtype, "for example `dtype=bf16`"),
-    "device": ("device", _any_text, "for example `device=cuda:0`"),
-    "module": ("module", _any_text, "for example `module=layers.0`"),
-    "region": ("region", lambda text: int(text) if _WHOLE.fullmatch(text) else None, "for example `region=0`"),
-    "tag": ("tag", lambda text: text if text in TAGS else None, f"one of {', '.join(f'`{tag}`' for tag in TAGS)}"),
-    "group": (
-        "group",
-        lambda text: text if _GROUP.fullmatch(text) else None,
-        "its name and its size: `group=dp:16`",
-    ),
-    "follows": ("owner", None, "a node of a line above: `follows=%sdpa`"),
-    "name": ("input_name", _any_text, "for example `name=layers.0.attention.wq.weight`"),
-    "note": ("annotations", _any_text, "the name of an annotation: `note=ap_must_save`"),
+_KEYS: Mapping[str, tuple[Callable[[str], Any] | None, str]] = {
+    "bytes": (lambda text: _amount(text, "bytes"), "for example `bytes=64`, `bytes=2MiB`"),
+    "numel": (lambda text: _amount(text, "number"), "for example `numel=1024`"),
+    "flops": (lambda text: _amount(text, "flops"), "for example `flops=2GFLOP`"),
+    "shape": (_shape, "for example `shape=8x128`, `shape=scalar`"),
+    "dtype": (_dtype, "for example `dtype=bf16`"),
+    "device": (_any_text, "for example `device=cuda:0`"),
+    "module": (_any_text, "for example `module=layers.0`"),
+    "region": (lambda text: int(text) if _WHOLE.fullmatch(text) else None, "for example `region=0`"),
+    "tag": (lambda text: text if text in TAGS else None, f"one of {', '.join(f'`{tag}`' for tag in TAGS)}"),
+    "group": (lambda text: text if _GROUP.fullmatch(text) else None, "its name and its size: `group=dp:16`"),
+    "follows": (None, "a node of a line above: `follows=%sdpa`"),
+    "name": (_any_text, "for example `name=layers.0.attention.wq.weight`"),
+    "note": (_any_text, "the name of an annotation: `note=ap_must_save`"),
 }
-"""The keys of a line: the builder's argument, what reads it (None: a node's row), and an example."""
-
-
-def _item_size(dtype: str) -> int:
-    """Bytes of one element; of an unknown type none."""
-    bits = re.search(r"\d+", dtype)
-    if dtype == "bool" or dtype == "float4_e2m1fn_x2":
-        return 1
-    return int(bits.group()) // 8 if bits else 0
+"""The keys of a line: what reads it (None: a node's row), and an example."""
+_ARGUMENT = {"follows": "owner", "name": "input_name"}
+"""The builder's argument, where it has another name than the key."""

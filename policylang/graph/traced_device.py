@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from policylang.graph.facts import Facts, InputKind, Phase
 from policylang.language.diagnostics import Diagnostic, diagnose
@@ -13,6 +13,7 @@ ATTENTION_IN_MATMULS = "APL320"
 
 WRITTEN_OUT = "aten._safe_softmax.default"
 """The softmax of an attention that no fused kernel of the device takes; nothing else calls it."""
+_FUSED = ("aten._scaled_dot_product_", "aten._flash_attention_forward", "higher_order.flex_")
 _CELLS = ("aten._thnn_fused_lstm_cell.", "aten._thnn_fused_gru_cell.")
 _FIX = 'trace the step for the device that it trains on: `policylang snapshot … --device cuda`, or `device="cuda"`'
 
@@ -29,8 +30,8 @@ def kernel_findings(facts: Facts) -> Iterator[Diagnostic]:
     elif kinds == {"cpu"} and attention:
         message = f"{_written_out(attention)}, as the CPU runs it"
         yield diagnose(ATTENTION_IN_MATMULS, message, help=f"where it trains on a GPU, {_FIX}")
-    cells = _count(facts, _CELLS) if "cuda" in kinds else 0
-    if cells:
+    cells = sum(len(rows) for target, rows in facts.by_target.items() if target.startswith(_CELLS))
+    if cells and "cuda" in kinds:
         message = f"a recurrent layer was traced as {counted(cells, 'cell')}, which cuDNN runs as one kernel"
         yield diagnose(OTHER_KERNELS, message, help="figures of these layers are not those of the GPU")
 
@@ -44,18 +45,12 @@ def traced_on(facts: Facts) -> set[str]:
 
 def attention_kernels(facts: Facts) -> dict[str, int]:
     """The operators that attention runs in the forward, and how often."""
-    found = {target: len(rows) for target, rows in facts.by_target.items() if _is_attention(target)}
-    return dict(sorted(found.items()))
-
-
-def _is_attention(target: str) -> bool:
-    fused = target.startswith(("aten._scaled_dot_product_", "aten._flash_attention_forward", "higher_order.flex_"))
-    return (fused and "backward" not in target) or target == WRITTEN_OUT
+    return {
+        target: len(rows)
+        for target, rows in sorted(facts.by_target.items())
+        if (target.startswith(_FUSED) and "backward" not in target) or target == WRITTEN_OUT
+    }
 
 
 def _written_out(count: int) -> str:
     return f"{counted(count, 'attention')} {'is' if count == 1 else 'are'} written out in bmm and softmax"
-
-
-def _count(facts: Facts, beginnings: Iterable[str]) -> int:
-    return sum(len(rows) for target, rows in facts.by_target.items() if target.startswith(tuple(beginnings)))

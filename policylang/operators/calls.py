@@ -31,11 +31,8 @@ from policylang.torch_compat.graphs import (
 )
 
 _GROUP_ARGUMENTS = ("group_name", "process_group", "group")
-_ASSERTIONS = (
-    "aten._assert",
-    "aten._functional_assert",
-    "aten.sym_constrain_range",
-    "aten._print",
+_EFFECTS = (
+    *("c10d.", "aten._assert", "aten._functional_assert", "aten.sym_constrain_range", "aten._print"),
     "aten._async_error",
 )
 _EFFECTFUL_HIGHER_ORDER = frozenset({"with_effects", "print", "call_torchbind", "inductor_compiled_code"})
@@ -68,11 +65,8 @@ class OperatorInfo:
 
 @frozen
 class StandIn:
-    """An operator that this torch does not have, by one call: it reads its arguments and returns new tensors.
-
-    A plain value in the place of an operator of torch's registry: that is the whole process's, so that what one file
-    calls would decide what is read of the next.
-    """
+    """An operator that this torch does not have, by one call: it reads its arguments and returns new tensors. Torch's
+    registry is the whole process's: what one file calls would decide what is read of the next."""
 
     namespace: str
     name: str
@@ -102,15 +96,19 @@ def describe(target: Any) -> OperatorInfo:
         return _describe_stand_in(target)
     if isinstance(target, HigherOrderOperator):
         return _describe_higher_order(target)
-    flags = Category.EFFECTFUL if target in side_effect_functions() else 0
-    return OperatorInfo(_function_name(target), flags)
+    module, name = getattr(target, "__module__", None) or "", getattr(target, "__name__", None) or type(target).__name__
+    if isinstance(target, OpOverloadPacket):
+        name = str(target)
+    elif module in ("_operator", "operator", "builtins", ""):
+        name = f"builtin.{name}"
+    else:
+        name = f"{module}.{name}"
+    return OperatorInfo(name, Category.EFFECTFUL if target in side_effect_functions() else 0)
 
 
 def argument(node: fx.Node, places: Sequence[Place], *, skip: int = 0) -> list[Any]:
-    """The arguments of a call at the given places; a default that was not written is left out.
-
-    ``skip``: so many arguments come before those of an operator that runs inside another.
-    """
+    """The arguments of a call at the given places; a default that was not written is left out. ``skip``: so many
+    arguments come before those of an operator that runs inside another."""
     args, kwargs = node.args[skip:], node.kwargs
     if places is ALL_KEYWORDS:
         return list(kwargs.values())
@@ -147,12 +145,8 @@ def draws_random(operator: OperatorInfo, node: fx.Node) -> bool:
 
 def group_name(operator: OperatorInfo, node: fx.Node) -> str:
     """The process group of a collective; empty where the call does not say it by name."""
-    for value in argument(node, operator.group):
-        if isinstance(value, str):
-            return value
-        if name := name_of_group(value):
-            return name
-    return ""
+    names = (value if isinstance(value, str) else name_of_group(value) for value in argument(node, operator.group))
+    return next(filter(None, names), "")
 
 
 def nodes_in(values: Any) -> list[fx.Node]:
@@ -216,12 +210,14 @@ def _describe_stand_in(target: StandIn) -> OperatorInfo:
 
 def _by_name(name: str) -> int:
     """The categories that an operator's full name tells."""
-    holds = {
-        Category.SEED: name.startswith(_SEEDS),
-        Category.COMPUTE: name.rpartition(".")[0] in compute_operators(),
-        Category.EFFECTFUL: name.startswith(("c10d.", *_ASSERTIONS)),
-    }
-    return _bits(holds)
+    is_compute = name.rpartition(".")[0] in compute_operators()
+    return _bits(
+        {
+            Category.SEED: name.startswith(_SEEDS),
+            Category.COMPUTE: is_compute,
+            Category.EFFECTFUL: name.startswith(_EFFECTS),
+        }
+    )
 
 
 def _describe_higher_order(target: HigherOrderOperator) -> OperatorInfo:
@@ -240,19 +236,9 @@ def _bits(holds: Mapping[int, bool]) -> int:
     return sum(bit for bit, is_so in holds.items() if is_so)
 
 
-def _function_name(target: Any) -> str:
-    if isinstance(target, OpOverloadPacket):
-        return str(target)
-    module = getattr(target, "__module__", None) or ""
-    name = getattr(target, "__name__", None) or type(target).__name__
-    if module in ("_operator", "operator", "builtins", ""):
-        return f"builtin.{name}"
-    return f"{module}.{name}"
-
-
 @frozen
 class Statistics:
-    """The running statistics that an operator is given and, while it trains, neither reads nor leaves alone."""
+    """The running statistics that an operator is given and updates while it trains, without reading them."""
 
     places: tuple[int, ...]
     writes: bool = True
@@ -315,35 +301,31 @@ def _inside(node: fx.Node) -> tuple[int, OperatorInfo]:
 
 def written_statistics(node: fx.Node) -> tuple[int, ...]:
     """The positions of running statistics that a call updates in place."""
-    found = _statistics(node, writes=True)
-    return tuple(at for at in found if at < len(node.args) and isinstance(node.args[at], fx.Node))
+    return _statistics(node, writes=True)
 
 
-def unread(node: fx.Node, operator: OperatorInfo) -> list[fx.Node]:
+def unread(node: fx.Node) -> list[Any]:
     """The running statistics that a call is given and of which it returns new ones."""
-    if operator.name not in RUNNING_STATISTICS:
-        return []
-    return nodes_in([node.args[at] for at in _statistics(node, writes=False) if at < len(node.args)])
+    return [node.args[at] for at in _statistics(node, writes=False)]
 
 
 def statistics_positions(target: Any) -> tuple[int, ...]:
     """The arguments of an operator that a recomputation can leave out: running statistics its results do not read."""
     found = RUNNING_STATISTICS.get(describe(target).name)
-    return () if found is None or not found.writes or found.needed else found.places
+    return found.places if found and found.writes and not found.needed else ()
 
 
 def updated_statistics(target: Any, args: Sequence[Any]) -> tuple[int, ...]:
     """The running statistics that a call with these arguments updates, and that a recomputation can leave out."""
-    at = _TRAINING[0][0]
     found = RUNNING_STATISTICS.get(describe(target).name)
-    return () if found and found.may_not_train and not args[at] else statistics_positions(target)
+    return () if found and found.may_not_train and not args[_TRAINING[0][0]] else statistics_positions(target)
 
 
 def _statistics(node: fx.Node, *, writes: bool) -> tuple[int, ...]:
     found = RUNNING_STATISTICS.get(describe(node.target).name)
     if found is None or found.writes != writes or (found.may_not_train and argument(node, _TRAINING) != [True]):
         return ()
-    return found.places
+    return tuple(at for at in found.places if at < len(node.args) and isinstance(node.args[at], fx.Node))
 
 
 def asks_for_sizes(node: fx.Node) -> bool:

@@ -60,9 +60,7 @@ def permuted(lengths: Sequence[int], dims: Sequence[int]) -> Lengths:
 
 def viewed(shape: Sequence[int], stride: Sequence[int], wanted: Sequence[int]) -> Lengths | None:
     """The strides of a view of another shape; None where there is none and the elements would have to be copied.
-
-    Dimensions are taken in runs that lie in memory as one; each run is cut anew (``computeStride`` in ATen).
-    """
+    Dimensions are taken in runs that lie in memory as one; each run is cut anew (``computeStride`` in ATen)."""
     if prod(shape) == 0:
         return tuple(stride) if tuple(shape) == tuple(wanted) else contiguous(wanted)
     strides = [0] * len(wanted)
@@ -192,10 +190,8 @@ def size_of(digits: Digits) -> int:
 
 
 def relative(value: DigitLayout, home: DigitLayout) -> DigitLayout:
-    """A value that has digits of ``home`` only, as digits of the row-major index of an element there.
-
-    Raises :class:`NoDigitsError` where it has others.
-    """
+    """A value that has digits of ``home`` only, as digits of the row-major index of an element there. Raises
+    :class:`NoDigitsError` where it has others."""
     weights: list[tuple[Digit, int]] = []
     worth = 1
     for digit in reversed(home.flat):

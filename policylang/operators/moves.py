@@ -51,9 +51,7 @@ class Move:
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         """The layout of its result, of a split of each piece. ``added``: the digits that count what it puts together.
-
-        Raises :class:`NoDigitsError`.
-        """
+        Raises :class:`NoDigitsError`."""
         raise NoDigitsError("is no layout operator")
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
@@ -314,12 +312,12 @@ class Split(Move):
     """The parts, each of one index, lose the dimension."""
 
     def sizes(self, length: int) -> tuple[int, ...]:
-        if isinstance(self.size, tuple):
-            if sum(self.size) != length:
-                raise MoveError(f"splits {length} as {list(self.size)}")
-            return self.size
-        size = self.size if self.count is None else max(1, -(-length // self.count))
-        return tuple(min(size, length - at) for at in range(0, length, size))
+        if not isinstance(self.size, tuple):
+            size = self.size if self.count is None else max(1, -(-length // self.count))
+            return tuple(min(size, length - at) for at in range(0, length, size))
+        if sum(self.size) != length:
+            raise MoveError(f"splits {length} as {list(self.size)}")
+        return self.size
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         return value.cut(self.dim, self._count(value), drops=self.drops)[1]
@@ -390,17 +388,14 @@ class GroupMove(Move):
     ranks: int
     """The size of the group, as the call has it; 0 where the call does not say."""
 
-    def _check(self, shards: Sequence[Tensor]) -> None:
+    def _check(self, shards: Sequence[Tensor], *, has_dimensions: bool = False) -> None:
         if self.ranks not in (0, len(shards)):
             raise MoveError(f"is told of {self.ranks} ranks and has {len(shards)}")
         if any(not shard.contiguous for shard in shards):
             raise MoveError("reads a tensor that is not contiguous")
         if any(shard.shape != shards[0].shape for shard in shards):
             raise MoveError("reads tensors of different shapes")
-
-    def _check_dims(self, shards: Sequence[Tensor]) -> None:
-        self._check(shards)
-        if not shards[0].shape:
+        if has_dimensions and not shards[0].shape:
             raise MoveError("reads a tensor without dimensions")
 
 
@@ -410,7 +405,7 @@ class Gather(GroupMove):
         return value.joined(added, 0)
 
     def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
-        self._check_dims(value)
+        self._check(value, has_dimensions=True)
         shape = value[0].shape
         elements = [element for shard in value for element in shard.elements()]
         return [Tensor.fresh(elements, (shape[0] * len(value), *shape[1:]))] * len(value)
@@ -431,9 +426,8 @@ class Reduction(GroupMove):
             totals = [element * len(value) for element in value[0].elements()]
         else:
             totals = list(map(sum, zip(*(part.elements() for part in value), strict=True)))
-        if self.reduction == "avg":  # exact, so that a mean of all and a mean of means compare equal
-            totals = [Fraction(total) / len(value) for total in totals]
-        return totals
+        # a mean is exact, so that a mean of all and a mean of means compare equal
+        return [Fraction(total) / len(value) for total in totals] if self.reduction == "avg" else totals
 
 
 @frozen
@@ -452,7 +446,7 @@ class Scatter(Reduction):
         return value.cut(0, self.ranks)[1]
 
     def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
-        self._check_dims(value)
+        self._check(value, has_dimensions=True)
         length, rest = divmod(value[0].shape[0], self.ranks)
         if rest:
             raise MoveError("scatters unevenly")
@@ -496,14 +490,6 @@ def _read(target: str, arguments: tuple[Any, ...], shape: Lengths | None) -> Mov
     return mover.read(shape, *arguments)
 
 
-def _view(shape: Lengths, *_: Any) -> Move:
-    return View(shape)
-
-
-def _reshape(shape: Lengths, *_: Any) -> Move:
-    return View(shape, copy=True)
-
-
 def _movedim(shape: Lengths, sources: Any, destinations: Any) -> Move:
     rank = len(shape)
     froms, tos = (
@@ -520,30 +506,23 @@ def _transpose(shape: Lengths, one: int, other: int) -> Move:
     return Permute(tuple(dims))
 
 
-def _split(_: Any, size: Any, dim: int = 0) -> Move:
-    return Split(dim, size)
-
-
-def _alias(*_: Any) -> Move:
-    return Alias()
-
-
-_ALIAS = Mover(Alias, _alias, A_VIEW)
+_ALIAS = Mover(Alias, lambda *_: Alias(), A_VIEW)
 _MOVEDIM = Mover(Permute, _movedim, A_VIEW)
-_SPLIT = Mover(Split, _split, VIEWS, (None, 0))
+_SPLIT = Mover(Split, lambda _, size, dim=0: Split(dim, size), VIEWS, (None, 0))
 _SQUEEZE = Mover(Squeeze, lambda shape, *_: Squeeze(shape), A_VIEW)
 _UNKNOWN = Mover(Move, lambda *_: Move(), A_VIEW)
+_VIEW = Mover(View, lambda shape, *_: View(shape), A_VIEW)
 
 MOVERS: dict[str, Mover] = {
     GATHER: Mover(Gather, lambda _, ranks, group: Gather(ranks), Category.COLLECTIVE),
     SCATTER: Mover(Scatter, lambda _, how, ranks, group: Scatter(ranks, how), Category.COLLECTIVE),
     ALL_REDUCE: Mover(AllReduce, lambda _, how, group: AllReduce(0, how), Category.COLLECTIVE),
-    WAIT: Mover(Alias, _alias),
+    WAIT: evolve(_ALIAS, categories=0),
     "aten._reshape_alias.default": _UNKNOWN,
     "aten._to_copy.default": Mover(
         Clone, lambda _, *options: Clone(options[-1], cast=True), defaults=(None, None, None, None, False, None)
     ),
-    "aten._unsafe_view.default": Mover(View, _view),
+    "aten._unsafe_view.default": evolve(_VIEW, categories=0),
     "aten.alias.default": _ALIAS,
     "aten.cat.default": Mover(Join, lambda _, dim=0: Join(dim), defaults=(0,)),
     "aten.chunk.default": Mover(Split, lambda _, count, dim=0: Split(dim, count=count), VIEWS, (None, 0)),
@@ -565,7 +544,7 @@ MOVERS: dict[str, Mover] = {
     "aten.permute.default": Mover(
         Permute, lambda shape, dims: Permute(tuple([dim % len(shape) for dim in dims])), A_VIEW
     ),
-    "aten.reshape.default": Mover(View, _reshape, A_VIEW),
+    "aten.reshape.default": Mover(View, lambda shape, *_: View(shape, copy=True), A_VIEW),
     "aten.select.int": Mover(Cut, lambda _, dim, at: Cut(dim, at, length=1, drops=True), A_VIEW),
     "aten.slice.Tensor": Mover(
         Cut, lambda _, dim=0, start=None, stop=None, step=1: Cut(dim, start, stop, step), A_VIEW, (0, None, None, 1)
@@ -580,9 +559,9 @@ MOVERS: dict[str, Mover] = {
     "aten.t.default": Mover(Permute, lambda shape: Permute(tuple(range(len(shape)))[::-1]), A_VIEW),
     "aten.transpose.int": Mover(Permute, _transpose, A_VIEW),
     "aten.unbind.int": Mover(Split, lambda _, dim=0: Split(dim, 1, drops=True), VIEWS, (0,)),
-    "aten.unflatten.int": Mover(View, _view, A_VIEW),
+    "aten.unflatten.int": _VIEW,
     "aten.unsqueeze.default": Mover(Unsqueeze, lambda shape, dim: Unsqueeze(shape, dim=dim), A_VIEW),
-    "aten.view.default": Mover(View, _view, A_VIEW),
+    "aten.view.default": _VIEW,
     "aten.view.dtype": _UNKNOWN,
     GETITEM: Mover(Pick, lambda _, index: Pick(index)),
     "prims.convert_element_type.default": Mover(Clone, lambda *_: Clone(cast=True)),

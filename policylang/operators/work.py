@@ -35,10 +35,8 @@ Shape = Sequence[int]
 
 
 def formula_for(target: Any) -> Formula | None:
-    """The function that counts the operations of an operator or a Triton kernel; None where there is none.
-
-    Looked up at each call: a program may register a formula at any time (``register_flop_formula``).
-    """
+    """The function that counts the operations of an operator or a Triton kernel; None where there is none. Looked up at
+    each call: a program may register a formula at any time (``register_flop_formula``)."""
     registered = _registered(getattr(target, "overloadpacket", target))
     if registered is not None:
         return registered

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from attrs import define, field
-
 from policylang.graph.facts import Facts, Group, Ref
 from policylang.language.devices.profile import CollectiveKind, CollectiveTimes, DeviceProfile, Network, collective_kind
 
@@ -26,15 +24,11 @@ _RESULT_FIRST = frozenset(
 _SUFFIXES = ("_out", "_coalesced", "_")
 
 
-@define(eq=False)
 class CollectivePrices:
     """Prices the collectives of one device; what its tables hold is looked up, not searched."""
 
-    device: DeviceProfile
-    _measured: list[dict[tuple[str | CollectiveKind, int], CollectiveTimes]] = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._measured = [_index(network) for network in self.device.networks]
+    def __init__(self, device: DeviceProfile) -> None:
+        self._networks = [(network, _index(network)) for network in device.networks]
 
     def seconds(self, facts: Facts, row: int) -> float | None:
         """From its start to its end, alone on its network; None where the profile has no figure for it."""
@@ -45,7 +39,7 @@ class CollectivePrices:
             return 0.0
         name = operator_name(facts.targets[row])
         kind = collective_kind(name)
-        for network, measured in zip(self.device.networks, self._measured, strict=True):
+        for network, measured in self._networks:
             if not fits(network, group, size):
                 continue
             if times := _look_up(measured, name, kind, size):
@@ -55,14 +49,8 @@ class CollectivePrices:
         return None
 
 
-def collective_seconds(facts: Facts, row: int, device: DeviceProfile) -> float | None:
-    """The time of one collective; :class:`CollectivePrices` is for many."""
-    return CollectivePrices(device).seconds(facts, row)
-
-
 def fits(network: Network, group: Group | None, size: int) -> bool:
-    """True if a group lies inside the neighbouring ranks that a network joins: by its ranks, else by its size. A group
-    of which neither is known fits where any does."""
+    """True if a group lies inside the neighbouring ranks that a network joins: by its ranks, else by its size."""
     if network.ranks is None:
         return True
     if group is not None and group.ranks:
@@ -121,19 +109,24 @@ def _size(facts: Facts, row: int, group: Group | None, put: int) -> int:
 def _sent(kind: CollectiveKind | None, put: int, made: int, size: int) -> float:
     """Bytes that each rank sends in a ring."""
     others = (size - 1) / size if size else 1.0
-    if kind is CollectiveKind.ALL_GATHER:
-        return max(put * size, made) * others
-    if kind is CollectiveKind.ALL_REDUCE:
-        return 2 * put * others
-    if kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL):
-        return put * others
-    if kind in (CollectiveKind.BROADCAST, CollectiveKind.POINT_TO_POINT):
-        return put
-    return max(put, made) * others
+    match kind:
+        case CollectiveKind.ALL_GATHER:
+            return max(put * size, made) * others
+        case CollectiveKind.ALL_REDUCE:
+            return 2 * put * others
+        case CollectiveKind.REDUCE_SCATTER | CollectiveKind.ALL_TO_ALL:
+            return put * others
+        case CollectiveKind.BROADCAST | CollectiveKind.POINT_TO_POINT:
+            return put
+        case _:
+            return max(put, made) * others
 
 
-def _index(network: Network) -> dict[tuple[str | CollectiveKind, int], CollectiveTimes]:
-    found: dict[tuple[str | CollectiveKind, int], CollectiveTimes] = {}
+_Measured = dict[tuple[str | CollectiveKind | None, int], CollectiveTimes]
+
+
+def _index(network: Network) -> _Measured:
+    found: _Measured = {}
     for each in network.times:
         found.setdefault((each.collective, each.ranks), each)
         if kind := collective_kind(each.collective):
@@ -141,13 +134,9 @@ def _index(network: Network) -> dict[tuple[str | CollectiveKind, int], Collectiv
     return found
 
 
-def _look_up(
-    measured: dict[tuple[str | CollectiveKind, int], CollectiveTimes], name: str, kind: CollectiveKind | None, size: int
-) -> CollectiveTimes | None:
+def _look_up(measured: _Measured, name: str, kind: CollectiveKind | None, size: int) -> CollectiveTimes | None:
     """By the operator's own name, by that of the one it is a form of, by its kind."""
     if not measured:
         return None
-    names: list[str | CollectiveKind] = [name, *(name.removesuffix(end) for end in _SUFFIXES if name.endswith(end))]
-    if kind is not None:
-        names.append(kind)
-    return next((measured[each, size] for each in names if (each, size) in measured), None)
+    forms = (name.removesuffix(end) for end in _SUFFIXES if name.endswith(end))
+    return next((measured[each, size] for each in (name, *forms, kind) if (each, size) in measured), None)

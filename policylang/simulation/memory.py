@@ -18,7 +18,7 @@ from typing import assert_never
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, storage_roots
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.cancellation import check_cancelled
 from policylang.operators.names import GETITEM
@@ -109,10 +109,7 @@ class _Lifetimes:
     """A value is named by its row; its recomputation in the nth region of the backward by ``row + n * length``."""
 
     def __init__(self, facts: Facts, schedule: Schedule) -> None:
-        self.facts = facts
-        self.schedule = schedule
-        self.length = len(facts)
-        self.roots = storage_roots(facts)
+        self.facts, self.schedule, self.length, self.roots = facts, schedule, len(facts), facts.storage_roots
         self._find_pieces()
 
     def all(self) -> Iterator[Lifetime]:
@@ -181,8 +178,7 @@ class _Lifetimes:
         last: dict[int, int] = {}
         storage: dict[int, int] = {}  # of every value that was computed; an input is its own
 
-        def read(source: int, region: int) -> int:
-            """The storage of what a step reads: in the backward the second copy, where there is one."""
+        def read(source: int, region: int) -> int:  # in the backward the second copy, where there is one
             second = source + region * length
             return storage[second] if second in storage else storage.get(source, source)
 

@@ -11,6 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
+from math import inf
 from weakref import WeakKeyDictionary
 
 from attrs import field, frozen
@@ -71,18 +72,18 @@ def packet(target: str) -> str:
 
 
 def bytes_moved(facts: Facts, row: int) -> int:
-    """Bytes that one run of an operator (:func:`runs_kernel`) moves between the device's memory and itself.
-
-    What it reads and what it returns, once each. Of an expanded tensor the memory behind it; of a table that is looked
-    up in as much as is found; of what is overwritten nothing; of what is written in place at some places these.
-    """
+    """Bytes that one run of an operator (:func:`runs_kernel`) moves between the device's memory and itself. What it
+    reads and what it returns, once each. Of an expanded tensor the memory behind it; of a table that is looked up in as
+    much as is found; of what is overwritten nothing; of what is written in place at some places these."""
     target, inputs, made = facts.targets[row], facts.inputs[row], facts.bytes[row]
     operator = packet(target)
     read = [memory_read(facts, each) for each in inputs]
     if operator in LOOK_UPS and read:
         read[0] = min(read[0], made)
-    elif operator in BAGS and len(read) > 1:
-        read[0] = min(read[0], _found_in_bags(facts, inputs))
+    elif operator in BAGS and len(read) > 1:  # a row of the table for each index
+        shape = facts.shapes[inputs[0]]
+        found = facts.bytes[inputs[0]] // max(shape[0], 1) * facts.numel[inputs[1]] if shape else read[0]
+        read[0] = min(read[0], found)
     elif operator in _OVERWRITES and read:
         read[0] = 0
     elif operator in _AT_PLACES and read:
@@ -107,13 +108,6 @@ def memory_read(facts: Facts, row: int) -> int:
     return size if extent >= numel else max(extent, 1) * (size // numel)
 
 
-def _found_in_bags(facts: Facts, inputs: tuple[int, ...]) -> int:
-    """A row of the table for each index."""
-    table, indices = inputs[0], inputs[1]
-    shape = facts.shapes[table]
-    return facts.bytes[table] if not shape else facts.bytes[table] // max(shape[0], 1) * facts.numel[indices]
-
-
 _INDICES = frozenset(("bool", "int16", "int32", "int64", "uint16", "uint32", "uint64"))
 
 
@@ -125,22 +119,12 @@ def matrix_dtype(facts: Facts, row: int) -> str:
     unless there is nothing else, as in a product of them.
     """
     tensors = [each for each in facts.inputs[row] if facts.dtypes[each] and facts.shapes[each] is not None]
-    for operands in (
-        [each for each in tensors if _dims(facts, each) >= 2 and facts.dtypes[each] not in _INDICES],
-        [each for each in tensors if _dims(facts, each) >= 1 and facts.dtypes[each] not in _INDICES],
-        tensors,
-    ):
-        if operands:
-            return facts.dtypes[max(operands[:2], key=lambda each: _width(facts, each))]
-    return facts.dtypes[row]
-
-
-def _dims(facts: Facts, row: int) -> int:
-    return len(facts.shapes[row] or ())
-
-
-def _width(facts: Facts, row: int) -> float:
-    return facts.bytes[row] / facts.numel[row] if facts.numel[row] else 0.0
+    values = [each for each in tensors if facts.shapes[each] and facts.dtypes[each] not in _INDICES]
+    matrices = [each for each in values if len(facts.shapes[each] or ()) >= 2]
+    operands = (matrices or values or tensors)[:2]
+    if not operands:
+        return facts.dtypes[row]
+    return facts.dtypes[max(operands, key=lambda each: facts.bytes[each] / (facts.numel[each] or inf))]
 
 
 _FUSED_ALIKE = HARMLESS | {
@@ -200,12 +184,8 @@ def is_fused(target: str) -> bool:
 
 class _Pricing:
     def __init__(self, facts: Facts, device: DeviceProfile) -> None:
-        self.facts = facts
-        self.device = device
-        self.collectives = CollectivePrices(device)
-        self.uncounted: Counter[str] = Counter()
-        self.unknown: Counter[str] = Counter()
-        self.unpriced: Counter[str] = Counter()
+        self.facts, self.device, self.collectives = facts, device, CollectivePrices(device)
+        self.uncounted, self.unknown, self.unpriced = Counter[str](), Counter[str](), Counter[str]()
 
     def times(self) -> NodeTimes:
         facts = self.facts
@@ -246,34 +226,28 @@ class _Pricing:
 
     def _computing(self, row: int, flops: int) -> float:
         """0 where the profile does not say it."""
-        dtype = matrix_dtype(self.facts, row)
-        rate = self.device.compute.get(dtype)
+        device, target, dtype = self.device, self.facts.targets[row], matrix_dtype(self.facts, row)
+        rate = device.compute.get(dtype)
         if rate is None:
             self.unknown[dtype or NO_DTYPE] += 1
             return 0.0
-        target, share = self.facts.targets[row], 1.0
-        if _ATTENTION.search(target):
-            share = self.device.attention
-        elif "convolution" in target:
-            share = self.device.convolution
-        return flops / (rate.at(flops) * share)
+        convolution = device.convolution if "convolution" in target else 1.0
+        return flops / (rate.at(flops) * (device.attention if _ATTENTION.search(target) else convolution))
 
     def _crosses_to_host(self, row: int) -> bool:
         """True if its result lies on the host and what it reads on a device, or the other way round."""
-        facts = self.facts
-        if not facts.devices[row] or not facts.inputs[row]:
+        facts, devices = self.facts, self.facts.devices
+        source = facts.inputs[row][0] if facts.inputs[row] else row
+        if (
+            not devices[row] or not devices[source] or facts.numel[source] <= 1
+        ):  # a number on the host goes with tensors
             return False
-        source = facts.inputs[row][0]
-        if not facts.devices[source] or facts.numel[source] <= 1:  # a number on the host may go with tensors
-            return False
-        return facts.devices[source].startswith("cpu") != facts.devices[row].startswith("cpu")
+        return devices[source].startswith("cpu") != devices[row].startswith("cpu")
 
 
 def lacking(times: NodeTimes, span: Span | None = None, *, copies: bool = False) -> Diagnostic | None:
-    """The error of a profile that lacks a figure for something in the graph; None where it has them all.
-
-    ``copies``: whether values are copied to the host by a plan. ``span``: where the device is named.
-    """
+    """The error of a profile that lacks a figure for something in the graph; None where it has them all. ``copies``:
+    whether values are copied to the host by a plan. ``span``: where the device is named."""
     device = times.device
     missing = [f"matrix work in {dtype} ({counted(calls, 'call')})" for dtype, calls in times.unknown_dtypes.items()]
     missing += [f"{what} ({counted(calls, 'call')})" for what, calls in times.unpriced.items()]

@@ -115,10 +115,9 @@ _known: WeakKeyDictionary[Facts, Streams] = WeakKeyDictionary()
 
 def streams_of(facts: Facts) -> Streams:
     """Worked out once for each facts."""
-    found = _known.get(facts)
-    if found is None:
-        found = _known[facts] = _streams(facts)
-    return found
+    if facts not in _known:
+        _known[facts] = _streams(facts)
+    return _known[facts]
 
 
 def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None = None) -> Walked:
@@ -289,12 +288,7 @@ class Lanes:
 
 
 def lanes(
-    facts: Facts,
-    schedule: Schedule,
-    times: NodeTimes,
-    *,
-    in_flight: int | None = None,
-    peak: int | None = None,
+    facts: Facts, schedule: Schedule, times: NodeTimes, *, in_flight: int | None = None, peak: int | None = None
 ) -> Lanes:
     """One pass over the steps. ``in_flight`` and ``peak``: the limits, in bytes, that the order was made under; without
     them nothing is said to be exposed by a limit."""
@@ -313,7 +307,10 @@ class _Causes:
     def __init__(self, facts: Facts, schedule: Schedule, log: RunLog, in_flight: int | None, peak: int | None) -> None:
         self.facts, self.log = facts, log
         self.in_flight, self.peak = in_flight, peak
-        self.made = _made(facts, schedule, log)
+        taken = _taken_along(facts)
+        runs = ((row, region if kind == _SECOND_RUN else 0) for kind, row, region in schedule if kind <= _SECOND_RUN)
+        self.made = {run: 0.0 if taken[run[0]] else log.ends[run] for run in runs}
+        """By row and region, when its result is there; for what a collective takes along, from the beginning."""
         of_data = [(each.row, each.start) for each in log.compute if self.made[each.row, each.region]]
         self.starts = [start for _, start in of_data]
         self.over = max((each.end for each in log.compute), default=0.0)
@@ -327,8 +324,8 @@ class _Causes:
         reads = (made.get((each, run.region), made.get((each, 0), 0.0)) for each in facts.inputs[run.row])
         if self._computes_between(max(reads, default=0.0), run.issued):
             return ExposedBy.LIMIT if self._is_full_before(run) else ExposedBy.ORDER
-        late = self._computes_between(max(run.awaited, run.end), min(run.read, self.over))
-        return ExposedBy.ORDER if late else ExposedBy.DATA
+        is_late = self._computes_between(max(run.awaited, run.end), min(run.read, self.over))
+        return ExposedBy.ORDER if is_late else ExposedBy.DATA
 
     def _computes_between(self, start: float, end: float) -> bool:
         """True if any computation begins in a stretch of time, what collectives take along aside."""
@@ -351,23 +348,12 @@ class _Causes:
         """True if a limit would be exceeded had it been started before what computes last ahead of it."""
         if self.in_flight is None and self.peak is None:
             return False
-        before = self.before[run.step]
+        before, facts = self.before[run.step], self.facts
         if before < 0:
             return False
-        if self.in_flight is not None and self.sent[before] + size_in_flight(self.facts, run.row) > self.in_flight:
+        if self.in_flight is not None and self.sent[before] + size_in_flight(facts, run.row) > self.in_flight:
             return True
-        return self.peak is not None and self.live[before] + self.facts.bytes[run.row] > self.peak
-
-
-def _made(facts: Facts, schedule: Schedule, log: RunLog) -> dict[tuple[int, int], float]:
-    """By row and region, when its result is there; for what a collective takes along, from the beginning."""
-    taken = _taken_along(facts)
-    made: dict[tuple[int, int], float] = {}
-    for kind, row, region in schedule:
-        if kind <= StepKind.SECOND_RUN:
-            again = region if kind == StepKind.SECOND_RUN else 0
-            made[row, again] = 0.0 if taken[row] else log.ends[row, again]
-    return made
+        return self.peak is not None and self.live[before] + facts.bytes[run.row] > self.peak
 
 
 def _taken_along(facts: Facts) -> bytearray:

@@ -12,11 +12,15 @@ import ctypes
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor, functional_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from policylang.torch_compat.tracing import autograd_engine_replaced, functionalized, put_together, replaced, take_apart
 
@@ -28,10 +32,8 @@ ON_CUDA = ("_fused_rms_norm", "silu_backward", "mish_backward")
 
 @contextmanager
 def kernels_of_cuda(composite: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Registers what decides on CUDA, and that the operators of :data:`ON_CUDA` have a kernel there.
-
-    ``composite``: operators that are made of others, by name and overload, and what calls the others.
-    """
+    """Registers what decides on CUDA, and that the operators of :data:`ON_CUDA` have a kernel there. ``composite``:
+    operators that are made of others, by name and overload, and what calls the others."""
     added = [("AutogradCUDA", name, function) for name, function in composite.items()]
     for name in ON_CUDA:
         operator = getattr(torch.ops.aten, name).default
@@ -39,7 +41,7 @@ def kernels_of_cuda(composite: Mapping[str, Callable[..., Any]]) -> Iterator[Non
             added.append(("CUDA", name, operator.decompose))
         if name.endswith("_backward") and not _has_kernel(name, "Meta"):
             # autograd, which takes a gradient for one of meta, would decompose it
-            added.append(("AutogradMeta", name, _below_autograd(operator)))
+            added.append(("AutogradMeta", name, partial(_below_autograd, operator)))
     if not torch.cuda.is_available():
         # a small constant of Python's keeps its value while it is traced: moved to CUDA, it is one on the CPU
         added += [("CUDA", "empty.memory_format", _constant), ("CUDA", "empty_strided", _strided_constant)]
@@ -54,16 +56,13 @@ def kernels_of_cuda(composite: Mapping[str, Callable[..., Any]]) -> Iterator[Non
         library._destroy()
 
 
-def _below_autograd(operator: Any) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*args)
-
-    return run
+def _below_autograd(operator: Any, *args: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*args)
 
 
 def _has_kernel(name: str, key: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key))
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
 
 
 def _constant(size: Sequence[int], *, dtype: Any = None, memory_format: Any = None, **_kwargs: Any) -> torch.Tensor:
@@ -81,10 +80,8 @@ def sdpa_priority() -> tuple[int, ...]:
 
 @contextmanager
 def device_guard() -> Iterator[None]:
-    """Gives CUDA the guard of ``meta``, which does nothing; one of a build with CUDA asks the driver.
-
-    Without any the first operator that autograd records aborts the process, so what cannot be lent has to be refused.
-    """
+    """Gives CUDA the guard of ``meta``, which does nothing; one of a build with CUDA asks the driver. Without any the
+    first operator that autograd records aborts the process, so what cannot be lent has to be refused."""
     registry = _exported("libc10", "_ZN3c104impl26device_guard_impl_registryE", ctypes.c_void_p * 20)
     cuda, meta = 1, 14  # c10::DeviceType, whose numbers are part of torch's file formats
     if not registry[meta]:
@@ -98,14 +95,9 @@ def device_guard() -> Iterator[None]:
 
 @contextmanager
 def hooks_of_a_build_without_cuda() -> Iterator[None]:
-    """Gives the CUDA hooks of a build with CUDA the methods that those of a build without it have.
-
-    The autograd engine asks them whether CUDA is this build's accelerator, and if so for the streams of its GPUs.
-    """
-    if not torch.backends.cuda.is_built():
-        yield
-        return
-    hooks, without_cuda = cuda_hooks()
+    """Gives the CUDA hooks of a build with CUDA the methods that those of a build without it have. The autograd engine
+    asks them whether CUDA is this build's accelerator, and if so for the streams of its GPUs."""
+    hooks, without_cuda = cuda_hooks() if torch.backends.cuda.is_built() else (ctypes.c_void_p(), 0)
     before, hooks.value = hooks.value, without_cuda
     try:
         yield
@@ -114,11 +106,9 @@ def hooks_of_a_build_without_cuda() -> Iterator[None]:
 
 
 def cuda_hooks() -> tuple[ctypes.c_void_p, int]:
-    """The addresses of the methods of this build's CUDA hooks, and of those of a build without CUDA.
-
-    The hooks are one object, of a class derived from that of a build without CUDA, which libtorch_cpu holds in every
-    build. An object of C++ begins with the address of its methods; before them are two words about their class.
-    """
+    """The addresses of the methods of this build's CUDA hooks, and of those of a build without CUDA. An object of C++
+    begins with the address of its methods; before them are two words about their class. libtorch_cpu holds the class of
+    a build without CUDA in every build."""
     name = "_ZN2at6detail12getCUDAHooksEv"
     _exported("libtorch_cpu", name, ctypes.c_char)
     methods = _exported("libtorch_cpu", "_ZTVN2at18CUDAHooksInterfaceE", ctypes.c_void_p * 3)
@@ -162,8 +152,6 @@ class EngineTensors:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        from torch._subclasses.functional_tensor import FunctionalTensor
-
         original: Any = torch.Tensor._make_wrapper_subclass
 
         def make(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -183,8 +171,6 @@ class EngineTensors:
             yield
 
     def _engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        from torch._subclasses.fake_tensor import FakeTensor
-
         def run(outputs: Sequence[Any], gradients: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
             if self.inside or any(isinstance(each, FakeTensor) for each in outputs):
                 # of a higher-order operator, which differentiates its body without functionalization
@@ -203,11 +189,9 @@ class EngineTensors:
     @contextmanager
     def _fakes_on_meta(self, outputs: Sequence[Any]) -> Iterator[None]:
         """Under it fake tensors without a wrapper say ``meta`` to C++, which asks them for their device."""
-        import torch._subclasses.fake_tensor as library
-
-        handlers, asked = library._DISPATCH_META_HANDLERS, torch.ops.prim.device.default
+        handlers, asked = fake_tensor._DISPATCH_META_HANDLERS, torch.ops.prim.device.default
         before = handlers[asked]
-        if any(isinstance(each, library.FakeTensor) for each in outputs):
+        if any(isinstance(each, FakeTensor) for each in outputs):
             handlers[asked] = lambda _args: _META
         try:
             yield
@@ -216,22 +200,18 @@ class EngineTensors:
 
     def _wrapped_again(self, value: Any) -> Any:
         """A gradient with an outer wrapper for the side that it is handed to."""
-        from torch._subclasses.functional_tensor import FunctionalTensor
-
         if not isinstance(value, torch.Tensor):
             return value
         parts, layouts = take_apart([value])
         again = [
-            FunctionalTensor(part.elem, self.mode) if isinstance(part, FunctionalTensor) else part for part in parts
+            FunctionalTensor(each.elem, self.mode) if isinstance(each, FunctionalTensor) else each for each in parts
         ]
         return put_together(again, layouts)[0]
 
     def _dispatching(self) -> Iterator[tuple[Any, str, Any]]:
         """The replaced methods of the functionalizing mode. Its class is changed rather than derived from: higher-order
         operators look their rules up by the mode's class."""
-        import torch._subclasses.functional_tensor as library
-        from torch._subclasses.functional_tensor import autograd_would_have_decomposed
-
+        autograd_would_have_decomposed = functional_tensor.autograd_would_have_decomposed
         kind: Any = type(self.mode)
         dispatch_before: Any = kind.__torch_dispatch__
         kept = {getattr(torch.ops.aten, name).default for name in ON_CUDA}
@@ -250,10 +230,10 @@ class EngineTensors:
                 return dispatch_before(mode, func, types, args, given)
 
         def decomposes(func: Any, arguments: Any) -> bool:
-            return func not in kept and bool(autograd_would_have_decomposed(func, arguments))
+            return func not in kept and autograd_would_have_decomposed(func, arguments)
 
         yield kind, "__torch_dispatch__", dispatch
-        yield library, "autograd_would_have_decomposed", decomposes
+        yield functional_tensor, "autograd_would_have_decomposed", decomposes
 
     @contextmanager
     def _making(self, func: Any, args: Sequence[Any]) -> Iterator[None]:
@@ -299,14 +279,12 @@ def _pretended(capability: tuple[int, int]) -> AbstractContextManager[None]:
         "get_device_properties": lambda *_args, **_kwargs: properties,
         "synchronize": lambda *_args, **_kwargs: None,
     }
-    import torch._subclasses.fake_tensor as library
-
     # a fake tensor starts its device where there is one
-    others: list[tuple[Any, str, Any]] = [(library.FakeTensorMode, "avoid_device_init", property(lambda _mode: True))]
+    others: list[tuple[Any, str, Any]] = [(FakeTensorMode, "avoid_device_init", property(lambda _mode: True))]
     if not torch.cuda.is_available():
         state = torch.zeros(16, dtype=torch.uint8, device="cpu")  # as many bytes as a GPU's generator has
         others += [
-            (library, "init_gpu_context", lambda _device: None),
+            (fake_tensor, "init_gpu_context", lambda _device: None),
             (torch.backends.cudnn, "is_available", lambda: True),
             (torch.backends.cudnn, "version", lambda: CUDNN),
             (torch.backends.cudnn, "is_acceptable", lambda _tensor: False),  # recurrent layers are traced without it

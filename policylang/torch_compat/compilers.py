@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache, partial, wraps
 from types import FrameType, FunctionType
@@ -21,10 +21,7 @@ from policylang.torch_compat.graphs import require
 
 
 def code_being_compiled() -> int:
-    """A number for the piece of code that Dynamo compiles, the same each time it does; -1 outside of a compilation.
-
-    Private because the number of a compilation is in the tracing context alone.
-    """
+    """A number for the piece of code that Dynamo compiles, the same each time it does; -1 outside of a compilation."""
     from torch._guards import CompileContext
 
     return int(getattr(CompileContext.current_compile_id(), "frame_id", -1))
@@ -32,54 +29,36 @@ def code_being_compiled() -> int:
 
 def code_location() -> str:
     """The piece of code that Dynamo compiles, in words that are the same on every rank: ``forward (model.py:12)``;
-    empty outside of a compilation.
-
-    Private because the code is known to the running translator alone.
-    """
+    empty outside of a compilation."""
     translator = _translator()
     if translator is None:
         return ""
     code = translator.f_code
-    name = getattr(code, "co_qualname", code.co_name)
-    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    return f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
 def dynamo_graphs() -> list[fx.Graph]:
-    """The graph that Dynamo is handing to its backend and those nested in it; empty outside of that.
-
-    Private because a partitioner is handed the joint graph alone, and torch's caches ask for its key before there is
-    one.
-    """
+    """The graph that Dynamo is handing to its backend and those nested in it; empty outside of that. A partitioner is
+    handed the joint graph alone, and torch's caches ask for its key before there is one."""
     translator = _translator()
     if translator is None:
         return []
     output = translator.output
-    nested = [
-        part
-        for module in output.nn_modules.values()
-        if isinstance(module, torch.nn.Module)
-        for part in module.modules()
-        if isinstance(part, fx.GraphModule)
-    ]
-    return [output.graph, *(module.graph for module in nested)]
+    modules = (module for module in output.nn_modules.values() if isinstance(module, torch.nn.Module))
+    nested = (part for module in modules for part in module.modules() if isinstance(part, fx.GraphModule))
+    return [output.graph, *(part.graph for part in nested)]
 
 
 def running_dynamo_inputs() -> list[fx.Node]:
-    """The inputs of the graph that Dynamo is having compiled, in order; empty where it is not compiling.
-
-    AOTAutograd tells a partitioner only the position of an input that Dynamo lifted. The tracing context lists every
-    tensor that Dynamo has looked at, those that the graph does not take included; what it takes is known to the
-    running translator alone.
-    """
+    """The inputs of the graph that Dynamo is having compiled, in order; empty where it is not compiling. AOTAutograd
+    tells a partitioner only the position of an input that Dynamo lifted."""
     translator = _translator()
     return [] if translator is None else list(translator.output.placeholders)
 
 
 def _translator() -> Any:
-    """Dynamo's translator of Python's code in this thread; None outside of a compilation.
-
-    Dynamo is not imported for that: where nobody has, nothing is being compiled.
-    """
+    """Dynamo's translator of Python's code in this thread; None outside of a compilation. Dynamo is not imported for
+    that: where nobody has, nothing is being compiled."""
     translating = sys.modules.get("torch._dynamo.symbolic_convert")
     try:
         return None if translating is None else translating.InstructionTranslator.current_tx()
@@ -88,17 +67,15 @@ def _translator() -> Any:
 
 
 def input_source(placeholder: fx.Node) -> tuple[str, bool]:
-    """The source expression of an input of a graph from Dynamo, and whether it is a ``Parameter``.
-
-    Private because Dynamo hangs the source on the node itself. Empty for an input without one, or that is no tensor.
-    """
+    """The source expression of an input of a graph from Dynamo, and whether it is a ``Parameter``. Empty for an input
+    without one, or that is no tensor."""
     source, value = getattr(placeholder, "_dynamo_source", None), input_value(placeholder)
     name = "" if source is None or not isinstance(value, torch.Tensor) else source.name
     return str(name() if callable(name) else name), isinstance(value, torch.nn.Parameter)  # a method up to 2.11
 
 
 def input_value(placeholder: fx.Node) -> Any:
-    """The value that Dynamo has traced an input of its graph with. Undocumented: other graphs keep it as ``val``."""
+    """The value that Dynamo has traced an input of its graph with; other graphs keep it as ``val``."""
     return placeholder.meta.get("example_value")
 
 
@@ -114,7 +91,7 @@ def is_wrapped_by_compiler(module: torch.nn.Module) -> bool:
     """True if a module is what ``torch.compile(module)`` returns, and not itself a part of any model."""
     from torch._dynamo.eval_frame import OptimizedModule
 
-    return bool(isinstance(module, OptimizedModule))
+    return isinstance(module, OptimizedModule)
 
 
 def compiled_in_place(modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
@@ -124,9 +101,7 @@ def compiled_in_place(modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
 
 def compiler_of(module: torch.nn.Module) -> Any:
     """The backend of ``torch.compile`` that a compiled module was given; None where it cannot be told.
-
-    Private because ``module.compile()`` keeps it in the closure of a function alone.
-    """
+    ``module.compile()`` keeps it in the closure of a function alone."""
     function = getattr(module, "_compiled_call_impl", None)
     if function is None:
         return backend_of(module)
@@ -136,10 +111,7 @@ def compiler_of(module: torch.nn.Module) -> Any:
 
 
 def backend_of(compiled: Any) -> Any:
-    """The backend that what ``torch.compile(module)`` returned was given; None where it cannot be told.
-
-    Private because the compiled module keeps it behind Dynamo's wrappers only, one attribute each.
-    """
+    """The backend that what ``torch.compile(module)`` returned was given; None where it cannot be told."""
     return backend_behind(getattr(getattr(compiled, "dynamo_ctx", None), "callback", None))
 
 
@@ -153,11 +125,9 @@ def backend_behind(wrapper: Any) -> Any:
 
 
 def was_left_uncompiled(error: BaseException | None) -> bool:
-    """True if ``torch.compile(…, fullgraph=True)`` raised this because it ran as it is, as under a dispatch mode.
-
-    Private because it is a plain RuntimeError: it is told by the frame that raised it.
-    """
-    raised = getattr(error, "__traceback__", None)
+    """True if ``torch.compile(…, fullgraph=True)`` raised this because it ran as it is, as under a dispatch mode. It is
+    a plain RuntimeError: it is told by the frame that raised it."""
+    raised = None if error is None else error.__traceback__
     while raised is not None and raised.tb_next is not None:
         raised = raised.tb_next
     return raised is not None and raised.tb_frame.f_globals.get("__name__") == "torch._dynamo.eval_frame"
@@ -168,14 +138,14 @@ def compiles_backwards_anew() -> bool:
     import torch._dynamo.compiled_autograd as compiled_autograd
     import torch._dynamo.config as config
 
-    return bool(config.compiled_autograd or getattr(compiled_autograd, "compiled_autograd_enabled", False))
+    return bool(config.compiled_autograd or compiled_autograd.compiled_autograd_enabled)
 
 
 def recompile_limit() -> int:
     """The number of times Dynamo compiles one piece of code before it runs it eagerly."""
     import torch._dynamo.config as config
 
-    return int(config.recompile_limit)
+    return config.recompile_limit
 
 
 # --- what was not compiled ----------------------------------------------------------------------------------------
@@ -192,11 +162,9 @@ class FrameLeft(NamedTuple):
 
 
 def frames_left(since: int = 0) -> list[FrameLeft]:
-    """The code that Dynamo gave up on since a time (microseconds since the epoch), among the last 64 compilations.
-
-    Private because Dynamo tells nobody but its logs, and keeps these records for them. A frame is known by its number:
-    where a limit on recompilations was reached, the record does not say what it was of.
-    """
+    """The code that Dynamo gave up on since a time (microseconds since the epoch), among the last 64 compilations. From
+    the records that Dynamo keeps for its logs. A frame is known by its number: where a limit on recompilations was
+    reached, the record does not say what it was of."""
     if "torch._dynamo" not in sys.modules:
         return []
     from torch._dynamo import exc
@@ -222,10 +190,8 @@ def frames_left(since: int = 0) -> list[FrameLeft]:
 
 
 def _why(said: str) -> str:
-    """The first line of Dynamo's message; where it only says that a graph break was delayed, the reason for the break.
-
-    From torch 2.15 on, a recurrent module breaks the graph only where it is called.
-    """
+    """The first line of Dynamo's message; where it only says that a graph break was delayed (a recurrent module, from
+    torch 2.15 on), the reason for the break."""
     first, _, rest = said.partition("\n")
     reason = re.search(r"\bReason: (.+?)(?:\. |\.?$)", rest, re.MULTILINE) if "(delayed)" in first else None
     return reason[1] if reason else first.strip()
@@ -235,11 +201,9 @@ def _why(said: str) -> str:
 
 
 def through_dynamo(error: Exception, frame: FrameType | None) -> Exception:
-    """A copy of an error that ``torch.compile`` passes on to the user as it is.
-
-    Dynamo wraps what a backend raises in ``BackendCompilerFailed``, whose type no ``except PolicyError`` catches;
-    exceptions that are also a ``ShortenTraceback`` pass, and lose the frames before ``frame``.
-    """
+    """A copy of an error that ``torch.compile`` passes on to the user as it is. Dynamo wraps what a backend raises in
+    ``BackendCompilerFailed``, whose type no ``except PolicyError`` catches; exceptions that are also a
+    ``ShortenTraceback`` pass, and lose the frames before ``frame``."""
     kind: Any = type(error)  # exception classes are hashable, whatever their stubs say
     return _passing(kind)(error, frame)
 
@@ -256,24 +220,12 @@ def _passing(kind: Any) -> Any:
     def __str__(self: Any) -> str:  # Dynamo appends to the arguments how to see its own stack
         return str(self._said)
 
-    names = {
-        "__init__": __init__,
-        "__str__": __str__,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-    }
-    return type(kind.__name__, (_original_on_pickling(kind), kind, ShortenTraceback), names)
+    def __reduce__(self: Any) -> Any:  # this class cannot be imported: pickled as the original one
+        return (kind, *kind.__reduce__(self)[1:])
 
-
-def _original_on_pickling(kind: type[Exception]) -> type[Any]:
-    """A mixin: the class made for Dynamo cannot be imported, so its instances are pickled as the original class."""
-
-    class Travelling:
-        def __reduce__(self) -> Any:
-            reduced = kind.__reduce__(self)
-            return (kind, *reduced[1:])
-
-    return Travelling
+    names = {each.__name__: each for each in (__init__, __str__, __reduce__)}
+    said = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind, ShortenTraceback), names | said)
 
 
 WatchGraph = Callable[[fx.Graph, bool], Callable[[str], None]]
@@ -294,8 +246,7 @@ def compile_with_inductor(
     ``watch`` is asked then too. It is not asked of a graph without gradients, which ``inference`` is given instead.
     Neither is called where AOTAutograd has what was compiled in its cache (:func:`code_from_caches`).
 
-    Private because ``torch.compile`` offers no way to call Inductor with a partitioner of one's own; a configuration
-    patched around the call would have expired by the first backward.
+    ``torch.compile`` offers no way to call Inductor with a partitioner of one's own.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -320,10 +271,8 @@ _loaded: ContextVar[list[tuple[bool, str]] | None] = ContextVar("policylang_load
 @contextmanager
 def code_from_caches() -> Iterator[list[tuple[bool, str]]]:
     """Collects the code of every graph that is made ready to run meanwhile, with whether it is the backward.
-
     AOTAutograd's cache returns one callable around forward and backward, whose code nobody can ask for. So the method
-    that makes compiled code ready is wrapped, once a process; outside of this it does what it did.
-    """
+    that makes compiled code ready is wrapped, once a process."""
     _watch_loading()
     collected: list[tuple[bool, str]] = []
     token = _loaded.set(collected)
@@ -352,12 +301,9 @@ def _watch_loading() -> None:
 
 
 def run_after(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]]) -> None:
-    """Have nodes run after others that they do not read, through all that Inductor does to a graph from here on.
-
-    The nodes are in the order of the graph, and so are those that each runs after. Private, because the dependencies
-    are torch's own ``control_deps``, which its overlap scheduler places: they hold in the lowering, for the fusion of
-    kernels and in every reordering of the scheduler.
-    """
+    """Have nodes run after others that they do not read, through all that Inductor does to a graph from here on. The
+    nodes are in the order of the graph, and so are those that each runs after. The dependencies are torch's own
+    ``control_deps``: they hold in the lowering, for the fusion of kernels and in every reordering of the scheduler."""
     from torch._inductor.fx_passes import control_dependencies
     from torch.utils._ordered_set import OrderedSet
 
@@ -368,22 +314,15 @@ def run_after(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]]) -> N
 
 def is_lowered_as_one(target: Any) -> bool:
     """True if a pattern of Inductor's has replaced operators by this function of its own, which makes the kernel."""
-    return bool(getattr(target, "_inductor_lowering_function", False))
+    return getattr(target, "_inductor_lowering_function", False)
 
 
+_OVERLAP = ("enable_overlap_scheduling", "enable_simple_overlap", "enable_low_contention_collectives")
 _REORDER: dict[str, Any] = {
-    "reorder_for_peak_memory": False,
-    "reorder_for_compute_comm_overlap": False,
-    "bucket_all_gathers_fx": "none",
-    "bucket_reduce_scatters_fx": "none",
-    "bucket_all_reduces_fx": "none",
-    "dedup_reduce_scatters": False,
-    "_fuse_ddp_communication": False,
-    "_micro_pipeline_tp": False,
-    "aten_distributed_optimizations.enable_overlap_scheduling": False,
-    "aten_distributed_optimizations.enable_simple_overlap": False,
-    "aten_distributed_optimizations.enable_low_contention_collectives": False,
-    "aten_distributed_optimizations.allow_comms_decompositions": False,
+    **dict.fromkeys(("reorder_for_peak_memory", "reorder_for_compute_comm_overlap"), False),
+    **dict.fromkeys(("bucket_all_gathers_fx", "bucket_reduce_scatters_fx", "bucket_all_reduces_fx"), "none"),
+    **dict.fromkeys(("dedup_reduce_scatters", "_fuse_ddp_communication", "_micro_pipeline_tp"), False),
+    **{f"aten_distributed_optimizations.{name}": False for name in (*_OVERLAP, "allow_comms_decompositions")},
 }
 
 
@@ -419,10 +358,8 @@ def compile_with_aot_eager(
     inference: ChangeInference | None = None,
 ) -> Any:
     """AOTAutograd with a partitioner and no compiler behind it: torch's ``aot_eager`` backend fixes the partitioner.
-
     ``as_called``: from a graph, what calls it with a list, and whether it is the backward, to what is called instead.
-    ``inference`` is given a graph without gradients.
-    """
+    ``inference`` is given a graph without gradients."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
 
@@ -460,21 +397,16 @@ def graph_pass_base() -> type[Any]:
 
 
 def hooks_that_hold(custom_pass: object) -> tuple[str, ...]:
-    """The settings of Inductor, by name, under which a pass is registered at present, alone or in a list.
-
-    Read at the call: what ``torch.compile(options=…)`` sets holds only while a graph is compiled.
-    """
-    taken = {name: getattr(_inductor_config(), name, None) for name in _PASS_SETTINGS}
-    lists = {name: each if isinstance(each, (list, tuple)) else (each,) for name, each in taken.items()}
+    """The settings of Inductor, by name, under which a pass is registered at present, alone or in a list. Read at the
+    call: what ``torch.compile(options=…)`` sets holds only while a graph is compiled."""
+    given = {name: setting(name) for name in _PASS_SETTINGS}
+    lists = {name: each if isinstance(each, (list, tuple)) else (each,) for name, each in given.items()}
     return tuple(name for name, passes in lists.items() if any(each is custom_pass for each in passes))
 
 
 _PASS_SETTINGS = (
-    "joint_custom_pre_pass",
-    "joint_custom_post_pass",
-    "pre_grad_custom_pass",
-    "post_grad_custom_pre_pass",
-    "post_grad_custom_post_pass",
+    *("joint_custom_pre_pass", "joint_custom_post_pass", "pre_grad_custom_pass"),
+    *("post_grad_custom_pre_pass", "post_grad_custom_post_pass"),
 )
 
 
@@ -492,11 +424,13 @@ def _inductor_config() -> Any:
 def settings_lines(module: str, settings: Mapping[str, Any]) -> list[str]:
     """Settings as text that is the same in every process; of what has no such text, what kind of thing it is."""
     plain = (bool, int, float, str, list, tuple, type(None))
-    return [
-        f"{module}.{name} = {value!r}" if isinstance(value, plain) and " at 0x" not in repr(value)
-        else f"{module}.{name} = {getattr(value, '__qualname__', type(value).__qualname__)}"
-        for name, value in sorted(settings.items())
-    ]  # fmt: skip
+
+    def text(value: Any) -> str:
+        if isinstance(value, plain) and " at 0x" not in repr(value):
+            return repr(value)
+        return getattr(value, "__qualname__", type(value).__qualname__)
+
+    return [f"{module}.{name} = {text(value)}" for name, value in sorted(settings.items())]
 
 
 def inductor_mode(mode: str) -> dict[str, Any]:
@@ -521,41 +455,28 @@ def cache_hits() -> int:
 
 
 def is_tracing() -> bool:
-    """True if a structured trace is written.
+    """True if a structured trace is written. Without ``TORCH_TRACE`` there is a handler without a folder, until the
+    first record takes it away."""
+    from torch._logging._internal import trace_log
 
-    Private because torch has no public way to ask. Without ``TORCH_TRACE`` there is a handler without a folder,
-    until the first record takes it away.
-    """
-    try:
-        from torch._logging._internal import trace_log
-    except ImportError:
-        return False
     return any(getattr(handler, "root_dir", None) is not None for handler in trace_log.handlers)
 
 
 def trace_artifact(name: str, encoding: Literal["string", "json"], payload: Callable[[], str]) -> None:
-    """Put a text into the trace, under the compilation that runs now where there is one.
-
-    Private because torch has no public way to add to its trace. tlparse writes an artifact to a file of its own.
-    """
+    """Put a text into the trace, under the compilation that runs now where there is one. tlparse writes an artifact to
+    a file of its own."""
     from torch._logging import trace_structured
 
-    trace_structured(
-        "artifact",
-        metadata_fn=lambda: {"name": name, "encoding": encoding},
-        payload_fn=payload,
-        expect_trace_id=False,
-    )
+    described = {"name": name, "encoding": encoding}
+    trace_structured("artifact", metadata_fn=lambda: described, payload_fn=payload, expect_trace_id=False)
 
 
 def is_profiling() -> bool:
-    """True if a profiler runs, on any thread. Private, because the public ways to ask know the calling thread alone;
-    torch's own optimizers and FSDP ask the same name."""
-    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", False))
+    """True if a profiler runs, on any thread; the public ways to ask know the calling thread alone."""
+    return torch.autograd.profiler._is_profiler_enabled
 
 
 def named_range(name: str) -> AbstractContextManager[Any]:
-    """A range of a profile. Private because the public ``record_function`` is an operator: a dispatch mode around it
-    would take it for one of the model's."""
-    fast = getattr(getattr(torch._C, "_profiler", None), "_RecordFunctionFast", None)
-    return nullcontext() if fast is None else fast(name)
+    """A range of a profile. The public ``record_function`` is an operator: a dispatch mode around it would take it for
+    one of the model's."""
+    return torch._C._profiler._RecordFunctionFast(name)

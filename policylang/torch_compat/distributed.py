@@ -31,15 +31,11 @@ class KnownGroup:
 
 
 def _initialized() -> bool:
-    """True if there is a default process group."""
     return dist.is_available() and dist.is_initialized()
 
 
 def known_groups() -> Iterator[KnownGroup]:
-    """Every process group that this process belongs to, oldest first.
-
-    Private because the table of groups is; torch offers only the way from a group to its ranks.
-    """
+    """Every process group that this process belongs to, oldest first. The table of groups is private."""
     if not _initialized():
         return
     world = _c10d()._world
@@ -49,19 +45,14 @@ def known_groups() -> Iterator[KnownGroup]:
 
 
 def group_backend(name: str) -> str:
-    """The backend of the group that a collective names, as in :class:`KnownGroup`.
-
-    Private because functional collectives name a group by a string and there is no public way back.
-    """
+    """The backend of the group that a collective names, as in :class:`KnownGroup`."""
     c10d = _c10d()
     return str(c10d._world.pg_map[c10d._resolve_process_group(name)][0])
 
 
 def known_meshes() -> list[Any]:
-    """Every ``DeviceMesh`` of this process, in no particular order.
-
-    Neither public nor private: torch keeps no list of them, and only what refers to their class tells where they are.
-    """
+    """Every ``DeviceMesh`` of this process, in no particular order. Torch keeps no list: what refers to their class
+    tells where they are."""
     if not _initialized():
         return []
     from torch.distributed.device_mesh import DeviceMesh
@@ -73,28 +64,22 @@ def known_meshes() -> list[Any]:
 def mesh_layout(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]] | None:
     """Names and sizes of a mesh's dimensions and its global ranks in row-major order; None where this rank is not in
     it, or where its groups are not there any more, as after the default group was destroyed."""
-    place = mesh.get_coordinate()
-    if place is None:
-        return None
-    try:
-        groups = [frozenset(dist.get_process_group_ranks(group)) for group in mesh.get_all_groups()]
-    except (RuntimeError, ValueError, LookupError, AssertionError):
+    place, groups = mesh.get_coordinate(), _groups_of(mesh)
+    if place is None or groups is None:
         return None
     with outside_of_modes():
         ranks = mesh.mesh
-        for dim, members in enumerate(groups):
+        for dim, (_, members) in enumerate(groups):
             row = ranks[tuple(slice(None) if each == dim else at for each, at in enumerate(place))]
-            if members != frozenset(row.tolist()):  # a later default group has groups of the same names
+            if {*members} != {*row.tolist()}:  # a later default group has groups of the same names
                 return None
     return mesh_order(mesh)
 
 
 def mesh_order(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
-    """Names and sizes of a ``DeviceMesh``'s dimensions, and its global ranks in row-major order.
-
-    Not private. Dimensions without names are called as torch calls them in the descriptions of their groups. A mesh
-    makes its tensor of ranks under the modes that are active: a ``FakeTensorMode`` would leave no numbers in it.
-    """
+    """Names and sizes of a ``DeviceMesh``'s dimensions, and its global ranks in row-major order. Dimensions without
+    names are called as torch calls them in the descriptions of their groups. A mesh makes its tensor of ranks under the
+    modes that are active: a ``FakeTensorMode`` would leave no numbers in it."""
     with outside_of_modes():
         ranks = tuple(int(rank) for rank in mesh.mesh.flatten().tolist())
     names = mesh.mesh_dim_names or tuple(f"dim_{dim}" for dim in range(len(mesh.shape)))
@@ -109,18 +94,19 @@ def mesh_ranks(mesh: Any) -> tuple[int, ...]:
 def mesh_groups(mesh: Any) -> dict[str, tuple[int, ...]]:
     """This rank's groups of a mesh, one a dimension: by name, the global ranks. Over these all ranks of the mesh hang
     together. Of a mesh whose groups are not there, none."""
+    return dict(_groups_of(mesh) or ())
+
+
+def _groups_of(mesh: Any) -> list[tuple[str, tuple[int, ...]]] | None:
     try:
-        return {group.group_name: tuple(dist.get_process_group_ranks(group)) for group in mesh.get_all_groups()}
+        return [(group.group_name, tuple(dist.get_process_group_ranks(group))) for group in mesh.get_all_groups()]
     except (RuntimeError, ValueError, LookupError, AssertionError):
-        return {}
+        return None
 
 
 def rename_group(name: str, known_as: str) -> None:
-    """Make ``known_as`` another name of the group ``name`` wherever a collective names its group.
-
-    Private because functional collectives find groups in a table by name, which has no public entry. One group may be
-    there under several names.
-    """
+    """Make ``known_as`` another name of the group ``name`` wherever a collective names its group: in a private table,
+    where one group may have several names."""
     c10d = _c10d()
     c10d._register_process_group(known_as, c10d._resolve_process_group(name))
 
@@ -133,11 +119,8 @@ def forget_group(name: str) -> None:
 
 def create_group(name: str, ranks: Sequence[int], backend: str) -> None:
     """Make the process group ``name`` of these ranks, in this order. Called by its members and by no other rank.
-
-    Private because ``new_group`` names groups itself: by how many groups were made so far, which every rank of the
-    world has to count alike, or (``use_local_synchronization``) by how many this rank is in, which is not the same on
-    every member. A name that follows from the ranks alone is the same on every member, in every process.
-    """
+    ``new_group`` names groups by how many were made so far, which every rank of the world has to count alike, or
+    (``use_local_synchronization``) by how many this rank is in, which is not the same on every member."""
     c10d = _c10d()
     world, whole = c10d._world, c10d._get_default_group()
     backend = c10d.Backend(backend)
@@ -157,19 +140,16 @@ def create_group(name: str, ranks: Sequence[int], backend: str) -> None:
 
 @contextmanager
 def _not_split_off(whole: Any) -> Iterator[None]:
-    """Within, a new group is not split off the default one, which every rank of the world would have to take part in.
-
-    torch does that where a device was given to ``init_process_group``.
-    """
+    """Within, a new group is not split off the default one, which every rank of the world would have to take part in;
+    torch does that where a device was given to ``init_process_group``."""
     device = whole.bound_device_id
-    if device is None:
-        yield
-        return
-    whole.bound_device_id = None
+    if device is not None:
+        whole.bound_device_id = None
     try:
         yield
     finally:
-        whole.bound_device_id = device
+        if device is not None:
+            whole.bound_device_id = device
 
 
 def _c10d() -> Any:
@@ -182,11 +162,8 @@ def _c10d() -> Any:
 
 
 def default_store() -> Any:
-    """The store that the default process group was made with; None where no real group of several ranks exists.
-
-    Private because torch hands the store out to nobody: a group of gloo, NCCL or any other kind has one, so comparing
-    through it needs no collective and no device. Ranks of the ``fake`` group are pretended by one process.
-    """
+    """The store that the default process group was made with; None where no real group of several ranks exists: ranks
+    of the ``fake`` group are pretended by one process. Comparing through it needs no collective and no device."""
     if not _initialized():
         return None
     from torch.distributed.distributed_c10d import _get_default_store
@@ -202,9 +179,9 @@ def default_store() -> Any:
 def own_connection(store: Any) -> Any:
     """A second connection to a store, so that nobody waits while somebody else's call on the first one blocks.
 
-    Of a TCP store it is a client only: it does not keep the server alive, whose port a later group may ask for. A read
-    of what was taken away meanwhile is given up after a minute. Raises ``RuntimeError`` where the store is gone, which
-    only the old connection notices at once: a new one is tried for as long as the store's own timeout.
+    Of a TCP store it is a client only, which does not keep the server alive. A read of what was taken away meanwhile is
+    given up after a minute. Raises ``RuntimeError`` where the store is gone, which only the old connection notices at
+    once.
     """
     if store is None:
         raise RuntimeError("the default process group was destroyed")
@@ -220,7 +197,7 @@ def own_rank() -> int | None:
 
 
 def ranks_are_threads() -> bool:
-    """True if the ranks are threads of this process, as in torch's tests of its own."""
+    """True if the ranks are threads of this process, as in torch's own tests."""
     return _initialized() and "threaded" in dist.get_backend()
 
 
@@ -230,11 +207,9 @@ def place_among_ranks() -> str:
 
 
 def read_all(store: Any, keys: Sequence[str]) -> list[bytes] | None:
-    """Values of a store, without waiting for those that are not there; None then.
-
-    ``multi_get`` waits for what is missing as long as the store's own timeout, and a rank may take away what it has
-    posted between a look and the reading. Raises ``RuntimeError`` where the store is gone.
-    """
+    """Values of a store, without waiting for those that are not there; None then. ``multi_get`` waits for what is
+    missing as long as the store's own timeout, and a rank may take away what it has posted between a look and the
+    reading. Raises ``RuntimeError`` where the store is gone."""
     if not store.check(list(keys)):
         return None
     try:
@@ -248,10 +223,8 @@ def read_all(store: Any, keys: Sequence[str]) -> list[bytes] | None:
 
 def shortest_timeout(groups: Iterable[str]) -> float:
     """The shortest timeout of some process groups, in seconds: as long as their collectives would wait for a rank.
-
-    Private because a group's timeout is to be had from its backends alone, and a group from its name. Where none
-    of them tells, that of the default group; half an hour, the longest of torch's own defaults, where that does not.
-    """
+    Where none of them tells, that of the default group; half an hour, the longest of torch's own defaults, where that
+    does not."""
     import torch.distributed.distributed_c10d as c10d
 
     def timeouts(find: Callable[[], Any]) -> list[float]:
@@ -282,20 +255,17 @@ class ShardedWeight:
     """The modules that ``fully_shard`` was called with."""
     outermost: bool
     """True if no other call of it lies around that one. Unless told, it keeps the weights of this one gathered."""
-    together: int = 0
+    together: int
     """A number, equal for all that is gathered at once."""
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...]
     """Over which it is gathered; empty where it is not."""
-    over: str = ""
+    over: str
     """The name of their process group."""
 
 
 def sharded_weights(modules: Iterable[nn.Module] | None) -> Iterator[ShardedWeight]:
-    """The parameters of some modules that ``fully_shard`` gathers, in the order of the modules and of their names; of
-    None, those of every model in the process.
-
-    Also where it was called with a module around these.
-    """
+    """The parameters of some modules that ``fully_shard`` gathers, also where it was called with a module around these,
+    in the order of the modules and of their names; of None, those of every model in the process."""
     if "torch.distributed.fsdp" not in sys.modules:
         return
     known = _by_owner()
@@ -327,22 +297,20 @@ def _weights(state: Any) -> Iterator[tuple[tuple[nn.Module, str], ShardedWeight]
     for group in groups:
         over = getattr(getattr(group, "mesh_info", None), "shard_process_group", None)
         ranks = _ranks(over)
-        shared = (id(group), ranks, getattr(over, "group_name", "") if ranks else "")
+        shared: Any = (id(group), ranks, getattr(over, "group_name", "") if ranks else "")
         for parameter in group.fsdp_params:
             info = parameter._module_info
             reshards, gathered = bool(group._reshard_after_forward), getattr(parameter, "_unsharded_param", None)
+            around = (tuple(state._modules), bool(state._is_root))
             owners = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
             for module, name in owners:
-                weight = ShardedWeight(
-                    *(module, name, reshards, gathered, tuple(state._modules), bool(state._is_root)), *shared
-                )
-                yield (module, name), weight
+                yield (module, name), ShardedWeight(module, name, reshards, gathered, *around, *shared)
 
 
 def _ranks(group: torch.distributed.ProcessGroup | None) -> tuple[int, ...]:
     """The ranks of a group; none of one that is gone, as that of a model that was trained before."""
     try:
-        return () if group is None else tuple(torch.distributed.get_process_group_ranks(group))
+        return () if group is None else tuple(dist.get_process_group_ranks(group))
     except (KeyError, ValueError):
         return ()
 
@@ -354,18 +322,12 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def lies_within_another(module: nn.Module) -> bool:
-    """True if a forward has found a sharded module inside another: what FSDP gathers ahead has to share its streams.
-
-    Private because torch finds out in the first forward, and keeps it in its state of the module.
-    """
+    """True if a forward has found a sharded module inside another: what FSDP gathers ahead has to share its streams."""
     return module._get_fsdp_state()._is_root is False
 
 
 def gathered_ahead(module: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
-    """The modules that a sharded one gathers ahead, in the forward and in the backward.
-
-    Private because torch has a setter for each, and no getter.
-    """
+    """The modules that a sharded one gathers ahead, in the forward and in the backward; torch has setters alone."""
     state: Any = module._get_fsdp_state()
     lists = state._states_to_forward_prefetch, state._states_to_backward_prefetch
     forward, backward = ([each._modules[0] for each in states] for states in lists)
@@ -373,10 +335,7 @@ def gathered_ahead(module: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]
 
 
 def ran_forward(module: nn.Module) -> list[nn.Module]:
-    """The modules FSDP has seen run since the last backward, around and beside a sharded one, in order.
-
-    Private because torch keeps it for the order of its own prefetching in the backward.
-    """
+    """The modules FSDP has seen run since the last backward, around and beside a sharded one, in order."""
     context: Any = module._get_fsdp_state()._comm_ctx
     return [module for group in context.post_forward_order for module in group.modules]
 
@@ -389,8 +348,5 @@ def own_class(module: nn.Module) -> str:
 
 
 def is_of_fsdp(hook: object) -> bool:
-    """True if a module's hook was put there by ``fully_shard``: such hooks gather and free weights.
-
-    Private because they are methods of a class that torch does not name in public.
-    """
+    """True if a module's hook was put there by ``fully_shard``: such hooks gather and free weights."""
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")

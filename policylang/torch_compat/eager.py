@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,15 +33,12 @@ def graph_being_traced() -> fx.Graph | None:
     """The graph that ``make_fx`` is writing at the moment; None outside of a trace."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-    mode = get_proxy_mode()
-    return None if mode is None else getattr(mode.tracer, "graph", None)
+    return getattr(getattr(get_proxy_mode(), "tracer", None), "graph", None)
 
 
 def detached(value: Any) -> Any:
-    """A tensor of the same memory and version counter without a history, also below autograd.
-
-    There, where dispatch modes run, a plain ``detach`` begins a version counter of its own.
-    """
+    """A tensor of the same memory and version counter without a history. Below autograd, where dispatch modes run, a
+    plain ``detach`` begins a version counter of its own."""
     if not isinstance(value, torch.Tensor):
         return value
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
@@ -48,11 +46,8 @@ def detached(value: Any) -> Any:
 
 
 def watching_results(watch: Callable[[torch.Tensor], None]) -> AbstractContextManager[object]:
-    """A context in which ``watch`` sees every tensor that an operator returns, in compiled code too.
-
-    Private because dispatch modes are; there is no public way to see the operators of code that another compiler runs.
-    Inductor's kernels are no operators: under that inner compiler only what it leaves to aten is seen.
-    """
+    """A context in which ``watch`` sees every tensor that an operator returns, in compiled code too. Inductor's kernels
+    are no operators: under that inner compiler only what it leaves to aten is seen."""
 
     class Watching(DispatchMode):  # type: ignore[misc]
         @classmethod
@@ -69,9 +64,8 @@ def watching_results(watch: Callable[[torch.Tensor], None]) -> AbstractContextMa
     return Watching()
 
 
-def active_modes() -> list[Any]:
-    """The dispatch modes that see what runs here. Autograd carries them into the threads of a backward."""
-    return list(_python_dispatch._get_current_dispatch_mode_stack())
+active_modes: Callable[[], list[Any]] = _python_dispatch._get_current_dispatch_mode_stack
+"""The dispatch modes that see what runs here. Autograd carries them into the threads of a backward."""
 
 
 def is_wrapper_class(kind: type) -> bool:
@@ -86,10 +80,8 @@ def storage_address(tensor: torch.Tensor) -> int | None:
 
 
 def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The strided tensors that hold a tensor's data: itself, or the indices and values of a sparse one.
-
-    Private because ``indices()`` and ``values()`` are refused where a sparse tensor may name an element twice.
-    """
+    """The strided tensors that hold a tensor's data: itself, or the indices and values of a sparse one. The public
+    ``indices()`` and ``values()`` are refused where a sparse tensor may name an element twice."""
     if tensor.layout is torch.strided:
         return [tensor]
     if tensor.layout is torch.sparse_coo:
@@ -103,14 +95,13 @@ def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def held_bytes(held: Iterable[torch.Tensor], outside: Iterable[torch.Tensor] = ()) -> int:
     """The bytes of the distinct storages of some plain tensors, without those of ``outside``."""
-    known = {_place(part) for tensor in outside for part in strided_parts(tensor)}
-    found = {_place(part): part for tensor in held for part in strided_parts(tensor)}
-    return sum(storage_bytes(part) for key, part in found.items() if key not in known)
 
+    def places(tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+        parts = (part for tensor in tensors for part in strided_parts(tensor))
+        return {id(part) if (address := storage_address(part)) is None else address: part for part in parts}
 
-def _place(tensor: torch.Tensor) -> int:
-    address = storage_address(tensor)
-    return id(tensor) if address is None else address
+    known = places(outside)
+    return sum(storage_bytes(part) for place, part in places(held).items() if place not in known)
 
 
 def storage_is_freed(tensor: torch.Tensor) -> bool:
@@ -126,10 +117,7 @@ def storage_bytes(tensor: torch.Tensor) -> int:
 
 
 def storage_users(tensor: torch.Tensor) -> int:
-    """The number of tensors on a plain tensor's storage; 0 where that is not known.
-
-    Private because no public name counts them. CUDA graph trees ask the same.
-    """
+    """The number of tensors on a plain tensor's storage; 0 where that is not known. CUDA graph trees ask the same."""
     storage = _storage(tensor)
     return 0 if storage is None else int(torch._C._storage_Use_Count(storage._cdata)) - 1
 
@@ -141,20 +129,16 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
 
 
-def version(value: torch.Tensor) -> int:
-    """The version counter of a tensor: the number of writes to its memory."""
-    return int(value._version)
+version: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""The version counter of a tensor: the number of writes to its memory."""
 
 
 _OF_FUNCTIONS = {f"torch._higher_order_ops.{name}": f"torch.{name}" for name in ("cond", "map", "scan")}
 
 
 def failed_in(error: BaseException) -> str:
-    """The operator that takes functions, and traces them for its backward, in which an error was raised.
-
-    Torch compiles what they are called with, which it leaves out where a dispatch mode watches. Private because no
-    public error says which of them fails then.
-    """
+    """The operator that takes functions, and traces them for its backward, in which an error was raised. Torch compiles
+    what they are called with, which it leaves out where a dispatch mode watches."""
     step, found = error.__traceback__, ""
     while step is not None:
         found = _OF_FUNCTIONS.get(step.tb_frame.f_globals.get("__name__", ""), found)
@@ -163,21 +147,15 @@ def failed_in(error: BaseException) -> str:
 
 
 def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
-    """Has tensors count as written to so often. Private, as autograd's own check of what it saved relies on it.
-
-    Autograd counts a write above where dispatch modes run, whether or not they let the operator run.
-    """
+    """Has tensors count as written to so often. Autograd counts a write above where dispatch modes run, whether or not
+    they let the operator run."""
     torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
 
 
-def keeps_graph() -> bool:
-    """True if the backward that is running was asked to ``retain_graph``: what it used may be asked for again."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
-
-
-def running_backward() -> int:
-    """A number for the backward that is running, which no other has; -1 outside of any."""
-    return int(torch._C._current_graph_task_id())
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+"""True if the backward that is running was asked to ``retain_graph``: what it used may be asked for again."""
+running_backward: Callable[[], int] = torch._C._current_graph_task_id
+"""A number for the backward that is running, which no other has; -1 outside of any."""
 
 
 def default_generator(device: torch.device) -> torch.Generator | None:
@@ -191,9 +169,8 @@ def default_generator(device: torch.device) -> torch.Generator | None:
     return generators[index]
 
 
-def clear_cast_weights() -> None:
-    """Forgets the weights that autocast has cast and kept: what is cast again depends on what ran before."""
-    torch.clear_autocast_cache()
+clear_cast_weights: Callable[[], None] = torch.clear_autocast_cache
+"""Forgets the weights that autocast has cast and kept: what is cast again depends on what ran before."""
 
 
 def transformed() -> bool:
@@ -209,7 +186,7 @@ def differentiated_by_transform() -> bool:
 
 def forward_derivatives() -> bool:
     """True if operators may be asked for forward-mode derivatives at the moment (``forward_ad.dual_level``)."""
-    return bool(torch.autograd.forward_ad._current_level >= 0)
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def being_compiled() -> bool:
@@ -228,18 +205,13 @@ def checkpoints_are_tagged() -> bool:
 
 def compiled_around() -> tuple[Any, str]:
     """The operator that Dynamo makes of a checkpoint that it finds in what it compiles, and the key of the metadata of
-    its first argument, a graph, under which it keeps the checkpoint's ``context_fn``.
-
-    Private because such graphs are meant for PyTorch's own compilers.
-    """
+    its first argument, a graph, under which it keeps the checkpoint's ``context_fn``."""
     return torch.ops.higher_order.tag_activation_checkpoint, "_checkpoint_context_fn"
 
 
 def runs_in_graph(context: object) -> bool:
-    """True if the operator of :func:`compiled_around` runs, and no trace, as it enters the first of its contexts.
-
-    From torch 2.12 it sets an attribute on that; and it preserves the metadata of nodes, which else only traces do.
-    """
+    """True if the operator of :func:`compiled_around` runs, and no trace, as it enters the first of its contexts. From
+    torch 2.12 it sets an attribute on that; and it preserves the metadata of nodes, which else only traces do."""
     from torch.fx.traceback import has_preserved_node_meta
 
     if hasattr(context, "ac_graph_id"):
@@ -248,10 +220,8 @@ def runs_in_graph(context: object) -> bool:
 
 
 def saved_tensor_hooks() -> Any:
-    """The pair that autograd gives what it saves to at the moment; None outside of all such hooks.
-
-    Private because ``torch.autograd.graph.saved_tensors_hooks`` only puts pairs in place.
-    """
+    """The pair that autograd gives what it saves to at the moment; None outside of all such hooks. The public
+    ``saved_tensors_hooks`` only puts pairs in place."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
@@ -265,21 +235,17 @@ def hooks_around(own: Any) -> Any:
 
 
 def are_of_checkpoint(pair: Any) -> bool:
-    """True if a pair is that of a checkpoint of torch's (``use_reentrant=False``), in its forward or when run again.
-
-    Private because nothing else tells whether one is around what runs.
-    """
+    """True if a pair is that of a checkpoint of torch's (``use_reentrant=False``), in its forward or recomputation."""
     return pair is not None and getattr(pair[0], "__module__", "") == "torch.utils.checkpoint"
 
 
 def made_by_reentrant_checkpoint(value: torch.Tensor) -> bool:
-    """True if a checkpoint with ``use_reentrant=True`` has returned a tensor. Private because its node is."""
+    """True if a checkpoint with ``use_reentrant=True`` has returned a tensor."""
     return type(value.grad_fn).__name__ == "CheckpointFunctionBackward"
 
 
-def remove_saved_tensor_hooks() -> None:
-    """Take away the innermost pair; :func:`restore_saved_tensor_hooks` puts it back."""
-    torch._C._autograd._pop_saved_tensors_default_hooks()
+remove_saved_tensor_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
+"""Takes away the innermost pair; :func:`restore_saved_tensor_hooks` puts it back."""
 
 
 def restore_saved_tensor_hooks(pair: Any) -> None:

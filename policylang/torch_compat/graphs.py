@@ -24,8 +24,6 @@ def require(module: ModuleType, names: Iterable[str], why: str) -> None:
         raise ImportError(f"torch {torch.__version__} has no `{listed}` in {module.__name__}; policylang {why}")
 
 
-# The classes that operators are instances of have no public name; `torch.ops` only has their instances.
-
 _GRADIENTS = frozenset({"GradAOTOutput", "PhiloxUpdatedBackwardOffsetAOTOutput", "BackwardTokenAOTOutput"})
 _SAVED = frozenset({"SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput"})
 _BASES = ("base", "base_of")
@@ -35,19 +33,14 @@ UNBACKED_HINT = 4096
 
 
 def schema_of(operator: Any) -> Any:
-    """The schema of an operator, with names and aliases; None for what has none.
-
-    No public attribute holds it. Seen as ``OpOverload._schema`` in 2.11 to 2.15.
-    """
+    """The schema of an operator, with names and aliases; None for what has none. No public attribute holds it."""
     return getattr(operator, "_schema", None)
 
 
 def described_input(desc: Any) -> tuple[str, str, int | None]:
     """The kind in a graph input's descriptor: ``parameter``, ``buffer``, ``user``, ``tangent`` or ``other``, the dotted
-    name of a parameter or buffer, and the position among the traced function's inputs where that is all there is.
-
-    A part of a tensor subclass (the local shard of a DTensor) and the base of a view are what they come from.
-    """
+    name of a parameter or buffer, and the position among the traced function's inputs where that is all there is. A
+    part of a tensor subclass (the local shard of a DTensor) and the base of a view are what they come from."""
     desc = underlying_input(desc)
     kind = type(desc).__name__
     if kind in ("ParamAOTInput", "BufferAOTInput"):
@@ -67,10 +60,8 @@ def underlying_input(desc: Any) -> Any:
 
 
 def mutated_input(desc: Any) -> Any:
-    """The descriptor of the input that an output's value is copied into after the graph has run; None for others.
-
-    An input whose metadata alone changes (``MetadataMutationAOTOutput``) is not written to.
-    """
+    """The descriptor of the input that an output's value is copied into after the graph has run; None for others. An
+    input whose metadata alone changes (``MetadataMutationAOTOutput``) is not written to."""
     desc = _whole_output(desc)
     return desc.mutated_input if type(desc).__name__ == "InputMutationAOTOutput" else None
 
@@ -118,10 +109,8 @@ def load_distributed_operators() -> None:
 
 @cache
 def side_effect_functions() -> frozenset[Any]:
-    """The functions that torch's own dead-code elimination spares; empty where the set has moved."""
-    import torch.fx.node as node
-
-    return frozenset(getattr(node, "_side_effectful_functions", ()))
+    """The functions that torch's own dead-code elimination spares."""
+    return frozenset(torch.fx.node._side_effectful_functions)
 
 
 def value_of(meta: Mapping[str, Any]) -> Any:
@@ -138,9 +127,7 @@ _NO_LIMIT = sys.maxsize - 1
 
 
 def hint(length: int | torch.SymInt) -> int:
-    """A size as a plain number: of a symbolic one the size it was traced with. Adds no guard.
-
-    Private because the public ways to a number guard on it."""
+    """A size as a plain number: of a symbolic one the size it was traced with. Adds no guard, as public ways do."""
     if isinstance(length, int):
         return length
     known = getattr(length.node, "hint", None)
@@ -151,9 +138,7 @@ def hint(length: int | torch.SymInt) -> int:
 
 
 def size_range(length: int | torch.SymInt) -> tuple[int, int | None]:
-    """The least and the most that a size can be; None where there is no limit. Adds no guard.
-
-    Private because torch has no public way to ask what it knows of a symbol."""
+    """The least and the most that a size can be; None where there is no limit. Adds no guard."""
     if isinstance(length, int):
         return length, length
     found = length.node.shape_env.bound_sympy(length.node.expr)
@@ -166,31 +151,22 @@ def hinted_shape(size: torch.Size) -> torch.Size:
 
 
 def has_data_symbol(value: Any) -> bool:
-    """True if a size, or a size of a tensor, is a symbol for data (``item()``) rather than for an input's
-    size. Not private, but undocumented."""
+    """True if a size, or a size of a tensor, is a symbol for data (``item()``) rather than for an input's size."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-    if isinstance(value, torch.Tensor | torch.SymInt):
-        return bool(free_unbacked_symbols(value))
-    return False
+    return isinstance(value, torch.Tensor | torch.SymInt) and bool(free_unbacked_symbols(value))
 
 
 def outside_of_modes() -> AbstractContextManager[Any]:
-    """Within, no mode of a trace is active; fake tensors still act under their own.
-
-    Private because torch has no public way out of the modes around a call: a graph may be changed while the
-    ``FakeTensorMode`` of another trace is on, and torch mixes no two.
-    """
+    """Within, no mode of a trace is active; fake tensors still act under their own. A graph may be changed while the
+    ``FakeTensorMode`` of another trace is on, and torch mixes no two."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
 
 
 def group_ranks(name: str) -> tuple[int, ...]:
-    """The global ranks of the process group that a collective names; empty where it is not known here.
-
-    Private because functional collectives name a group by a string and there is no public way back.
-    """
+    """The global ranks of the process group that a collective names; empty where it is not known here."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return ()
     import torch.distributed.distributed_c10d as c10d
@@ -203,11 +179,8 @@ def group_ranks(name: str) -> tuple[int, ...]:
 
 
 def name_of_group(value: Any) -> str:
-    """The name of a process group that a call passes as itself; empty for anything else.
-
-    A group is an object of Python's or, where an operator of ``c10d`` is dispatched, TorchScript's box around one,
-    which has a way back that is not documented. A box of another kind (a reduction) has none.
-    """
+    """The name of a process group that a call passes as itself; empty for anything else. A group is an object of
+    Python's or, where an operator of ``c10d`` is dispatched, TorchScript's box around one."""
     name = getattr(value, "group_name", None)
     if name is None and isinstance(value, torch.ScriptObject) and torch.distributed.is_available():
         try:
@@ -219,10 +192,7 @@ def name_of_group(value: Any) -> str:
 
 def triton_kernel(index: Any) -> Any:
     """The Triton kernel that a graph calls by its number in a table; None where there is no such kernel, or no Triton.
-
-    Private because a graph has no other way to name it (``torch._higher_order_ops.triton_kernel_wrap``); what tunes
-    a kernel or chooses its constants is unwrapped, as ``torch.utils.flop_counter`` does.
-    """
+    What tunes a kernel or chooses its constants is unwrapped, as ``torch.utils.flop_counter`` does."""
     try:
         from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
@@ -243,27 +213,20 @@ def compute_operators() -> frozenset[str]:
 
 def operator_names() -> list[str]:
     """Every operator that the loaded torch knows, in full and sorted: ``aten.mm.default``, ``higher_order.cond``.
-
-    Private because torch lists its operators nowhere in public: dispatched operators, custom ones included, come from
-    the dispatcher and from the schema registry (some operators are in one of them alone), higher-order operators from
-    the table they enter themselves in.
-    """
-    names: set[str] = set()
-    try:
-        full = {str(name) for name in torch._C._dispatch_get_all_op_names()}
-        for schema in torch._C._jit_get_all_schemas():
-            full.add(f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name)
-    except AttributeError as error:
-        raise RuntimeError(f"torch {torch.__version__} does not list its operators: {error}") from error
+    Dispatched operators, custom ones included, come from the dispatcher and from the schema registry (some are in one
+    of them alone), higher-order operators from the table they enter themselves in."""
+    why = "lists operators with it"
+    require(torch._C, ("_dispatch_get_all_op_names", "_jit_get_all_schemas"), why)
+    require(torch._ops, ("_higher_order_ops",), why)
+    full = set(torch._C._dispatch_get_all_op_names())
+    for schema in torch._C._jit_get_all_schemas():
+        full.add(f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name)
+    names = {f"higher_order.{name}" for name in torch._ops._higher_order_ops}
     for name in full:
         namespace, found, rest = name.partition("::")
         if found:
             bare, _, overload = rest.partition(".")
             names.add(f"{namespace}.{bare}.{overload or 'default'}")
-    from torch import _ops
-
-    require(_ops, ("_higher_order_ops",), "lists higher-order operators with it")
-    names.update(f"higher_order.{name}" for name in _ops._higher_order_ops)
     # a graph with dynamic shapes calls `torch.sym_max` and its like, and Python's own functions on sizes and tuples
     symbolic = (name for name in dir(torch) if name.startswith(("sym_", "_sym_")) and callable(getattr(torch, name)))
     names.update(f"torch.{name}" for name in symbolic)
@@ -277,27 +240,22 @@ def operator_facts() -> dict[str, list[str]]:
 
     ``pointwise``, ``reduction`` and ``random`` are tags that every overload with a functional result carries; ``view``
     lists those whose every result aliases an argument; ``compute`` is the partitioner's own list of compute-intensive
-    operators, private because min-cut alone uses it.
+    operators.
     """
-    facts: dict[str, set[str]] = {"pointwise": set(), "reduction": set(), "random": set(), "view": set()}
-    tags = {
-        "pointwise": torch.Tag.pointwise,
-        "reduction": getattr(torch.Tag, "reduction", None),
-        "random": torch.Tag.nondeterministic_seeded,
-    }
-    for namespace in ("aten", "prims"):
-        for schema in torch._C._jit_get_all_schemas():
-            space, _, name = schema.name.partition("::")
-            if space != namespace or schema.is_mutable:
-                continue
-            packet = getattr(getattr(torch.ops, namespace), name, None)
-            overload = getattr(packet, schema.overload_name or "default", None)
-            if overload is None:
-                continue
-            full = f"{namespace}.{name}"
-            for fact, tag in tags.items():
-                if tag is not None and tag in overload.tags:
-                    facts[fact].add(full)
-            if schema.returns and all(value.alias_info is not None for value in schema.returns):
-                facts["view"].add(full)
+    known = torch.Tag
+    tags = {"pointwise": known.pointwise, "reduction": known.reduction, "random": known.nondeterministic_seeded}
+    facts: dict[str, set[str]] = {fact: set() for fact in (*tags, "view")}
+    for schema in torch._C._jit_get_all_schemas():
+        namespace, _, name = schema.name.partition("::")
+        if namespace not in ("aten", "prims") or schema.is_mutable:
+            continue
+        packet = getattr(getattr(torch.ops, namespace), name, None)
+        overload = getattr(packet, schema.overload_name or "default", None)
+        if overload is None:
+            continue
+        for fact, tag in tags.items():
+            if tag in overload.tags:
+                facts[fact].add(f"{namespace}.{name}")
+        if schema.returns and all(value.alias_info is not None for value in schema.returns):
+            facts["view"].add(f"{namespace}.{name}")
     return {**{fact: sorted(names) for fact, names in facts.items()}, "compute": sorted(compute_operators())}

@@ -26,11 +26,9 @@ def extract_forward_backward(
     num_fwd_outputs: int,
     static_inputs: Sequence[int],
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The forward and the backward graph of a joint graph for given saved values.
-
-    Private because there is no public way to build a partitioner; it carries output descriptors, version-counter
-    classes and symbol bindings, which change from version to version. The lists are changed to what was really saved.
-    """
+    """The forward and the backward graph of a joint graph for given saved values. It carries output descriptors,
+    version-counter classes and symbol bindings, which change from version to version. The lists are changed to what was
+    really saved."""
     extract = _partitioners()._extract_fwd_bwd_modules
     lists = [saved, saved_symbols]
     if "saved_opaque_nodes" in inspect.signature(extract).parameters:  # from 2.12
@@ -43,9 +41,7 @@ def extract_forward_backward(
 
 def modules_without_code() -> AbstractContextManager[None]:
     """Within, modules that torch makes of graphs generate their code on first use: a graph is changed many times first.
-
-    PyTorch's own compile path runs its partitioner under this.
-    """
+    PyTorch's own compile path runs its partitioner under this."""
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
     return _use_lazy_graph_module(True)
@@ -55,11 +51,10 @@ def offload_activations(
     forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int, static_inputs: Sequence[int]
 ) -> None:
     """PyTorch's own activation offloading, where its configuration asks for it; partitioners are to call it."""
-    if not getattr(_functorch_config(), "enable_activation_offloading", False):
-        return
-    from torch._functorch._activation_offloading.activation_offloading import enable_activation_offloading
+    if _functorch_config().enable_activation_offloading:
+        from torch._functorch._activation_offloading.activation_offloading import enable_activation_offloading
 
-    enable_activation_offloading(forward, backward, num_fwd_outputs, _static_primals(forward.graph, static_inputs))
+        enable_activation_offloading(forward, backward, num_fwd_outputs, _static_primals(forward.graph, static_inputs))
 
 
 def is_symbolic(node: fx.Node) -> bool:
@@ -77,12 +72,12 @@ def is_opaque(node: fx.Node) -> bool:
 
 def must_be_in_backward(node: fx.Node) -> bool:
     """True if AOTAutograd pinned a node to the backward: a mutation that has to happen there."""
-    return bool(_partitioners()._must_be_in_backward(node))
+    return _partitioners()._must_be_in_backward(node)
 
 
 def cse_enabled() -> bool:
     """``torch._functorch.config.cse``, which our own elimination respects."""
-    return bool(_functorch_config().cse)
+    return _functorch_config().cse
 
 
 def functorch_settings() -> dict[str, Any]:
@@ -96,11 +91,9 @@ def functorch_settings() -> dict[str, Any]:
 def min_cut_saved_values(
     joint: fx.GraphModule, *, num_fwd_outputs: int, static_inputs: Sequence[int]
 ) -> list[fx.Node] | None:
-    """The values that PyTorch's min-cut would save of a tagged joint graph; None where it has no backward.
-
-    The steps of ``min_cut_rematerialization_partition`` between its CSE and its extraction. It honours the memory
-    budget of the configuration and of annotated regions, and agrees across ranks as PyTorch does.
-    """
+    """The values that PyTorch's min-cut would save of a tagged joint graph; None where it has no backward. The steps of
+    ``min_cut_rematerialization_partition`` between its CSE and its extraction. It honours the memory budget of the
+    configuration and of annotated regions, and agrees across ranks as PyTorch does."""
     partitioners = _partitioners()
     config = _functorch_config()
     if not config.unsafe_allow_optimization_of_collectives:
@@ -110,26 +103,16 @@ def min_cut_saved_values(
     info = partitioners.classify_nodes(joint, list(static_inputs), num_fwd_outputs)
     if not info.required_bw_nodes:
         return None
-    _measure_distance_from_backward(joint.graph, info)
-    saved: list[fx.Node] = partitioners.choose_saved_values_set(
-        joint.graph, info, memory_budget=_memory_budget(joint.graph)
-    )
-    if config._sync_decision_cross_ranks:
-        saved = partitioners._sync_decision_cross_ranks(joint.graph, saved)
-    return saved
-
-
-def _measure_distance_from_backward(graph: fx.Graph, info: Any) -> None:
-    """The attribute by which min-cut weighs nodes near the backward: steps to the nearest backward node."""
     far = 10**9
-    for node in reversed(graph.nodes):
+    for node in reversed(joint.graph.nodes):  # min-cut weighs nodes by the steps to the nearest backward node
         if node.op == "output":
-            distance = far
+            node.dist_from_bw = far
         elif not info.is_required_fw(node):
-            distance = 0
+            node.dist_from_bw = 0
         else:
-            distance = min((user.dist_from_bw + 1 for user in node.users), default=far)
-        node.dist_from_bw = min(distance, far)
+            node.dist_from_bw = min((far, *(user.dist_from_bw + 1 for user in node.users)))
+    saved = partitioners.choose_saved_values_set(joint.graph, info, memory_budget=_memory_budget(joint.graph))
+    return partitioners._sync_decision_cross_ranks(joint.graph, saved) if config._sync_decision_cross_ranks else saved
 
 
 def _memory_budget(graph: fx.Graph) -> float:
@@ -139,7 +122,7 @@ def _memory_budget(graph: fx.Graph) -> float:
         for budget in (annotated(node), node.meta.get("memory_budget")):
             if isinstance(budget, float):
                 return budget
-    return float(_functorch_config().activation_memory_budget)
+    return _functorch_config().activation_memory_budget
 
 
 # --- random numbers that are drawn again --------------------------------------------------------------------------
@@ -148,26 +131,16 @@ def _memory_budget(graph: fx.Graph) -> float:
 def replay_random(
     nodes: list[fx.Node], forward: fx.GraphModule, backward: fx.GraphModule, num_symbols: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Let the recomputation of the given joint nodes draw what the forward drew.
-
-    ``functionalize_rng_ops`` reads the joint module's node list alone, so it is shown only the nodes that are meant:
-    an SDPA without dropout is tagged random, and wrapping it would cost a state for nothing.
-    """
-    shown = SimpleNamespace(graph=SimpleNamespace(nodes=nodes))
-    with _fake_mode_of(nodes):
-        halves: tuple[fx.GraphModule, fx.GraphModule] = _partitioners().functionalize_rng_ops(
-            shown, forward, backward, num_symbols
-        )
-    return halves
-
-
-def _fake_mode_of(nodes: list[fx.Node]) -> AbstractContextManager[Any]:
-    """The mode that the nodes' values were traced in: outside a compilation torch looks for an active one alone."""
+    """Let the recomputation of the given joint nodes draw what the forward drew. ``functionalize_rng_ops`` reads the
+    joint module's node list alone, so it is shown only the nodes that are meant: an SDPA without dropout is tagged
+    random, and wrapping it would cost a state for nothing."""
     from torch._guards import detect_fake_mode
 
+    shown = SimpleNamespace(graph=SimpleNamespace(nodes=nodes))
     values = [leaf for node in nodes for leaf in tree_leaves(node.meta.get("val"))]
-    mode: AbstractContextManager[Any] | None = None if detect_fake_mode() else detect_fake_mode(values)
-    return nullcontext() if mode is None else mode
+    mode = None if detect_fake_mode() else detect_fake_mode(values)  # outside a compilation torch looks for active ones
+    with nullcontext() if mode is None else mode:
+        return _partitioners().functionalize_rng_ops(shown, forward, backward, num_symbols)
 
 
 def thread_random_states(module: fx.GraphModule, *, is_backward: bool) -> fx.GraphModule:
@@ -176,11 +149,8 @@ def thread_random_states(module: fx.GraphModule, *, is_backward: bool) -> fx.Gra
 
 
 def random_state_operators() -> tuple[Any, Any]:
-    """``run_and_save_rng_state(op, …) -> (state, result)`` and ``run_with_rng_state(state, op, …) -> result``.
-
-    Private because torch's own partitioner is their only other user; they are the one way to draw the same numbers
-    twice that needs no counter-based generator, so it works on the CPU too.
-    """
+    """``run_and_save_rng_state(op, …) -> (state, result)`` and ``run_with_rng_state(state, op, …) -> result``, which
+    draw the same numbers twice without a counter-based generator, so on the CPU too."""
     from torch._prims import rng_prims
 
     why = "needs them to recompute dropout and other random operators on a flat graph"
@@ -192,17 +162,11 @@ def random_state_operators() -> tuple[Any, Any]:
 
 
 def recompile_when_called(module: fx.GraphModule) -> None:
-    """Generate a changed graph's code when it is first called, printed or pickled, not now.
+    """Generate a changed graph's code when it is first called, printed or pickled, not now. Generating code costs more
+    than all that a pass over a flat graph does, and of a list of passes only the last one's code is run. Every graph
+    module has a class of its own, so this one alone changes."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
 
-    Generating code costs more than all that a pass over a flat graph does, and of a list of passes only the last one's
-    code is run. Private because only Dynamo makes such graph modules; every graph module has a class of its own, so
-    this one alone changes. Where torch has no such class, the code is generated now.
-    """
-    try:
-        from torch.fx._lazy_graph_module import _LazyGraphModule
-    except ImportError:
-        module.recompile()
-        return
     own = type(module)
     if own is not fx.GraphModule and own.__bases__ == (fx.GraphModule,) and "GraphModuleImpl" in own.__qualname__:
         own.__bases__ = (_LazyGraphModule,)
@@ -239,16 +203,9 @@ def _partitioners() -> Any:
     import torch._functorch.partitioners as partitioners
 
     wanted = (
-        "_extract_fwd_bwd_modules",
-        "functionalize_rng_ops",
-        "thread_graphsafe_rng_from_hops",
-        "classify_nodes",
-        "choose_saved_values_set",
-        "force_save_collectives",
-        "force_save_effectful_ops",
-        "force_save_bw_mutation_src",
-        "_must_be_in_backward",
-        "_is_primal",
+        *("_extract_fwd_bwd_modules", "functionalize_rng_ops", "thread_graphsafe_rng_from_hops", "classify_nodes"),
+        *("choose_saved_values_set", "force_save_collectives", "force_save_effectful_ops"),
+        *("force_save_bw_mutation_src", "_must_be_in_backward", "_is_primal"),
     )
     require(partitioners, wanted, "partitions joint graphs with torch 2.11 and later")
     return partitioners

@@ -15,31 +15,18 @@ from torch.utils import _python_dispatch, _pytree, checkpoint
 
 from policylang.torch_compat.graphs import require
 
-
-def tree_flatten(tree: object) -> tuple[list[Any], Any]:
-    """Leaves and structure. The public ``torch.utils.pytree`` has no readable text for a structure."""
-    leaves, spec = _pytree.tree_flatten(tree)
-    return leaves, spec
-
-
-def tree_leaves(tree: object, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """The leaves alone, None among them: the public ``torch.utils.pytree`` may take it for an empty container."""
-    return list(_pytree.tree_leaves(tree, is_leaf=is_leaf))
-
-
-def tree_unflatten(leaves: list[Any], spec: Any) -> Any:
-    return _pytree.tree_unflatten(leaves, spec)
+tree_flatten: Callable[[object], tuple[list[Any], Any]] = _pytree.tree_flatten
+"""Leaves and structure. The public ``torch.utils.pytree`` has no readable text for a structure."""
+tree_leaves: Callable[..., list[Any]] = _pytree.tree_leaves
+"""The leaves alone, None among them: the public ``torch.utils.pytree`` may take it for an empty container."""
+tree_unflatten: Callable[[list[Any], Any], Any] = _pytree.tree_unflatten
+is_wrapper_subclass: Callable[[object], bool] = _python_dispatch.is_traceable_wrapper_subclass
+"""True if it is a tensor made of tensors that says which (``__tensor_flatten__``): a DTensor, say."""
 
 
 def tree_paths(tree: object) -> list[str]:
     """The path of each leaf, ``[0]['ids']``."""
-    leaves, _ = _pytree.tree_flatten_with_path(tree)
-    return [_pytree.keystr(path) for path, _leaf in leaves]
-
-
-def is_wrapper_subclass(value: object) -> bool:
-    """True if it is a tensor made of tensors that says which (``__tensor_flatten__``): a DTensor, say."""
-    return bool(_python_dispatch.is_traceable_wrapper_subclass(value))
+    return [_pytree.keystr(path) for path, _leaf in _pytree.tree_flatten_with_path(tree)[0]]
 
 
 def fake_tensor_mode() -> Any:
@@ -49,9 +36,8 @@ def fake_tensor_mode() -> Any:
     return fake_tensor.FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
 
 
-def fixed_size_fake_mode() -> Any:
-    """A fake mode without symbols: every size is a number, and an operator whose size depends on data is refused."""
-    return fake_tensor.FakeTensorMode()
+fixed_size_fake_mode: type[Any] = fake_tensor.FakeTensorMode
+"""A fake mode without symbols: every size is a number, and an operator whose size depends on data is refused."""
 
 
 def tracing_context(fake_mode: Any) -> AbstractContextManager[Any]:
@@ -59,24 +45,16 @@ def tracing_context(fake_mode: Any) -> AbstractContextManager[Any]:
     return _guards.tracing(_guards.TracingContext(fake_mode))
 
 
-def functionalized() -> AbstractContextManager[Any]:
-    """Under it, operators on tensors made by :func:`to_functional` are traced as functional ones.
-
-    The way AOTAutograd traces a joint graph. ``torch.func.functionalize`` will not do: it is a functorch level, and
-    ``torch.autograd.grad`` does not see through it.
-    """
-    return functional_tensor.FunctionalTensorMode()
+functionalized: type[Any] = functional_tensor.FunctionalTensorMode
+"""Under it, operators on tensors made by :func:`to_functional` are traced as functional ones, as AOTAutograd traces a
+joint graph. ``torch.func.functionalize`` is a functorch level, and ``torch.autograd.grad`` does not see through it."""
+to_functional: Callable[[torch.Tensor], torch.Tensor] = functional_tensor.FunctionalTensor.to_functional
+"""Call under :data:`functionalized`."""
 
 
 def below_functionalization() -> AbstractContextManager[Any]:
     """Keeps the dispatcher's functionalization key, which the mode sets where it wants it, from acting on its own."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-    return torch._C._ExcludeDispatchKeyGuard(keys)
-
-
-def to_functional(value: torch.Tensor) -> torch.Tensor:
-    """Call under :func:`functionalized`."""
-    return functional_tensor.FunctionalTensor.to_functional(value)
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
 
 
 def from_functional(value: torch.Tensor) -> torch.Tensor:
@@ -115,17 +93,17 @@ def autograd_engine_replaced(wrap: Callable[[Callable[..., Any]], Callable[..., 
 
 def sequence_number(grad_fn: Any) -> int:
     """The number that a backward function shares with the forward operator that made it: ``node.meta["seq_nr"]``."""
-    return int(grad_fn._sequence_nr())
+    return grad_fn._sequence_nr()
 
 
 def gradient_hooks(parameter: torch.Tensor) -> list[Callable[[torch.Tensor], Any]]:
     """The hooks given to ``register_hook``, in order; there is no public way to ask."""
-    return list((getattr(parameter, "_backward_hooks", None) or {}).values())
+    return list((parameter._backward_hooks or {}).values())
 
 
 def accumulation_hooks(parameter: torch.Tensor) -> list[Callable[[torch.Tensor], Any]]:
     """The hooks given to ``register_post_accumulate_grad_hook``, in order."""
-    return list((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values())
+    return list((parameter._post_accumulate_grad_hooks or {}).values())
 
 
 def checkpoint_generator() -> str:
@@ -211,17 +189,13 @@ def data_dependence_errors() -> tuple[type[Exception], ...]:
     """The errors of a trace without data where Python asks for a value, or for a size that depends on one."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    return (
-        fake_tensor.DataDependentOutputException,
-        fake_tensor.DynamicOutputShapeException,
-        GuardOnDataDependentSymNode,
-    )
+    of_fakes = fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException
+    return *of_fakes, GuardOnDataDependentSymNode
 
 
 def is_device_mismatch(error: Exception) -> bool:
     """True if fake tensors raised it for tensors of several devices: a RuntimeError before torch 2.13."""
-    kind = getattr(fake_tensor, "FakeTensorDeviceMismatchError", None)
-    if kind is not None:
+    if (kind := getattr(fake_tensor, "FakeTensorDeviceMismatchError", None)) is not None:
         return isinstance(error, kind)
     return isinstance(error, RuntimeError) and "found two different devices" in str(error)
 
@@ -232,10 +206,7 @@ def unknown_size_errors() -> tuple[type[Exception], ...]:
 
 
 def compiling() -> AbstractContextManager[None]:
-    """Under it ``torch.compiler.is_compiling()`` is true: models then take the path without data-dependent shortcuts.
-
-    The flag has no public setter; ``torch.compile`` sets it for as long as it compiles.
-    """
+    """Under it ``torch.compiler.is_compiling()`` is true: models take the path without data-dependent shortcuts."""
     require(torch.compiler, ["_is_compiling_flag"], "traces with it set")
     return replaced((torch.compiler, "_is_compiling_flag", True))
 

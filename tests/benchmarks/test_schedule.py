@@ -16,7 +16,7 @@ from benchmarks.slept_steps import SleptGraph, simulated
 from policylang.api.load import load_device
 from policylang.graph.facts import Group
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
-from policylang.simulation.collective_times import collective_seconds
+from policylang.simulation.collective_times import CollectivePrices
 from policylang.simulation.node_times import node_times
 from tests.support.sharded import fake_ranks
 from tests.support.textgraph import facts_of
@@ -92,8 +92,9 @@ def test_a_table_of_times_takes_the_place_of_the_networks(tmp_path: Path) -> Non
     device = schedule.with_times(REFERENCE, path)
     gather = next(row for row, target in enumerate(SMALL.facts.targets) if "all_gather" in target)
     near = evolve(SMALL.facts, groups={"0": Group("0", tuple(range(8)), 8)})
-    assert collective_seconds(SMALL.facts, gather, device) == pytest.approx((1 - 7 / 62) * 1e-3)  # 512 KiB: the line
-    assert collective_seconds(near, gather, device) < 1.1e-4
+    prices = CollectivePrices(device)
+    assert prices.seconds(SMALL.facts, gather) == pytest.approx((1 - 7 / 62) * 1e-3)  # 512 KiB: the line
+    assert prices.seconds(near, gather) < 1.1e-4
     assert device.name == "measured"
 
 

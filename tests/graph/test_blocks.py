@@ -40,19 +40,21 @@ class Matcher:
         return None
 
 
-def test_each_matching_module_is_a_block_numbered_in_graph_order() -> None:
-    facts = facts_of(
-        """
-        %x = input
-        %embed = aten.sin.default(%x) embed
-        %b = aten.sin.default(%embed) layers.7.mlp
-        %a = aten.sin.default(%b) layers.2
-        %c = aten.sin.default(%a) layers.7
-        """
-    )
-    blocks = blocks_of(facts, Matcher(r"layers\.\d+"))
-    assert blocks.names == ("layers.7", "layers.2")
-    assert [blocks.block_of[facts.index[name]] for name in ("embed", "b", "a", "c")] == [OUTSIDE, 0, 1, 0]
+LINE = "%x = input\n%a = aten.sin.default(%x) {}\n%b = aten.sin.default(%a) {}\n%c = aten.sin.default(%b) {}"
+
+
+@pytest.mark.parametrize(
+    ("said", "matcher", "names", "inside"),
+    [
+        (("layers.7.mlp", "layers.2", "layers.7"), Matcher(r"layers\.\d+"), ("layers.7", "layers.2"), [0, 1, 0]),
+        (("layers.0 region=4", "layers.1 region=2", "head"), None, ("region 4", "region 2"), [0, 1, OUTSIDE]),
+    ],
+)
+def test_each_matching_module_or_checkpoint_region_is_a_block_numbered_in_graph_order(
+    said: tuple[str, ...], matcher: Matcher | None, names: tuple[str, ...], inside: list[int]
+) -> None:
+    blocks = blocks_of(facts_of(LINE.format(*said)), matcher)
+    assert (blocks.names, [*blocks.block_of]) == (names, [OUTSIDE, *inside])
 
 
 def test_the_default_is_the_layers_of_a_real_model() -> None:
@@ -62,20 +64,6 @@ def test_the_default_is_the_layers_of_a_real_model() -> None:
     for row in facts.forward:
         inside = facts.modules[row].startswith("model.model.layers.")
         assert (blocks.block_of[row] != OUTSIDE) == inside
-
-
-def test_the_default_prefers_checkpoint_regions() -> None:
-    facts = facts_of(
-        """
-        %x = input
-        %a = aten.sin.default(%x) layers.0 region=4
-        %b = aten.sin.default(%a) layers.1 region=2
-        %c = aten.sin.default(%b) head
-        """
-    )
-    blocks = blocks_of(facts)
-    assert blocks.names == ("region 4", "region 2")
-    assert [blocks.block_of[facts.index[name]] for name in "abc"] == [0, 1, OUTSIDE]
 
 
 EXPERTS = "\n".join(f"%e{i} = aten.sin.default(%x) layers.0.moe.experts.{i}" for i in range(8))
@@ -99,16 +87,9 @@ def test_the_default_is_the_largest_list(text: str, names: tuple[str, ...]) -> N
 
 
 def test_a_getitem_without_a_path_lies_where_its_operator_does() -> None:
-    facts = facts_of(
-        """
-        %x = input
-        %s = aten.split.Tensor(%x) layers.0
-        %g = builtin.getitem(%s)
-        %h = aten.sin.default(%g) layers.1
-        """
-    )
-    blocks = blocks_of(facts)
-    assert blocks.block_of[facts.index["g"]] == 0
+    lines = ("%x = input", "%s = aten.split.Tensor(%x) layers.0", "%g = builtin.getitem(%s)")
+    facts = facts_of("\n".join((*lines, "%h = aten.sin.default(%g) layers.1")))
+    assert blocks_of(facts).block_of[facts.index["g"]] == 0
 
 
 POINTWISE = ("sin", "cos", "neg", "abs", "exp", "tanh", "sigmoid", "relu", "sqrt", "log", "floor", "ceil")
@@ -164,11 +145,8 @@ def test_a_gather_for_each_repeated_stretch() -> None:
 
 def test_what_lies_outside_the_stretches_is_put_together_by_a_size_alone() -> None:
     line = "bucket (all_gather outside block) per block"
-    (found,) = (
-        each
-        for each in plan(policylang.parse(line), recorded_forward(), HALF).diagnostics
-        if each.code.startswith("APL3")
-    )
+    said = plan(policylang.parse(line), recorded_forward(), HALF).diagnostics
+    (found,) = (each for each in said if each.code.startswith("APL3"))
     assert found.code == "APL336"
     assert found.message.endswith("puts nothing together: none of its 3 collectives belongs to a block")
     made = plan(policylang.parse("bucket (all_gather outside block) up to 2 GiB"), recorded_forward(), HALF)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from policylang.graph.chains import Chains
 from policylang.graph.facts import COLUMNS, Facts, Flag, GraphKind, InputKind, Phase
+from tests.support.drawn import examples
 from tests.support.textgraph import facts_of
 
 SPLIT, GETITEM, CAT = "aten.split.Tensor", "builtin.getitem", "aten.cat.default"
@@ -142,7 +143,7 @@ def graphs(draw: st.DrawFn) -> Facts:
     return Facts(kind=GraphKind.JOINT, **{name: [said.blank] * count for name, said in COLUMNS.items()} | own)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60, 3000), deadline=None)
 @given(graphs(), st.data())
 def test_lines_are_what_a_walk_from_every_row_finds(facts: Facts, data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.sampled_from(facts.forward), unique=True)) if facts.forward else []
@@ -174,38 +175,22 @@ FSDP = """
 """
 
 
-@pytest.fixture
-def fsdp() -> Facts:
-    return facts_of(FSDP)
+def test_a_gathered_weight_is_one_line_to_the_matrix_product_though_the_backward_reads_it() -> None:
+    facts = facts_of(FSDP)
+    row, chains = facts.index, Chains(facts)
 
+    def names(rows: list[int]) -> list[str]:
+        return [facts.names[each] for each in rows]
 
-def names(facts: Facts, rows: list[int]) -> list[str]:
-    return [facts.names[row] for row in rows]
-
-
-def test_a_gathered_weight_is_one_line_to_the_matrix_product(fsdp: Facts) -> None:
-    gather = [fsdp.index["gather"]]
-    assert names(fsdp, Chains(fsdp).after(gather)) == ["wait", "split", "p0", "p1", "cat", "view"]
-    assert names(fsdp, Chains(fsdp).before(gather)) == ["cast"]
-
-
-def test_the_line_survives_that_the_backward_reads_the_weight(fsdp: Facts) -> None:
-    assert fsdp.users[fsdp.index["view"]] == (fsdp.index["mm"], fsdp.index["bw"])
-    assert "view" in names(fsdp, Chains(fsdp).after([fsdp.index["cast"]]))
-
-
-def test_what_follows_the_first_wait(fsdp: Facts) -> None:
-    chains = Chains(fsdp)
-    gather, wait = [fsdp.index["gather"]], [fsdp.index["wait"]]
-    assert names(fsdp, chains.after_marker(gather, wait)) == ["split", "p0", "p1", "cat", "view"]
-    assert names(fsdp, chains.before_marker(gather, wait)) == ["gather"]
-    assert chains.after_marker(gather, [fsdp.index["mm"]]) == []
-
-
-def test_everything_on_the_line_is_from_the_parameter(fsdp: Facts) -> None:
-    mask = Chains(fsdp).from_parameter_mask
-    line = ["cast", "gather", "wait", "split", "p0", "p1", "cat", "view"]
-    assert names(fsdp, [row for row, inside in enumerate(mask) if inside]) == line
+    gather, line = [row["gather"]], ["wait", "split", "p0", "p1", "cat", "view"]
+    assert facts.users[row["view"]] == (row["mm"], row["bw"])
+    assert names(chains.after(gather)) == line
+    assert names(chains.before(gather)) == ["cast"]
+    assert names(chains.after_marker(gather, [row["wait"]])) == line[1:]
+    assert names(chains.before_marker(gather, [row["wait"]])) == ["gather"]
+    assert chains.after_marker(gather, [row["mm"]]) == []
+    of_parameter = [each for each, inside in enumerate(chains.from_parameter_mask) if inside]
+    assert names(of_parameter) == ["cast", "gather", *line]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import min_cut_rematerialization_partition
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -21,8 +21,9 @@ from torch._functorch._aot_autograd.descriptors import (
 
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, InputKind
-from policylang.graph.inputs import InputSource, ModulePaths, normalise, raw_path, sources_of
+from policylang.graph.inputs import ModulePaths, normalise, raw_path
 from tests.graph.captured import facts_of_model, joint_of
+from tests.support.drawn import examples
 from tests.support.models import ZOO
 from tests.support.sharded import fake_ranks
 
@@ -32,34 +33,31 @@ def kinds_and_names(facts: Facts) -> list[tuple[InputKind, str]]:
     return [(InputKind(facts.input_kinds[row]), facts.input_names[row]) for row in rows]
 
 
-def facts_while_compiling(
-    run: Any, *inputs: Any, dynamic: bool = False, hand_over_sources: bool = False, without_sources: bool = False
-) -> Facts:
+def facts_while_compiling(run: Any, *inputs: Any, dynamic: bool = False) -> Facts:
     """The facts that a partitioner collects in the midst of ``torch.compile``."""
     found: list[Facts] = []
-    sources: list[InputSource] = []
-    hand_over_sources = hand_over_sources or without_sources
 
     def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
-        static = options.get("static_lifetime_input_indices")
-        found.append(collect(gm, static_inputs=static, sources=sources if hand_over_sources else None))
+        found.append(collect(gm, static_inputs=options.get("static_lifetime_input_indices")))
         return min_cut_rematerialization_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
     def keep(gm: fx.GraphModule, example_inputs: Any) -> fx.GraphModule:
         return gm
 
-    def backend(gm: fx.GraphModule, example_inputs: Any) -> Any:
-        sources.extend([] if without_sources else sources_of(gm.graph.find_nodes(op="placeholder")))
-        return aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=partition)(gm, example_inputs)
-
     torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=partition)
     torch.compile(run, backend=backend, dynamic=dynamic)(*inputs)
     torch._dynamo.reset()
     return found[0]
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", ["mlp", "resnet", "counter", "shared_parameters"])
+SLOW = [pytest.param(name, True, marks=pytest.mark.slow) for name in ("resnet", "shared_parameters")]
+
+
+@pytest.mark.parametrize(
+    ("name", "dynamic"),
+    [*((name, False) for name in ("mlp", "resnet", "counter", "shared_parameters")), ("mlp", True), *SLOW],
+)
 def test_under_dynamo_parameters_and_buffers_have_the_names_of_the_module(name: str, dynamic: bool) -> None:
     module, inputs, _ = ZOO[name]()
     found = kinds_and_names(facts_while_compiling(module, *inputs, dynamic=dynamic))
@@ -69,7 +67,7 @@ def test_under_dynamo_parameters_and_buffers_have_the_names_of_the_module(name: 
     assert buffers == {path for path, _ in module.named_buffers()}
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet", "llama", "bart"])
+@pytest.mark.parametrize("name", ["mlp", "resnet", "llama"])
 def test_without_names_a_parameter_is_what_is_static_and_gets_a_gradient(name: str) -> None:
     joint = joint_of(name)
     facts = collect(joint.gm, static_inputs=joint.static_lifetime_input_indices)
@@ -93,9 +91,7 @@ class Frozen(nn.Module):
 
 
 def test_a_frozen_parameter_is_a_parameter() -> None:
-    found = kinds_and_names(
-        facts_while_compiling(Frozen(), torch.randn(3, 4), torch.randn(5, 2), hand_over_sources=True)
-    )
+    found = kinds_and_names(facts_while_compiling(Frozen(), torch.randn(3, 4), torch.randn(5, 2)))
     names = {path for kind, path in found if kind is InputKind.PARAMETER}
     assert {"base.weight", "base.bias", "adapter.weight", "adapter.bias"} <= names
 
@@ -124,7 +120,7 @@ class Extras(nn.Module):
         return self.head(x) * self.reads(4)
 
 
-@pytest.mark.parametrize("at", [set(), {0}, {1}, {2}, {3}, {4}, {0, 4}, {0, 1, 2, 3, 4}])
+@pytest.mark.parametrize("at", [set(), {0, 4}, {1, 3}, {0, 1, 2, 3, 4}])
 def test_tensors_of_which_only_the_size_is_read_change_nothing(at: set[int]) -> None:
     found = kinds_and_names(facts_while_compiling(Extras(at), torch.randn(3, 4)))
     parameters = sorted(path for kind, path in found if kind is InputKind.PARAMETER)
@@ -134,11 +130,13 @@ def test_tensors_of_which_only_the_size_is_read_change_nothing(at: set[int]) -> 
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_sharded_parameters_and_buffers_beside_plain_ones(named: bool) -> None:
+def test_sharded_parameters_and_buffers_beside_plain_ones(named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A DTensor comes as its local tensor and its mesh: the inputs behind it keep their places."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+    if not named:
+        monkeypatch.setattr("policylang.graph.inputs.running_dynamo_inputs", list)
     with fake_ranks(4):
         mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
 
@@ -159,7 +157,7 @@ def test_sharded_parameters_and_buffers_beside_plain_ones(named: bool) -> None:
                     x = x @ weight.full_tensor()
                 return x * self.plain + self.bias
 
-        facts = facts_while_compiling(Model(), torch.randn(3, 16), torch.randn(2), without_sources=not named)
+        facts = facts_while_compiling(Model(), torch.randn(3, 16), torch.randn(2))
     found = kinds_and_names(facts)
     kinds = [kind for kind, _ in found if kind is not InputKind.OTHER]
     assert sorted(kinds) == sorted(
@@ -290,18 +288,17 @@ def written(draw: st.DrawFn) -> tuple[str, str]:
     return raw, ".".join(path)
 
 
+@settings(max_examples=examples(40, 2000))
 @given(written())
-def test_every_mixture_of_forms_leads_to_the_same_path(case: tuple[str, str]) -> None:
+def test_every_mixture_of_forms_leads_to_the_same_path_and_normalising_twice_changes_nothing(
+    case: tuple[str, str],
+) -> None:
     raw, path = case
     assert normalise(raw)[1] == path
-
-
-@given(written())
-def test_normalising_twice_changes_nothing(case: tuple[str, str]) -> None:
-    path = normalise(case[0])[1]
     assert normalise(path) == ("", path)
 
 
+@settings(max_examples=examples(40, 2000))
 @given(st.text(max_size=60))
 def test_any_text_gives_some_path(text: str) -> None:
     _, path = normalise(text)
@@ -309,24 +306,20 @@ def test_any_text_gives_some_path(text: str) -> None:
     assert ".." not in path
 
 
-def test_two_models_in_one_graph_keep_their_names_apart() -> None:
-    paths = ModulePaths()
-    raw = [paths.add("L['generator'].layers.0"), paths.add("L['critic'].layers.0"), paths.add("L['self'].layers.0")]
-    table = paths.table()
-    assert [table[each] for each in raw] == ["generator.layers.0", "critic.layers.0", "layers.0"]
-
-
-def test_one_model_is_not_named_for_its_variable() -> None:
-    paths = ModulePaths()
-    raw = paths.add("L['generator'].layers.0")
-    assert paths.table()[raw] == "layers.0"
-
-
-def test_a_block_compiled_on_its_own_lies_where_the_caller_says() -> None:
-    paths = ModulePaths("layers.7")
-    inner, own = paths.add("L['self'].attention.wq"), paths.add("L['self']")
-    table = paths.table()
-    assert (table[inner], table[own], table[""]) == ("layers.7.attention.wq", "layers.7", "")
+@pytest.mark.parametrize(
+    ("prefix", "raw", "paths"),
+    [
+        ("", ("L['generator'].a.0", "L['critic'].a.0", "L['self'].a.0"), ("generator.a.0", "critic.a.0", "a.0")),
+        ("", ("L['generator'].layers.0",), ("layers.0",)),  # one model is not named for its variable
+        ("layers.7", ("L['self'].attention.wq", "L['self']"), ("layers.7.attention.wq", "layers.7")),
+    ],
+)
+def test_paths_of_a_graph(prefix: str, raw: tuple[str, ...], paths: tuple[str, ...]) -> None:
+    """Two models keep their names apart; a block compiled on its own lies where the caller says."""
+    table = ModulePaths(prefix)
+    added = [table.add(each) for each in raw]
+    assert tuple(table.table()[each] for each in added) == paths
+    assert table.table()[""] == ""
 
 
 def test_a_backward_node_lies_where_its_forward_node_does() -> None:
@@ -344,7 +337,7 @@ def test_an_annotation_names_the_module_where_there_is_no_stack() -> None:
     [
         ("llama", "model.model.layers.1.self_attn.q_proj"),
         ("gpt2", "model.transformer.h.1.attn.c_attn"),
-        ("bart", "model.model.decoder.layers.0.encoder_attn.k_proj"),
+        pytest.param("bart", "model.model.decoder.layers.0.encoder_attn.k_proj", marks=pytest.mark.slow),
         ("resnet", "layers.1.bn2"),
         ("flex", "layers.1.qkv"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from functools import cache
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_batch_norm_in_training_may_run_again_and_its_counter_may_not() -> None:
 
 
 def test_models_without_buffers_read_nothing_that_is_written() -> None:
-    for name in ("mlp", "llama", "flex", "aliased_output"):
+    for name in ("mlp", "llama", "aliased_output"):
         assert marked(facts_of_model(name), Flag.READS_MUTATED) == set()
 
 
@@ -112,13 +113,10 @@ def call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
 def test_a_view_of_a_written_buffer_is_that_buffer() -> None:
     def build(graph: fx.Graph, buffer: fx.Node, x: fx.Node) -> Any:
         view = call(graph, aten.view.default, buffer, [2, 2])
-        again = call(graph, aten.t.default, view)
-        read = call(graph, aten.sin.default, again)
-        apart = call(graph, aten.sin.default, x)
+        read = call(graph, aten.sin.default, call(graph, aten.t.default, view))
+        apart = call(graph, aten.tanh.default, x)
         after = call(graph, aten.cos.default, read)
         new = call(graph, aten.add.Tensor, buffer, 1)
-        assert {node.name for node in (view, again, read, new)} == {"view", "t", "sin", "add"}
-        assert (apart.name, after.name) == ("sin_1", "cos")
         return [new, after, apart], [InputMutationAOTOutput(PlainAOTInput(0)), PlainAOTOutput(0), PlainAOTOutput(1)]
 
     assert marked(collect(graph_of(build)), Flag.READS_MUTATED) == {"view", "t", "sin", "add"}
@@ -140,8 +138,6 @@ def test_a_read_after_the_last_write_sees_the_same_again() -> None:
 
 def test_a_piece_of_a_split_buffer_is_that_buffer() -> None:
     def build(graph: fx.Graph, buffer: fx.Node, x: fx.Node) -> Any:
-        import operator
-
         pieces = call(graph, aten.split.Tensor, buffer, 2)
         piece = call(graph, operator.getitem, pieces, 0)
         read = call(graph, aten.sin.default, piece)

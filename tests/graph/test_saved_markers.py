@@ -2,198 +2,100 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from attrs import evolve
 
 from policylang.graph.facts import LostMarker, Phase
-from policylang.graph.marks import FoundMarkers, MarkerColumns, SavedMarker, find, from_annotation
+from policylang.graph.marks import SavedMarker, find, from_annotation
 
-Line = tuple[str, str, str, SavedMarker | None]
-"""Name, operator, names of what it reads, record. What reads ``tangent`` is backward."""
+NODE = re.compile(r"(\w+)(?:=(\w+)\(([\w,]*)\)(\d?))?")
+GONE = "no forward node of this graph comes of it"
 
 
 def record(name: str, number: int | None = 0, *, count: int = 1, following: str = "", **found: Any) -> SavedMarker:
-    found = found or {"value": True}
-    return SavedMarker("p", name, number, count=count, following=following or name, **found)
+    return SavedMarker("p", name, number, count=count, following=following or name, **found or {"value": True})
 
 
-def found_in(*lines: Line) -> tuple[list[str], list[LostMarker]]:
+def found_in(text: str, *marks: SavedMarker) -> tuple[list[str], list[LostMarker]]:
+    """``neg=neg(x)0`` is a node, its operator, what it reads and which of the marks it carries; what reads ``tangent``
+    is backward."""
+    lines = [("x", "", "", ""), *(found.groups(default="") for found in NODE.finditer(text))]
     names = [name for name, *_ in lines]
-    inputs = [tuple(names.index(read) for read in reads.split()) for _, _, reads, _ in lines]
+    targets = [op and ("builtin.getitem" if op == "getitem" else f"aten.{op}.default") for _, op, *_ in lines]
+    inputs = [tuple(map(names.index, filter(None, reads.split(",")))) for _, _, reads, _ in lines]
     users = [tuple(row for row, reads in enumerate(inputs) if read in reads) for read in range(len(lines))]
     phases: list[int] = []
     owners: list[int] = []
-    for row, (name, target, _, _) in enumerate(lines):
+    for row, name in enumerate(names):
         backward = name == "tangent" or any(phases[read] == Phase.BACKWARD for read in inputs[row])
-        phases.append(Phase.BACKWARD if backward else Phase.FORWARD if target else Phase.INPUT)
-        owners.append(owners[inputs[row][0]] if target == "builtin.getitem" else row)
-    columns = MarkerColumns(names, [target for _, target, _, _ in lines], phases, inputs, users, owners)
-    found: FoundMarkers = find({row: line[3] for row, line in enumerate(lines) if line[3] is not None}, columns)
+        phases.append(Phase.BACKWARD if backward else Phase.FORWARD if targets[row] else Phase.INPUT)
+        owners.append(owners[inputs[row][0]] if targets[row] == "builtin.getitem" else row)
+    markers = {row: marks[int(mark)] for row, (*_, mark) in enumerate(lines) if mark}
+    columns = {"names": names, "targets": targets, "phases": phases, "inputs": inputs, "users": users, "owners": owners}
+    found = find(markers, SimpleNamespace(**columns))
     return [names[row] for row in dict.fromkeys(found.saved)], found.lost
 
 
-X: Line = ("x", "", "", None)
-TANGENT: Line = ("tangent", "", "", None)
+VALUE, COPY, BOTH = record("op"), record("op", copies=True), record("op", value=True, copies=True)
+TUPLE, COPY_OF_TUPLE = record("op", value=True, several=True), record("op", copies=True, several=True)
+SOFTMAX = "softmax=_softmax(x)0 detach=detach(softmax)0 mm=mm(softmax) tangent grad=mul(detach,tangent)"
+SILU = "neg=neg(x)0 exp=exp(neg)0 div=div(x,exp)0 mm=mm(div) tangent sigmoid=sigmoid(x,tangent)0 grad=mul(sigmoid,div)"
+CALLED_TWICE = "neg=neg(x)0 div=div(neg)0 mm=mm(div) neg_1=neg(mm)0 div_1=div(neg_1)0 mm_1=mm(div_1)"
+DECOMPOSED_NORM = "sub=sub(x)0 rsqrt=rsqrt(x)0 mul=mul(sub,rsqrt)"
+NORM = "norm=layer_norm(x)0 out=getitem(norm)0 mean=getitem(norm)0 mul=mul(out) tangent grad=mul(mean,tangent)"
 
 
-def test_the_result_of_a_decomposition_is_what_is_read_from_outside() -> None:
-    silu = record("silu")
-    saved, lost = found_in(
-        X,
-        ("neg", "aten.neg.default", "x", silu),
-        ("exp", "aten.exp.default", "neg", silu),
-        ("div", "aten.div.Tensor", "x exp", silu),
-        ("mm", "aten.mm.default", "div", None),
-        TANGENT,
-        ("sigmoid", "aten.sigmoid.default", "x tangent", silu),
-        ("grad", "aten.mul.Tensor", "sigmoid div", None),
-    )
-    assert (saved, lost) == (["div"], [])
-
-
-def test_a_copy_that_autograd_keeps_is_told_from_the_value() -> None:
-    def softmax(**found: bool) -> tuple[list[str], list[LostMarker]]:
-        mark = record("softmax", **found)
-        return found_in(
-            X,
-            ("softmax", "aten._softmax.default", "x", mark),
-            ("detach", "aten.detach.default", "softmax", mark),
-            ("mm", "aten.mm.default", "softmax", None),
-            TANGENT,
-            ("grad", "aten.mul.Tensor", "detach tangent", None),
-        )
-
-    assert softmax(value=True) == (["softmax"], [])
-    assert softmax(copies=True) == (["detach"], [])
-    assert softmax(value=True, copies=True) == (["softmax", "detach"], [])
-
-
-def test_a_copy_that_is_not_made_is_the_value() -> None:
-    mark = record("softmax", copies=True)
-    saved, lost = found_in(
-        X, ("exp", "aten.exp.default", "x", mark), ("div", "aten.div.Tensor", "exp", mark), ("mm", "a.b.c", "div", None)
-    )
-    assert (saved, lost) == (["div"], [])
-
-
-def test_a_clone_inside_a_decomposition_is_no_copy() -> None:
-    mark = record("repeat")
-    saved, lost = found_in(
-        X,
-        ("expand", "aten.expand.default", "x", mark),
-        ("clone", "aten.clone.default", "expand", mark),
-        ("view", "aten.view.default", "clone", mark),
-        ("mm", "aten.mm.default", "view", None),
-    )
-    assert (saved, lost) == (["view"], [])
-
-
-def test_two_results_that_could_be_the_value_are_reported() -> None:
-    mark = record("gelu")
-    saved, lost = found_in(
-        X,
-        ("erf", "aten.erf.default", "x", mark),
-        ("mul", "aten.mul.Tensor", "erf", mark),
-        ("mm", "aten.mm.default", "mul erf", None),
-    )
-    assert saved == []
-    assert lost == [LostMarker("gelu", "it may be any of `erf`, `mul`")]
-
-
-def test_a_module_called_twice_has_each_value_twice() -> None:
-    mark = record("silu")
-    saved, lost = found_in(
-        X,
-        ("neg", "aten.neg.default", "x", mark),
-        ("div", "aten.div.Tensor", "neg", mark),
-        ("mm", "aten.mm.default", "div", None),
-        ("neg_1", "aten.neg.default", "mm", mark),
-        ("div_1", "aten.div.Tensor", "neg_1", mark),
-        ("mm_1", "aten.mm.default", "div_1", None),
-    )
-    assert (saved, lost) == (["div", "div_1"], [])
-
-
-def test_of_a_tuple_all_results_were_saved() -> None:
-    norm = record("norm", value=True, several=True)
-    rest: Line = ("mul", "aten.mul.Tensor", "sub rsqrt", None)
-    saved, lost = found_in(X, ("sub", "aten.sub.Tensor", "x", norm), ("rsqrt", "aten.rsqrt.default", "x", norm), rest)
-    assert (saved, lost) == (["sub", "rsqrt"], [])
-    whole = found_in(
-        X,
-        ("norm", "aten.native_layer_norm.default", "x", norm),
-        ("out", "builtin.getitem", "norm", norm),
-        ("mean", "builtin.getitem", "norm", norm),
-        ("mul", "aten.mul.Tensor", "out", None),
-        TANGENT,
-        ("grad", "aten.mul.Tensor", "mean tangent", None),
-    )
-    assert whole == (["out", "norm", "mean"], [])
-
-
-def test_a_tuple_saved_in_part_is_reported() -> None:
-    norm = record("norm", value=True, several=True, partly=True)
-    saved, lost = found_in(X, ("norm", "a.b.c", "x", norm), ("mul", "aten.mul.Tensor", "norm", None))
-    assert saved == []
-    assert lost[0].name == "norm"
-    assert "others recomputed" in lost[0].reason
-
-
-def test_one_kept_copy_of_a_decomposed_tuple_is_not_guessed_at() -> None:
-    norm = record("norm", copies=True, several=True)
-    saved, lost = found_in(
-        X,
-        ("sub", "aten.sub.Tensor", "x", norm),
-        ("rsqrt", "aten.rsqrt.default", "x", norm),
-        ("mul", "aten.mul.Tensor", "sub rsqrt", None),
-    )
-    assert saved == []
-    assert lost == [LostMarker("norm", "it may be any of `sub`, `rsqrt`")]
+@pytest.mark.parametrize(
+    ("text", "mark", "saved", "lost"),
+    [
+        (SILU, VALUE, ["div"], ""),  # the result of a decomposition is what is read from outside
+        (SOFTMAX, VALUE, ["softmax"], ""),
+        (SOFTMAX, COPY, ["detach"], ""),
+        (SOFTMAX, BOTH, ["softmax", "detach"], ""),
+        ("exp=exp(x)0 div=div(exp)0 mm=mm(div)", COPY, ["div"], ""),  # a copy that is not made is the value
+        ("expand=expand(x)0 clone=clone(expand)0 view=view(clone)0 mm=mm(view)", VALUE, ["view"], ""),
+        ("erf=erf(x)0 mul=mul(erf)0 mm=mm(mul,erf)", VALUE, [], "it may be any of `erf`, `mul`"),
+        (CALLED_TWICE, VALUE, ["div", "div_1"], ""),
+        (DECOMPOSED_NORM, TUPLE, ["sub", "rsqrt"], ""),
+        (NORM, TUPLE, ["out", "norm", "mean"], ""),
+        (DECOMPOSED_NORM, COPY_OF_TUPLE, [], "it may be any of `sub`, `rsqrt`"),
+        (
+            *("norm=norm(x)0 mul=mul(norm)", evolve(TUPLE, partly=True), []),
+            "some of its values were saved and others recomputed, and a decision is for all of them",
+        ),
+    ],
+)
+def test_what_was_saved_is_found_or_reported(text: str, mark: SavedMarker, saved: list[str], lost: str) -> None:
+    assert found_in(text, mark) == (saved, [LostMarker("op", lost)] if lost else [])
 
 
 def test_what_is_gone_is_missed_and_named() -> None:
     names = ["a", "b", "c", "d"]
     marks = [record(name, row, count=4, following=names[(row + 1) % 4]) for row, name in enumerate(names)]
-    gone = "no forward node of this graph comes of it"
-    end: Line = ("end", "aten.add.Tensor", "c", None)
-    saved, lost = found_in(X, ("c", "aten.sin.default", "x", marks[2]), end)
+    saved, lost = found_in("c=sin(x)2 end=add(c)", *marks)
     assert saved == ["c"]
-    assert lost == [LostMarker("value 1 of 4", gone), LostMarker("value 2 of 4", gone), LostMarker("d", gone)]
+    assert lost == [LostMarker(name, GONE) for name in ("value 1 of 4", "value 2 of 4", "d")]
 
 
 def test_a_dropped_view_is_saved_as_what_it_views() -> None:
     base = SavedMarker("p", "mul", count=1, stands_for=(0,))
-    end: Line = ("mm", "aten.mm.default", "mul", None)
-    assert found_in(X, ("mul", "aten.mul.Tensor", "x", base), end) == (["mul"], [])
-    kept = found_in(
-        X,
-        ("mul", "aten.mul.Tensor", "x", base),
-        ("view", "aten.view.default", "mul", record("view")),
-        ("mm", "aten.mm.default", "view", None),
-    )
-    assert kept == (["view"], [])
+    assert found_in("mul=mul(x)0 mm=mm(mul)", base) == (["mul"], [])
+    assert found_in("mul=mul(x)0 view=view(mul)1 mm=mm(view)", base, record("view")) == (["view"], [])
 
 
 def test_one_piece_of_an_unsaved_tuple_does_not_stand_in() -> None:
     """A decision on the operator would save the other pieces as well."""
     base = SavedMarker("p", "topk", count=1, several=True, stands_for=(0,))
-    saved, lost = found_in(
-        X,
-        ("topk", "aten.topk.default", "x", base),
-        ("values", "builtin.getitem", "topk", base),
-        ("mm", "aten.mm.default", "values", None),
-    )
-    assert saved == []
-    assert lost == [LostMarker("value 1 of 1", "no forward node of this graph comes of it")]
+    found = found_in("topk=topk(x)0 values=getitem(topk)0 mm=mm(values)", base)
+    assert found == ([], [LostMarker("value 1 of 1", GONE)])
 
 
 def test_backward_nodes_carry_annotations_and_are_no_part_of_it() -> None:
-    mark = record("silu")
-    assert found_in(X, TANGENT, ("grad", "aten.mul.Tensor", "x tangent", mark), ("out", "a.b.c", "grad", None)) == (
-        [],
-        [],
-    )
+    assert found_in("tangent grad=mul(x,tangent)0 out=sin(grad)", VALUE) == ([], [])
 
 
 def test_an_annotation_is_read_as_it_was_written() -> None:

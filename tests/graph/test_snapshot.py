@@ -7,6 +7,7 @@ import lzma
 import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from policylang.graph.facts import COLUMNS, OF_GRAPH, Facts, GraphKind, Group, L
 from policylang.language.loader import load_policy, parse_policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
+from tests.graph.captured import facts_of_model
+from tests.support.drawn import examples
 from tests.support.flat_graphs import flat_graph
-from tests.support.joint import capture_joint
 from tests.support.models import ZOO
 from tests.support.shared_graphs import BACKWARD, JOINT, ONE_DEVICE, shared_facts
 from tests.support.textgraph import facts_of
@@ -90,6 +92,7 @@ def test_every_field_is_stored() -> None:
     """A field that is added to facts and not stored fails here: give it a value above."""
     facts = everything_said()
     assert_same(snapshot.parse(snapshot.dump(facts)), facts)
+    assert snapshot.dump(facts) == snapshot.dump(everything_said())
     plain = facts_of("%x = input\n%a = aten.sin.default(%x)\n---\noutput(%a)")
     same = [each.name for each in attrs.fields(Facts) if list_of(facts, each.name) == list_of(plain, each.name)]
     assert not set(same) - {"kind", "ops"}, "these have no value of their own above"
@@ -120,16 +123,12 @@ def list_of(facts: Facts, name: str) -> Any:
     return list(value)[:3] if name in COLUMNS else value
 
 
-def test_whole_numbers_and_truth_values_are_told_apart() -> None:
-    facts = everything_said()
-    read = snapshot.parse(snapshot.dump(facts))
-    assert repr(list(read.arguments)) == repr(list(facts.arguments))
-
-
 @pytest.mark.parametrize("kind", list(GraphKind))
 def test_every_kind_of_graph(kind: GraphKind) -> None:
     facts = attrs.evolve(everything_said(), kind=kind)
-    assert snapshot.parse(snapshot.dump(facts)).kind is kind
+    read = snapshot.parse(snapshot.dump(facts))
+    assert read.kind is kind
+    assert repr(list(read.arguments)) == repr(list(facts.arguments)), "whole numbers and truth values are told apart"
 
 
 @pytest.mark.parametrize(
@@ -149,12 +148,12 @@ def test_a_recorded_graph_comes_back_as_it_was(name: str, tmp_path: Path) -> Non
     snapshot.write(facts, path)
     read = snapshot.load(path)
     assert_same(read, facts)
-    assert path.stat().st_size < 3 * len(facts), "three bytes a node"
-    assert_same_plans(read, facts)
+    assert path.stat().st_size < min(3 * len(facts), 64 << 10), "three bytes a node"
+    assert_same_plans(read, facts, POLICIES if name != ONE_DEVICE else POLICIES[:3])
 
 
-def assert_same_plans(left: Facts, right: Facts) -> None:
-    for name in POLICIES:
+def assert_same_plans(left: Facts, right: Facts, policies: Iterable[str] = POLICIES) -> None:
+    for name in policies:
         policy = load_policy(name).policy
         assert policy is not None
         one, other = (plan(policy, facts, capabilities_for(facts.kind)) for facts in (left, right))
@@ -163,37 +162,28 @@ def assert_same_plans(left: Facts, right: Facts) -> None:
         assert [each.found for each in one.expectations] == [each.found for each in other.expectations], name
 
 
-@pytest.mark.parametrize(
-    ("model", "path"),
-    [
-        *((model, "joint") for model in ("llama", "mixtral", "gpt2", "resnet", "dropout", "counter")),
-        *((model, "flat") for model in ("llama", "gpt2", "resnet", "dropout", "counter")),
-    ],
-)
+LARGE = [pytest.param(model, marks=pytest.mark.slow) for model in ("llama", "mixtral", "gpt2")]
+
+
+@pytest.mark.parametrize("path", ["joint", "flat"])
+@pytest.mark.parametrize("model", [*LARGE, "resnet", "dropout", "counter"])
 def test_a_plan_on_a_snapshot_is_the_plan_on_the_graph(model: str, path: str) -> None:
-    example = ZOO[model]()
-    if path == "joint":
-        joint = capture_joint(example.module, example.inputs, example.loss_fn)
-        facts = collect(joint.gm)
-    else:
-        facts = collect(flat_graph(example).gm)
+    if (model, path) == ("mixtral", "flat"):
+        pytest.skip("eager's grouped product takes bfloat16 alone")
+    facts = facts_of_model(model) if path == "joint" else collect(flat_graph(ZOO[model]()).gm)
     read = snapshot.parse(snapshot.dump(facts))
     assert_same(read, facts)
     assert_same_plans(read, facts)
 
 
 def test_a_graph_whose_nodes_are_all_alike_is_read_again() -> None:
-    small, rows = everything_said(), 1 << 17
+    small, rows = everything_said(), 1 << 16
     said = {each.name: getattr(small, each.name) for each in attrs.fields(Facts)}
     alike = {name: [said[name][1]] * rows for name in said if name in COLUMNS}
     own = {"names": [f"a_{row}" for row in range(rows)], "inputs": [()] * rows, "arguments": [()] * rows}
     facts = Facts(**{**said, **alike, **own, "owners": range(rows), "users": [()] * rows})
     data = snapshot.dump(facts)
     assert snapshot.parse(data).names[-1] == f"a_{rows - 1}"
-
-
-def test_equal_facts_are_equal_bytes() -> None:
-    assert snapshot.dump(facts_of(SMALL)) == snapshot.dump(facts_of(SMALL))
 
 
 # --- files that are no snapshots ------------------------------------------------------------------------------------
@@ -250,16 +240,14 @@ def test_a_file_of_the_first_format_says_how_to_make_it_again() -> None:
 
 
 def test_a_bomb_is_not_unpacked() -> None:
-    """A gigabyte of zeros in 150 kilobytes: no more of it is made than a graph in so small a file can have."""
-    block = bytes(1 << 20)
-    stream = lzma.LZMACompressor(preset=0)
-    data = b"".join([stream.compress(block) for _ in range(1 << 10)]) + stream.flush()
+    """64 MiB of zeros in 10 KB: no more of it is made than a graph in so small a file can have."""
+    data = lzma.compress(bytes(1 << 26), preset=0)
     found = refusal(data)
     assert found.code == "APL354"
     assert re.fullmatch(rf"`g.graph` is larger .*: its {len(data):,} bytes unpack to more than [\d,]+", found.message)
 
 
-def test_a_gigabyte_is_not_read(tmp_path: Path) -> None:
+def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.graph"
     with open(path, "wb") as file:
         file.write(snapshot.MAGIC)
@@ -271,10 +259,8 @@ def test_a_gigabyte_is_not_read(tmp_path: Path) -> None:
 def test_a_python_without_lzma_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lzma", None)
     found = refusal(DATA)
-    assert (found.code, found.message) == (
-        "APL355",
-        "snapshots are packed with xz, and this Python was built without `lzma`",
-    )
+    assert found.code == "APL355"
+    assert found.message == "snapshots are packed with xz, and this Python was built without `lzma`"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no endless file here")
@@ -315,10 +301,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_facts_that_cannot_be_are_refused(column: str, values: Any, said: str) -> None:
     """Planning relies on what facts say; a file may say anything."""
     facts = facts_of(SMALL)
-    rows = len(facts)
-    found = refusal(
-        snapshot.dump(attrs.evolve(facts, **{column: values[:rows] if isinstance(values, list) else values}))
-    )
+    own = {column: values[: len(facts)] if isinstance(values, list) else values}
+    found = refusal(snapshot.dump(attrs.evolve(facts, **own)))
     assert found.code == "APL353"
     assert said in found.message
 
@@ -379,15 +363,14 @@ DATA = snapshot.dump(everything_said())
 BODY = lzma.decompress(snapshot.dump(facts_of(SMALL)))
 
 
-@given(st.integers(0, len(DATA)))
-@settings(max_examples=50, deadline=None)
+@given(st.integers(0, len(DATA) - 1))
+@settings(max_examples=examples(25, 500), deadline=None)
 def test_a_file_that_was_cut_short(length: int) -> None:
-    if length < len(DATA):
-        assert refusal(DATA[:length]).code == "APL353"
+    assert refusal(DATA[:length]).code == "APL353"
 
 
 @given(st.lists(st.tuples(st.integers(0, len(DATA) - 1), st.integers(1, 255)), min_size=1, max_size=4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50, 2000), deadline=None)
 def test_a_file_with_changed_bytes(changes: list[tuple[int, int]]) -> None:
     data = bytearray(DATA)
     for at, change in changes:
@@ -396,7 +379,7 @@ def test_a_file_with_changed_bytes(changes: list[tuple[int, int]]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, len(BODY) - 1), st.integers(0, 255)), min_size=1, max_size=3))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(100, 5000), deadline=None)
 def test_a_file_that_was_changed_and_packed_again(changes: list[tuple[int, int]]) -> None:
     body = bytearray(BODY)
     for at, byte in changes:
@@ -412,13 +395,9 @@ JSON = st.recursive(
 
 
 @given(st.sampled_from([*unpacked(DATA)["columns"], *unpacked(DATA)["graph"]]), JSON, st.booleans())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(100, 5000), deadline=None)
 def test_any_values(name: str, value: Any, in_table: bool) -> None:
     document = unpacked(DATA)
     part = document["columns"] if name in document["columns"] else document["graph"]
     part[name] = [[value], [0] * 4] if in_table else value
     planned(packed(document))
-
-
-def test_the_large_graph_is_far_below_a_megabyte() -> None:
-    assert len(snapshot.dump(shared_facts(JOINT))) < 64 << 10

@@ -50,16 +50,12 @@ def test_the_parameters_say_where_a_graph_was_traced_and_the_inputs_where_there_
     assert traced_on(read_graph(Source("graph", "%x = input"))[0]) == set()
 
 
-def test_an_empty_graph_says_nothing():
-    facts, _ = read_graph(Source("graph", ""))
-    assert facts is None or not list(kernel_findings(facts))
-
-
-def test_attention_is_counted_by_its_kernels():
-    assert attention_kernels(graph("cuda:0", FUSED.replace("{cpu}", ""))) == {
-        "aten._scaled_dot_product_flash_attention.default": 1
-    }
+def test_attention_is_counted_by_its_kernels_and_an_empty_graph_says_nothing():
+    fused = attention_kernels(graph("cuda:0", FUSED.replace("{cpu}", "")))
+    assert fused == {"aten._scaled_dot_product_flash_attention.default": 1}
     assert attention_kernels(graph("cpu", ATTENTION)) == {"aten._safe_softmax.default": 1}
+    empty, _ = read_graph(Source("graph", ""))
+    assert not list(kernel_findings(empty))
 
 
 def test_check_says_it_once_for_all_policies_of_a_graph_and_plan_as_well(tmp_path):

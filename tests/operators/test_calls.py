@@ -82,22 +82,18 @@ def test_collectives_that_are_not_functional_have_effects() -> None:
         ((), {}, False),
     ],
 )
-def test_attention_draws_where_its_dropout_is_not_zero(
-    args: tuple[float], kwargs: dict[str, float], draws: bool
-) -> None:
-    graph = fx.Graph()
-    q = graph.placeholder("q")
-    target = aten._scaled_dot_product_flash_attention.default
-    node = graph.call_function(target, (q, q, q, *args), kwargs)
-    assert describe(target).flags & Flag.RANDOM
-    assert draws_random(describe(target), node) is draws
+def test_attention_draws_where_its_dropout_is_not_zero(args: tuple, kwargs: dict[str, float], draws: bool) -> None:
+    q = fx.Graph().placeholder("q")
+    attention = describe(aten._scaled_dot_product_flash_attention.default)
+    assert attention.flags & Flag.RANDOM
+    node = q.graph.call_function(aten._scaled_dot_product_flash_attention.default, (q, q, q, *args), kwargs)
+    assert draws_random(attention, node) is draws
 
 
-@pytest.mark.parametrize(("train", "draws"), [(True, True), (None, True), (False, False)])
-def test_dropout_draws_in_training(train: bool | None, draws: bool) -> None:
-    graph = fx.Graph()
-    node = graph.call_function(aten.native_dropout.default, (graph.placeholder("x"), 0.5, train))
-    assert draws_random(describe(aten.native_dropout.default), node) is draws
+def test_dropout_draws_in_training() -> None:
+    x, target = fx.Graph().placeholder("x"), aten.native_dropout.default
+    for train, draws in ((True, True), (None, True), (False, False)):
+        assert draws_random(describe(target), x.graph.call_function(target, (x, 0.5, train))) is draws
 
 
 def test_a_triton_kernel_writes_whatever_it_is_given() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import prod
 
 import pytest
-from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,17 +33,8 @@ class Built(GraphBuilder):
     def tensor(self, target: str, inputs: tuple[int, ...] = (), shape=(4,), dtype="float32", **more) -> int:
         strides = more.pop("strides", tuple(prod(shape[at + 1 :]) for at in range(len(shape))))
         numel = prod(shape)
-        return self.add(
-            f"n_{len(self.rows)}",
-            target,
-            inputs,
-            shape=shape,
-            dtype=dtype,
-            numel=numel,
-            bytes=numel * WIDTH[dtype],
-            strides=strides,
-            **{"device": "cuda:0", **more},
-        )
+        size = {"shape": shape, "numel": numel, "bytes": numel * WIDTH[dtype], "strides": strides}
+        return self.add(f"n_{len(self.rows)}", target, inputs, dtype=dtype, **{"device": "cuda:0", **size, **more})
 
 
 def of_last(built: Built, device: DeviceProfile = FLAT) -> float:
@@ -101,17 +91,6 @@ def test_attention_reaches_a_share() -> None:
         assert of_last(built) == 40
 
 
-def test_convolutions_reach_a_share_and_some_operators_compute_more_than_they_move() -> None:
-    device = evolve(FLAT, convolution=2.0, operators={"aten.tanh": 1.0})
-    built = Built()
-    x = built.tensor("input", shape=(1, 1))
-    built.tensor("aten.convolution.default", (x,), shape=(1, 1), flops=1000)
-    assert of_last(built, device) == 50
-    built.tensor("aten.tanh.default", (x,))
-    assert of_last(built, device) == 20
-    assert of_last(built) == 1  # fused: half of 20 bytes at 10
-
-
 def test_views_pieces_waits_sizes_and_allocations_take_no_time() -> None:
     built = Built()
     x = built.tensor("input")
@@ -128,24 +107,11 @@ def test_views_pieces_waits_sizes_and_allocations_take_no_time() -> None:
 
 
 def test_a_compiler_moves_a_share_of_what_pointwise_operators_and_reductions_move() -> None:
-    for target in (
-        "aten.mul.Tensor",
-        "aten.add_.Tensor",
-        "aten._to_copy.default",
-        "prims.convert_element_type.default",
-        "autoparallel.dtype_cast.default",
-        "aten.native_dropout.default",
-        "aten.mean.dim",
-        "aten.where.self",
-    ):
+    casts = ("aten._to_copy.default", "prims.convert_element_type.default", "autoparallel.dtype_cast.default")
+    fused = ("mul.Tensor", "add_.Tensor", "native_dropout.default", "mean.dim", "where.self")
+    for target in (*casts, *(f"aten.{name}" for name in fused)):
         assert is_fused(target), target
-    for target in (
-        "aten.mm.default",
-        "aten._softmax.default",
-        "aten.cat.default",
-        "mylib.add.default",
-        "aten.sort.default",
-    ):
+    for target in ("mylib.add.default", *(f"aten.{name}.default" for name in ("mm", "_softmax", "cat", "sort"))):
         assert not is_fused(target), target
     built = Built()
     x = built.tensor("input")
@@ -199,11 +165,10 @@ def test_copies_to_the_host_and_back_go_at_the_host_s_pace() -> None:
     number = built.tensor("input", shape=(), device="cpu")
     built.tensor("aten.mul.Tensor", (number, back))
     assert [*priced(built).seconds] == [0, 8, 8, 0, 0.5 * (4 + 32) / 10]
-    alone = DeviceProfile("alone", {}, Rate.constant(1.0))
-    problem = lacking(priced(built, alone))
-    assert problem is not None
-    assert problem.message == "the profile of `alone` has no figure for copy between the device and the host (2 calls)"
-    assert problem.help == "add `[host]` with `bandwidth = …`, in bytes per second each way"
+    assert problem(built, DeviceProfile("alone", {}, Rate.constant(1.0))) == (
+        "copy between the device and the host (2 calls)",
+        "add `[host]` with `bandwidth = …`, in bytes per second each way",
+    )
 
 
 def test_what_has_no_formula_is_priced_by_its_bytes_and_named() -> None:
@@ -215,45 +180,36 @@ def test_what_has_no_formula_is_priced_by_its_bytes_and_named() -> None:
     assert lacking(times) is None
 
 
-def test_products_of_no_dtype_are_told_of_without_a_line_that_cannot_be_written() -> None:
+def problem(built: Built, device: DeviceProfile = FLAT, *, copies: bool = False) -> tuple[str, str]:
+    """What is said of a profile that lacks a figure, after `has no figure for`, and what to do."""
+    found = lacking(priced(built, device), copies=copies)
+    assert found is not None
+    assert found.code == "APL159"
+    return found.message.removeprefix(f"the profile of `{device.name}` has no figure for "), found.help or ""
+
+
+def test_what_a_profile_lacks_is_an_error_that_says_what_to_add() -> None:
     built = Built()
     pair = built.add("pair", "input", ())
     built.add("product", "mylib.pair_product.default", (pair,), flops=16)
-    problem = lacking(priced(built))
-    assert problem is not None
-    assert problem.message == "the profile of `flat` has no figure for matrix work in an unknown dtype (1 call)"
-    assert problem.help is not None
-    assert "no dtype in this graph" in problem.help
-
-
-def test_a_dtype_that_the_profile_lacks_is_an_error_that_says_what_to_add() -> None:
+    said, help = problem(built)
+    assert said == "matrix work in an unknown dtype (1 call)"
+    assert "no dtype in this graph" in help
     built = Built()
     x = built.tensor("input", shape=(2, 2), dtype="int8")
     built.tensor("aten._int_mm.default", (x,), shape=(2, 2), flops=16)
-    problem = lacking(priced(built), copies=True)
-    assert problem is not None
-    assert problem.code == "APL159"
-    assert problem.message == "the profile of `flat` has no figure for matrix work in int8 (1 call)"
-    assert problem.help is not None
-    assert problem.help.startswith("add `int8 = …` to `[compute]`")
+    said, help = problem(built, copies=True)
+    assert said == "matrix work in int8 (1 call)"
+    assert help.startswith("add `int8 = …` to `[compute]`")
     no_host = DeviceProfile("no host", {"int8": Rate.constant(1)}, Rate.constant(1))
     assert lacking(priced(built, no_host)) is None
-    copies = lacking(priced(built, no_host), copies=True)
-    assert copies is not None
-    assert copies.message.endswith("copies to the host")
-
-
-def test_a_collective_that_nothing_prices_is_named() -> None:
+    assert problem(built, no_host, copies=True)[0] == "copies to the host"
     built = Built()
     x = built.tensor("input")
     built.tensor("_c10d_functional.all_reduce.default", (x,), flags=Flag.COLLECTIVE, group="dp:64")
-    device = DeviceProfile("d", {}, Rate.constant(1), networks=(Network(8, 1.0),))
-    times = priced(built, device)
-    assert times.unpriced == {"all-reduce among 64 ranks": 1}
-    problem = lacking(times)
-    assert problem is not None
-    assert problem.help is not None
-    assert problem.help.startswith("add a `[[network]]`")
+    said, help = problem(built, DeviceProfile("d", {}, Rate.constant(1), networks=(Network(8, 1.0),)))
+    assert said == "all-reduce among 64 ranks (1 call)"
+    assert help.startswith("add a `[[network]]`")
 
 
 def test_a_kernel_that_gathers_while_it_multiplies_takes_the_longer_of_both() -> None:

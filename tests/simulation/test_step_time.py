@@ -27,12 +27,12 @@ def step(facts: Facts, seconds: dict[str, float], schedule: Schedule | None = No
     return step_time(facts, schedule or build_schedule(facts, ()), times)
 
 
-SHARDED = """
+SHARDED = f"""
     %w = parameter bytes=10
     %v = parameter bytes=10
-    %g = _c10d_functional.all_gather_into_tensor.default(%w) collective group=dp:4 bytes=40
+    %g = {GATHER}(%w) collective group=dp:4 bytes=40
     %a = aten.sin.default(%v) bytes=40
-    %gw = _c10d_functional.wait_tensor.default(%g) bytes=40
+    %gw = {WAIT}(%g) bytes=40
     %b = aten.mul.Tensor(%a, %gw) bytes=40
     %loss = aten.sum.default(%b) bytes=4
     ---
@@ -44,24 +44,17 @@ SHARDED = """
 """
 
 
-def test_computation_hides_a_collective_until_it_is_awaited() -> None:
-    facts = facts_of(SHARDED)
-    found = step(facts, {"g": 5, "a": 3, "b": 1, "loss": 1, "db": 2, "s": 4})
-    assert found == StepTime(forward=10, recomputed=0, step=5 + 1 + 1 + 2 + 4, exposed=2 + 4)
+def test_computation_hides_a_collective_until_it_is_awaited_and_one_that_runs_again_is_awaited_again() -> None:
+    facts, seconds = facts_of(SHARDED), {"g": 5, "a": 3, "b": 1, "loss": 1, "db": 2, "s": 4}
+    assert step(facts, seconds) == StepTime(forward=10, recomputed=0, step=5 + 1 + 1 + 2 + 4, exposed=2 + 4)
+    found = step(facts, seconds, build_schedule(facts, [facts.index[name] for name in ("g", "gw")]))
+    assert (found.recomputed, found.step, found.exposed) == (5, 13 + 5, 6 + 5)
 
 
 def test_a_step_of_an_unknown_kind_is_not_taken_for_a_copy() -> None:
     facts = facts_of(SHARDED)
     with pytest.raises(ValueError, match="not a valid StepKind"):
         step(facts, {}, Schedule.of([(max(StepKind) + 1, facts.index["g"], 0)]))
-
-
-def test_a_gather_that_runs_again_is_awaited_again_in_the_backward() -> None:
-    facts = facts_of(SHARDED)
-    again = [facts.index[name] for name in ("g", "gw")]
-    seconds = {"g": 5, "a": 3, "b": 1, "loss": 1, "db": 2, "s": 4}
-    found = step(facts, seconds, build_schedule(facts, again))
-    assert (found.recomputed, found.step, found.exposed) == (5, 13 + 5, 6 + 5)
 
 
 def test_collectives_of_one_group_queue_and_of_two_do_not() -> None:
@@ -125,17 +118,6 @@ def test_copies_to_the_host_and_back_have_a_stream_each() -> None:
     assert (found.step, found.exposed) == (1 + 40 + 40, 10 + 25)
 
 
-def test_what_is_under_way_at_the_end_is_waited_for() -> None:
-    text = """
-        %w = parameter bytes=10
-        %g = _c10d_functional.all_reduce.default(%w) collective group=dp:4 bytes=10
-        %a = aten.sin.default(%w) bytes=10
-        output(%g, %a)
-    """
-    found = step(facts_of(text), {"g": 9, "a": 4})
-    assert (found.step, found.exposed) == (9, 5)
-
-
 @pytest.mark.parametrize("kind", list(GraphKind))
 def test_an_empty_graph_takes_no_time(kind: GraphKind) -> None:
     builder = GraphBuilder()
@@ -194,24 +176,19 @@ def compare(facts: Facts, schedule: Schedule, device: DeviceProfile) -> None:
     assert found.exposed <= found.step
 
 
-DEVICE = DeviceProfile(
-    "d",
-    {},
-    Rate.constant(1.0),
-    host_bandwidth=2.0,
-    networks=(Network(2, 1.0, 2.0), Network(bandwidth=0.5, latency=3.0)),
-)
+NETWORKS = (Network(2, 1.0, 2.0), Network(bandwidth=0.5, latency=3.0))
+DEVICE = DeviceProfile("d", {}, Rate.constant(1.0), host_bandwidth=2.0, networks=NETWORKS)
 
 
 @given(st.data())
-@settings(max_examples=examples(60, 500), deadline=None)
+@settings(max_examples=examples(30, 500), deadline=None)
 def test_random_orders_take_as_long_as_the_slow_account_says(data: st.DataObject) -> None:
     facts = data.draw(flat())
     compare(facts, Schedule.of(data.draw(schedules(facts))), DEVICE)
 
 
 @given(graphs(), st.data())
-@settings(max_examples=examples(25, 200), deadline=None)
+@settings(max_examples=examples(10, 200), deadline=None)
 def test_planned_orders_take_as_long_as_the_slow_account_says(facts: Facts, data: st.DataObject) -> None:
     again = data.draw(st.lists(st.sampled_from(facts.forward), unique=True)) if facts.forward else []
     moved = data.draw(st.lists(st.sampled_from(facts.forward), unique=True, max_size=2)) if facts.forward else []

@@ -12,11 +12,8 @@ from policylang.simulation.node_times import NodeTimes
 
 WAIT, PIECE = "_c10d_functional.wait_tensor.default", "builtin.getitem"
 POINTWISE = (
-    "aten.add.Tensor",
-    "aten.mul.Tensor",
-    "aten.add_.Tensor",
+    *("aten.add.Tensor", "aten.mul.Tensor", "aten.add_.Tensor", "aten.sum.dim"),
     "prims.convert_element_type.default",
-    "aten.sum.dim",
 )
 VIEWS = ("aten.view.default", "aten.expand.default")
 
