@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from policylang.api.load import DeviceLike, load_device
+from policylang.api.load import DeviceLike, device_of
 from policylang.api.planned_graphs import PathName
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.any_form import read_any
@@ -86,29 +86,26 @@ def tune(
     that can be reached, the node where it is, and what stands in the way.
     """
     facts, name = _facts_of(graph)
-    budget = _value(read_budget(peak, saved, recompute_time))
-    profile = device if isinstance(device, DeviceProfile) else load_device(device)
+    profile = device_of(device)
+    assert profile is not None
+    budget = read_or_raise(read_budget(peak, saved, recompute_time))
     if budget is None:
         raise PolicyMeaningError([no_budget(profile)])
     if path is not None and path not in PLANNED:
         help = f"the paths are {', '.join(PLANNED)}"
         raise PolicyMeaningError([diagnose(NO_PATH, f"there is no path `{path}`", help=help)])
-    besides = Besides(optimizer=_value(read_optimizer(optimizer, facts)), reserve=_value(read_reserve(reserve)))
-    found = tuned_policy(
+    return tuned_policy(
         facts,
         name,
         profile,
         budget,
-        besides=besides,
+        optimizer=optimizer,
+        reserve=reserve,
         named=None if isinstance(device, DeviceProfile) else os.fspath(device),
-        optimizer=optimizer if isinstance(optimizer, str) else "",
         offload=offload,
         path=path,
         table=table,
     )
-    if isinstance(found, Diagnostic):
-        raise (PolicyGraphError if found.code == UNSUITABLE else PolicyMatchError)([found])
-    return found
 
 
 def tuned_policy(
@@ -117,37 +114,48 @@ def tuned_policy(
     device: DeviceProfile,
     budget: Budget | None,
     *,
-    besides: Besides,
-    named: str | None = None,
+    optimizer: Size | None,
+    reserve: Share,
+    named: str | None,
     folder: Path = Path(),
-    optimizer: str = "",
-    offload: bool = False,
-    path: PathName | None = None,
-    table: bool = False,
+    offload: bool,
+    path: PathName | None,
+    table: bool,
     progress: Callable[[str], None] | None = None,
-) -> TunedPolicy | Diagnostic:
-    """:func:`tune` with its arguments read; returns the error where it cannot be done.
+) -> TunedPolicy:
+    """:func:`tune` with its graph, device and budget read; raises as it does, and ``PolicyError`` where the solver is
+    not installed.
 
     ``graph`` is the name of the graph's file, empty where there is none, ``named`` how the device was given, ``folder``
-    where the policy will lie, ``optimizer`` the one whose state ``besides`` has. Without a budget it is the trade-off
-    that is asked for: there is no text then, and what is chosen is the fastest.
+    where the policy will lie. Without a budget it is the trade-off that is asked for: there is no text then, and what
+    is chosen is the fastest.
     """
+    besides = Besides(
+        optimizer=read_or_raise(read_optimizer(optimizer, facts)), reserve=read_or_raise(read_reserve(reserve))
+    )
     capabilities = capabilities_for(facts.kind, path)
     called = f"`{graph}`" if graph else "the graph"
     times = node_times(facts, device)
     problem = (
-        unsuitable(facts, called) or decides_nothing(capabilities) or (no_copies(capabilities) if offload else None)
+        unsuitable(facts, called)
+        or decides_nothing(capabilities)
+        or (no_copies(capabilities) if offload else None)
+        or lacking(times, copies=offload)
     )
-    problem = problem or lacking(times, copies=offload)
     if problem is not None:
-        return problem
+        raise (PolicyGraphError if problem.code == UNSUITABLE else PolicyMatchError)([problem])
+    try:
+        from policylang.tuning.tuner import tune as choose
+    except ImportError as error:  # nothing but tuning needs the extra
+        message = f"a policy is tuned with packages of their own, and `{error.name}` is not installed"
+        raise PolicyError([diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]) from None
     within = Budget("peak", inf) if budget is None else budget
-    found = _chosen(facts, times, within, capabilities, besides, offload=offload, table=table, progress=progress)
+    found = choose(facts, times, within, capabilities, besides=besides, offload=offload, table=table, progress=progress)
     if isinstance(found, Infeasible):
-        return infeasible(found, facts, times, capabilities)
-    name = optimizer.strip().lower()
+        raise PolicyMatchError([infeasible(found, facts, times, capabilities)])
+    state = optimizer.strip().lower() if isinstance(optimizer, str) else ""
     named_there = _in_a_policy(device, named, folder)
-    subject = subject_of(facts, graph, times, named_there, name if name in STATES else "", path or "")
+    subject = subject_of(facts, graph, times, named_there, state if state in STATES else "", path or "")
     notes = [without_blocks(facts, called)]
     shown = found.table if budget is None else (found.chosen,)
     if offload and any(each.recompute for each in shown) and not any(each.offloaded for each in shown):
@@ -158,33 +166,11 @@ def tuned_policy(
     if budget is None:
         return TunedPolicy("", found, subject, tuple(filter(None, notes)))
     if not found.chosen.recompute and not found.chosen.offloaded and budget.figure != "recompute time":
-        room = int(budget.limit) - memory_of(found.chosen, found)
-        message = (
-            f"nothing has to be recomputed: with all saved, {format_quantity(room, 'bytes')} of the budget are left"
-        )
+        room = format_quantity(int(budget.limit) - memory_of(found.chosen, found), "bytes")
+        message = f"nothing has to be recomputed: with all saved, {room} of the budget are left"
         notes.append(diagnose(NOTHING_RECOMPUTED, message, help="a larger batch or fewer ranks may fit as well"))
     text = tuned_text(found, subject, timed=_counts(found, facts, times, capabilities))
     return TunedPolicy(text, found, subject, tuple(filter(None, notes)))
-
-
-def _chosen(
-    facts: Facts,
-    times: NodeTimes,
-    budget: Budget,
-    capabilities: Capabilities,
-    besides: Besides,
-    *,
-    offload: bool,
-    table: bool,
-    progress: Callable[[str], None] | None,
-) -> Tuned | Infeasible:
-    """The tuner's choice. Raises ``PolicyError`` where the extra is not installed: nothing else needs it."""
-    try:
-        from policylang.tuning.tuner import tune as choose
-    except ImportError as error:
-        message = f"a policy is tuned with packages of their own, and `{error.name}` is not installed"
-        raise PolicyError([diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]) from None
-    return choose(facts, times, budget, capabilities, besides=besides, offload=offload, table=table, progress=progress)
 
 
 def _counts(found: Tuned, facts: Facts, times: NodeTimes, capabilities: Capabilities) -> bool:
@@ -234,7 +220,8 @@ def _facts_of(graph: Any) -> tuple[Facts, str]:
     return found[0], ""
 
 
-def _value(read: Read | Diagnostic) -> Read:
+def read_or_raise(read: Read | Diagnostic) -> Read:
+    """Raises ``PolicyMeaningError`` for a diagnostic in place of what was to be read."""
     if isinstance(read, Diagnostic):
         raise PolicyMeaningError([read])
     return read

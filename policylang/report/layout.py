@@ -173,6 +173,10 @@ def plan_times_text(plan: Plan) -> str:
     return times_text(plan.shown_times) if plan.untold is None else f"no times: {plan.untold.message}"
 
 
+def bytes_text(amount: int | None) -> str:
+    return "" if amount is None else format_quantity(amount, "bytes")
+
+
 def seconds_text(seconds: float | None) -> str:
     """Empty for a time that rounds to zero, and without a device."""
     text = format_quantity(seconds or 0.0, "seconds")

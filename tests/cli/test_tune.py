@@ -175,12 +175,6 @@ def test_json(policylang, here):
     assert [each["code"] for each in json.loads(refused.out)["diagnostics"]] == ["APL625"]
 
 
-def test_the_page_that_was_says_what_there_is_instead(policylang, here):
-    outcome = policylang("tune", *SMALL, "--html", "page.html")
-    assert outcome.code == 2
-    assert "there is no page of this any more\nhelp: `--table` prints the trade-off" in outcome.err
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
