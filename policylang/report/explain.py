@@ -37,7 +37,7 @@ from policylang.planning.selection.no_match import nearest_paths, part_counts
 from policylang.planning.selection.selectors import selections_for
 from policylang.report.layout import columns, seconds_text, table
 from policylang.report.order_text import BOUNDED_BY, proof_texts, said_of
-from policylang.report.plan_json import line_data
+from policylang.report.plan_json import line_data, run_data
 
 _MOST_NAMES = 8
 
@@ -278,11 +278,7 @@ def _place_row(place: CollectivePlace) -> tuple[str, str, str, str, str]:
 def _data(place: CollectivePlace | None) -> dict[str, Any] | None:
     if place is None:
         return None
-    run = place.run
-    times = ("issued", "start", "end", "awaited", "exposed")
-    data = asdict(place, filter=lambda each, _: each.name != "run")
-    data |= {f"{name}_seconds": None if run is None else getattr(run, name) for name in times}
-    return {**data, "exposed_by": None if run is None or run.exposed_by is None else run.exposed_by.value}
+    return {**asdict(place, filter=lambda each, _: each.name != "run"), **run_data(place.run)}
 
 
 @frozen

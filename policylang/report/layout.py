@@ -73,15 +73,14 @@ def table(
         left_out.append(rows[0][column] or "a column")
     if most is not None:
         _narrow(widths, shown, right, most)
-    lines = [_row([(row[each], widths[each], each in right, each in ends) for each in shown], most) for row in rows]
+    lines = []
+    for row in rows:
+        cells = (_cell(row[each], widths[each], each in right, each in ends) for each in shown)
+        line = "  ".join(cells).rstrip()
+        lines.append(line if most is None else shortened(line, most))
     if left_out:
         lines.append(f"(no room for {joined(left_out)}: --width 0)")
     return "\n".join(f"{' ' * indent}{line}" for line in lines)
-
-
-def _row(cells: Iterable[tuple[str, int, bool, bool]], most: int | None) -> str:
-    line = "  ".join(_cell(*cell) for cell in cells).rstrip()
-    return line if most is None else shortened(line, most)
 
 
 def _cell(text: str, width: int, right: bool, end: bool) -> str:
@@ -100,17 +99,13 @@ def _wanted(widths: Sequence[int], shown: Sequence[int], right: range) -> int:
 def _narrow(widths: list[int], shown: Sequence[int], right: range, most: int) -> None:
     """Take from the widest until all fits, or until nothing is left to take."""
     excess = sum(widths[each] for each in shown) + _BETWEEN * (len(shown) - 1) - most
-    left = [each for each in shown if each not in right and widths[each] > _NARROWEST]
+    left = [each for each in shown if each not in right]
     while excess > 0 and left:
-        widest = max(widths[each] for each in left)
-        alike = [each for each in left if widths[each] == widest]
-        level = max([_NARROWEST, *(widths[each] for each in left if widths[each] < widest)])
-        step = min(widest - level, -(-excess // len(alike)))
-        for each in alike:
-            taken = min(step, max(excess, 0))
-            widths[each] -= taken
-            excess -= taken
-        left = [each for each in left if widths[each] > _NARROWEST]
+        widest = max(left, key=widths.__getitem__)
+        if widths[widest] <= _NARROWEST:
+            return
+        widths[widest] -= 1
+        excess -= 1
 
 
 def fit(text: str) -> str:
