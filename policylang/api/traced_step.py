@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,7 +56,8 @@ def report_on(subject: Any) -> Report:
     """See :func:`policylang.report`."""
     found = findings_on(subject)
     orders = tuple(order_reports(subject))
-    empty = [each for each in sessions_of(subject) if each.without_layers]
+    sessions = sessions_of(subject)
+    empty = [each for each in sessions if each.without_layers]
     notes = tuple(f"{each.without_layers} holds no layers, and a checkpoint has nothing to do" for each in empty)
     if not found and (orders or empty):
         names = dict.fromkeys([*(each.policy for each in orders), *(each.policy.name for each in empty)])
@@ -68,7 +68,6 @@ def report_on(subject: Any) -> Report:
     if found is None:
         no_policy = isinstance(subject, fx.GraphModule)
         raise PolicyGraphError([refusals.no_policy() if no_policy else refusals.nothing_to_report(subject)])
-    sessions = sessions_of(subject)
     left = () if sessions else frames_left_of(subject, others=not found)
     if not found:
         compiled = bool(getattr(subject, marks.COMPILER, False) or getattr(backend_of(subject), marks.COMPILER, False))
@@ -77,7 +76,7 @@ def report_on(subject: Any) -> Report:
             [refusals.nothing_decided(checkpointed=bool(sessions), compiled=compiled, left=left, skipped=skipped)]
         )
     report = combined([each.report for each in found])
-    said = [sentence for session in sessions_of(subject) for sentence in (*session.outside(), *session.loads())]
+    said = [sentence for session in sessions for sentence in (*session.outside(), *session.loads())]
     uncompiled = tuple(f"{each.message} ({each.code})" for each in map(refusals.runs_as_it_is, left))
     warnings = (*report.warnings, *uncompiled)
     return _with_orders(evolve(report, warnings=warnings, notes=(*report.notes, *notes, *said)), orders)
@@ -188,7 +187,9 @@ class TracedStep:
         self._updates.check(updates)
         plain, _ = take_apart([*state.tensors, *inputs, *updates.tensors.values()])
         # the graph holds its own backward and its own casts
-        with torch.no_grad(), _no_autocast(self._device_types):
+        with torch.no_grad(), ExitStack() as stack:
+            for kind in filter(torch.is_autocast_enabled, self._device_types):
+                stack.enter_context(torch.autocast(kind, enabled=False))
             try:
                 outputs = runtime.run(self.gm, plain)
             except RuntimeError as error:
@@ -252,12 +253,3 @@ class TracedStep:
         if captured.unrepeated:
             lines.append(f"  does not repeat the change of {listed([f'`{name}`' for name in captured.unrepeated], 3)}")
         return "\n".join(lines)
-
-
-@contextmanager
-def _no_autocast(device_types: list[str]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for device_type in device_types:
-            if torch.is_autocast_enabled(device_type):
-                stack.enter_context(torch.autocast(device_type, enabled=False))
-        yield

@@ -279,7 +279,7 @@ def check_outputs(options: argparse.Namespace) -> None:
             raise UsageError(f"`{out}` is a folder", "name a file in it")
         if not os.path.isdir(parent := os.path.dirname(out) or os.curdir):
             raise UsageError(f"cannot write `{out}`: there is no folder `{parent}`")
-    if len({os.path.realpath(out) for out in outputs.values()}) < len(outputs):
+    if len(outputs) > 1 and len({os.path.realpath(out) for out in outputs.values()}) < len(outputs):
         flags = " and by ".join(f"`{flag}`" for flag in outputs)
         raise UsageError(f"`{next(iter(outputs.values()))}` is written by {flags}", _FIX)
     there = {flag: out for flag, out in outputs.items() if os.path.isfile(out)}
