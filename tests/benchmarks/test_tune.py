@@ -33,7 +33,7 @@ def subject() -> tune.Subject:
 
 @cache
 def measured() -> dict[str, Any]:
-    return tune.measure(subject(), DEVICE, 4, ["dp"], lambda _: None, numbers=[1])
+    return tune.measure(subject(), DEVICE, 2, ["dp"], lambda _: None, numbers=[1])
 
 
 def test_every_contender_is_measured_and_none_beats_what_is_tuned() -> None:
@@ -42,10 +42,10 @@ def test_every_contender_is_measured_and_none_beats_what_is_tuned() -> None:
     assert found["beaten"] == []
     assert found["fits"]
     assert found["monotone"]
-    assert len(found["tuned"]) == len(found["tuned saved"]) == 4
+    assert len(found["tuned"]) == len(found["tuned saved"]) == 2
     assert all(each["recompute"] >= each["bound"] - 1e-12 for each in found["tuned saved"])
     assert "faster at the same peak: 0 of" in tune.verdicts(found)
-    assert len(tune.rows_of(found)) == 4
+    assert len(tune.rows_of(found)) == 2
 
 
 def test_a_point_that_is_faster_is_said_to_beat() -> None:
@@ -99,6 +99,7 @@ def test_the_picture_has_a_dot_for_each_point_in_view() -> None:
     assert drawn.count("<polyline") == 1
 
 
+@pytest.mark.slow
 def test_the_allocator_sees_the_peak_that_was_simulated() -> None:
     for row in tuned_steps.measure("llama", ["flat"], tuned_steps.TINY, 2):
         assert row["measured / simulated"] == pytest.approx(1, abs=0.05)
