@@ -28,14 +28,13 @@ def backend(
     *,
     device: DeviceLike | None = None,
 ) -> PolicyBackend:
-    """A backend for ``torch.compile`` that saves and recomputes what a policy says.
+    """A backend for ``torch.compile`` that saves and recomputes what a policy says; give two models a backend each.
 
     ``policy`` is a path or what ``policylang.load`` and ``policylang.parse`` return. ``inner`` compiles the two
     halves: ``"inductor"``, or ``"aot_eager"``, which runs them operator by operator. ``root`` is put before every
     module path, for a module that is compiled on its own: with ``root="layers.0"`` the policy sees the paths that the
     whole model would have. With ``agree``, ranks that share a graph compare their plans for it before it is compiled.
-    ``device`` is the profile that times are worked out from, as in :func:`policylang.load`.
-    One backend serves all the graphs of one model; give two models a backend each.
+    ``device`` is as in :func:`policylang.load`.
 
     Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
     """

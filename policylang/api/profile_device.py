@@ -32,9 +32,8 @@ def profile_device(
 
     Matrix products by dtype and size, streams of bytes by size, attention, convolutions, operators that compute more
     than they move, the overhead of a kernel, and copies to and from the host: the median of several rounds over all of
-    it. On a CPU it uses the threads that torch has (``torch.set_num_threads``). In a job of several ranks with a
-    default process group, to be called on each of them, the collectives too; the first rank writes them to a table
-    beside the profile, under its name with the ending ``.table``.
+    it. In a job of several ranks with a default process group, to be called on each, the collectives too; the first rank
+    writes them to a table beside the profile, under its name with the ending ``.table``.
 
     Args:
         path: The file, as ``our-machine.toml``. One that was measured before is replaced, any other is not.
@@ -44,8 +43,7 @@ def profile_device(
         seconds: That the measurement may take, about. A round over all sizes is made in any case.
         progress: Called with what is measured next.
 
-    Raises:
-        PolicyError: there is no such device here, the file cannot be written, or nothing could be timed.
+    Raises ``PolicyError`` where there is no such device, the file cannot be written, or nothing could be timed.
     """
     target = Path(path)
     table = target.with_suffix(".table")

@@ -32,19 +32,15 @@ def snapshot(
 
     ``subject`` is a graph module (joint, flat, or a half of a partition), what ``policylang.trace_step`` returned, or
     a model compiled under a policy, its backend or its partitioner, once the model has run forward with gradients.
-    Where a policy has acted on a graph, it is the graph as it was before. ``path`` holds no weights and no code. A
-    model of several graphs becomes several files: of ``model.graph``, ``model.0.graph`` and so on, in order of
-    compilation.
+    Where a policy has acted on a graph, it is the graph as it was before. The file holds no weights and no code. A
+    model of several graphs becomes several files: of ``model.graph``, ``model.0.graph`` and so on, as they were compiled.
 
     With ``device="cuda"``, ``subject`` may also be a function without arguments that returns what
-    ``policylang.trace_step`` returned: it is called, and every step in it is traced as a GPU of ``compute_capability``
-    runs it, as with the arguments of that function, on a machine with or without one.
+    ``policylang.trace_step`` returned, whose steps are traced as a GPU of ``compute_capability`` runs them.
 
-    Warns with ``PolicyWarning`` where the graph holds other kernels than the device that the step trains on: traced on
-    ``meta``, or on a CPU with its attention written out, where ``device="cpu"`` does not say that it trains there.
-
-    Raises ``PolicyGraphError`` for anything else, where nothing was planned yet, where the graph came from a compile
-    cache, where the graph is not one of ``device``, and where the file cannot be written.
+    Warns with ``PolicyWarning`` where the graph holds other kernels than the device that the step trains on. Raises
+    ``PolicyGraphError`` for anything else, where nothing was planned yet, where the graph came from a compile cache, where
+    it is not one of ``device``, and where the file cannot be written.
     """
     target: TargetDevice | None = None
     if device is not None or compute_capability is not None:

@@ -63,27 +63,22 @@ def tune(
     """The policy that takes the least time within a budget of memory, or the least memory within one of time.
 
     Args:
-        graph: a snapshot, facts, or whatever :func:`policylang.snapshot` takes: a graph module, a traced step, a model
-            that ran compiled under a policy.
-        peak: bytes that the step may take at its highest moment, parameters, gradients and all: ``"70 GiB"``, or a
-            number.
+        graph: a snapshot, facts, or whatever :func:`policylang.snapshot` takes.
+        peak: bytes that the step may take at its highest moment, parameters and gradients included: ``"70 GiB"``.
         saved: instead, bytes that may be kept for the backward.
-        recompute_time: instead, how much of the forward's time second runs may take: ``"5%"``, or ``0.05``.
-        device: the name of a bundled device profile, the path of a file, or a profile.
-        optimizer: whose state takes memory beside the graph: ``"adamw"``, another name of
-            :data:`policylang.tuning.budgets.STATES`, or a size. State has the dtype of its parameter, as in
-            ``torch.optim``, and a parameter without a gradient has none.
+        recompute_time: instead, how much of the forward's time recomputation may take: ``"5%"``, or ``0.05``.
+        device: a device profile, as :func:`policylang.load_device` takes it.
+        optimizer: whose state takes memory beside the graph: a name of :data:`policylang.tuning.budgets.STATES` such as
+            ``"adamw"``, or a size. State has the dtype of its parameter; a parameter without a gradient has none.
         reserve: the share of the memory that is set aside for what the allocator wastes: ``"5%"``.
         offload: whether values may also be copied to the host.
-        path: what will carry the policy out, as for :func:`policylang.check`; by default what the graph is.
-        table: whether ``TunedPolicy.table`` is to have policies over the whole range of memory, which takes longer, and
-            not only those that were weighed for the budget.
+        path: what will carry the policy out, as for :func:`policylang.check`.
+        table: whether ``TunedPolicy.table`` is to cover the whole range of memory, which takes longer.
 
     Needs no torch for a snapshot. The same graph, device and budget give the same text, byte for byte, everywhere.
 
     Raises :class:`PolicyMeaningError` for what is no budget, size or device, :class:`PolicyGraphError` for a graph that
-    nothing can be tuned for, and :class:`PolicyMatchError` where no policy meets the budget: with the smallest peak
-    that can be reached, the node where it is, and what stands in the way.
+    nothing can be tuned for, and :class:`PolicyMatchError` where no policy meets the budget, with what stands in the way.
     """
     facts, name = _facts_of(graph)
     profile = device_of(device)

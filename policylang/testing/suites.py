@@ -45,98 +45,10 @@ INFO = "APL504"
 _KINDS = {kind.value: kind for kind in GraphKind if kind is not GraphKind.BACKWARD}
 
 
-@frozen(eq=False)
-class DrawnGraph:
-    """A ``graph`` block. ``facts`` is None where it cannot be read, which has been said then."""
-
-    facts: Facts | None
-    section: int
-
-
-@define(eq=False)
-class Graphs:
-    """The graphs that the policies of one file may name."""
-
-    folder: Path
-    named: dict[str, DrawnGraph] = field(factory=dict)
-    latest: DrawnGraph | None = None
-    """The last block without a name."""
-    problems: list[Diagnostic] = field(factory=list)
-    snapshots: dict[str, Facts | None] = field(factory=dict)
-
-    def is_named(self, fence: Fence) -> bool:
-        return any(word.text not in _KINDS for word in fence.words[1:])
-
-    def draw(self, fence: Fence) -> None:
-        """Read a ``graph`` block."""
-        kind, name = None, None
-        for word in fence.words[1:]:
-            if word.text in _KINDS:
-                kind = _KINDS[word.text]
-            elif name is None and word.text.isidentifier():
-                name = word
-            else:
-                help = "for example `graph two_layers flat`"
-                self.problems.append(diagnose(INFO, f"`{word.text}` says nothing of a graph", word, help=help))
-        source = lifted(fence)
-        facts, problems = read_graph(source, kind)
-        self.problems.extend(lowered_diagnostic(each, fence, source) for each in problems)
-        drawn = DrawnGraph(facts, fence.section)
-        if name is None:
-            self.latest = drawn
-        elif name.text in self.named:
-            self.problems.append(diagnose(INFO, f"there are two graphs `{name.text}`", name))
-        else:
-            self.named[name.text] = drawn
-
-    def above(self, fence: Fence) -> DrawnGraph | None:
-        """The graph without a name that a policy stands below, under the same heading."""
-        return self.latest if self.latest is not None and self.latest.section == fence.section else None
-
-    def find(self, name: str, span: Span) -> DrawnGraph:
-        """The graph of a name, else the snapshot of that path."""
-        drawn = self.named.get(name)
-        if drawn is None and not name.endswith(SUFFIX):
-            near = nearest(name, self.named)
-            help = did_you_mean(near) or f"a snapshot is a file `*{SUFFIX}`, a graph a block `graph {name}`"
-            self.problems.append(diagnose(INFO, f"there is no graph `{name}`", span, help=help))
-            return DrawnGraph(None, -1)
-        return drawn or DrawnGraph(self._snapshot(name, span), -1)
-
-    def _snapshot(self, name: str, span: Span) -> Facts | None:
-        if name not in self.snapshots:
-            self.snapshots[name] = None
-            try:
-                self.snapshots[name] = load(self.folder / name)
-            except PolicyGraphError as error:
-                self.problems.extend(evolve(each, span=span) for each in error.diagnostics)
-        return self.snapshots[name]
-
-
 OTHERWISE, NOT_FOUND, NO_GRAPH = "APL510", "APL511", "APL513"
 _UNUSED = "APL110"
 _FIRST_ON_A_GRAPH = "APL3"
 _MOST_NAMES = 8
-
-
-def run_case(
-    fence: Fence, file: Path, facts: Facts | None, *, planned: bool, allowed: Sequence[str] = ()
-) -> tuple[int, Sequence[Diagnostic], Plan | None]:
-    """Test the policy of an ``apl`` block: how many claims it makes, all that is not as it claims, and its plan.
-
-    ``planned`` says that it has a graph; without ``facts``, that the graph could not be read, and all that takes one is
-    left out. Diagnostics of ``allowed`` codes need no claim.
-    """
-    source = lifted(fence)
-    claims, problems = read_claims(source)
-    # By the manifest and the graph alone: a test says the same whether torch is loaded or not.
-    operators = OperatorTable.bundled(met=() if facts is None else operators_in(facts))
-    loaded = load_source(source, file, operators=operators)
-    made = None if facts is None or loaded.policy is None else plan(loaded.policy, facts, capabilities_for(facts.kind))
-    found = (*loaded.diagnostics, *(() if made is None else findings(made)))
-    case = _Case(source, claims, made, planned, planned and facts is None, frozenset(allowed))
-    diagnostics = (*problems, *case.compare(found))
-    return len(claims), [lowered_diagnostic(each, fence, source) for each in diagnostics], made
 
 
 @define(eq=False, slots=False)
@@ -354,7 +266,7 @@ def run_files(paths: Sequence[str], cover: Sequence[str] = ()) -> TestResult:
     ``cover`` names policies, files or folders of them: a rule of theirs that matches no node in any test is an error.
     Never raises for what is in a file, or for a file that is not there.
     """
-    coverage, snapshots = Coverage(), dict[str, Facts | None]()
+    coverage, snapshots = Coverage(), dict[Path, Facts | None]()
     found: list[Diagnostic] = []
     files = [file for path in paths for file in files_of(path)]
     policies = claims = 0
@@ -371,7 +283,7 @@ def run_files(paths: Sequence[str], cover: Sequence[str] = ()) -> TestResult:
         if isinstance(source, Diagnostic):
             found.append(source.found_in(name))
             continue
-        run = _File(source, Graphs(Path(name).parent, snapshots=snapshots), coverage)
+        run = _File(source, snapshots, coverage)
         found.extend(each.found_in(name) for each in run.run())
         policies, claims = policies + run.policies, claims + run.claims
     rules, uncovered = coverage.of(cover)
@@ -396,53 +308,102 @@ class _File:
     """The run of one file."""
 
     source: Source
-    graphs: Graphs
+    snapshots: dict[Path, Facts | None]
+    """Those that were read before; None for one that cannot be read, which has been said then."""
     coverage: Coverage
+    named: dict[str, Facts | None] = field(factory=dict)
+    """The facts of ``graph`` blocks by name; None as above."""
+    latest: tuple[int, Facts | None] = (-1, None)
+    """The section and facts of the last block without a name."""
     policies: int = 0
     claims: int = 0
     problems: list[Diagnostic] = field(factory=list)
 
     def run(self) -> list[Diagnostic]:
         blocks = fences(self.source)
-        named = [fence for fence in blocks if fence.language == GRAPH and self.graphs.is_named(fence)]
+        named = [
+            each for each in blocks if each.language == GRAPH and any(w.text not in _KINDS for w in each.words[1:])
+        ]
         for fence in (*named, *(each for each in blocks if each not in named)):
             if fence.language == GRAPH:
-                self.graphs.draw(fence)
-            elif fence.language == POLICY:
-                self._policy(fence)
+                self._draw(fence)
+            elif fence.language == POLICY and [word.text for word in fence.words[1:]] != [IGNORE]:
+                self._test(fence)
         if not any(fence.language == POLICY for fence in blocks):
             help = "a policy stands in a fenced block, ```apl"
             if self.source.name.endswith(POLICIES):
                 help = f"this is a policy: `policylang check {self.source.name}` checks it; a test is a Markdown file"
             self.problems.append(diagnose(NO_TESTS, f"`{self.source.name}` holds no policy to test", help=help))
-        found = [*self.problems, *self.graphs.problems]
-        return sorted(dict.fromkeys(found), key=lambda each: each.span.start if each.span else 0)
+        return sorted(dict.fromkeys(self.problems), key=lambda each: each.span.start if each.span else 0)
 
-    def _policy(self, fence: Fence) -> None:
-        words = [word.text for word in fence.words[1:]]
-        if words == [IGNORE]:
-            return
-        drawn, allowed = self._info(fence)
-        facts = None if drawn is None else drawn.facts
-        name = Path(self.source.name)
-        claims, problems, made = run_case(fence, name, facts, planned=drawn is not None, allowed=allowed)
-        self.policies += 1
-        self.claims += claims
-        self.problems.extend(problems)
-        if made is not None:
-            self.coverage.add(made)
+    def _draw(self, fence: Fence) -> None:
+        """Read a ``graph`` block."""
+        kind, name = None, None
+        for word in fence.words[1:]:
+            if word.text in _KINDS:
+                kind = _KINDS[word.text]
+            elif name is None and word.text.isidentifier():
+                name = word
+            else:
+                help = "for example `graph two_layers flat`"
+                self.problems.append(diagnose(INFO, f"`{word.text}` says nothing of a graph", word, help=help))
+        source = lifted(fence)
+        facts, problems = read_graph(source, kind)
+        self.problems.extend(lowered_diagnostic(each, fence, source) for each in problems)
+        if name is None:
+            self.latest = fence.section, facts
+        elif name.text in self.named:
+            self.problems.append(diagnose(INFO, f"there are two graphs `{name.text}`", name))
+        else:
+            self.named[name.text] = facts
 
-    def _info(self, fence: Fence) -> tuple[DrawnGraph | None, tuple[str, ...]]:
-        """The graph that a policy names behind its fence, or else stands below; and the codes that it allows."""
-        drawn: DrawnGraph | None = None
+    def _find(self, name: str, span: Span) -> Facts | None:
+        """The graph of a name, else the snapshot of that path."""
+        if name in self.named:
+            return self.named[name]
+        if not name.endswith(SUFFIX):
+            near = nearest(name, self.named)
+            help = did_you_mean(near) or f"a snapshot is a file `*{SUFFIX}`, a graph a block `graph {name}`"
+            self.problems.append(diagnose(INFO, f"there is no graph `{name}`", span, help=help))
+            return None
+        path = Path(self.source.name).parent / name
+        if path not in self.snapshots:
+            self.snapshots[path] = None
+            try:
+                self.snapshots[path] = load(path)
+            except PolicyGraphError as error:
+                self.problems.extend(evolve(each, span=span) for each in error.diagnostics)
+        return self.snapshots[path]
+
+    def _test(self, fence: Fence) -> None:
+        """Test the policy of an ``apl`` block on the graph that it names behind its fence, or else stands below. What
+        takes a graph is left out where that cannot be read."""
+        section, facts = self.latest
+        planned = section == fence.section
+        facts = facts if planned else None
+        named = False
         allowed: tuple[str, ...] = ()
         for word in fence.words[1:]:
             key, sign, value = word.text.partition("=")
-            if key == GRAPH and sign and drawn is None:
-                drawn = self.graphs.find(value, evolve(word, start=word.start + len(key) + 1))
+            if key == GRAPH and sign and not named:
+                facts = self._find(value, evolve(word, start=word.start + len(key) + 1))
+                named = planned = True
             elif key == ALLOW and sign and not allowed and all(code in CODES for code in value.split(",")):
                 allowed = tuple(value.split(","))
             else:
                 help = did_you_mean(nearest(word.text, (IGNORE,))) or _INFO_HELP
                 self.problems.append(diagnose(INFO, f"`{word.text}` says nothing of a policy", word, help=help))
-        return drawn or self.graphs.above(fence), allowed
+        source = lifted(fence)
+        claims, problems = read_claims(source)
+        # By the manifest and the graph alone: a test says the same whether torch is loaded or not.
+        operators = OperatorTable.bundled(met=() if facts is None else operators_in(facts))
+        loaded = load_source(source, Path(self.source.name), operators=operators)
+        made = None
+        if facts is not None and loaded.policy is not None:
+            made = plan(loaded.policy, facts, capabilities_for(facts.kind))
+            self.coverage.add(made)
+        found = (*loaded.diagnostics, *(() if made is None else findings(made)))
+        case = _Case(source, claims, made, planned, planned and facts is None, frozenset(allowed))
+        self.policies += 1
+        self.claims += len(claims)
+        self.problems.extend(lowered_diagnostic(each, fence, source) for each in (*problems, *case.compare(found)))
