@@ -41,9 +41,9 @@ def apply(
     ``policylang.load``. With ``agree``, and a process group, the ranks that share the graph (those of the mesh, and all
     that hang together over its groups) compare their plans before anything is changed.
 
-    Raises, and leaves the graph as it was: ``PolicyMatchError`` where policy and graph, or the policy of the model's own
-    checkpoints, do not fit; ``PolicyGraphError`` for a kind of graph that policies cannot be applied to, and for a flat
-    one that has a policy; ``PolicyDivergenceError`` where ranks have different plans, or one is missing.
+    Raises, and leaves the graph as it was: ``PolicyMatchError`` where policy and graph, or the policy of the model's
+    own checkpoints, do not fit; ``PolicyGraphError`` for a kind of graph that policies cannot be applied to, and for a
+    flat one that has a policy; ``PolicyDivergenceError`` where ranks have different plans, or one is missing.
     ``PolicyAuditError`` where a graph does not do what was planned.
     """
     return apply_policy(gm, policy_of(policy, device), mesh, agree=agree)
@@ -62,12 +62,14 @@ def partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph into forward and backward: a ``partition_fn`` for AOTAutograd.
 
-    The arguments are AOTAutograd's own: ``gm`` was traced with ``joint_inputs``, a pair of the inputs of the forward and
-    the tangents; the first ``num_fwd_outputs`` of its outputs are the forward's, the others gradients;
+    The arguments are AOTAutograd's own: ``gm`` was traced with ``joint_inputs``, a pair of the inputs of the forward
+    and the tangents; the first ``num_fwd_outputs`` of its outputs are the forward's, the others gradients;
     ``static_lifetime_input_indices`` are inputs that live on whatever is saved, parameters above all. Other ``options``
-    of partitioners are accepted. Returned are the forward, whose further outputs are the values saved, and the backward.
+    of partitioners are accepted. Returned are the forward, whose further outputs are the values saved, and the
+    backward.
 
-    Follows the plan that ``policylang.apply`` made for this graph, or ``policy``, with ``device`` and ``agree`` as there.
+    Follows the plan that ``policylang.apply`` made for this graph, or ``policy``, with ``device`` and ``agree`` as
+    there.
 
     Raises as ``policylang.apply``, and ``PolicyGraphError`` for a graph that is no joint graph or has no policy.
     """
@@ -123,18 +125,18 @@ def checkpoint_model(
 ) -> nn.Module:
     """Put a checkpoint that follows a policy around each block of a model, in place, and return the model.
 
-    The blocks are those that ``blocks`` names, else the numbered children of the largest ``ModuleList``. Names of modules
-    and parameters stay. Call it before ``DistributedDataParallel``; before ``fully_shard`` or after it, which is told what
-    ``prefetch`` and ``bucket … per block`` lines say of weights: a policy of such lines alone puts no checkpoint anywhere.
-    A second call replaces the policy of the first, and one with None takes it off: the model is then as it was.
-    ``policylang.report(model)`` has the decisions once the model has run forward with gradients.
+    The blocks are those that ``blocks`` names, else the numbered children of the largest ``ModuleList``. Names of
+    modules and parameters stay. Call it before ``DistributedDataParallel``; before ``fully_shard`` or after it, which
+    is told what ``prefetch`` and ``bucket … per block`` lines say of weights: a policy of such lines alone puts no
+    checkpoint anywhere. A second call replaces the policy of the first, and one with None takes it off: the model is
+    then as it was. ``policylang.report(model)`` has the decisions once the model has run forward with gradients.
 
     ``strict`` is as in :func:`context_fn`, ``preserve_rng_state`` as in ``torch.utils.checkpoint``, ``device`` as in
     :func:`policylang.load`.
 
     Raises ``PolicyError`` for a policy that cannot be read or means nothing, ``PolicyGraphError`` where the model has
-    no such blocks (with None, where the forward of a block was replaced since), and ``PolicyMatchError`` for an order that
-    eager or ``fully_shard`` cannot keep. A block's first call raises as :func:`context_fn` says.
+    no such blocks (with None, where the forward of a block was replaced since), and ``PolicyMatchError`` for an order
+    that eager or ``fully_shard`` cannot keep. A block's first call raises as :func:`context_fn` says.
     """
     if policy is None:
         take_off(model)

@@ -32,8 +32,8 @@ def profile_device(
 
     Matrix products by dtype and size, streams of bytes by size, attention, convolutions, operators that compute more
     than they move, the overhead of a kernel, and copies to and from the host: the median of several rounds over all of
-    it. In a job of several ranks with a default process group, to be called on each, the collectives too; the first rank
-    writes them to a table beside the profile, under its name with the ending ``.table``.
+    it. In a job of several ranks with a default process group, to be called on each, the collectives too; the first
+    rank writes them to a table beside the profile, under its name with the ending ``.table``.
 
     Args:
         path: The file, as ``our-machine.toml``. One that was measured before is replaced, any other is not.

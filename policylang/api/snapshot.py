@@ -30,17 +30,18 @@ def snapshot(
 ) -> tuple[Path, ...]:
     """Write the facts of a graph to a file, from which a policy is planned as on the graph; returns what was written.
 
-    ``subject`` is a graph module (joint, flat, or a half of a partition), what ``policylang.trace_step`` returned, or
-    a model compiled under a policy, its backend or its partitioner, once the model has run forward with gradients.
-    Where a policy has acted on a graph, it is the graph as it was before. The file holds no weights and no code. A
-    model of several graphs becomes several files: of ``model.graph``, ``model.0.graph`` and so on, as they were compiled.
+    ``subject`` is a graph module (joint, flat, or a half of a partition), what ``policylang.trace_step`` returned, or a
+    model compiled under a policy, its backend or its partitioner, once the model has run forward with gradients. Where
+    a policy has acted on a graph, it is the graph as it was before. The file, ``path``, holds no weights and no code. A
+    model of several graphs becomes several files: of ``model.graph``, ``model.0.graph`` and so on, as they were
+    compiled.
 
     With ``device="cuda"``, ``subject`` may also be a function without arguments that returns what
     ``policylang.trace_step`` returned, whose steps are traced as a GPU of ``compute_capability`` runs them.
 
     Warns with ``PolicyWarning`` where the graph holds other kernels than the device that the step trains on. Raises
-    ``PolicyGraphError`` for anything else, where nothing was planned yet, where the graph came from a compile cache, where
-    it is not one of ``device``, and where the file cannot be written.
+    ``PolicyGraphError`` for anything else, where nothing was planned yet, where the graph came from a compile cache,
+    where it is not one of ``device``, and where the file cannot be written.
     """
     target: TargetDevice | None = None
     if device is not None or compute_capability is not None:

@@ -105,21 +105,22 @@ def trace_step(
 ) -> TracedStep:
     """Traces ``loss_fn(model, *batch)`` and its gradients into one flat graph.
 
-    Nothing is computed and the model is left as it was. ``loss_fn`` returns a tensor of one element; ``batch`` is any tree
-    of tensors. Fixed in the graph are shapes, what in the batch is no tensor, the mode of every module, and attributes
-    other than tensors. An autocast around the call or inside ``loss_fn`` is part of it. ``torch.utils.checkpoint`` regions
-    are tagged, for a policy to keep or override; those that follow a policy are left out, to be given the same one.
+    Nothing is computed and the model is left as it was. ``loss_fn`` returns a tensor of one element; ``batch`` is any
+    tree of tensors. Fixed in the graph are shapes, what in the batch is no tensor, the mode of every module, and
+    attributes other than tensors. An autocast around the call or inside ``loss_fn`` is part of it.
+    ``torch.utils.checkpoint`` regions are tagged, for a policy to keep or override; those that follow a policy are left
+    out, to be given the same one.
 
-    With ``optimizer``, which must have taken a step before, its step is part of the graph: each call updates the parameters
-    and the optimizer's state with the learning rates of then, as with ``capturable=True``.
+    With ``optimizer``, which must have taken a step before, its step is part of the graph: each call updates the
+    parameters and the optimizer's state with the learning rates of then, as with ``capturable=True``.
 
     ``device="cuda"`` traces the step as a GPU runs it, at true sizes, wherever the model and the batch are (on ``meta``
-    too) and without memory for the weights; it then can be planned and written to a snapshot, and called where the model is
-    on that device. ``compute_capability`` says which GPU, as ``"8.0"`` or ``(8, 0)``; by default the machine's own, else
-    9.0. ``device="cpu"`` is a model on ``meta`` as the CPU runs it.
+    too) and without memory for the weights; it then can be planned and written to a snapshot, and called where the
+    model is on that device. ``compute_capability`` says which GPU, as ``"8.0"`` or ``(8, 0)``; by default the machine's
+    own, else 9.0. ``device="cpu"`` is a model on ``meta`` as the CPU runs it.
 
-    Raises ``PolicyGraphError`` where the loss is not a scalar, nothing requires a gradient, the step cannot be traced on
-    this device, or the optimizer has no state or other parameters.
+    Raises ``PolicyGraphError`` where the loss is not a scalar, nothing requires a gradient, the step cannot be traced
+    on this device, or the optimizer has no state or other parameters.
     """
     target = target_device(device, compute_capability) or ambient_device()
     state = read_state(model)
@@ -135,9 +136,9 @@ def trace_step(
 class TracedStep:
     """``loss, gradients = step(*batch)``: the traced forward, loss and backward on the model as it is now.
 
-    ``gradients`` maps the first names of ``named_parameters()`` to gradients, where there are any. Parameters and buffers
-    are read from the model at each call, buffers that the forward updates are updated once. A step that contains its
-    optimizer updates the parameters and returns no gradients, so that each can die early.
+    ``gradients`` maps the first names of ``named_parameters()`` to gradients, where there are any. Parameters and
+    buffers are read from the model at each call, buffers that the forward updates are updated once. A step that
+    contains its optimizer updates the parameters and returns no gradients, so that each can die early.
     """
 
     gm: fx.GraphModule

@@ -78,7 +78,8 @@ def tune(
     Needs no torch for a snapshot. The same graph, device and budget give the same text, byte for byte, everywhere.
 
     Raises :class:`PolicyMeaningError` for what is no budget, size or device, :class:`PolicyGraphError` for a graph that
-    nothing can be tuned for, and :class:`PolicyMatchError` where no policy meets the budget, with what stands in the way.
+    nothing can be tuned for, and :class:`PolicyMatchError` where no policy meets the budget, with what stands in the
+    way.
     """
     facts, name = _facts_of(graph)
     profile = device_of(device)

@@ -95,9 +95,8 @@ class MemoryPolicy:
             help = "the graph trainer makes one with `compile.mode = 'aot_fx_trace'` and without pipeline parallelism"
             raise PolicyGraphError([diagnose(NOT_FLAT, message, help=help)])
         apply_policy(gm, self.policy, self.mesh, facts=facts)
-        for (
-            node
-        ) in gm.graph.nodes:  # carried out: TorchTitan's pass would read tags as work, and refuse random operators
+        # The tags were carried out. TorchTitan's pass would read them as work to do, and refuses random operators.
+        for node in gm.graph.nodes:
             for key in _TAGS:
                 node.meta.pop(key, None)
         return gm
