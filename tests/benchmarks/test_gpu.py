@@ -69,6 +69,7 @@ def test_the_limit_is_that_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> 
     assert time.monotonic() - start < 30
 
 
+@pytest.mark.slow
 def test_how_each_test_ended_and_what_it_recorded(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(
         "import pytest\n"
