@@ -93,15 +93,11 @@ def policylang_backend(
     place = policy_text(policy) if isinstance(chosen.policy, Policy) else str(chosen.policy.absolute())
     key = (place, chosen.inner, chosen.root, chosen.agree)
     serving = _by_options.get(key)
-    if serving is None or not _same_text(serving.policy, policy):
+    lines = [rule.span for rule in policy.rules]  # which reports name
+    if serving is None or serving.policy != policy or [rule.span for rule in serving.policy.rules] != lines:
         serving = PolicyBackend(policy, inner=chosen.inner, root=chosen.root, agree=chosen.agree)
         _by_options[key] = serving
     return serving(gm, example_inputs, mode=mode, options=chosen.settings)
-
-
-def _same_text(left: Policy, right: Policy) -> bool:
-    """The policies are equal and have the same line numbers, which reports name."""
-    return left == right and all(a.span == b.span for a, b in zip(left.rules, right.rules, strict=True))
 
 
 def _reset() -> None:

@@ -172,7 +172,11 @@ class TracedStep:
 
         Warns, once, where the model has checkpoints and nothing was done to the graph to carry them out.
         """
-        self._check_device()
+        here = [kind for kind in self._device_types if self.device is not None and kind != self.device.kind]
+        if here:
+            message = f"the step was traced as on `{self.device}`, and the model is on `{here[0]}`"
+            help = "plan on it, or write it to a snapshot; to run a step, trace it where the model is"
+            raise problem(ELSEWHERE, message, help=help)
         if not self._looked_at:
             self._looked_at = True
             self._warn_of_checkpoints()
@@ -195,15 +199,6 @@ class TracedStep:
                 raise found from error
         loss, *gradients = put_together(outputs, self._captured.outputs)
         return loss, dict(zip(self._captured.gradients, gradients, strict=True))
-
-    def _check_device(self) -> None:
-        here = [kind for kind in self._device_types if self.device is not None and kind != self.device.kind]
-        if here:
-            raise problem(
-                ELSEWHERE,
-                f"the step was traced as on `{self.device}`, and the model is on `{here[0]}`",
-                help="plan on it, or write it to a snapshot; to run a step, trace it where the model is",
-            )
 
     def _warn_of_checkpoints(self) -> None:
         if records.last_audited(self.gm) is not None:

@@ -262,8 +262,6 @@ _FILES = ("policy", "old", "new", "subject", "graph", "file", "files", "paths", 
 _MODULES = ("imports", "function", "model")
 _NAMED = re.compile(r'"([^"\n]+)"')
 _NAMES_FILES = (".apl", ".toml", ".md")
-_MOST = 4 << 20
-"""Bytes of a text that names others; what is longer is not read either."""
 _FIX = "name another file"
 
 
@@ -324,8 +322,8 @@ def _words(options: argparse.Namespace, names: tuple[str, ...]) -> Iterator[str]
 def _named_in(file: Path) -> list[str]:
     """The quoted strings of a file: any of them may name another file."""
     try:
-        if file.suffix not in _NAMES_FILES or not file.is_file() or file.stat().st_size > _MOST:
-            return []
-        return _NAMED.findall(file.read_text(encoding="utf-8", errors="replace"))
+        if file.suffix in _NAMES_FILES and file.is_file() and file.stat().st_size <= MAX_FILE:
+            return _NAMED.findall(file.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):
-        return []
+        pass
+    return []

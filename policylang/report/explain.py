@@ -326,14 +326,17 @@ class NothingToExplain(Exception):
 def explain_named(plan: Plan, asked: str) -> Sequence[Explained]:
     """Explain a node by its rules, and a collective by its scheduling lines too; several nodes have a row each.
     Raises :class:`NothingToExplain`."""
-    ordered = communication(plan)
+    row, ordered = plan.facts.index.get(asked), communication(plan)
     collective = None if ordered is None else collective_asked(ordered, asked)
     if ordered is not None and collective is not None:
-        row = plan.facts.index.get(asked)
         decided = [explain_node(plan, row)] if row is not None and plan.decisions[row] is not None else []
         return [*decided, CollectiveExplanation(placed(ordered, collective))]
-    if asked in plan.facts.index:
-        return [explain_node(plan, _row(plan, asked))]
+    if row is not None:
+        if plan.decisions[row] is None:
+            kinds = {Phase.INPUT: "a graph input", Phase.BACKWARD: "a backward node", Phase.OUTPUT: "the output"}
+            what = kinds.get(Phase(plan.facts.phases[row]), "not a call")
+            raise NothingToExplain(f"no rule ranges over `{asked}`, which is {what}", _FORWARD)
+        return [explain_node(plan, row)]
     rows, outcomes = _rows(plan, asked), _outcomes(plan)
     return [NodesExplanation(asked, tuple(explain_node(plan, row, outcomes, reasons=False) for row in rows))]
 
@@ -376,17 +379,6 @@ def _rows(plan: Plan, asked: str) -> list[int]:
         near = (*near, *nearest_paths(asked, facts, count=2))[:3]
     fix = did_you_mean(near) or "node names are those of the graph, such as mm_3: `policylang show GRAPH --module …`"
     raise NothingToExplain(f"the graph has no node `{asked}`", fix)
-
-
-def _row(plan: Plan, name: str) -> int:
-    """The row of a node that rules range over."""
-    facts = plan.facts
-    row = facts.index[name]
-    if plan.decisions[row] is None:
-        kinds = {Phase.INPUT: "a graph input", Phase.BACKWARD: "a backward node", Phase.OUTPUT: "the output"}
-        what = kinds.get(Phase(facts.phases[row]), "not a call")
-        raise NothingToExplain(f"no rule ranges over `{name}`, which is {what}", _FORWARD)
-    return row
 
 
 _WIDEST = 100

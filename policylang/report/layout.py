@@ -67,7 +67,8 @@ def table(
     most = None if found is None else found - indent
     shown, left_out = list(range(len(widths))), list[str]()
     for column in spare:
-        if most is None or _wanted(widths, shown, right) <= most:
+        readable = [widths[each] if each in right else min(widths[each], _READABLE) for each in shown]
+        if most is None or sum(readable) + _BETWEEN * (len(shown) - 1) <= most:
             break
         shown.remove(column)
         left_out.append(rows[0][column] or "a column")
@@ -87,13 +88,6 @@ def _cell(text: str, width: int, right: bool, end: bool) -> str:
     if len(text) > width:
         text = f"…{text[len(text) - width + 1 :]}" if end else shortened(text, width)
     return text.rjust(width) if right else text.ljust(width)
-
-
-def _wanted(widths: Sequence[int], shown: Sequence[int], right: range) -> int:
-    """The width at which every cell can still be read."""
-    return sum(widths[each] if each in right else min(widths[each], _READABLE) for each in shown) + _BETWEEN * (
-        len(shown) - 1
-    )
 
 
 def _narrow(widths: list[int], shown: Sequence[int], right: range, most: int) -> None:

@@ -198,11 +198,17 @@ class Agreement:
         shown["offloaded"] = any(each.offloaded_bytes for each in self.results)
         rows = [_HEAD, *map(_row, self.results)]
         rows = [tuple(cell for cell, name in zip(row, _HEAD, strict=True) if shown[name]) for row in rows]
+        audits = [
+            f"{each.path}: {difference}"
+            for each in self.results
+            if each.ran is not None and each.ran.report.audit is not None
+            for difference in each.ran.report.audit.differences
+        ]
         parts = [
             f"policy {self.policy}, one step, held against the plain model: loss {self.loss:.6g}, "
             f"{counted(self.gradients, 'gradient')}, torch {self.torch_version}",
             table(rows, right=range(1, 4 + shown["offloaded"])),
-            "\n".join([*_refusals(self.results), *_number_lines(self.results), *_audit_lines(self.results)]),
+            "\n".join([*_refusals(self.results), *_number_lines(self.results), *audits]),
             "\n".join(_decision_lines(self)),
             "\n".join(_difference_lines(self.decisions.differences)),
             _verdict(self),
@@ -356,15 +362,6 @@ def _number_lines(results: Iterable[PathResult]) -> Iterator[str]:
             yield f"{result.path} COMPUTES something else: its bits are not those without the policy"
         names = [name for each in numbers.each for name in each.differing]
         yield f"  {listed(names, _MOST)}"
-
-
-def _audit_lines(results: Iterable[PathResult]) -> list[str]:
-    return [
-        f"{result.path}: {difference}"
-        for result in results
-        if result.ran is not None and result.ran.report.audit is not None
-        for difference in result.ran.report.audit.differences
-    ]
 
 
 def _decision_lines(found: Agreement) -> list[str]:
