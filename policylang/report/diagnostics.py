@@ -360,46 +360,22 @@ def render_junit(found: CheckResult) -> str:
 _SAID = {"held": "holds", "failed": "does not hold", "deferred": "cannot be told yet"}
 
 
-def expectation_table(outcomes: Sequence[ExpectationOutcome]) -> str:
-    """Every expectation of a plan; empty where there is none."""
+def expectation_table(outcomes: Sequence[tuple[str, ExpectationOutcome]]) -> str:
+    """Expectations, each with the name of its graph, or an empty one where there is no other; empty without any."""
     if not outcomes:
         return ""
-    rows = [("line", "expectation", "", "found"), *map(_expectation_row, outcomes)]
+    several = any(graph for graph, _ in outcomes)
+    rows: list[tuple[str, ...]] = [("line", "expectation", "", "found", *("on",)[:several])]
+    for graph, each in outcomes:
+        cells = file_name(each.source), _words(each.text), _SAID[each.status], each.found
+        rows.append((*cells, *(file_name(graph),)[:several]))
     return table(rows, right=range(0), ends=(0,))
-
-
-def held_table(outcomes: Sequence[tuple[str, ExpectationOutcome]]) -> str:
-    """The expectations that hold, on the graphs that are named; of the others there are diagnostics."""
-    held = [(graph, outcome) for graph, outcome in outcomes if outcome.status == "held"]
-    if not held:
-        return ""
-    several = len({graph for graph, _ in outcomes}) > 1
-    rows: list[tuple[str, ...]] = [("line", "expectation", "", "found", "on")[: 5 if several else 4]]
-    rows += [(*_expectation_row(outcome), *([file_name(graph)] if several else ())) for graph, outcome in held]
-    return table(rows, right=range(0), ends=(0,))
-
-
-def compared_table(old: Sequence[ExpectationOutcome], new: Sequence[ExpectationOutcome]) -> str:
-    """The expectations of two plans of one graph, those of the same words side by side."""
-    rows = compared_rows(old, new)
-    return table([("expectation", "before", "after"), *rows], right=range(0)) if rows else ""
 
 
 def compared_rows(old: Sequence[ExpectationOutcome], new: Sequence[ExpectationOutcome]) -> list[tuple[str, str, str]]:
     """The expectation, and its result before and after; empty where a policy does not expect it."""
-    before, after = ({each.text: each for each in side} for side in (old, new))
-    return [
-        (_words(text), _expectation_result(before.get(text)), _expectation_result(after.get(text)))
-        for text in dict.fromkeys((*before, *after))
-    ]
-
-
-def _expectation_row(outcome: ExpectationOutcome) -> tuple[str, ...]:
-    return file_name(outcome.source), _words(outcome.text), _SAID[outcome.status], outcome.found
-
-
-def _expectation_result(outcome: ExpectationOutcome | None) -> str:
-    return "" if outcome is None else f"{_SAID[outcome.status]}: {outcome.found}"
+    before, after = ({each.text: f"{_SAID[each.status]}: {each.found}" for each in side} for side in (old, new))
+    return [(_words(text), before.get(text, ""), after.get(text, "")) for text in dict.fromkeys((*before, *after))]
 
 
 def _words(text: str) -> str:
@@ -410,7 +386,11 @@ def _words(text: str) -> str:
 
 
 def _text(found: CheckResult) -> str:
-    return "\n\n".join(filter(None, (render_text(found.diagnostics), held_table(found.expectations))))
+    """Of the expectations those that hold: of the others there are diagnostics."""
+    held = [(graph, each) for graph, each in found.expectations if each.status == "held"]
+    if len(found.graphs) == 1:
+        held = [("", each) for _, each in held]
+    return "\n\n".join(filter(None, (render_text(found.diagnostics), expectation_table(held))))
 
 
 def _json(found: CheckResult) -> str:

@@ -10,7 +10,7 @@ from attrs import asdict
 from policylang.language.shown import Measured, counted, format_quantity, joined, listed, shortened, uncounted_text
 from policylang.planning.inspection.compare import Change, Decider, Figures, OrderChanges, PlanComparison, folded
 from policylang.planning.inspection.worth import same_time
-from policylang.report.diagnostics import compared_rows, compared_table
+from policylang.report.diagnostics import compared_rows
 from policylang.report.layout import code, device_text, table, words
 
 _MOST_NAMES = 6
@@ -30,7 +30,8 @@ def comparison_text(found: PlanComparison) -> str:
     ]
     parts.append("\n".join(order_change_lines(found.order)))
     parts.append("\n".join((table([_HEAD, *_figures(found)], right=range(1, 4)), *_notes(found))))
-    parts.append(compared_table(found.old.expectations, found.new.expectations))
+    if expected := compared_rows(found.old.expectations, found.new.expectations):
+        parts.append(table([("expectation", "before", "after"), *expected], right=range(0)))
     return "\n\n".join(filter(None, parts))
 
 

@@ -38,7 +38,12 @@ def plan_text(
     values = sum(decision is not None for decision in plan.decisions)
     blocks = counted(len(plan.block_names), "block") if plan.block_names else "no blocks"
     heading = f"policy {plan.policy.name}: {counted(values, 'forward value')}, {blocks}"
-    parts = [heading, _totals(found), order_totals(order), expectation_table(plan.expectations)]
+    parts = [
+        heading,
+        _totals(found),
+        order_totals(order),
+        expectation_table([("", each) for each in plan.expectations]),
+    ]
     if not summary:
         at_peak = at_peak_text(values_at_peak(found))
         parts += [_rewrites(found, edits), order_details(order), _rules(found, worth), at_peak]
