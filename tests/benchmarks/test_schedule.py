@@ -5,19 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from attrs import evolve
-from torch import fx
 
 from benchmarks import schedule, schedule_peers
 from benchmarks.schedule_graphs import process_groups, synthetic_half
-from benchmarks.slept_steps import SleptGraph, simulated
 from policylang.api.load import load_device
 from policylang.graph.facts import Group
-from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.simulation.collective_times import collective_seconds
 from policylang.simulation.node_times import node_times
-from tests.support.sharded import fake_ranks
 
 REFERENCE = load_device(schedule.REFERENCE)
 SMALL = synthetic_half(150)
@@ -69,46 +64,3 @@ def test_a_table_of_times_takes_the_place_of_the_networks(tmp_path: Path) -> Non
     assert collective_seconds(SMALL.facts, gather, device) == pytest.approx((1 - 7 / 62) * 1e-3)  # 512 KiB: the line
     assert collective_seconds(near, gather, device) < 1.1e-4
     assert device.name == "measured"
-
-
-# --- steps that are slept through ------------------------------------------------------------------------------------
-
-SLEEPY = DeviceProfile(
-    "sleepy",
-    {"float32": Rate.constant(1e15)},
-    Rate.constant(1e15),
-    networks=(Network(bandwidth=1e15, latency=2e-3),),
-)
-
-
-def reduced(count: int) -> fx.GraphModule:
-    """Sums over ranks, each awaited where it is used; on one process that pretends to be several, of equal terms."""
-    graph = fx.Graph()
-    c10d = torch.ops._c10d_functional
-    found = []
-    for number in range(count):
-        given = graph.placeholder(f"x_{number}")
-        doubled = graph.call_function(torch.ops.aten.add.Tensor, (given, given))
-        start = graph.call_function(c10d.all_reduce.default, (doubled, "sum", "0"))
-        awaited = graph.call_function(c10d.wait_tensor.default, (start,))
-        found.append(graph.call_function(torch.ops.aten.mul.Tensor, (awaited, given)))
-    graph.output(tuple(found))
-    for node in graph.nodes:
-        node.meta["val"] = torch.empty(4, device="meta")
-    return fx.GraphModule(torch.nn.Module(), graph)
-
-
-def test_a_step_that_is_slept_through_gives_what_the_graph_gives() -> None:
-    values = [torch.arange(4.0) + number for number in range(3)]
-    with fake_ranks(4):
-        module = reduced(3)
-        slept = SleptGraph(module, SLEEPY)
-        try:
-            returned, seconds = slept.run(values)
-        finally:
-            slept.close()
-        expected = module(*values)
-        foreseen = simulated(module, SLEEPY)
-    assert all(map(torch.equal, returned, expected))
-    assert foreseen.step == pytest.approx(6e-3, rel=1e-3)
-    assert seconds >= foreseen.step  # nothing was left out: three that wait for each other

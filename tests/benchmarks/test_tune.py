@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any
 
@@ -12,8 +11,7 @@ from functorch.compile import min_cut_rematerialization_partition
 
 from benchmarks import tune, tuned_steps
 from benchmarks.graphs import JointGraph, llama_joint
-from benchmarks.tuning_peers import Point, hand_written, of_policy, of_saved, saved_by_torch
-from benchmarks.tuning_picture import picture
+from benchmarks.tuning_peers import Point, of_policy, of_saved, saved_by_torch
 from policylang.api.load import load_device
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import node_times
@@ -81,22 +79,6 @@ def test_a_choice_of_values_comes_to_what_the_same_policy_comes_to() -> None:
     assert by_policy is not None
     assert by_policy == of_saved("policy", "", saved, facts, times)
     assert by_policy.recompute > 0
-
-
-def test_hand_written_policies_are_of_any_number_of_blocks() -> None:
-    texts = [text for _, text in hand_written(4)]
-    assert len(set(texts)) == len(texts)
-    assert any("in first 3 blocks" in text for text in texts)
-    assert not any("1 blocks" in text for text in texts)
-    assert all("block" not in text for _, text in hand_written(0))
-
-
-def test_the_picture_has_a_dot_for_each_point_in_view() -> None:
-    drawn = picture(measured())
-    assert drawn.startswith("<svg")
-    shown = sum(map(int, re.findall(r"\((\d+) of \d+ in view\)", drawn)))
-    assert 0 < drawn.count("<circle") <= shown
-    assert drawn.count("<polyline") == 1
 
 
 @pytest.mark.slow
