@@ -189,6 +189,7 @@ def test_the_same_nodes_run_again(ours: str, registry: dict[str, object], monkey
     assert recomputed_by(llama(2), POLICIES[ours]) == recomputed
 
 
+@pytest.mark.slow
 def test_without_chunks_of_the_loss_their_pass_also_recomputes_the_final_norm(registry: dict[str, object]):
     """Its backward region begins behind the last node that is labelled as loss. In chunks that is a sum of gradients in
     the norm's backward; otherwise it is the loss's own backward, and what the norm's reads is run again."""
@@ -202,6 +203,7 @@ def test_without_chunks_of_the_loss_their_pass_also_recomputes_the_final_norm(re
     assert {facts.modules[facts.index[name]] for name in more} == {"norm", "layers.1", "layers.1.feed_forward.w2"}
 
 
+@pytest.mark.slow
 def test_without_simple_fsdp_which_it_always_applies_their_pass_recomputes_nothing(registry: dict[str, object]):
     """Then every sum of gradients is labelled as loss, down to the first layer's."""
     assert recomputed_by(llama(2, sharded=False, chunked=False), "full") == set()
