@@ -32,21 +32,19 @@ def apply(
 ) -> fx.GraphModule:
     """Carry a policy out on a graph, and return the graph.
 
-    First the rewrites, then the rest. A joint graph is tagged: every decided forward node gets its ``recompute`` tag
-    and ``node.meta["custom"]["policylang"]``, the line that decided. ``policylang.partition`` then splits it. On a flat
-    graph, forward, loss and backward in one, the whole job is done: it is rematerialised, tagged, audited and put in
-    the order that the policy asks for. Of one half of a partition the lines that rewrite or order collectives are
-    carried out and nothing else; the report says so. A joint graph is put in order once it is split.
-    ``policy`` is a policy or the path of one; ``mesh`` names the dimensions of collectives. ``device`` is the profile
-    that times are worked out from, as in ``policylang.load``.
+    A joint graph is rewritten and tagged: every decided forward node gets its ``recompute`` tag and
+    ``node.meta["custom"]["policylang"]``, the line that decided; ``policylang.partition`` then splits it and puts it in
+    order. A flat graph, forward, loss and backward in one, is rematerialised, tagged, audited and put in order. On one
+    half of a partition, collectives are rewritten and ordered, and nothing else; the report says so.
 
-    With ``agree``, and a process group, the ranks that share the graph compare their plans before anything is changed:
-    those of the mesh, and all that hang together over the groups of the graph.
+    ``policy`` is a policy or the path of one; ``mesh`` names the dimensions of collectives; ``device`` is as in
+    ``policylang.load``. With ``agree``, and a process group, the ranks that share the graph (those of the mesh, and all
+    that hang together over its groups) compare their plans before anything is changed.
 
-    Raises ``PolicyMatchError`` where policy and graph do not fit, or where the graph was traced from a model whose
-    checkpoints follow another policy; ``PolicyGraphError`` for a graph of a kind that policies cannot be applied to,
-    or to which one was applied already if it is flat. The graph is then as it was. ``PolicyAuditError`` where a graph
-    does not do what was planned. ``PolicyDivergenceError`` where ranks have different plans, or one is missing.
+    Raises, and leaves the graph as it was: ``PolicyMatchError`` where policy and graph, or the policy of the model's
+    own checkpoints, do not fit; ``PolicyGraphError`` for a kind of graph that policies cannot be applied to, and for a
+    flat one that has a policy; ``PolicyDivergenceError`` where ranks have different plans, or one is missing.
+    ``PolicyAuditError`` where a graph does not do what was planned.
     """
     return apply_policy(gm, policy_of(policy, device), mesh, agree=agree)
 
@@ -64,19 +62,16 @@ def partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph into forward and backward: a ``partition_fn`` for AOTAutograd.
 
-    ``gm`` is the joint graph and ``joint_inputs`` what it was traced with: a pair, the inputs of the forward and the
-    tangents. The first ``num_fwd_outputs`` of its outputs are the forward's, the others gradients.
-    ``static_lifetime_input_indices`` are the positions of inputs that live on whatever is saved, parameters above all.
-    All of these are AOTAutograd's own. Returned are the forward, whose further outputs are the values saved, and the
+    The arguments are AOTAutograd's own: ``gm`` was traced with ``joint_inputs``, a pair of the inputs of the forward
+    and the tangents; the first ``num_fwd_outputs`` of its outputs are the forward's, the others gradients;
+    ``static_lifetime_input_indices`` are inputs that live on whatever is saved, parameters above all. Other ``options``
+    of partitioners are accepted. Returned are the forward, whose further outputs are the values saved, and the
     backward.
 
-    Follows the plan that ``policylang.apply`` made for this graph, or ``policy``. Other ``options`` of partitioners,
-    such as Inductor's ``compiler``, are accepted. ``device`` as in ``apply``. With ``agree``, ranks that share the
-    graph compare a plan that is made here, as in ``apply``.
+    Follows the plan that ``policylang.apply`` made for this graph, or ``policy``, with ``device`` and ``agree`` as
+    there.
 
-    Raises ``PolicyGraphError`` for a graph that is not a joint graph or has no policy, ``PolicyMatchError`` where
-    policy and graph do not fit, ``PolicyDivergenceError`` where ranks have different plans, and ``PolicyAuditError``
-    where the graphs that came out are not what was planned.
+    Raises as ``policylang.apply``, and ``PolicyGraphError`` for a graph that is no joint graph or has no policy.
     """
     checked_module(gm, "a partition is of a graph module")
     applied = records.plan_of(gm)
@@ -131,19 +126,17 @@ def checkpoint_model(
     """Put a checkpoint that follows a policy around each block of a model, in place, and return the model.
 
     The blocks are those that ``blocks`` names, else the numbered children of the largest ``ModuleList``. Names of
-    modules and parameters stay what they are. ``policylang.report(model)`` has the decisions once the model has run
-    forward with gradients. Call it before ``DistributedDataParallel``; before ``fully_shard`` or after it. What
-    ``prefetch`` and ``bucket … per block`` lines say of weights, ``fully_shard`` is told, and a policy of such lines
-    alone puts no checkpoint anywhere. A second call replaces the policy of the first, and one with None takes it off:
-    the model is then as it was, and ``fully_shard`` is told what it had been told before. ``strict`` as in
-    :func:`context_fn`; ``preserve_rng_state`` as in ``torch.utils.checkpoint``: whether random operators that run a
-    second time draw what they drew at first. ``device`` is the profile that times are worked out from, as in
+    modules and parameters stay. Call it before ``DistributedDataParallel``; before ``fully_shard`` or after it, which
+    is told what ``prefetch`` and ``bucket … per block`` lines say of weights: a policy of such lines alone puts no
+    checkpoint anywhere. A second call replaces the policy of the first, and one with None takes it off: the model is
+    then as it was. ``policylang.report(model)`` has the decisions once the model has run forward with gradients.
+
+    ``strict`` is as in :func:`context_fn`, ``preserve_rng_state`` as in ``torch.utils.checkpoint``, ``device`` as in
     :func:`policylang.load`.
 
     Raises ``PolicyError`` for a policy that cannot be read or means nothing, ``PolicyGraphError`` where the model has
-    no such blocks, and ``PolicyMatchError`` for an order that eager or ``fully_shard`` cannot keep. A block's first
-    call raises as :func:`context_fn` says. With None, ``PolicyGraphError`` where the forward of a block was replaced
-    since.
+    no such blocks (with None, where the forward of a block was replaced since), and ``PolicyMatchError`` for an order
+    that eager or ``fully_shard`` cannot keep. A block's first call raises as :func:`context_fn` says.
     """
     if policy is None:
         take_off(model)

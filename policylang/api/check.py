@@ -6,7 +6,8 @@ Needs no torch, no model and no GPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -15,7 +16,6 @@ from policylang.api.load import DeviceLike, PolicyLike, device_of, operators_at_
 from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.files import policy_files
 from policylang.language.loader import Loaded, load_policy, load_source
-from policylang.language.operators import OperatorTable
 from policylang.language.public_names import SELDOM_IN_GRAPHS
 from policylang.language.syntax import Policy
 from policylang.report.diagnostics import CheckResult
@@ -52,58 +52,49 @@ def check(
     It never raises for what is in a policy or a graph, for a file of theirs that is not there, or for what is none:
     that is a diagnostic.
     """
-    sources = [each for path in paths for each in _sources(path)]
-    files = tuple(map(_name, sources))
+    given = [each for path in paths for each in _loaders(path)]
+    files = tuple(name for name, _ in given)
     profile = device_of(device)
-    given = [graph] if not isinstance(graph, Sequence) or isinstance(graph, str) else graph
-    if not given:
+    on = [graph] if not isinstance(graph, Sequence) or isinstance(graph, str) else graph
+    found: list[Diagnostic] = []
+    if not on:
         operators = operators_at_hand()
-        alone = [_loaded(each, operators) for each in sources]
-        said = (found.found_in(file) for file, each in zip(files, alone, strict=True) for found in _found(each, path))
-        return CheckResult(files, tuple(_once(said)))
-    from policylang.api.planned_graphs import (  # planning, which a check of the text can do without
-        on_graph,
-        read_graphs,
-    )
+        for name, load in given:
+            loaded = load(operators=operators)
+            of_file = [*loaded.diagnostics]
+            if path is not None and loaded.policy is not None:
+                from policylang.api.planned_graphs import refused_of_any_graph  # a text alone can do without planning
 
-    graphs, problems = read_graphs(given)
+                of_file += refused_of_any_graph(loaded.policy, path)
+            found += (each.found_in(name) for each in of_file)
+        return CheckResult(files, tuple(_once(found)))
+    from policylang.api.planned_graphs import on_graph, read_graphs
+
+    graphs, problems = read_graphs(on)
     operators = operators_at_hand(met=dict.fromkeys(name for facts in graphs.values() for name in operators_in(facts)))
-    found = list(problems)  # a graph says itself what it holds
+    found += problems  # a graph says itself what it holds
     plans: list[Plan] = []
-    for file, loaded in ((_name(each), _loaded(each, operators)) for each in sources):
+    for name, load in given:
+        loaded = load(operators=operators)
         of_file = [said for said in loaded.diagnostics if not (graphs and said.code == SELDOM_IN_GRAPHS)]
         if loaded.policy is not None and graphs:
             made, more = on_graph(loaded.policy, graphs, path, one_model=one_model, device=profile)
-            plans.extend(made)
-            of_file.extend(more)
-        found.extend(each.found_in(file) for each in of_file)
+            plans += made
+            of_file += more
+        found += (each.found_in(name) for each in of_file)
     return CheckResult(files, tuple(_once(found)), tuple(graphs), tuple(plans))
 
 
-def _sources(path: PolicyLike | Source) -> Sequence[PolicyLike | Source]:
-    return policy_files(os.fsdecode(path)) if isinstance(path, str | os.PathLike) else [path]
-
-
-def _name(each: PolicyLike | Source) -> str:
-    if isinstance(each, Source | Policy):
-        return each.name
-    return each if isinstance(each, str) else f"<{type(each).__name__}>"
-
-
-def _loaded(each: PolicyLike | Source, operators: OperatorTable) -> Loaded:
-    if isinstance(each, Policy):
-        return Loaded(each, ())
-    if isinstance(each, Source):
-        return load_source(each, None, operators=operators)
-    return load_policy(each, operators=operators)
-
-
-def _found(each: Loaded, path: PathName | None) -> Sequence[Diagnostic]:
-    if path is None or each.policy is None:
-        return each.diagnostics
-    from policylang.api.planned_graphs import refused_of_any_graph  # planning, which a text alone can do without
-
-    return (*each.diagnostics, *refused_of_any_graph(each.policy, path))
+def _loaders(given: PolicyLike | Source) -> list[tuple[str, Callable[..., Loaded]]]:
+    """The files that are given by name, and what loads each."""
+    match given:
+        case Policy():
+            return [(given.name, lambda operators: Loaded(given, ()))]
+        case Source():
+            return [(given.name, partial(load_source, given, None))]
+        case str() | os.PathLike():
+            return [(file, partial(load_policy, file)) for file in policy_files(os.fsdecode(given))]
+    return [(f"<{type(given).__name__}>", partial(load_policy, given))]  # no policy, which a diagnostic says
 
 
 def _once(diagnostics: Iterable[Diagnostic]) -> Iterable[Diagnostic]:

@@ -28,14 +28,13 @@ def backend(
     *,
     device: DeviceLike | None = None,
 ) -> PolicyBackend:
-    """A backend for ``torch.compile`` that saves and recomputes what a policy says.
+    """A backend for ``torch.compile`` that saves and recomputes what a policy says; give two models a backend each.
 
     ``policy`` is a path or what ``policylang.load`` and ``policylang.parse`` return. ``inner`` compiles the two
     halves: ``"inductor"``, or ``"aot_eager"``, which runs them operator by operator. ``root`` is put before every
     module path, for a module that is compiled on its own: with ``root="layers.0"`` the policy sees the paths that the
     whole model would have. With ``agree``, ranks that share a graph compare their plans for it before it is compiled.
-    ``device`` is the profile that times are worked out from, as in :func:`policylang.load`.
-    One backend serves all the graphs of one model; give two models a backend each.
+    ``device`` is as in :func:`policylang.load`.
 
     Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
     """
@@ -94,15 +93,11 @@ def policylang_backend(
     place = policy_text(policy) if isinstance(chosen.policy, Policy) else str(chosen.policy.absolute())
     key = (place, chosen.inner, chosen.root, chosen.agree)
     serving = _by_options.get(key)
-    if serving is None or not _same_text(serving.policy, policy):
+    lines = [rule.span for rule in policy.rules]  # which reports name
+    if serving is None or serving.policy != policy or [rule.span for rule in serving.policy.rules] != lines:
         serving = PolicyBackend(policy, inner=chosen.inner, root=chosen.root, agree=chosen.agree)
         _by_options[key] = serving
     return serving(gm, example_inputs, mode=mode, options=chosen.settings)
-
-
-def _same_text(left: Policy, right: Policy) -> bool:
-    """The policies are equal and have the same line numbers, which reports name."""
-    return left == right and all(a.span == b.span for a, b in zip(left.rules, right.rules, strict=True))
 
 
 def _reset() -> None:

@@ -42,9 +42,15 @@ def load_device(name: str | os.PathLike[str]) -> DeviceProfile:
     Raises :class:`PolicyMeaningError` for a name that there is not, and for a file that is no profile.
     """
     found = read_device(name)
-    if isinstance(found, Diagnostic):
-        raise PolicyMeaningError([_unlike_tracing(str(name), found)])
-    return found
+    if isinstance(found, DeviceProfile):
+        return found
+    if str(name).partition(":")[0].lower() in _TYPES:  # the name of a device to trace for
+        message = f"`{name}` is a device that a step is traced for, and times are worked out from a device profile"
+        help = (
+            "a snapshot says itself what it was traced for; name what the step is to run on, as in `--device h100-sxm`"
+        )
+        found = diagnose(TRACED_FOR, message, help=f"{help}: {found.help}" if found.help else help)
+    raise PolicyMeaningError([found])
 
 
 def device_of(given: DeviceLike | None) -> DeviceProfile | None:
@@ -62,19 +68,6 @@ def on_device(policy: Policy, device: DeviceLike | None) -> Policy:
     return evolve(moved, canonical=format_policy(moved)) if policy.canonical else moved
 
 
-def _unlike_tracing(name: str, found: Diagnostic) -> Diagnostic:
-    """Explain the difference where the name is that of a device to trace for."""
-    if name.partition(":")[0].lower() not in _TYPES:
-        return found
-    message = f"`{name}` is a device that a step is traced for, and times are worked out from a device profile"
-    help = "a snapshot says itself what it was traced for; name what the step is to run on, as in `--device h100-sxm`"
-    return diagnose(TRACED_FOR, message, help=f"{help}: {found.help}" if found.help else help)
-
-
-_GROUPS = "prelude"
-"""Always loaded, and no policy."""
-
-
 @frozen
 class BundledPolicy:
     name: str
@@ -89,7 +82,7 @@ def bundled_policies() -> tuple[BundledPolicy, ...]:
     found = []
     for name in bundled_names():
         file = bundled_file(name)
-        if file is not None and name != _GROUPS:
+        if file is not None and name != "prelude":  # of groups, and no policy
             found.append(BundledPolicy(name, description_of(file.read_text(encoding="utf-8")), file))
     return tuple(found)
 
@@ -169,9 +162,6 @@ def _policy(loaded: Loaded) -> Policy:
     return loaded.policy
 
 
-_CANNOT = "APL104"
-
-
 @frozen
 class Formatting:
     """The result of formatting one file. Nothing has been written yet."""
@@ -195,7 +185,8 @@ class Formatting:
         """The change as a unified diff; empty where there is none."""
         if not self.changes or self.written is None:
             return ""
-        old, new = (_decoded(text).splitlines(keepends=True) for text in (self.content, self.written))
+        sides = (text.decode("utf-8-sig", errors="replace") for text in (self.content, self.written))
+        old, new = (text.splitlines(keepends=True) for text in sides)
         return "".join(difflib.unified_diff(old, new, self.name, f"{self.name} (formatted)"))
 
     def save(self) -> Formatting:
@@ -206,14 +197,21 @@ class Formatting:
             write_whole(Path(self.name), self.written)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            problem = diagnose(_CANNOT, f"`{self.name}` cannot be written: {reason}")
+            problem = diagnose("APL104", f"`{self.name}` cannot be written: {reason}")
             return evolve(self, written=None, diagnostics=(*self.diagnostics, problem), unreadable=True)
         return self
 
 
 def format_files(paths: Sequence[str]) -> list[Formatting]:
     """Format policy files; a folder stands for every ``.apl`` file below it. Nothing is written."""
-    return [_format_file(file) for path in paths for file in policy_files(path)]
+    done = []
+    for name in (file for path in paths for file in policy_files(path)):
+        source = read_source(Path(name), name)
+        if isinstance(source, Diagnostic):
+            done.append(Formatting(name, b"", None, (source,), unreadable=source.code in ("APL103", "APL104")))
+        else:
+            done.append(_format(source, Path(name).read_bytes()))
+    return done
 
 
 def format_text(content: bytes, name: str = "<stdin>") -> Formatting:
@@ -227,20 +225,9 @@ def format_text(content: bytes, name: str = "<stdin>") -> Formatting:
     return _format(Source(name, text), content)
 
 
-def _format_file(name: str) -> Formatting:
-    source = read_source(Path(name), name)
-    if isinstance(source, Diagnostic):
-        return Formatting(name, b"", None, (source,), unreadable=source.code in ("APL103", _CANNOT))
-    return _format(source, Path(name).read_bytes())
-
-
 def _format(source: Source, content: bytes) -> Formatting:
     formatted = format_source(source)
     if formatted.text is None:
         return Formatting(source.name, content, None, formatted.diagnostics)
     written = formatted.text.replace("\n", line_end_of(source.text)).encode()
     return Formatting(source.name, content, written, formatted.diagnostics)
-
-
-def _decoded(content: bytes) -> str:
-    return content.decode("utf-8-sig", errors="replace")

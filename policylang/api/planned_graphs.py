@@ -95,12 +95,10 @@ def _diagnostics(
 
 def findings(made: Plan) -> tuple[Diagnostic, ...]:
     """All that a check says of a policy on a graph."""
-    return one_cause((*kernel_findings(made.facts), *made.diagnostics, *conflicts(made), *_deferred(made)))
-
-
-def _deferred(made: Plan) -> Iterable[Diagnostic]:
+    deferred = []
     for expectation, planned in zip(made.policy.expectations, made.expectations, strict=True):
         untimed = made.times is None and isinstance(expectation, ExpectTotal) and expectation.of_time
         if planned.status == "deferred" and not untimed:  # that there is no device is an error already
             message = f"`{planned.text}` cannot be told from a snapshot: {planned.found}"
-            yield diagnose(DEFERRED, message, expectation.span)
+            deferred.append(diagnose(DEFERRED, message, expectation.span))
+    return one_cause((*kernel_findings(made.facts), *made.diagnostics, *conflicts(made), *deferred))

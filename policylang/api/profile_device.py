@@ -32,9 +32,8 @@ def profile_device(
 
     Matrix products by dtype and size, streams of bytes by size, attention, convolutions, operators that compute more
     than they move, the overhead of a kernel, and copies to and from the host: the median of several rounds over all of
-    it. On a CPU it uses the threads that torch has (``torch.set_num_threads``). In a job of several ranks with a
-    default process group, to be called on each of them, the collectives too; the first rank writes them to a table
-    beside the profile, under its name with the ending ``.table``.
+    it. In a job of several ranks with a default process group, to be called on each, the collectives too; the first
+    rank writes them to a table beside the profile, under its name with the ending ``.table``.
 
     Args:
         path: The file, as ``our-machine.toml``. One that was measured before is replaced, any other is not.
@@ -44,23 +43,34 @@ def profile_device(
         seconds: That the measurement may take, about. A round over all sizes is made in any case.
         progress: Called with what is measured next.
 
-    Raises:
-        PolicyError: there is no such device here, the file cannot be written, or nothing could be timed.
+    Raises ``PolicyError`` where there is no such device, the file cannot be written, or nothing could be timed.
     """
     target = Path(path)
     table = target.with_suffix(".table")
     title = target.stem if name is None else name
-    problem = _first_problem(target, table, title, seconds, device)
-    if (problem := _agreed(problem)) is not None:
+    problems: list[PolicyError | None] = [_first_problem(target, table, title, seconds, device)]
+    if _ranks() > 1:  # where one rank cannot go on, the others would wait for it
+        import torch.distributed as dist
+
+        mine, problems = problems[0], [None] * _ranks()
+        dist.all_gather_object(problems, mine)
+    if (problem := next(filter(None, problems), None)) is not None:
         raise problem
     where = _device(device)
     found = profiled(where, title, table.name, compiled=compiled, budget=seconds, progress=progress)
     if found is None:
-        raise _problem(NO_FIGURES, f"nothing could be timed on `{where}`", _said_by(where))
-    if _is_first():
-        if found.table:
-            _write(table, found.table)
-        _write(target, found.text)
+        said = None
+        try:
+            torch.mm(torch.ones(2, 2, device=where), torch.ones(2, 2, device=where))
+        except RuntimeError as error:
+            said = str(error).splitlines()[0][:200]
+        raise _problem(NO_FIGURES, f"nothing could be timed on `{where}`", said)
+    for file, text in ((table, found.table), (target, found.text)) if _is_first() else ():
+        try:
+            if text:
+                write_whole(file, text.encode())
+        except OSError as error:
+            raise _problem(NO_FILE, f"cannot write `{file}`: {error.strerror or error}") from None
     return found.profile
 
 
@@ -81,26 +91,6 @@ def _first_problem(
                 check_writable(table, FIRST_COLUMNS[0])
     except PolicyError as error:
         return error
-    return None
-
-
-def _agreed(problem: PolicyError | None) -> PolicyError | None:
-    """The first problem of any rank: where one cannot go on, the others would wait for it."""
-    if _ranks() == 1:
-        return problem
-    import torch.distributed as dist
-
-    problems: list[PolicyError | None] = [None] * _ranks()
-    dist.all_gather_object(problems, problem)
-    return next(filter(None, problems), None)
-
-
-def _said_by(device: torch.device) -> str | None:
-    """The error of the smallest matrix product, if it fails."""
-    try:
-        torch.mm(torch.ones(2, 2, device=device), torch.ones(2, 2, device=device))
-    except RuntimeError as error:
-        return str(error).splitlines()[0][:200]
     return None
 
 
@@ -129,28 +119,19 @@ def check_writable(path: Path, begins: str) -> None:
     try:
         if path.is_dir():
             raise _problem(NO_FILE, f"`{shown}` is a folder", "name a file in it: `our-machine.toml`")
-        if path.exists() and not _begins(path, begins):
-            help = "name another file, or move it away"
-            raise _problem(NO_FILE, f"`{shown}` is there, and no measurement wrote it", help)
+        if path.exists():
+            ours = False
+            if path.is_file():  # a terminal or a pipe would be waited for
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    ours = file.read(200).lstrip().startswith(begins)
+            if not ours:
+                help = "name another file, or move it away"
+                raise _problem(NO_FILE, f"`{shown}` is there, and no measurement wrote it", help)
         with tempfile.TemporaryFile(dir=path.resolve().parent):
             pass
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _problem(NO_FILE, f"cannot write `{shown}`: {reason}") from None
-
-
-def _begins(path: Path, text: str) -> bool:
-    if not path.is_file():  # a terminal or a pipe would be waited for
-        return False
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return file.read(200).lstrip().startswith(text)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_whole(path, text.encode())
-    except OSError as error:
-        raise _problem(NO_FILE, f"cannot write `{path}`: {error.strerror or error}") from None
 
 
 def _ranks() -> int:

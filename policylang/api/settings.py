@@ -7,14 +7,14 @@ functions do not.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
 
 from policylang.language.devices.reading import find_device
-from policylang.language.devices.toml_text import KeyPlace, place_of, tables_of
+from policylang.language.devices.toml_text import place_of, tables_of
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.files import reason_of
 from policylang.language.shown import did_you_mean, nearest, shortened
@@ -96,77 +96,60 @@ def _of_file(file: Path, name: str) -> tuple[ProjectSettings, tuple[Diagnostic, 
     try:
         source = Source(name, content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        return ProjectSettings(file=file), (_no_text(content, name, error),)
+        at = len(content[: error.start].decode("utf-8-sig"))
+        span = Span(Source(name, content.decode("utf-8-sig", errors="replace")), at, at + 1)
+        message = f"the file is not text: byte 0x{content[error.start]:02x} is not UTF-8"
+        return ProjectSettings(file=file), (diagnose(UNREADABLE, message, span, help="TOML is UTF-8 text"),)
     table: Any = tables_of(source, UNREADABLE)
     if isinstance(table, Diagnostic):
         return ProjectSettings(file=file), (table,)
     for key in _TABLE:
         table = table.get(key) if isinstance(table, dict) else None
-    return None if table is None else _SettingsReader(file, source).settings(table)
+    return None if table is None else _settings(file, source, table)
 
 
-def _no_text(content: bytes, name: str, error: UnicodeDecodeError) -> Diagnostic:
-    at = len(content[: error.start].decode("utf-8-sig"))
-    span = Span(Source(name, content.decode("utf-8-sig", errors="replace")), at, at + 1)
-    message = f"the file is not text: byte 0x{content[error.start]:02x} is not UTF-8"
-    return diagnose(UNREADABLE, message, span, help="TOML is UTF-8 text")
+def _settings(file: Path, source: Source, table: Any) -> tuple[ProjectSettings, tuple[Diagnostic, ...]]:
+    problems: list[Diagnostic] = []
+
+    def value_of(key: str) -> Span:
+        return place_of(source, _TABLE, key).value
+
+    def wrong(message: str, span: Span, help: str | None = None, code: str = WRONG_VALUE) -> None:
+        problems.append(diagnose(code, message, span, help=help))
+
+    if not isinstance(table, dict):
+        message = f"`policylang` is {_kind(table)}, and should be a table"
+        help = "write `[tool.policylang]`, and below it the settings"
+        wrong(message, place_of(source, _TABLE, None).key, help)
+        return ProjectSettings(file=file), tuple(problems)
+    for key in table:
+        if key not in KEYS:
+            message = f"`{shortened(key, _LONGEST)}` means nothing in `[tool.policylang]`"
+            wrong(message, place_of(source, _TABLE, key).key, _near(key, KEYS), UNKNOWN_KEY)
+    given: dict[str, str] = {}
+    for key in filter(table.__contains__, KEYS):
+        value = table[key]
+        if not isinstance(value, str) or not value.strip() or "\0" in value:
+            what = f"is {_kind(value)}" if not isinstance(value, str) else "has a NUL" if value.strip() else "is empty"
+            wrong(f"`{key}` {what}, and should be {_WHAT[key]}", value_of(key))
+        elif key == "path" and value not in PLANNED:
+            wrong(f"there is no path `{shortened(value, _LONGEST)}`", value_of(key), _near(value, PLANNED))
+        elif key == "device":
+            found = find_device(value, file.parent)
+            if isinstance(found, Diagnostic):
+                wrong(found.message, value_of(key), found.help)
+            else:
+                device, shown = found
+                given[key] = value if shown.startswith("<") else os.path.normpath(file.parent / device)
+        else:
+            given[key] = os.path.normpath(file.parent / value) if key == "graph" else value
+    places = {key: value_of(key) for key in given}
+    problems.sort(key=lambda each: each.span.start if each.span else 0)
+    return ProjectSettings(**given, file=file, places=places), tuple(problems)
 
 
-class _SettingsReader:
-    def __init__(self, file: Path, source: Source) -> None:
-        self.file, self.source = file, source
-        self.found: list[Diagnostic] = []
-
-    def settings(self, table: Any) -> tuple[ProjectSettings, tuple[Diagnostic, ...]]:
-        if not isinstance(table, dict):
-            message = f"`policylang` is {_kind(table)}, and should be a table"
-            self._wrong(WRONG_VALUE, message, self._place().key, "write `[tool.policylang]`, and below it the settings")
-            return ProjectSettings(file=self.file), tuple(self.found)
-        for key in table:
-            if key not in KEYS:
-                help = did_you_mean(nearest(key, KEYS)) or f"there are {', '.join(f'`{each}`' for each in KEYS)}"
-                message = f"`{shortened(key, _LONGEST)}` means nothing in `[tool.policylang]`"
-                self._wrong(UNKNOWN_KEY, message, self._place(key).key, help)
-        given = {key: value for key in KEYS if (value := self._text(table, key)) is not None}
-        if "graph" in given:
-            given["graph"] = str(self._in_folder(given["graph"]))
-        if "path" in given and given["path"] not in PLANNED:
-            help = did_you_mean(nearest(given["path"], PLANNED)) or f"there are {', '.join(f'`{e}`' for e in PLANNED)}"
-            name = shortened(given.pop("path"), _LONGEST)
-            self._wrong(WRONG_VALUE, f"there is no path `{name}`", self._place("path").value, help)
-        if "device" in given and (device := self._device(given.pop("device"))) is not None:
-            given["device"] = device
-        places = {key: self._place(key).value for key in given}
-        found = tuple(sorted(self.found, key=lambda each: each.span.start if each.span else 0))
-        return ProjectSettings(**given, file=self.file, places=places), found
-
-    def _text(self, table: Mapping[str, Any], key: str) -> str | None:
-        value = table.get(key)
-        if value is None:
-            return None
-        if isinstance(value, str) and value.strip() and "\0" not in value:
-            return value
-        is_ = f"is {_kind(value)}" if not isinstance(value, str) else "is empty" if not value.strip() else "has a NUL"
-        self._wrong(WRONG_VALUE, f"`{key}` {is_}, and should be {_WHAT[key]}", self._place(key).value)
-        return None
-
-    def _device(self, name: str) -> str | None:
-        """A file becomes absolute; the name of a bundled profile stays."""
-        found = find_device(name, self.file.parent)
-        if isinstance(found, Diagnostic):
-            self._wrong(WRONG_VALUE, found.message, self._place("device").value, found.help)
-            return None
-        path, shown = found
-        return name if shown.startswith("<") else str(self._in_folder(str(path)))
-
-    def _in_folder(self, path: str) -> Path:
-        return Path(os.path.normpath(self.file.parent / path))
-
-    def _place(self, key: str | None = None) -> KeyPlace:
-        return place_of(self.source, _TABLE, key)
-
-    def _wrong(self, code: str, message: str, span: Span, help: str | None = None) -> None:
-        self.found.append(diagnose(code, message, span, help=help))
+def _near(word: str, known: Sequence[str]) -> str:
+    return did_you_mean(nearest(word, known)) or f"there are {', '.join(f'`{each}`' for each in known)}"
 
 
 def _kind(value: object) -> str:

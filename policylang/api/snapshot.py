@@ -30,28 +30,27 @@ def snapshot(
 ) -> tuple[Path, ...]:
     """Write the facts of a graph to a file, from which a policy is planned as on the graph; returns what was written.
 
-    ``subject`` is a graph module (joint, flat, or a half of a partition), what ``policylang.trace_step`` returned, or
-    a model compiled under a policy, its backend or its partitioner, once the model has run forward with gradients.
-    Where a policy has acted on a graph, it is the graph as it was before. ``path`` holds no weights and no code. A
-    model of several graphs becomes several files: of ``model.graph``, ``model.0.graph`` and so on, in order of
-    compilation.
+    ``subject`` is a graph module (joint, flat, or a half of a partition), what ``policylang.trace_step`` returned, or a
+    model compiled under a policy, its backend or its partitioner, once the model has run forward with gradients. Where
+    a policy has acted on a graph, it is the graph as it was before. The file, ``path``, holds no weights and no code. A
+    model of several graphs becomes several files: of ``model.graph``, ``model.0.graph`` and so on, as they were
+    compiled.
 
     With ``device="cuda"``, ``subject`` may also be a function without arguments that returns what
-    ``policylang.trace_step`` returned: it is called, and every step in it is traced as a GPU of ``compute_capability``
-    runs it, as with the arguments of that function, on a machine with or without one.
+    ``policylang.trace_step`` returned, whose steps are traced as a GPU of ``compute_capability`` runs them.
 
-    Warns with ``PolicyWarning`` where the graph holds other kernels than the device that the step trains on: traced on
-    ``meta``, or on a CPU with its attention written out, where ``device="cpu"`` does not say that it trains there.
-
-    Raises ``PolicyGraphError`` for anything else, where nothing was planned yet, where the graph came from a compile
-    cache, where the graph is not one of ``device``, and where the file cannot be written.
+    Warns with ``PolicyWarning`` where the graph holds other kernels than the device that the step trains on. Raises
+    ``PolicyGraphError`` for anything else, where nothing was planned yet, where the graph came from a compile cache,
+    where it is not one of ``device``, and where the file cannot be written.
     """
-    target = _target(device, compute_capability)
-    if target is not None and isinstance(subject, FunctionType | MethodType):
-        from policylang.tracing.target_device import tracing_for
+    target: TargetDevice | None = None
+    if device is not None or compute_capability is not None:
+        from policylang.tracing.target_device import target_device, tracing_for
 
-        with tracing_for(target):
-            subject = subject()
+        target = target_device(device, compute_capability)
+        if isinstance(subject, FunctionType | MethodType):
+            with tracing_for(target):
+                subject = subject()
     paths, found = write_snapshots(subject, path, target)
     for diagnostic in found:
         message = f"{diagnostic.message} ({diagnostic.code})"
@@ -60,21 +59,18 @@ def snapshot(
     return paths
 
 
-def _target(device: Device | None, capability: Capability | None) -> TargetDevice | None:
-    if device is None and capability is None:
-        return None
-    from policylang.tracing.target_device import target_device
-
-    return target_device(device, capability)
-
-
 def write_snapshots(
     subject: Any, path: str | os.PathLike[str], device: TargetDevice | None
 ) -> tuple[tuple[Path, ...], tuple[Diagnostic, ...]]:
     """The files, and what is to be said of the graphs' kernels. Raises as :func:`snapshot` does."""
     found = facts_of(subject)
     if device is not None:
-        _check_device(found, device.kind)
+        others = sorted({each for facts in found for each in traced_on(facts)} - {device.kind})
+        if others:
+            message = f"the graph was traced on `{others[0]}`, and a snapshot for `{device.kind}` was asked for"
+            help = "hand over the function that calls `policylang.trace_step`, or trace with "
+            help += f'`policylang.trace_step(…, device="{device.kind}")`'
+            raise PolicyGraphError([diagnose(OTHER_DEVICE, message, help=help)])
     target = Path(path)
     several = (target.with_name(f"{target.stem}.{number}{target.suffix}") for number in range(len(found)))
     paths = (target,) if len(found) == 1 else tuple(several)
@@ -83,21 +79,6 @@ def write_snapshots(
     said = (diagnostic for facts in found for diagnostic in kernel_findings(facts))
     meant = device is not None and device.kind == "cpu"
     return paths, tuple(dict.fromkeys(each for each in said if not (meant and each.code == ATTENTION_IN_MATMULS)))
-
-
-def _check_device(found: tuple[Facts, ...], kind: str) -> None:
-    others = sorted({each for facts in found for each in traced_on(facts)} - {kind})
-    if others:
-        raise PolicyGraphError(
-            [
-                diagnose(
-                    OTHER_DEVICE,
-                    f"the graph was traced on `{others[0]}`, and a snapshot for `{kind}` was asked for",
-                    help="hand over the function that calls `policylang.trace_step`, or trace with "
-                    f'`policylang.trace_step(…, device="{kind}")`',
-                )
-            ]
-        )
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> Facts:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,7 +56,8 @@ def report_on(subject: Any) -> Report:
     """See :func:`policylang.report`."""
     found = findings_on(subject)
     orders = tuple(order_reports(subject))
-    empty = [each for each in sessions_of(subject) if each.without_layers]
+    sessions = sessions_of(subject)
+    empty = [each for each in sessions if each.without_layers]
     notes = tuple(f"{each.without_layers} holds no layers, and a checkpoint has nothing to do" for each in empty)
     if not found and (orders or empty):
         names = dict.fromkeys([*(each.policy for each in orders), *(each.policy.name for each in empty)])
@@ -68,7 +68,6 @@ def report_on(subject: Any) -> Report:
     if found is None:
         no_policy = isinstance(subject, fx.GraphModule)
         raise PolicyGraphError([refusals.no_policy() if no_policy else refusals.nothing_to_report(subject)])
-    sessions = sessions_of(subject)
     left = () if sessions else frames_left_of(subject, others=not found)
     if not found:
         compiled = bool(getattr(subject, marks.COMPILER, False) or getattr(backend_of(subject), marks.COMPILER, False))
@@ -77,7 +76,7 @@ def report_on(subject: Any) -> Report:
             [refusals.nothing_decided(checkpointed=bool(sessions), compiled=compiled, left=left, skipped=skipped)]
         )
     report = combined([each.report for each in found])
-    said = [sentence for session in sessions_of(subject) for sentence in (*session.outside(), *session.loads())]
+    said = [sentence for session in sessions for sentence in (*session.outside(), *session.loads())]
     uncompiled = tuple(f"{each.message} ({each.code})" for each in map(refusals.runs_as_it_is, left))
     warnings = (*report.warnings, *uncompiled)
     return _with_orders(evolve(report, warnings=warnings, notes=(*report.notes, *notes, *said)), orders)
@@ -106,25 +105,22 @@ def trace_step(
 ) -> TracedStep:
     """Traces ``loss_fn(model, *batch)`` and its gradients into one flat graph.
 
-    Nothing is computed and the model is left as it was. ``loss_fn`` returns the loss, a tensor of one element;
-    ``batch`` is any tree of tensors. Fixed in the graph are the shapes, everything in the batch that is no tensor, the
-    train or eval mode of every module and the values of attributes other than tensors. An autocast around the call, or
-    inside ``loss_fn``, is part of the graph. ``torch.utils.checkpoint`` regions are not carried out but tagged, for a
-    policy to keep or override; those that follow a policy are left out, for the graph to be given the same one.
+    Nothing is computed and the model is left as it was. ``loss_fn`` returns a tensor of one element; ``batch`` is any
+    tree of tensors. Fixed in the graph are shapes, what in the batch is no tensor, the mode of every module, and
+    attributes other than tensors. An autocast around the call or inside ``loss_fn`` is part of it.
+    ``torch.utils.checkpoint`` regions are tagged, for a policy to keep or override; those that follow a policy are left
+    out, to be given the same one.
 
-    With ``optimizer`` its step is part of the graph too: each call updates the parameters and the optimizer's state,
-    with the learning rates it has then. It must have taken a step before, so that its state exists. The update is the
-    one that the optimizer makes with ``capturable=True``: equal to the usual one but for the last bits.
+    With ``optimizer``, which must have taken a step before, its step is part of the graph: each call updates the
+    parameters and the optimizer's state with the learning rates of then, as with ``capturable=True``.
 
-    ``device="cuda"`` traces the step as a GPU runs it, wherever the model and the batch are (on ``meta`` too): with the
-    kernels that the GPU would choose, at true sizes, on a machine without one and without memory for the weights. The
-    step then can be planned and written to a snapshot, and called only where the model is on that device.
-    ``compute_capability`` says which GPU, as ``"8.0"`` or ``(8, 0)``; by default the machine's own, else 9.0.
-    ``device="cpu"`` is a model on ``meta`` as the CPU runs it.
+    ``device="cuda"`` traces the step as a GPU runs it, at true sizes, wherever the model and the batch are (on ``meta``
+    too) and without memory for the weights; it then can be planned and written to a snapshot, and called where the
+    model is on that device. ``compute_capability`` says which GPU, as ``"8.0"`` or ``(8, 0)``; by default the machine's
+    own, else 9.0. ``device="cpu"`` is a model on ``meta`` as the CPU runs it.
 
-    Raises:
-        PolicyGraphError: the loss is not a scalar, nothing requires a gradient, the step cannot be traced, or the
-            optimizer has no state or other parameters; a device for which no step can be traced.
+    Raises ``PolicyGraphError`` where the loss is not a scalar, nothing requires a gradient, the step cannot be traced
+    on this device, or the optimizer has no state or other parameters.
     """
     target = target_device(device, compute_capability) or ambient_device()
     state = read_state(model)
@@ -140,9 +136,8 @@ def trace_step(
 class TracedStep:
     """``loss, gradients = step(*batch)``: the traced forward, loss and backward on the model as it is now.
 
-    ``gradients`` maps the names of ``named_parameters()`` to gradients. A parameter that the loss does not depend on,
-    or that requires none, is absent; one that the model has under several names is there under the first. Parameters
-    and buffers are read from the model at each call, buffers that the forward updates are updated once. A step that
+    ``gradients`` maps the first names of ``named_parameters()`` to gradients, where there are any. Parameters and
+    buffers are read from the model at each call, buffers that the forward updates are updated once. A step that
     contains its optimizer updates the parameters and returns no gradients, so that each can die early.
     """
 
@@ -177,7 +172,11 @@ class TracedStep:
 
         Warns, once, where the model has checkpoints and nothing was done to the graph to carry them out.
         """
-        self._check_device()
+        here = [kind for kind in self._device_types if self.device is not None and kind != self.device.kind]
+        if here:
+            message = f"the step was traced as on `{self.device}`, and the model is on `{here[0]}`"
+            help = "plan on it, or write it to a snapshot; to run a step, trace it where the model is"
+            raise problem(ELSEWHERE, message, help=help)
         if not self._looked_at:
             self._looked_at = True
             self._warn_of_checkpoints()
@@ -188,7 +187,9 @@ class TracedStep:
         self._updates.check(updates)
         plain, _ = take_apart([*state.tensors, *inputs, *updates.tensors.values()])
         # the graph holds its own backward and its own casts
-        with torch.no_grad(), _no_autocast(self._device_types):
+        with torch.no_grad(), ExitStack() as stack:
+            for kind in filter(torch.is_autocast_enabled, self._device_types):
+                stack.enter_context(torch.autocast(kind, enabled=False))
             try:
                 outputs = runtime.run(self.gm, plain)
             except RuntimeError as error:
@@ -198,15 +199,6 @@ class TracedStep:
                 raise found from error
         loss, *gradients = put_together(outputs, self._captured.outputs)
         return loss, dict(zip(self._captured.gradients, gradients, strict=True))
-
-    def _check_device(self) -> None:
-        here = [kind for kind in self._device_types if self.device is not None and kind != self.device.kind]
-        if here:
-            raise problem(
-                ELSEWHERE,
-                f"the step was traced as on `{self.device}`, and the model is on `{here[0]}`",
-                help="plan on it, or write it to a snapshot; to run a step, trace it where the model is",
-            )
 
     def _warn_of_checkpoints(self) -> None:
         if records.last_audited(self.gm) is not None:
@@ -252,12 +244,3 @@ class TracedStep:
         if captured.unrepeated:
             lines.append(f"  does not repeat the change of {listed([f'`{name}`' for name in captured.unrepeated], 3)}")
         return "\n".join(lines)
-
-
-@contextmanager
-def _no_autocast(device_types: list[str]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for device_type in device_types:
-            if torch.is_autocast_enabled(device_type):
-                stack.enter_context(torch.autocast(device_type, enabled=False))
-        yield

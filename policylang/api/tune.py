@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from policylang.api.load import DeviceLike, load_device
+from policylang.api.load import DeviceLike, device_of
 from policylang.api.planned_graphs import PathName
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.any_form import read_any
@@ -63,52 +63,45 @@ def tune(
     """The policy that takes the least time within a budget of memory, or the least memory within one of time.
 
     Args:
-        graph: a snapshot, facts, or whatever :func:`policylang.snapshot` takes: a graph module, a traced step, a model
-            that ran compiled under a policy.
-        peak: bytes that the step may take at its highest moment, parameters, gradients and all: ``"70 GiB"``, or a
-            number.
+        graph: a snapshot, facts, or whatever :func:`policylang.snapshot` takes.
+        peak: bytes that the step may take at its highest moment, parameters and gradients included: ``"70 GiB"``.
         saved: instead, bytes that may be kept for the backward.
-        recompute_time: instead, how much of the forward's time second runs may take: ``"5%"``, or ``0.05``.
-        device: the name of a bundled device profile, the path of a file, or a profile.
-        optimizer: whose state takes memory beside the graph: ``"adamw"``, another name of
-            :data:`policylang.tuning.budgets.STATES`, or a size. State has the dtype of its parameter, as in
-            ``torch.optim``, and a parameter without a gradient has none.
+        recompute_time: instead, how much of the forward's time recomputation may take: ``"5%"``, or ``0.05``.
+        device: a device profile, as :func:`policylang.load_device` takes it.
+        optimizer: whose state takes memory beside the graph: a name of :data:`policylang.tuning.budgets.STATES` such as
+            ``"adamw"``, or a size. State has the dtype of its parameter; a parameter without a gradient has none.
         reserve: the share of the memory that is set aside for what the allocator wastes: ``"5%"``.
         offload: whether values may also be copied to the host.
-        path: what will carry the policy out, as for :func:`policylang.check`; by default what the graph is.
-        table: whether ``TunedPolicy.table`` is to have policies over the whole range of memory, which takes longer, and
-            not only those that were weighed for the budget.
+        path: what will carry the policy out, as for :func:`policylang.check`.
+        table: whether ``TunedPolicy.table`` is to cover the whole range of memory, which takes longer.
 
     Needs no torch for a snapshot. The same graph, device and budget give the same text, byte for byte, everywhere.
 
     Raises :class:`PolicyMeaningError` for what is no budget, size or device, :class:`PolicyGraphError` for a graph that
-    nothing can be tuned for, and :class:`PolicyMatchError` where no policy meets the budget: with the smallest peak
-    that can be reached, the node where it is, and what stands in the way.
+    nothing can be tuned for, and :class:`PolicyMatchError` where no policy meets the budget, with what stands in the
+    way.
     """
     facts, name = _facts_of(graph)
-    budget = _value(read_budget(peak, saved, recompute_time))
-    profile = device if isinstance(device, DeviceProfile) else load_device(device)
+    profile = device_of(device)
+    assert profile is not None
+    budget = read_or_raise(read_budget(peak, saved, recompute_time))
     if budget is None:
         raise PolicyMeaningError([no_budget(profile)])
     if path is not None and path not in PLANNED:
         help = f"the paths are {', '.join(PLANNED)}"
         raise PolicyMeaningError([diagnose(NO_PATH, f"there is no path `{path}`", help=help)])
-    besides = Besides(optimizer=_value(read_optimizer(optimizer, facts)), reserve=_value(read_reserve(reserve)))
-    found = tuned_policy(
+    return tuned_policy(
         facts,
         name,
         profile,
         budget,
-        besides=besides,
+        optimizer=optimizer,
+        reserve=reserve,
         named=None if isinstance(device, DeviceProfile) else os.fspath(device),
-        optimizer=optimizer if isinstance(optimizer, str) else "",
         offload=offload,
         path=path,
         table=table,
     )
-    if isinstance(found, Diagnostic):
-        raise (PolicyGraphError if found.code == UNSUITABLE else PolicyMatchError)([found])
-    return found
 
 
 def tuned_policy(
@@ -117,41 +110,47 @@ def tuned_policy(
     device: DeviceProfile,
     budget: Budget | None,
     *,
-    besides: Besides,
-    named: str | None = None,
+    optimizer: Size | None,
+    reserve: Share,
+    named: str | None,
     folder: Path = Path(),
-    optimizer: str = "",
-    offload: bool = False,
-    path: PathName | None = None,
-    table: bool = False,
+    offload: bool,
+    path: PathName | None,
+    table: bool,
     progress: Callable[[str], None] | None = None,
-) -> TunedPolicy | Diagnostic:
-    """:func:`tune` with its arguments read; returns the error where it cannot be done.
+) -> TunedPolicy:
+    """:func:`tune` with its graph, device and budget read; raises as it does, and ``PolicyError`` where the solver is
+    not installed.
 
     ``graph`` is the name of the graph's file, empty where there is none, ``named`` how the device was given, ``folder``
-    where the policy will lie, ``optimizer`` the one whose state ``besides`` has. Without a budget it is the trade-off
-    that is asked for: there is no text then, and what is chosen is the fastest.
+    where the policy will lie. Without a budget it is the trade-off that is asked for: there is no text then, and what
+    is chosen is the fastest.
     """
+    besides = Besides(
+        optimizer=read_or_raise(read_optimizer(optimizer, facts)), reserve=read_or_raise(read_reserve(reserve))
+    )
     capabilities = capabilities_for(facts.kind, path)
     called = f"`{graph}`" if graph else "the graph"
     times = node_times(facts, device)
     problem = (
-        unsuitable(facts, called) or decides_nothing(capabilities) or (no_copies(capabilities) if offload else None)
+        unsuitable(facts, called)
+        or decides_nothing(capabilities)
+        or (no_copies(capabilities) if offload else None)
+        or lacking(times, copies=offload)
     )
-    problem = problem or lacking(times, copies=offload)
     if problem is not None:
-        return problem
-    within = Budget("peak", inf) if budget is None else budget
+        raise (PolicyGraphError if problem.code == UNSUITABLE else PolicyMatchError)([problem])
     try:
         from policylang.tuning.tuner import Tuner
-    except ImportError as error:  # an extra, which nothing else needs
+    except ImportError as error:  # nothing but tuning needs the extra
         message = f"a policy is tuned with packages of their own, and `{error.name}` is not installed"
         raise PolicyError([diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]) from None
+    within = Budget("peak", inf) if budget is None else budget
     tuner = Tuner(facts, times, capabilities, besides=besides, offload=offload, progress=progress)
     found = tuner.tuned(within, table=table)
     if isinstance(found, Infeasible):
-        return infeasible(found, facts, times, capabilities)
-    name = optimizer.strip().lower()
+        raise PolicyMatchError([infeasible(found, facts, times, capabilities)])
+    state = optimizer.strip().lower() if isinstance(optimizer, str) else ""
     subject = TuningSubject(
         graph=graph,
         kind=facts.kind.value,
@@ -159,7 +158,7 @@ def tuned_policy(
         fingerprint=fingerprint(facts),
         device=times.device.name,
         device_named=_in_a_policy(device, named, folder),
-        optimizer=name if name in STATES else "",
+        optimizer=state if state in STATES else "",
         path=path or "",
         priced_by_bytes=times.uncounted,
     )
@@ -173,10 +172,8 @@ def tuned_policy(
     if budget is None:
         return TunedPolicy("", found, subject, tuple(filter(None, notes)))
     if not found.chosen.recompute and not found.chosen.offloaded and budget.figure != "recompute time":
-        room = int(budget.limit) - memory_of(found.chosen, found)
-        message = (
-            f"nothing has to be recomputed: with all saved, {format_quantity(room, 'bytes')} of the budget are left"
-        )
+        room = format_quantity(int(budget.limit) - memory_of(found.chosen, found), "bytes")
+        message = f"nothing has to be recomputed: with all saved, {room} of the budget are left"
         notes.append(diagnose(NOTHING_RECOMPUTED, message, help="a larger batch or fewer ranks may fit as well"))
     text = tuned_text(found, subject, timed=_counts(found, facts, times, capabilities))
     return TunedPolicy(text, found, subject, tuple(filter(None, notes)))
@@ -229,7 +226,8 @@ def _facts_of(graph: Any) -> tuple[Facts, str]:
     return found[0], ""
 
 
-def _value(read: Read | Diagnostic) -> Read:
+def read_or_raise(read: Read | Diagnostic) -> Read:
+    """Raises ``PolicyMeaningError`` for a diagnostic in place of what was to be read."""
     if isinstance(read, Diagnostic):
         raise PolicyMeaningError([read])
     return read

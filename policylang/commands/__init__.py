@@ -1,5 +1,4 @@
-"""The subcommands of ``policylang``, one file each.
+"""The subcommands of ``policylang``. None of them imports torch before its ``run`` needs it.
 
-A subcommand has ``NAME`` and ``SUMMARY``, ``arguments(parser)`` declares what it takes, and ``run(options)`` returns
-its exit code. None of them imports torch before ``run`` needs it.
+``arguments(parser)`` declares what a subcommand takes, and ``run(options)`` returns its exit code.
 """

@@ -24,19 +24,13 @@ import json
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from policylang.commands.inputs import add_form, add_import, read_policy
+from policylang.commands.inputs import add_form, add_options, read_policy
 from policylang.commands.output import Exit, UsageError, say
 from policylang.commands.users_code import UsersCodeError, named_function, need_torch, show, users_code
 from policylang.planning.capabilities import COMPARED
 
-if TYPE_CHECKING:
-    from policylang.language.syntax import Policy
-    from policylang.testing.agreement import Agreement
-
-NAME = "agree"
-SUMMARY = "run a model under a policy on every path, and compare"
 _LLAMA = "llama"
 
 
@@ -48,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path", action="append", choices=COMPARED, help="only this path; may be given several times (default: all)"
     )
-    add_import(parser)
+    add_options(parser, "--import")
     add_form(parser, "json")
 
 
@@ -59,32 +53,22 @@ def run(options: argparse.Namespace) -> Exit:
             _function(options.model)  # its module may register operators that the policy names
         policy = read_policy(options.policy)
         need_torch()
-        found = _agreement(policy, options)
+        from policylang.testing.path_runs import Setup, batch_of, compare_paths
+
+        function = _function(options.model)
+        with users_code():
+            model, loss_fn, batch = function()
+        made = [model]
+        setup = Setup(lambda: made.pop() if made else function()[0], loss_fn, batch_of(batch), guard=users_code)
+        found = compare_paths(setup, policy, options.path, _tell)
     except UsersCodeError as failed:
         help = "the function returns (model, loss_fn, batch), and loss_fn(model, *batch) a scalar"
-        return show(failed, NAME, options.model, help)
+        return show(failed, "agree", options.model, help)
     if options.output_format == "json":
         say(json.dumps(found.to_dict(), indent=2), "json")
     else:
         say(found)
     return Exit.CLEAN if found.agrees else Exit.DIAGNOSTICS
-
-
-def _agreement(policy: Policy, options: argparse.Namespace) -> Agreement:
-    """Raises ``UsersCodeError`` for what the function or the plain model raises."""
-    from policylang.testing.path_runs import Setup, batch_of, compare_paths
-
-    function = _function(options.model)
-    with users_code():
-        model, loss_fn, batch = function()
-    setup = Setup(_again(function, model), loss_fn, batch_of(batch), guard=users_code)
-    return compare_paths(setup, policy, options.path, _tell)
-
-
-def _again(function: Callable[[], Any], first: Any) -> Callable[[], Any]:
-    """The model that was made already, then new ones."""
-    made = [first]
-    return lambda: made.pop() if made else function()[0]
 
 
 def _tell(stage: str) -> None:

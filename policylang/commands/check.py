@@ -23,24 +23,19 @@ import argparse
 
 from attrs import evolve
 
+from policylang.api.load import device_of
 from policylang.commands.inputs import (
-    add_device,
-    add_form_of_findings,
-    add_import,
-    add_path,
-    add_project,
+    add_form,
+    add_options,
     check_policies,
     once_at_most,
     print_findings,
-    read_profile,
     take_settings,
     tell_settings,
 )
 from policylang.commands.output import Exit, UsageError
 from policylang.language.shown import counted, joined
-
-NAME = "check"
-SUMMARY = "check policy files"
+from policylang.report.diagnostics import RENDERERS
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,16 +50,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="check the policies on a graph as well: a snapshot that `policylang snapshot` wrote, a recorded graph in "
         "JSON or a graph as text; may be given several times",
     )
-    add_path(parser)
-    add_device(parser)
+    add_options(parser, "--path", "--device")
     parser.add_argument(
         "--one-model",
         action="store_true",
         help="the graphs are those of one model: a rule has to match in one of them, not in each",
     )
-    add_project(parser)
-    add_import(parser)
-    add_form_of_findings(parser)
+    add_options(parser, "--no-project", "--import")
+    add_form(parser, *RENDERERS)
     parser.add_argument("--deny", choices=("warnings",), help="fail on warnings too")
     parser.add_argument(
         "--torch",
@@ -75,12 +68,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Exit:
     if options.torch:
-        _import_torch()
+        try:  # the resolver asks the registry of a torch that is loaded
+            import torch  # noqa: F401
+        except Exception as error:  # not there, or broken in whatever way: libraries, extensions that it loads
+            raise UsageError(f"`--torch` needs a torch that can be imported: {error}") from None
     once_at_most(*options.files)
     taken = take_settings(options, "graph", "path", "device")
     if options.device is not None and not options.graph:
         raise UsageError("times are those of a graph, and `--device` is given without one", "add `--graph GRAPH`")
-    device = read_profile(options.device)
+    device = device_of(options.device)
     how = {"graph": options.graph, "path": options.path, "one_model": options.one_model, "device": device}
     result = check_policies(options.files, **how)
     result = evolve(result, diagnostics=taken.placed(result.diagnostics))
@@ -99,11 +95,3 @@ def run(options: argparse.Namespace) -> Exit:
     summary += f": {found if result.errors or result.warnings else 'clean'}"
     failed = result.errors or (options.deny == "warnings" and result.warnings)
     return print_findings(result, options.output_format, summary, failed=bool(failed))
-
-
-def _import_torch() -> None:
-    """The resolver asks the registry of a torch that is loaded."""
-    try:
-        import torch  # noqa: F401
-    except Exception as error:  # not there, or broken in whatever way: libraries, extensions that it loads
-        raise UsageError(f"`--torch` needs a torch that can be imported: {error}") from None

@@ -41,10 +41,24 @@ from policylang.language.files import reason_of
 from policylang.report.layout import fitted
 
 COMMANDS = (
-    *(check, plan, explain, diff, show, list_, fmt, test, tune, profile, snapshot),
-    *(import_recorded, import_torchtitan, demo, agree, lsp),
+    ("check", check, "check policy files"),
+    ("plan", plan, "show what a policy saves and recomputes on a graph"),
+    ("explain", explain, "explain a diagnostic code, a word, a node or a rule"),
+    ("diff", diff, "compare two policies on a graph"),
+    ("show", show, "show what is in a graph: operators, modules, blocks, nodes"),
+    ("list", list_, "list the bundled policies"),
+    ("fmt", fmt, "format policy files"),
+    ("test", test, "run policy tests"),
+    ("tune", tune, "write a policy from a budget of memory or time"),
+    ("profile", profile, "measure this machine, and write its device profile"),
+    ("snapshot", snapshot, "write the facts of a graph to a file"),
+    ("import", import_recorded, "make a snapshot of a graph recorded as JSON"),
+    ("import-torchtitan", import_torchtitan, "write the policy of a TorchTitan full_recompute_save_ops string"),
+    ("demo", demo, "train a small Llama without and with a policy, and compare"),
+    ("agree", agree, "run a model under a policy on every path, and compare"),
+    ("lsp", lsp, "serve an editor: diagnostics, figures, completion while a policy is written"),
 )
-"""In the order in which ``--help`` lists them."""
+"""In the order in which ``--help`` lists them. A module's docstring is its command's help."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,11 +67,11 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action=_Version, help="print the version and exit")
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        sub = subparsers.add_parser(command.NAME, help=command.SUMMARY, description=command.__doc__)
+    for name, command, summary in COMMANDS:
+        sub = subparsers.add_parser(name, help=summary, description=command.__doc__)
         sub.formatter_class = HelpText
         command.arguments(sub)
-        sub.set_defaults(run=command.run, command=command.NAME)
+        sub.set_defaults(run=command.run, command=name)
     return top
 
 
@@ -65,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. ``arguments`` default to those of the process."""
     if not _have_streams():
         return Exit.USAGE
-    _show_what_the_terminal_cannot()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a policy may hold characters that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             options = parser().parse_args(arguments)
@@ -90,7 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _ended(options: argparse.Namespace) -> int:
     """Run a command, and tell what ends it early."""
     try:
-        return _run(options)
+        check_outputs(options)
+        modules, form = getattr(options, "imports", ()), getattr(options, "output_format", "text")
+        findings = options.run in (check.run, plan.run)
+        refused = refused_imports(modules, form, findings=findings) if modules else None
+        return int(options.run(options) if refused is None else refused)
     except UsageError as error:
         tell(f"policylang {options.command}: {error}")
         return Exit.USAGE
@@ -100,8 +120,10 @@ def _ended(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if _is_lack_of_memory(error):
-            print(_NO_MEMORY, file=sys.stderr)
+        # Python's, a device's, or that of torch's allocator on the CPU, which has no class of its own
+        lacks = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        if lacks or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)):
+            print("policylang: memory ran out\nhelp: free some, or use a smaller graph or model", file=sys.stderr)
             return Exit.DIAGNOSTICS
         if isinstance(error, OSError) and error.errno in _OF_A_STREAM and error.filename is None:
             raise
@@ -119,37 +141,12 @@ def _have_streams() -> bool:
     return sys.stdout is not None
 
 
-def _run(options: argparse.Namespace) -> int:
-    check_outputs(options)
-    modules = getattr(options, "imports", ())
-    form, findings = getattr(options, "output_format", "text"), options.command in (check.NAME, plan.NAME)
-    refused = refused_imports(modules, form, findings=findings) if modules else None
-    return int(options.run(options) if refused is None else refused)
-
-
 _OF_A_STREAM = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 """Errors of a stream: an error of a file has its name."""
 _BUG = (
     "policylang: this is a bug in policylang, not in what you gave it\n"
     "help: please report it with the traceback above and, if you can, the file that caused it"
 )
-
-
-_NO_MEMORY = "policylang: memory ran out\nhelp: free some, or use a smaller graph or model"
-
-
-def _is_lack_of_memory(error: Exception) -> bool:
-    """Python's, a device's, or that of torch's allocator on the CPU, which has no class of its own."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-
-
-def _show_what_the_terminal_cannot() -> None:
-    """Escape characters that the terminal's encoding lacks: a policy may hold any, and printing must not fail."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 class _Version(argparse.Action):

@@ -26,9 +26,6 @@ from policylang.errors import PolicyError
 if TYPE_CHECKING:
     from policylang.commands.small_llama import RunComparison, Settings
 
-
-NAME = "demo"
-SUMMARY = "train a small Llama without and with a policy, and compare"
 _INNER = "aot_eager"
 
 

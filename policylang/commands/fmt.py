@@ -16,17 +16,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
 
+from policylang.api.load import format_files, format_text
 from policylang.commands.output import Exit, UsageError, say, tell
 from policylang.language.shown import counted
 from policylang.report.diagnostics import render_text
 
-if TYPE_CHECKING:
-    from policylang.api.load import Formatting
-
-NAME = "fmt"
-SUMMARY = "format policy files"
 _STDIN = "-"
 
 
@@ -39,8 +34,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.api.load import format_files, format_text
-
     if _STDIN in options.files and len(options.files) > 1:
         raise UsageError("`-` stands alone")
     from_stdin = options.files == [_STDIN]
@@ -48,41 +41,25 @@ def run(options: argparse.Namespace) -> Exit:
     done = [format_text(sys.stdin.buffer.read())] if from_stdin else format_files(options.files)
     if not (look_only or from_stdin):
         done = [each.save() for each in done]
-    diagnostics = [diagnostic for each in done for diagnostic in each.diagnostics]
-    if diagnostics:
+    if diagnostics := [diagnostic for each in done for diagnostic in each.diagnostics]:
         tell(render_text(diagnostics))
     if options.diff:
         say("".join(each.diff() for each in done), "diff", end="")
-    elif from_stdin and not look_only:
-        _print_bytes(done[0].content if done[0].written is None else done[0].written)
-    if not from_stdin:
-        (tell if options.diff else say)(_summary(done, look_only))
-    return _exit(done, look_only)
-
-
-def _print_bytes(content: bytes) -> None:
-    """Printing text would change line ends, or fail where the terminal has another encoding."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(content)
-    sys.stdout.buffer.flush()
-
-
-def _summary(done: list[Formatting], look_only: bool) -> str:
+    elif from_stdin and not look_only:  # as bytes: printing would change line ends, or fail in another encoding
+        sys.stdout.flush()
+        sys.stdout.buffer.write(done[0].content if done[0].written is None else done[0].written)
+        sys.stdout.buffer.flush()
     changed = [each for each in done if each.changes]
-    lines = [f"{'would reformat' if look_only else 'reformatted'} {each.name}" for each in changed]
     failed = sum(each.failed for each in done)
-    counts = [
-        (len(changed), "to format" if look_only else "formatted"),
-        (len(done) - len(changed) - failed, "as they should be"),
-        (failed, "left alone"),
-    ]
-    said = ", ".join(f"{count} {what}" for count, what in counts if count)
-    return "\n".join([*lines, f"{counted(len(done), 'file')}: {said}"])
-
-
-def _exit(done: list[Formatting], look_only: bool) -> Exit:
+    if not from_stdin:
+        lines = [f"{'would reformat' if look_only else 'reformatted'} {each.name}" for each in changed]
+        counts = [
+            (len(changed), "to format" if look_only else "formatted"),
+            (len(done) - len(changed) - failed, "as they should be"),
+            (failed, "left alone"),
+        ]
+        said = ", ".join(f"{count} {what}" for count, what in counts if count)
+        (tell if options.diff else say)("\n".join([*lines, f"{counted(len(done), 'file')}: {said}"]))
     if any(each.unreadable for each in done):
         return Exit.USAGE
-    if any(each.failed or (look_only and each.changes) for each in done):
-        return Exit.DIAGNOSTICS
-    return Exit.CLEAN
+    return Exit.DIAGNOSTICS if failed or (look_only and changed) else Exit.CLEAN

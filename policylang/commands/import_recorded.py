@@ -14,17 +14,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from policylang.commands.inputs import add_import, add_snapshot, print_snapshot
+from policylang.commands.inputs import add_options, add_snapshot, print_snapshot
 from policylang.commands.output import Exit
 from policylang.commands.users_code import need_torch
-
-NAME = "import"
-SUMMARY = "make a snapshot of a graph recorded as JSON"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a recorded graph, .json or .json.gz")
-    add_import(parser)
+    add_options(parser, "--import")
     add_snapshot(parser)
 
 

@@ -15,24 +15,22 @@ from __future__ import annotations
 
 import argparse
 
-from policylang.commands.inputs import add_graph, add_import, read_graph, refuse, write_output
+from policylang.api.load import operators_at_hand, operators_in
+from policylang.commands.inputs import add_options, read_graph, refuse, write_output
 from policylang.commands.output import Exit, say
 from policylang.language.diagnostics import is_error
-
-NAME = "import-torchtitan"
-SUMMARY = "write the policy of a TorchTitan full_recompute_save_ops string"
+from policylang.language.grammar import is_policy_name
+from policylang.language.loader import parse_policy
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("selectors", metavar="SELECTORS", help="'MODULE::OPERATOR | MODULE::OPERATOR | …', quoted")
     parser.add_argument("-o", "--output", metavar="FILE", help="the policy, such as mine.apl; printed without it")
     parser.add_argument("--name", type=_name, default="torchtitan_save_ops", help="the name of the policy")
-    add_graph(parser)
-    add_import(parser)
+    add_options(parser, "--graph", "--import")
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.api.load import operators_at_hand, operators_in
     from policylang.integrations.torchtitan_save_ops import import_save_ops
 
     facts = None if options.graph is None else read_graph(options.graph)
@@ -43,7 +41,6 @@ def run(options: argparse.Namespace) -> Exit:
     found = list(made.diagnostics)
     if facts is not None:
         from policylang.api.planned_graphs import on_graph
-        from policylang.language.loader import parse_policy
 
         policy = parse_policy(made.text, name=options.output or f"<{options.name}>", operators=operators).policy
         if policy is not None:
@@ -54,14 +51,12 @@ def run(options: argparse.Namespace) -> Exit:
         return Exit.DIAGNOSTICS
     if options.output is None:
         say(made.text.removesuffix("\n"), "policy")
-        return Exit.CLEAN
-    write_output(made.text, options.output)
+    else:
+        write_output(made.text, options.output)
     return Exit.CLEAN
 
 
 def _name(text: str) -> str:
-    from policylang.language.grammar import is_policy_name
-
     if not is_policy_name(text):
         raise argparse.ArgumentTypeError(f"`{text}` cannot be the name of a policy")
     return text

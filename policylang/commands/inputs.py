@@ -8,92 +8,73 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve, field, frozen
 
+from policylang.api.load import device_of, operators_at_hand, operators_in
+from policylang.api.settings import KEYS, as_typed, project_settings
+from policylang.api.settings import PROBLEMS as WRONG_SETTINGS
 from policylang.commands.output import Exit, UsageError, say, tell
 from policylang.errors import PolicyMeaningError
-from policylang.language.diagnostics import Diagnostic, Related
-from policylang.language.files import find_policy, policy_files, reason_of, write_whole
+from policylang.graph.facts import Facts
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.diagnostics import Diagnostic, Related, Source, Span
+from policylang.language.files import find_policy, policy_files, reason_of, source_of, write_whole
+from policylang.language.lexer import MAX_FILE
+from policylang.language.loader import load_policy, load_source
 from policylang.language.shown import joined
-from policylang.planning.capabilities import PLANNED
+from policylang.language.syntax import Policy
+from policylang.planning.capabilities import PLANNED, capabilities_for
+from policylang.planning.plan import Plan
 from policylang.report.diagnostics import RENDERERS, CheckResult, render_text
-
-if TYPE_CHECKING:
-    from policylang.graph.facts import Facts
-    from policylang.language.devices.profile import DeviceProfile
-    from policylang.language.diagnostics import Diagnostic, Source, Span
-    from policylang.language.syntax import Policy
-    from policylang.planning.plan import Plan
-
 
 STDIN = "-"
 STDIN_NAME = "<stdin>"
 
-
-def add_graph(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--graph",
-        metavar="GRAPH",
-        help="a snapshot that `policylang snapshot` wrote, a recorded graph in JSON, or a graph as text",
-    )
-
-
-def add_path(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--path",
-        choices=PLANNED,
-        help="plan as this path carries policies out, and refuse what it refuses: eager checkpoints (eager), "
+PLANNING = ("--graph", "--path", "--device", "--no-project", "--import")
+"""The options of a command that plans policies on one graph."""
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "--graph": {
+        "metavar": "GRAPH",
+        "help": "a snapshot that `policylang snapshot` wrote, a recorded graph in JSON, or a graph as text",
+    },
+    "--path": {
+        "choices": PLANNED,
+        "help": "plan as this path carries policies out, and refuse what it refuses: eager checkpoints (eager), "
         "torch.compile's backend (joint), a traced step (flat), a half of a partition (half), a hook of Inductor's "
         "(hook); by default what the graph is",
-    )
-
-
-def add_device(parser: argparse.ArgumentParser, *, of_policy: bool = True) -> None:
-    default = "; by default the one that the policy's `device` line names, where it has one" if of_policy else ""
-    parser.add_argument(
-        "--device",
-        metavar="NAME|FILE",
-        help=f"say times too, of this device: a bundled profile such as h100-sxm, or a file with one{default}",
-    )
-
-
-def add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--import",
-        action="append",
-        default=[],
-        dest="imports",
-        metavar="MODULE",
-        help="import this Python module first, for the operators that it registers; the current folder is searched "
+    },
+    "--device": {
+        "metavar": "NAME|FILE",
+        "help": "say times too, of this device: a bundled profile such as h100-sxm, or a file with one; by default the "
+        "one that the policy's `device` line or the project names",
+    },
+    "--import": {
+        "action": "append",
+        "default": [],
+        "dest": "imports",
+        "metavar": "MODULE",
+        "help": "import this Python module first, for the operators that it registers; the current folder is searched "
         "for it; may be given several times",
-    )
+    },
+    "--no-project": {
+        "action": "store_false",
+        "dest": "project",
+        "help": "take nothing from `[tool.policylang]` of the pyproject.toml in the current folder or above it",
+    },
+}
 
 
-def add_form(parser: argparse.ArgumentParser, *more: str, help: str | None = None) -> None:
+def add_options(parser: argparse.ArgumentParser, *flags: str) -> None:
+    """Add options that several commands have."""
+    for flag in flags:
+        parser.add_argument(flag, **_OPTIONS[flag])
+
+
+def add_form(parser: argparse.ArgumentParser, *more: str, help: str = "how to print it (default: text)") -> None:
     parser.add_argument("--output-format", choices=tuple(dict.fromkeys(("text", *more))), default="text", help=help)
     add_width(parser)
-
-
-def add_planning(parser: argparse.ArgumentParser) -> None:
-    """What a command takes that plans policies on one graph."""
-    add_graph(parser)
-    add_path(parser)
-    add_device(parser)
-    add_project(parser)
-    add_import(parser)
-
-
-class _Gone(argparse.Action):
-    """An option that is no more: it says what there is instead."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        parser.error(f"there is no page of this any more\nhelp: {self.const}")
-
-
-def add_gone_page(parser: argparse.ArgumentParser, instead: str) -> None:
-    parser.add_argument("--html", action=_Gone, const=instead, help=argparse.SUPPRESS)
 
 
 def add_width(parser: argparse.ArgumentParser) -> None:
@@ -111,10 +92,6 @@ def _width(text: str) -> int:
     return int(text)
 
 
-def add_form_of_findings(parser: argparse.ArgumentParser) -> None:
-    add_form(parser, *RENDERERS, help="how to print what was found (default: text)")
-
-
 def add_snapshot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the snapshot, such as llama3_8b.graph")
 
@@ -122,9 +99,6 @@ def add_snapshot(parser: argparse.ArgumentParser) -> None:
 def read_policy(name: str, facts: Facts | None = None) -> Policy:
     """The policy of a file, of the library, or, for ``-``, of the standard input; ``facts`` are of the graph that it is
     for. Raises ``PolicyError`` with every diagnostic of the file."""
-    from policylang.api.load import operators_at_hand, operators_in
-    from policylang.language.loader import load_policy, load_source
-
     operators = operators_at_hand(met=() if facts is None else operators_in(facts))
     if name == STDIN:
         source = read_stdin()
@@ -141,9 +115,6 @@ def read_policy(name: str, facts: Facts | None = None) -> Policy:
 def read_stdin() -> Source | Diagnostic:
     """The policy in the standard input, or why it cannot be read. What it includes is looked for from the current
     folder."""
-    from policylang.language.files import source_of
-    from policylang.language.lexer import MAX_FILE
-
     return source_of(sys.stdin.buffer.read(MAX_FILE + 1), STDIN_NAME)
 
 
@@ -151,16 +122,12 @@ def check_policies(names: Sequence[str], **how: Any) -> CheckResult:
     """``policylang.check`` of policies one of which may be the standard input."""
     from policylang.api.check import check
 
-    given = [(name, read_stdin() if name == STDIN else name) for name in names]
-    result = check(*(each for _, each in given if not isinstance(each, Diagnostic)), **how)
-    problems = tuple(each for _, each in given if isinstance(each, Diagnostic))
+    given = [read_stdin() if name == STDIN else name for name in names]
+    result = check(*(each for each in given if not isinstance(each, Diagnostic)), **how)
+    problems = [each.found_in(STDIN_NAME) for each in given if isinstance(each, Diagnostic)]
     if not problems:
         return result
-    return evolve(
-        result,
-        files=(*result.files, STDIN_NAME),
-        diagnostics=(*(each.found_in(STDIN_NAME) for each in problems), *result.diagnostics),
-    )
+    return evolve(result, files=(*result.files, STDIN_NAME), diagnostics=(*problems, *result.diagnostics))
 
 
 def once_at_most(*names: str) -> None:
@@ -176,15 +143,7 @@ def read_graph(name: str) -> Facts:
     return facts_of(name)
 
 
-def read_profile(name: str | None) -> DeviceProfile | None:
-    """The profile that ``--device`` names. Raises ``PolicyError`` where there is none."""
-    from policylang.api.load import device_of
-
-    return device_of(name)
-
-
 def planned(policy: Policy, facts: Facts, path: str | None, device: DeviceProfile | None = None) -> Plan:
-    from policylang.planning.capabilities import capabilities_for
     from policylang.planning.planner import plan
 
     return plan(policy, facts, capabilities_for(facts.kind, path), device=device)
@@ -202,8 +161,6 @@ def warn_of_devices(facts: Facts, *plans: Plan) -> None:
 
 def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:
     """Print what is wrong on the standard error; the exit code that goes with it."""
-    from policylang.api.settings import PROBLEMS as WRONG_SETTINGS
-
     found = tuple(diagnostics)
     tell(render_text(found))
     unreadable = CheckResult((), found).unreadable or any(each.code in WRONG_SETTINGS for each in found)
@@ -225,16 +182,7 @@ def print_snapshot(path: Path, facts: Facts) -> None:
     say(f"{path}: {facts.kind.value} graph of {len(facts):,} nodes, {path.stat().st_size:,} bytes")
 
 
-_IN_PROJECT = 'or in pyproject.toml below `[tool.policylang]`: `graph = "model.graph"`'
-
-
-def add_project(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--no-project",
-        action="store_false",
-        dest="project",
-        help="take nothing from `[tool.policylang]` of the pyproject.toml in the current folder or above it",
-    )
+# --- the project's settings ------------------------------------------------------------------------------------------
 
 
 @frozen
@@ -256,7 +204,6 @@ class Taken:
         return tuple(map(self._placed, diagnostics))
 
     def _placed(self, found: Diagnostic) -> Diagnostic:
-
         for key, value in self.values.items():
             if found.span is None and key in self.places and f"`{value}`" in found.message:
                 return evolve(found, related=(*found.related, Related("named here", self.places[key])))
@@ -281,8 +228,6 @@ def tell_settings(options: argparse.Namespace) -> None:
 
 
 def _taken(options: argparse.Namespace, wanted: Sequence[str]) -> Taken:
-    from policylang.api.settings import as_typed, project_settings
-
     settings, problems = project_settings(Path())
     if problems:
         fix = "`--no-project` leaves the project's settings out"
@@ -295,10 +240,21 @@ def _taken(options: argparse.Namespace, wanted: Sequence[str]) -> Taken:
     return Taken(values, "" if settings.file is None else as_typed(str(settings.file)), settings.places)
 
 
-def need_graph(options: argparse.Namespace, how: str = "--graph GRAPH") -> None:
-    """Raises ``UsageError`` where neither the command line nor the project names a graph."""
+def take_graph(options: argparse.Namespace, how: str = "--graph GRAPH") -> DeviceProfile | None:
+    """Take the settings of a command on one graph, and say so; returns the profile of its device.
+
+    Raises ``UsageError`` where neither the command line nor the project names a graph, ``PolicyError`` where there is
+    no such device.
+    """
+    take_settings(options, *(key for key in KEYS if hasattr(options, key)))
     if options.graph is None:
-        raise UsageError("no graph is given", f"name one with `{how}`, {_IN_PROJECT}")
+        fix = f'name one with `{how}`, or in pyproject.toml below `[tool.policylang]`: `graph = "model.graph"`'
+        raise UsageError("no graph is given", fix)
+    tell_settings(options)
+    return device_of(options.device)
+
+
+# --- files that are written ------------------------------------------------------------------------------------------
 
 
 _OUTPUTS = {"output": "-o", "html": "--html", "trace": "--trace"}
@@ -306,8 +262,7 @@ _FILES = ("policy", "old", "new", "subject", "graph", "file", "files", "paths", 
 _MODULES = ("imports", "function", "model")
 _NAMED = re.compile(r'"([^"\n]+)"')
 _NAMES_FILES = (".apl", ".toml", ".md")
-_MOST = 4 << 20
-"""Bytes of a text that names others; what is longer is not read either."""
+_FIX = "name another file"
 
 
 def check_outputs(options: argparse.Namespace) -> None:
@@ -317,21 +272,19 @@ def check_outputs(options: argparse.Namespace) -> None:
     device and its tables, the project's graph), and the modules that it imports.
     """
     outputs = {flag: out for name, flag in _OUTPUTS.items() if (out := getattr(options, name, None))}
-    for flag, out in outputs.items():
+    for out in outputs.values():
         if os.path.isdir(out):
             raise UsageError(f"`{out}` is a folder", "name a file in it")
         if not os.path.isdir(parent := os.path.dirname(out) or os.curdir):
             raise UsageError(f"cannot write `{out}`: there is no folder `{parent}`")
-        if any(_is_same(out, other) for name, other in outputs.items() if name != flag):
-            raise UsageError(f"`{out}` is written by {' and by '.join(f'`{each}`' for each in outputs)}", _MEND)
+    if len(outputs) > 1 and len({os.path.realpath(out) for out in outputs.values()}) < len(outputs):
+        flags = " and by ".join(f"`{flag}`" for flag in outputs)
+        raise UsageError(f"`{next(iter(outputs.values()))}` is written by {flags}", _FIX)
     there = {flag: out for flag, out in outputs.items() if os.path.isfile(out)}
     for read in _inputs(options) if there else ():
         for flag, out in there.items():
             if os.path.exists(read) and os.path.samefile(read, out):
-                raise UsageError(f"`{flag} {out}` would replace a file that the command reads", _MEND)
-
-
-_MEND = "name another file"
+                raise UsageError(f"`{flag} {out}` would replace a file that the command reads", _FIX)
 
 
 def write_output(text: str, out: str) -> None:
@@ -343,14 +296,7 @@ def write_output(text: str, out: str) -> None:
     tell(f"wrote {out}")
 
 
-def _is_same(one: str, other: str) -> bool:
-    there = os.path.exists(one) and os.path.exists(other)
-    return os.path.samefile(one, other) if there else os.path.realpath(one) == os.path.realpath(other)
-
-
 def _inputs(options: argparse.Namespace) -> Iterator[str]:
-    from policylang.api.settings import project_settings
-
     waiting = [find_policy(file)[0] for word in _words(options, _FILES) for file in policy_files(word)]
     if getattr(options, "project", False):
         settings = project_settings(Path())[0]
@@ -376,8 +322,8 @@ def _words(options: argparse.Namespace, names: tuple[str, ...]) -> Iterator[str]
 def _named_in(file: Path) -> list[str]:
     """The quoted strings of a file: any of them may name another file."""
     try:
-        if file.suffix not in _NAMES_FILES or not file.is_file() or file.stat().st_size > _MOST:
-            return []
-        return _NAMED.findall(file.read_text(encoding="utf-8", errors="replace"))
+        if file.suffix in _NAMES_FILES and file.is_file() and file.stat().st_size <= MAX_FILE:
+            return _NAMED.findall(file.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):
-        return []
+        pass
+    return []

@@ -17,26 +17,21 @@ from __future__ import annotations
 import argparse
 import json
 
+from policylang.api.load import bundled_policies
 from policylang.commands.inputs import add_form
 from policylang.commands.output import Exit, say
 from policylang.report.layout import table
 
-NAME = "list"
-SUMMARY = "list the bundled policies"
-_VERSION = 1
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    add_form(parser, "json", help="default: text")
+    add_form(parser, "json")
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.api.load import bundled_policies
-
     found = bundled_policies()
     if options.output_format == "json":
         policies = [{"name": each.name, "description": each.description, "file": str(each.file)} for each in found]
-        say(json.dumps({"version": _VERSION, "policies": policies}, indent=2), "json")
+        say(json.dumps({"version": 1, "policies": policies}, indent=2), "json")
     else:
         say(table([("policy", "what it does"), *((each.name, each.description) for each in found)], right=range(0)))
     return Exit.CLEAN

@@ -12,9 +12,6 @@ import argparse
 
 from policylang.commands.output import Exit, UsageError
 
-NAME = "lsp"
-SUMMARY = "serve an editor: diagnostics, figures, completion while a policy is written"
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stdio", action="store_true", help="what it does anyway; some clients say so")

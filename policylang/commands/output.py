@@ -23,7 +23,7 @@ class Exit(IntEnum):
 
 
 class UsageError(Exception):
-    """A command cannot do what it was asked. ``mend`` says what can be asked instead, where there is such a thing."""
+    """A command cannot do what it was asked. ``fix`` says what can be asked instead, where there is such a thing."""
 
     def __init__(self, reason: str, fix: str = "") -> None:
         super().__init__(f"{reason}\nhelp: {fix}" if fix else reason)
@@ -43,7 +43,6 @@ def say(text: object, form: str = "text", end: str = "\n") -> None:
     ``form``: as ``--output-format`` names it. Text for people is as wide as it may be. JSON escapes what it holds, but
     for the marks of commands to a runner, which are escaped here; those of ``github`` are meant.
     """
-
     said = str(text)
     if form in ("json", "sarif"):
         print(said.replace("##", "#\\u0023"), end=end)  # there is no `#` in JSON but in its texts
@@ -55,7 +54,6 @@ def say(text: object, form: str = "text", end: str = "\n") -> None:
 
 def tell(text: object) -> None:
     """Print text that people read on the standard error."""
-
     print(logged(fit(str(text))), file=sys.stderr)
 
 

@@ -26,43 +26,32 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from policylang.commands.inputs import (
+    PLANNING,
     add_form,
-    add_planning,
+    add_options,
     check_policies,
-    need_graph,
     print_findings,
-    read_profile,
-    take_settings,
-    tell_settings,
+    take_graph,
     write_output,
 )
 from policylang.commands.output import Exit, UsageError, say
 from policylang.language.diagnostics import diagnose, is_error
+from policylang.planning.capabilities import capabilities_for
 from policylang.report.diagnostics import render_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from policylang.planning.inspection.breakdown import Breakdown
-    from policylang.planning.inspection.worth import Worth
-    from policylang.report.diagnostics import CheckResult
-
-NAME = "plan"
-SUMMARY = "show what a policy saves and recomputes on a graph"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "policy", metavar="POLICY", help="a policy file, a bundled policy by its bare name, or - for standard input"
     )
-    add_planning(parser)
-    add_form(parser, "json", help="how to print the plan (default: text)")
+    add_options(parser, *PLANNING)
+    add_form(parser, "json")
     parser.add_argument("--summary", action="store_true", help="print the totals and the expectations, and no more")
     parser.add_argument("--html", metavar="OUT.html", help="write the plan as a page as well")
     parser.add_argument(
@@ -73,26 +62,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.planning.capabilities import capabilities_for
     from policylang.planning.inspection.breakdown import breakdown
-    from policylang.planning.inspection.worth import worth_of_edits
-    from policylang.report.plan_json import plan_json
+    from policylang.planning.inspection.worth import weighed, worth_of_edits, worth_of_rules
+    from policylang.report.plan_json import chrome_trace, plan_json
+    from policylang.report.plan_page import plan_page
     from policylang.report.plan_text import plan_text
 
-    taken = take_settings(options, "graph", "path", "device")
-    need_graph(options)
-    tell_settings(options)
-    device = read_profile(options.device)
+    device = take_graph(options)
     result = check_policies([options.policy], graph=options.graph, path=options.path, device=device)
-    result = evolve(result, diagnostics=taken.placed(result.diagnostics))
+    result = evolve(result, diagnostics=options.taken.placed(result.diagnostics))
     if len(result.plans) != 1:
-        return _refused(result, options.output_format)
+        if not result.diagnostics:
+            problem = diagnose("APL104", "a plan is made of one policy", help="name one .apl file")
+            result = evolve(result, diagnostics=(problem,))
+        return print_findings(result, options.output_format, failed=True)
     (made,) = result.plans
+    capabilities = capabilities_for(made.facts.kind, options.path)
     found = breakdown(made)
     whole = options.html or not options.summary
-    worth = _worth(found, options.path) if whole else ()
-    edits = worth_of_edits(made, capabilities_for(made.facts.kind, options.path)) if whole else ()
-    found = _weighed(found, options.path) if whole else found
+    worth = worth_of_rules(made, capabilities, _progress("rule")) if whole else ()
+    edits = worth_of_edits(made, capabilities) if whole else ()
+    if whole and found.communication is not None:
+        order = weighed(found.communication, made, capabilities, progress=_progress("scheduling line"))
+        found = evolve(found, communication=order)
     if options.output_format == "json":
         say(plan_json(found, worth, result.diagnostics, edits=edits, summary=options.summary), "json")
     else:
@@ -100,25 +92,15 @@ def run(options: argparse.Namespace) -> Exit:
             say(render_text(result.diagnostics) + "\n")
         say(plan_text(found, worth, edits, summary=options.summary))
     if options.html:
-        _write_page(found, worth, options.graph, options.html)
+        write_output(plan_page(found, worth, Path(options.graph).name), options.html)
     if options.trace:
-        _write_trace(found, options.trace)
+        if made.shown_times is None:
+            raise UsageError("a trace has times, and no device is given", "name one with `--device`, such as h100-sxm")
+        if made.checkpoints is not None:
+            message = "a model in eager does not run in the order of its graph"
+            raise UsageError(message, "trace it for another `--path`")
+        write_output(chrome_trace(found), options.trace)
     return Exit.DIAGNOSTICS if any(map(is_error, result.diagnostics)) else Exit.CLEAN
-
-
-def _refused(result: CheckResult, form: str) -> Exit:
-
-    if not result.diagnostics:
-        problem = diagnose("APL104", "a plan is made of one policy", help="name one .apl file")
-        result = evolve(result, diagnostics=(problem,))
-    return print_findings(result, form, failed=True)
-
-
-def _worth(found: Breakdown, path: str | None) -> tuple[Worth, ...]:
-    from policylang.planning.capabilities import capabilities_for
-    from policylang.planning.inspection.worth import worth_of_rules
-
-    return worth_of_rules(found.plan, capabilities_for(found.plan.facts.kind, path), _progress("rule"))
 
 
 def _progress(what: str) -> Callable[[int, int], None]:
@@ -131,30 +113,3 @@ def _progress(what: str) -> Callable[[int, int], None]:
             print(f"weighing {what} {done} of {of}" if done < of else "", end=end, file=sys.stderr, flush=True)
 
     return progress
-
-
-def _weighed(found: Breakdown, path: str | None) -> Breakdown:
-    from policylang.planning.capabilities import capabilities_for
-    from policylang.planning.inspection.worth import weighed
-
-    if found.communication is None:
-        return found
-    capabilities = capabilities_for(found.plan.facts.kind, path)
-    order = weighed(found.communication, found.plan, capabilities, progress=_progress("scheduling line"))
-    return evolve(found, communication=order)
-
-
-def _write_page(found: Breakdown, worth: Sequence[Worth], graph: str, out: str) -> None:
-    from policylang.report.plan_page import plan_page
-
-    write_output(plan_page(found, worth, Path(graph).name), out)
-
-
-def _write_trace(found: Breakdown, out: str) -> None:
-    from policylang.report.plan_json import chrome_trace
-
-    if found.plan.shown_times is None:
-        raise UsageError("a trace has times, and no device is given", "name one with `--device`, such as h100-sxm")
-    if found.plan.checkpoints is not None:
-        raise UsageError("a model in eager does not run in the order of its graph", "trace it for another `--path`")
-    write_output(chrome_trace(found), out)

@@ -26,18 +26,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from policylang.commands.inputs import add_form
 from policylang.commands.output import Exit, UsageError, say, tell
 from policylang.commands.users_code import need_torch
 from policylang.errors import PolicyError
-
-if TYPE_CHECKING:
-    from policylang.language.devices.profile import DeviceProfile
-
-NAME = "profile"
-SUMMARY = "measure this machine, and write its device profile"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how long it may take, about; one round is made in any case (default: 45)",
     )
-    add_form(parser, "json", help="how to print what was written (default: text)")
+    add_form(parser, "json")
 
 
 def run(options: argparse.Namespace) -> Exit:
@@ -62,8 +55,9 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.api.profile_device import NO_FIGURES, profile_device
 
     with _job(options.device, options.seconds) as (rank, device):
-        if rank == 0:
-            _warn_of_others()
+        if rank == 0 and hasattr(os, "getloadavg") and os.getloadavg()[0] >= (os.cpu_count() or 1):
+            message = "others compute on this machine, and what is measured is what they leave of it"
+            tell(f"policylang profile: {message}\nhelp: measure again when it is quiet")
         progress = _progress(shown=rank == 0 and sys.stderr.isatty())
         try:
             profile = profile_device(
@@ -81,8 +75,14 @@ def run(options: argparse.Namespace) -> Exit:
             raise UsageError(diagnostic.message, diagnostic.help or "") from None
         finally:
             progress("")
-    if rank == 0:
-        _print(profile, options.output, options.output_format)
+    if rank == 0 and options.output_format == "json":
+        figures = json.loads(profile.canonical)
+        say(json.dumps({"path": options.output, "name": profile.name, "figures": figures}), "json")
+    elif rank == 0:
+        fastest = {dtype: max(each for _, each in rate.points) for dtype, rate in profile.compute.items()}
+        products = ", ".join(f"{each / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, each in fastest.items())
+        stream = max(each for _, each in profile.bandwidth.points)
+        say(f"{options.output}: products reach {products}; streams up to {stream / 1e9:,.1f} GB/s")
     return Exit.CLEAN
 
 
@@ -112,13 +112,6 @@ def _job(device: str | None, seconds: float) -> Iterator[tuple[int, str | None]]
         dist.destroy_process_group()
 
 
-def _warn_of_others() -> None:
-    """Warn where at least as many processes run as there are processors."""
-    if hasattr(os, "getloadavg") and os.getloadavg()[0] >= (os.cpu_count() or 1):
-        message = "others compute on this machine, and what is measured is what they leave of it"
-        tell(f"policylang {NAME}: {message}\nhelp: measure again when it is quiet")
-
-
 def _progress(*, shown: bool) -> Callable[[str], object]:
     """One line that is written over; an empty text takes it away."""
 
@@ -127,13 +120,3 @@ def _progress(*, shown: bool) -> Callable[[str], object]:
             print(f"\r\x1b[K{text[:100]}", end="", file=sys.stderr, flush=True)
 
     return line
-
-
-def _print(profile: DeviceProfile, path: str, form: str) -> None:
-    if form == "json":
-        say(json.dumps({"path": path, "name": profile.name, "figures": json.loads(profile.canonical)}), form)
-        return
-    fastest = {dtype: max(each for _, each in rate.points) for dtype, rate in profile.compute.items()}
-    products = ", ".join(f"{each / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, each in fastest.items())
-    stream = max(each for _, each in profile.bandwidth.points)
-    say(f"{path}: products reach {products}; streams up to {stream / 1e9:,.1f} GB/s")

@@ -18,28 +18,13 @@ exit codes: 0 shown, 1 a file that is no graph, 2 a file that cannot be read, or
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from policylang.commands.inputs import (
-    add_device,
-    add_form,
-    add_project,
-    need_graph,
-    read_graph,
-    read_profile,
-    take_settings,
-    tell_settings,
-)
+from policylang.commands.inputs import add_form, add_options, read_graph, take_graph
 from policylang.commands.output import Exit, UsageError, say
 from policylang.errors import PolicyGraphError
-
-if TYPE_CHECKING:
-    from policylang.graph.facts import Facts
-    from policylang.language.devices.profile import DeviceProfile
-    from policylang.simulation.node_times import NodeTimes
-
-NAME = "show"
-SUMMARY = "show what is in a graph: operators, modules, blocks, nodes"
+from policylang.graph.facts import Facts
+from policylang.language.globs import PathGlob, name_glob_problem, path_glob_problem
+from policylang.language.shown import did_you_mean, nearest
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,33 +53,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GLOB",
         help="what the blocks are, as a policy's `blocks` says it; by default the numbered layers",
     )
-    add_device(parser, of_policy=False)
-    add_project(parser)
+    add_options(parser, "--device", "--no-project")
     add_form(parser, "json", help="json has one entry a node (default: text)")
 
 
 def run(options: argparse.Namespace) -> Exit:
     from policylang.graph.blocks import blocks_of
-    from policylang.language.globs import PathGlob
     from policylang.planning.inspection.overview import overview, rows_asked
+    from policylang.planning.selection.no_match import nearest_paths_hint
     from policylang.report.graph_overview import nodes_text, overview_json, overview_text
+    from policylang.simulation.node_times import lacking, node_times
 
-    take_settings(options, "graph", "device")
-    need_graph(options, "policylang show GRAPH")
-    _check_globs(options)
-    tell_settings(options)
-    device = read_profile(options.device)
+    for glob in (*options.module, *filter(None, (options.blocks,))):
+        if problem := path_glob_problem(glob):
+            raise UsageError(f"the module path `{glob}` {problem}")
+    for glob in options.operator:
+        if problem := name_glob_problem(glob):
+            raise UsageError(f"the operator `{glob}` {problem}")
+    device = take_graph(options, "policylang show GRAPH")
     facts = read_graph(options.graph)
     blocks = blocks_of(facts, None if options.blocks is None else PathGlob(options.blocks))
     if options.blocks is not None and not blocks.names:
-        raise UsageError(
-            f"`{options.blocks}` matches no module path of the graph", _near_modules(options.blocks, facts)
-        )
+        hint = nearest_paths_hint(options.blocks, facts) or ""
+        raise UsageError(f"`{options.blocks}` matches no module path of the graph", hint)
     asked = bool(options.module or options.operator)
     rows = rows_asked(facts, options.module, options.operator) if asked else range(len(facts))
     if asked and not rows:
         raise _nothing(options, facts)
-    found = overview(facts, blocks, rows, _times(facts, device))
+    times = None if device is None else node_times(facts, device)
+    if times is not None and (untold := lacking(times)) is not None:
+        raise PolicyGraphError([untold])
+    found = overview(facts, blocks, rows, times)
     if options.output_format == "json":
         for part in (*overview_json(options.graph, facts, blocks, found), "\n"):
             say(part, "json", end="")
@@ -103,47 +92,19 @@ def run(options: argparse.Namespace) -> Exit:
     return Exit.CLEAN
 
 
-def _times(facts: Facts, device: DeviceProfile | None) -> NodeTimes | None:
-    """Raises ``PolicyError`` where the device has no figure for something in the graph."""
-    from policylang.simulation.node_times import lacking, node_times
-
-    times = None if device is None else node_times(facts, device)
-    if times is not None and (untold := lacking(times)) is not None:
-        raise PolicyGraphError([untold])
-    return times
-
-
-def _check_globs(options: argparse.Namespace) -> None:
-    from policylang.language.globs import name_glob_problem, path_glob_problem
-
-    for glob in (*options.module, *([] if options.blocks is None else [options.blocks])):
-        if problem := path_glob_problem(glob):
-            raise UsageError(f"the module path `{glob}` {problem}")
-    for glob in options.operator:
-        if problem := name_glob_problem(glob):
-            raise UsageError(f"the operator `{glob}` {problem}")
-
-
 def _nothing(options: argparse.Namespace, facts: Facts) -> UsageError:
     """Names the first of the globs that matches nothing, with what is near it."""
-    from policylang.language.shown import did_you_mean, nearest
     from policylang.planning.inspection.overview import rows_asked
+    from policylang.planning.selection.no_match import nearest_paths_hint
 
     for glob in options.module:
         if not rows_asked(facts, [glob]):
-            return UsageError(f"no node lies in a module `{glob}`", _near_modules(glob, facts))
+            return UsageError(f"no node lies in a module `{glob}`", nearest_paths_hint(glob, facts) or "")
     for glob in options.operator:
         if not rows_asked(facts, operators=[glob]):
             names = dict.fromkeys(facts.targets)
             bare = dict.fromkeys(name.split(".")[1] for name in names if "." in name)
             near = did_you_mean(nearest(glob, [*bare, *names]))
-            return UsageError(
-                f"no node calls an operator `{glob}`", near or f"`policylang show {options.graph}` lists them"
-            )
+            fix = near or f"`policylang show {options.graph}` lists them"
+            return UsageError(f"no node calls an operator `{glob}`", fix)
     return UsageError("no node in these modules calls one of these operators")
-
-
-def _near_modules(glob: str, facts: Facts) -> str:
-    from policylang.planning.selection.no_match import nearest_paths_hint
-
-    return nearest_paths_hint(glob, facts) or ""

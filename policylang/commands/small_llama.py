@@ -36,25 +36,19 @@ def step_memory(forward: Callable[[], Tensor], resident: Iterable[Tensor], devic
     allocator is asked, which rounds each tensor up.
     """
     gc.collect()
-    return _by_allocator(forward) if device.type == "cuda" else _by_ledger(forward, resident)
-
-
-def _by_allocator(forward: Callable[[], Tensor]) -> StepMemory:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    loss = forward()
-    saved = torch.cuda.memory_allocated() - before - _size(loss)
-    loss.backward()
-    torch.cuda.synchronize()
-    return StepMemory(saved, torch.cuda.max_memory_allocated() - before)
-
-
-def _by_ledger(forward: Callable[[], Tensor], resident: Iterable[Tensor]) -> StepMemory:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        loss = forward()
+        saved = torch.cuda.memory_allocated() - before - loss.untyped_storage().nbytes()
+        loss.backward()
+        torch.cuda.synchronize()
+        return StepMemory(saved, torch.cuda.max_memory_allocated() - before)
     ledger = _Ledger(resident)
     with eager.watching_results(ledger.count):
         loss = forward()
-        saved = ledger.live - _size(loss)
+        saved = ledger.live - loss.untyped_storage().nbytes()
         loss.backward()
     return StepMemory(saved, ledger.peak)
 
@@ -79,10 +73,6 @@ class _Ledger:
 
     def _release(self, address: int) -> None:
         self.live -= self._sizes.pop(address)
-
-
-def _size(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage().nbytes())
 
 
 @frozen
@@ -118,8 +108,6 @@ class MeasuredStep:
 
 @frozen
 class TrainingRun:
-    """One training run."""
-
     name: str
     steps: tuple[MeasuredStep, ...]
     memory: StepMemory
@@ -177,9 +165,9 @@ def train(name: str, settings: Settings, backend: Any, advance: Callable[[], Non
         start = time.perf_counter()
         loss = step(tokens)
         loss.backward()
-        _synchronize(tokens)
-        seconds = time.perf_counter() - start
-        steps.append(MeasuredStep(loss.item().hex(), seconds, _digests(module)))
+        if tokens.device.type == "cuda":
+            torch.cuda.synchronize()
+        steps.append(MeasuredStep(loss.item().hex(), time.perf_counter() - start, _digests(module)))
         optimizer.step()
         optimizer.zero_grad()
         advance()
@@ -195,11 +183,9 @@ def differences(one: TrainingRun, other: TrainingRun) -> list[str]:
     for number, (a, b) in enumerate(zip(one.steps, other.steps, strict=True), start=1):
         if a.loss != b.loss:
             found.append(f"step {number}: the loss, {float.fromhex(a.loss)!r} and {float.fromhex(b.loss)!r}")
-        found += [
-            f"step {number}: the gradient of {name}"
-            for name in a.gradients | b.gradients
-            if a.gradients.get(name) != b.gradients.get(name)
-        ]
+        names = a.gradients | b.gradients
+        differing = [name for name in names if a.gradients.get(name) != b.gradients.get(name)]
+        found += [f"step {number}: the gradient of {name}" for name in differing]
     return found
 
 
@@ -211,16 +197,10 @@ def batch_of(settings: Settings) -> Tensor:
 
 
 def _digests(module: nn.Module) -> dict[str, str]:
-    return {name: _digest(p.grad) for name, p in module.named_parameters() if p.grad is not None}
+    def digest(tensor: Tensor) -> str:
+        return hashlib.sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
 
-
-def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
-
-
-def _synchronize(tensor: Tensor) -> None:
-    if tensor.device.type == "cuda":
-        torch.cuda.synchronize()
+    return {name: digest(p.grad) for name, p in module.named_parameters() if p.grad is not None}
 
 
 _MOST_DIFFERENCES = 10
@@ -257,17 +237,18 @@ class RunComparison:
         }
 
     def __str__(self) -> str:
-        return "\n\n".join((str(self.report), self._figures(), self._verdict()))
-
-    def _figures(self) -> str:
         a, b = self.without, self.with_policy
-        rows = [
-            ("", f"without ({a.name})", f"with {b.name}", "ratio"),
-            _row("kept for the backward", a.memory.saved, b.memory.saved),
-            _row("peak of a step", a.memory.peak, b.memory.peak),
-            _row("the fastest step", a.step_seconds, b.step_seconds),
-        ]
-        return f"measured on a {self.settings.text}, torch {self.torch_version}\n\n" + table(rows, right=range(1, 4))
+        rows = [("", f"without ({a.name})", f"with {b.name}", "ratio")]
+        sizes = (
+            ("kept for the backward", a.memory.saved, b.memory.saved),
+            ("peak of a step", a.memory.peak, b.memory.peak),
+        )
+        for label, old, new in sizes:
+            rows.append((label, format_quantity(old, "bytes"), format_quantity(new, "bytes"), f"{new / old:.2f}×"))
+        took, takes = a.step_seconds, b.step_seconds
+        rows.append(("the fastest step", f"{took * 1000:.0f} ms", f"{takes * 1000:.0f} ms", f"{takes / took:.2f}×"))
+        head = f"measured on a {self.settings.text}, torch {self.torch_version}"
+        return "\n\n".join((str(self.report), head, table(rows, right=range(1, 4)), self._verdict()))
 
     def _verdict(self) -> str:
         losses = [float.fromhex(step.loss) for step in self.with_policy.steps]
@@ -290,10 +271,3 @@ def _run(run: TrainingRun) -> dict[str, Any]:
         "step_seconds": run.step_seconds,
         "losses": [float.fromhex(step.loss) for step in run.steps],
     }
-
-
-def _row(label: str, a: float, b: float) -> tuple[str, ...]:
-    def write(value: float) -> str:
-        return format_quantity(value, "bytes") if isinstance(value, int) else f"{value * 1000:.0f} ms"
-
-    return label, write(a), write(b), f"{b / a:.2f}×"

@@ -20,24 +20,19 @@ such function
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from policylang.commands.inputs import add_import, add_snapshot, print_snapshot, refuse
+from policylang.commands.inputs import add_options, add_snapshot, print_snapshot, refuse
 from policylang.commands.output import Exit, UsageError, say
 from policylang.commands.users_code import UsersCodeError, named_function, need_torch, show, users_code
 from policylang.errors import PolicyError
-
-if TYPE_CHECKING:
-    from policylang.graph.facts import Facts
-    from policylang.tracing.target_device import TargetDevice
-
-NAME = "snapshot"
-SUMMARY = "write the facts of a graph to a file"
+from policylang.graph.traced_device import attention_kernels
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.devices.reading import read_device
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("function", metavar="MODULE:FUNCTION", help="what returns a graph, a traced step or a model")
-    add_import(parser)
+    add_options(parser, "--import")
     add_snapshot(parser)
     parser.add_argument(
         "--device",
@@ -54,42 +49,30 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Exit:
     need_torch()
     from policylang.api.snapshot import load_snapshot, write_snapshots
-    from policylang.tracing.target_device import tracing_for
-
-    device = _device(options)
-    try:
-        function = named_function(options.function)
-        with users_code(), tracing_for(device):
-            subject = function()
-    except UsersCodeError as failed:
-        return show(failed, NAME, options.function, "the function is called without arguments")
-    paths, found = write_snapshots(subject, options.output, device)
-    for path in paths:
-        facts = load_snapshot(path)
-        print_snapshot(path, facts)
-        if device is not None:
-            say(f"traced as on {getattr(subject, 'device', None) or device.kind}; attention: {_attention(facts)}")
-    if found:
-        refuse(found)
-    return Exit.CLEAN
-
-
-def _device(options: argparse.Namespace) -> TargetDevice | None:
-    from policylang.language.devices.profile import DeviceProfile
-    from policylang.language.devices.reading import read_device
-    from policylang.tracing.target_device import target_device
+    from policylang.tracing.target_device import target_device, tracing_for
 
     try:
-        return target_device(options.device, options.compute_capability)
+        device = target_device(options.device, options.compute_capability)
     except PolicyError as error:
         (diagnostic,) = error.diagnostics
         help = diagnostic.help or ""
         if options.device is not None and isinstance(read_device(options.device), DeviceProfile):
             help = f"{help}; the device profile is given to what shows times, as `policylang plan --device` does"
         raise UsageError(diagnostic.message, help) from None
-
-
-def _attention(facts: Facts) -> str:
-    from policylang.graph.traced_device import attention_kernels
-
-    return ", ".join(f"{count} × {target}" for target, count in attention_kernels(facts).items()) or "none"
+    try:
+        function = named_function(options.function)
+        with users_code(), tracing_for(device):
+            subject = function()
+    except UsersCodeError as failed:
+        return show(failed, "snapshot", options.function, "the function is called without arguments")
+    paths, found = write_snapshots(subject, options.output, device)
+    for path in paths:
+        facts = load_snapshot(path)
+        print_snapshot(path, facts)
+        if device is not None:
+            kernels = ", ".join(f"{count} × {target}" for target, count in attention_kernels(facts).items())
+            said = getattr(subject, "device", None) or device.kind
+            say(f"traced as on {said}; attention: {kernels or 'none'}")
+    if found:
+        refuse(found)
+    return Exit.CLEAN

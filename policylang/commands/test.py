@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 
-from policylang.commands.inputs import add_form_of_findings, print_findings
+from policylang.commands.inputs import add_form, print_findings
 from policylang.commands.output import Exit
 from policylang.language.shown import counted
-
-NAME = "test"
-SUMMARY = "run policy tests"
+from policylang.report.diagnostics import RENDERERS
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="POLICY",
         help="fail on a rule of this policy, or of a folder of policies, that no test exercises; may be repeated",
     )
-    add_form_of_findings(parser)
+    add_form(parser, *RENDERERS)
 
 
 def run(options: argparse.Namespace) -> Exit:

@@ -29,48 +29,23 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from policylang.commands.inputs import (
-    add_device,
-    add_form,
-    add_gone_page,
-    add_graph,
-    add_import,
-    add_path,
-    add_project,
-    need_graph,
-    read_graph,
-    read_profile,
-    refuse,
-    take_settings,
-    tell_settings,
-    write_output,
-)
+from policylang.commands.inputs import add_form, add_options, read_graph, refuse, take_graph, write_output
 from policylang.commands.output import Exit, UsageError, say, tell
-from policylang.language.diagnostics import Diagnostic
+from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningError
+from policylang.language.devices.reading import bundled_devices
 from policylang.report.diagnostics import render_json
-
-if TYPE_CHECKING:
-    from policylang.graph.facts import Facts
-    from policylang.language.devices.profile import DeviceProfile
-    from policylang.language.diagnostics import Diagnostic
-    from policylang.tuning.evaluation import Besides, Budget
-    from policylang.tuning.tuned_policy import TunedPolicy
-
-NAME = "tune"
-SUMMARY = "write a policy from a budget of memory or time"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    add_graph(parser)
+    add_options(parser, "--graph")
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument("--peak", metavar="SIZE", help="what the step may take at its highest moment, such as '70 GiB'")
     budget.add_argument("--saved", metavar="SIZE", help="what may be kept for the backward, such as '6 GiB'")
     budget.add_argument(
         "--recompute-time", metavar="SHARE", help="what second runs may take of the forward's time, such as 5%%"
     )
-    add_device(parser, of_policy=False)
+    add_options(parser, "--device")
     parser.add_argument("-o", "--output", metavar="FILE", help="where the policy goes, such as llama3_8b_70g.apl")
     parser.add_argument(
         "--optimizer",
@@ -86,121 +61,64 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--offload", action="store_true", help="let values be copied to the host as well")
     parser.add_argument("--table", action="store_true", help="print the whole trade-off, a row a policy")
-    add_gone_page(parser, "`--table` prints the trade-off, and `--output-format json` has all figures")
-    add_path(parser)
-    add_project(parser)
-    add_import(parser)
-    add_form(parser, "json", help="how to print what was found (default: text)")
+    add_options(parser, "--path", "--no-project", "--import")
+    add_form(parser, "json")
 
 
 def run(options: argparse.Namespace) -> Exit:
-    take_settings(options, "graph", "path", "device")
-    need_graph(options)
-    _check(options)
-    tell_settings(options)
-    device = read_profile(options.device)
-    assert device is not None, "it is asked for above"
-    facts = read_graph(options.graph)
-    asked = _asked(options, facts, device)
-    if not isinstance(asked, tuple):
-        _print_refused(asked, options.output_format)
-        return Exit.USAGE
-    budget, besides = asked
-    found = _tuned(options, facts, device, budget, besides)
-    if found is None:
-        return Exit.DIAGNOSTICS
-    if options.output:
-        write_output(found.text, options.output)
-    _print(found, options, chosen=budget is not None)
-    return Exit.CLEAN
+    from policylang.api.tune import no_budget, read_or_raise, tuned_policy
+    from policylang.report.trade_off import account_text, trade_off_text, tuned_json
+    from policylang.tuning.budgets import read_budget
 
-
-def _check(options: argparse.Namespace) -> None:
-    """Raise ``UsageError`` for what cannot be right whatever the graph is, before the work."""
-    if options.device is None:
-        from policylang.language.devices.reading import bundled_devices
-
+    device = take_graph(options)
+    if device is None:
         known = ", ".join(bundled_devices())
         raise UsageError("times need a device", f"name one with `--device`: {known}, or the path of a file")
-    budget = any(each is not None for each in (options.peak, options.saved, options.recompute_time))
-    if not budget and options.output:
+    given = options.peak, options.saved, options.recompute_time
+    if options.output and all(each is None for each in given):
         raise UsageError("a policy is tuned for a budget, and none is given", "add `--peak`, or leave `-o` out")
-
-
-def _asked(
-    options: argparse.Namespace, facts: Facts, device: DeviceProfile
-) -> tuple[Budget | None, Besides] | Diagnostic:
-    from policylang.api.tune import no_budget
-    from policylang.language.diagnostics import Diagnostic
-    from policylang.tuning.budgets import read_budget, read_optimizer, read_reserve
-    from policylang.tuning.evaluation import Besides
-
-    budget = read_budget(options.peak, options.saved, options.recompute_time)
-    optimizer = read_optimizer(options.optimizer, facts)
-    reserve = read_reserve(options.reserve)
-    for each in (budget, optimizer, reserve):
-        if isinstance(each, Diagnostic):
-            return each
-    if budget is None and not options.table:
-        return no_budget(device)
-    assert not isinstance(budget, Diagnostic)
-    assert not isinstance(optimizer, Diagnostic)
-    assert not isinstance(reserve, Diagnostic)
-    return budget, Besides(optimizer=optimizer, reserve=reserve)
-
-
-def _tuned(
-    options: argparse.Namespace, facts: Facts, device: DeviceProfile, budget: Budget | None, besides: Besides
-) -> TunedPolicy | None:
-    """None where it was refused, which is said."""
-    from policylang.api.tune import tuned_policy
-
-    with _progress() as progress:
-        found = tuned_policy(
-            facts,
-            Path(options.graph).name,
-            device,
-            budget,
-            besides=besides,
-            named=options.device,
-            folder=Path(options.output).parent if options.output else Path(),
-            optimizer=options.optimizer or "",
-            offload=options.offload,
-            path=options.path,
-            table=options.table,
-            progress=progress,
-        )
-    if isinstance(found, Diagnostic):
-        _print_refused(found, options.output_format)
-        return None
-    return found
-
-
-def _print_refused(diagnostic: Diagnostic, form: str) -> None:
-    if form == "json":
-        say(render_json((diagnostic,)), form)
-    else:
-        refuse((diagnostic,))
-
-
-def _print(found: TunedPolicy, options: argparse.Namespace, *, chosen: bool) -> None:
-    """The policy, or what stands in its place, on the standard output; the rest beside it."""
-    from policylang.report.trade_off import account_text, trade_off_text, tuned_json
-
-    if found.notes and options.output_format != "json":
+    facts = read_graph(options.graph)
+    as_json = options.output_format == "json"
+    try:
+        budget = read_or_raise(read_budget(*given))
+        if budget is None and not options.table:
+            raise PolicyMeaningError([no_budget(device)])
+        with _progress() as progress:
+            found = tuned_policy(
+                facts,
+                Path(options.graph).name,
+                device,
+                budget,
+                optimizer=options.optimizer,
+                reserve=options.reserve,
+                named=options.device,
+                folder=Path(options.output).parent if options.output else Path(),
+                offload=options.offload,
+                path=options.path,
+                table=options.table,
+                progress=progress,
+            )
+    except (PolicyMeaningError, PolicyGraphError, PolicyMatchError) as error:
+        if as_json:
+            say(render_json(error.diagnostics), "json")
+        else:
+            refuse(error.diagnostics)
+        return Exit.USAGE if isinstance(error, PolicyMeaningError) else Exit.DIAGNOSTICS
+    if options.output:
+        write_output(found.text, options.output)
+    if as_json:
+        say(tuned_json(found, chosen=budget is not None), "json")
+        return Exit.CLEAN
+    if found.notes:
         refuse(found.notes)
-    if options.output_format == "json":
-        say(tuned_json(found, chosen=chosen), "json")
-        return
     if options.table:
-        say(trade_off_text(found, chosen=chosen))
-    if not chosen:
-        return
-    if options.output or options.table:
+        say(trade_off_text(found, chosen=budget is not None))
+    if budget is not None and (options.output or options.table):
         say(("\n" if options.table else "") + account_text(found))
-    else:
+    elif budget is not None:
         tell(account_text(found))
         say(found.text.removesuffix("\n"), "policy")
+    return Exit.CLEAN
 
 
 @contextmanager

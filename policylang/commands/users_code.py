@@ -21,7 +21,7 @@ from policylang.report.diagnostics import RENDERERS, CheckResult
 
 _OURS = os.path.dirname(os.path.abspath(policylang.__file__)) + os.sep
 _IMPORTS = ("<frozen importlib", import_module.__code__.co_filename)
-_MEND = "name a function as `package.module:function`"
+_FIX = "name a function as `package.module:function`"
 
 
 class UsersCodeError(Exception):
@@ -53,19 +53,19 @@ def named_function(text: str) -> Callable[[], Any]:
     """
     module_name, mark, name = text.partition(":")
     if not mark or not module_name or not name or module_name.startswith("."):
-        raise UsageError(f"`{text}` names no function", _MEND)
+        raise UsageError(f"`{text}` names no function", _FIX)
     sys.path.insert(0, "")
     with users_code():
         try:
             found: Any = import_module(module_name)
         except ModuleNotFoundError as error:
-            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            if (absent := _absent(module_name, error)) is None:
                 raise  # it is there, and needs something that is not
-            raise UsageError(f"there is no module `{error.name}`", _MEND) from None
+            raise UsageError(f"there is no module `{absent}`", _FIX) from None
         for part in name.split("."):
             found = getattr(found, part, None)
     if not callable(found):
-        raise UsageError(f"`{module_name}` has no function `{name}`", _MEND)
+        raise UsageError(f"`{module_name}` has no function `{name}`", _FIX)
     return found  # type: ignore[no-any-return]
 
 
@@ -77,35 +77,24 @@ def show(failed: UsersCodeError, command: str, function: str, help: str) -> Exit
             _print(error.__cause__)
         refuse(error.diagnostics)
         return Exit.DIAGNOSTICS
-    _print(error)
-    tell(f"policylang {command}: `{function}` does not run\nhelp: {_fix(error, help)}")
+    theirs = _print(error)
+    if isinstance(error, SystemExit):
+        help = 'it ends the process; what a module does as a script stands under `if __name__ == "__main__":`'
+    elif theirs is not None and traceback.extract_tb(theirs)[-1].filename.startswith(_OURS):
+        help = "the error comes out of policylang; if you called it as documented, please report it"
+    tell(f"policylang {command}: `{function}` does not run\nhelp: {help}")
     return Exit.DIAGNOSTICS
 
 
-def _fix(error: BaseException, otherwise: str) -> str:
-    if isinstance(error, SystemExit):
-        return 'it ends the process; what a module does as a script stands under `if __name__ == "__main__":`'
-    frames = traceback.extract_tb(error.__traceback__)
-    if _from_first_frame(error.__traceback__) is not None and frames[-1].filename.startswith(_OURS):
-        return "the error comes out of policylang; if you called it as documented, please report it"
-    return otherwise
-
-
-def _print(error: BaseException) -> None:
-    traceback.print_exception(type(error), error, _from_first_frame(error.__traceback__))
-
-
-def _from_first_frame(frames: TracebackType | None) -> TracebackType | None:
-    """Drop the frames that lead to the user's code: ours, the import system's, and torch's where it calls back."""
-    while frames is not None and _leads_there(frames.tb_frame.f_code.co_filename):
-        frames = frames.tb_next
-    return frames
-
-
-def _leads_there(file: str) -> bool:
+def _print(error: BaseException) -> TracebackType | None:
+    """Without the frames that lead to the user's code: ours, the import system's, and torch's where it calls back."""
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     folders = (_OURS, *_IMPORTS) if torch is None else (_OURS, *_IMPORTS, os.path.dirname(torch) + os.sep)
-    return file.startswith(folders)
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(folders):
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames)
+    return frames
 
 
 def need_torch() -> None:
@@ -118,30 +107,18 @@ CANNOT_IMPORT = "APL372"
 _MOST = 200
 _FORM = "the name of a module, as Python imports it: `package.module`"
 _NOT_HERE = "the current folder is searched for it first, then the environment of this Python"
-_FAILS = 'run `python -c "import {}"` to see all of it'
-
-
-def import_modules(names: Sequence[str]) -> tuple[Diagnostic, ...]:
-    """Import modules in order; why each of the others cannot be. What they print goes to the standard error, so that
-    the standard output stays the command's."""
-    if names and "" not in sys.path:
-        sys.path.insert(0, "")
-    found = []
-    for name in dict.fromkeys(names):
-        with redirect_stdout(sys.stderr):
-            problem = _problem(name)
-        if problem is not None:
-            found.append(problem)
-    return tuple(found)
 
 
 def refused_imports(names: Sequence[str], form: str, *, findings: bool) -> Exit | None:
-    """Import modules; where one cannot be, say so in the form of the command's output, and how the command ends.
-    ``findings`` says that diagnostics are what the command prints, on its standard output."""
-    problems = import_modules(names)
+    """Import modules in order; where some cannot be, say so in the form of the command's output, and how the command
+    ends. What they print goes to the standard error. ``findings`` says that diagnostics are what the command prints, on
+    its standard output."""
+    if names and "" not in sys.path:
+        sys.path.insert(0, "")
+    with redirect_stdout(sys.stderr):
+        problems = tuple(filter(None, map(_problem, dict.fromkeys(names))))
     if not problems:
         return None
-
     if form in RENDERERS and (findings or form != "text"):
         return print_findings(CheckResult((), problems), form, failed=True)
     return refuse(problems)
@@ -157,24 +134,25 @@ def _problem(name: str) -> Diagnostic | None:
         import_module(name)
     except KeyboardInterrupt:
         raise
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            return diagnose(CANNOT_IMPORT, f"there is no module `{error.name}`", help=_NOT_HERE)
-        return _failed(name, error)
     except BaseException as error:  # SystemExit too: a module that ends the process has registered nothing
-        return _failed(name, error)
+        if (absent := _absent(name, error)) is not None:
+            return diagnose(CANNOT_IMPORT, f"there is no module `{absent}`", help=_NOT_HERE)
+        said = " ".join(str(error).split())
+        what = type(error).__name__ + (f": {said[:_MOST]}" if said else "")
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_import_system(each.filename)]
+        places = [f"in {each.filename}:{each.lineno}{f': {each.line}' if each.line else ''}" for each in frames[:1]]
+        if len(frames) > 1:
+            places.append(f"raised in {frames[-1].filename}:{frames[-1].lineno}")
+        help = f'run `python -c "import {name}"` to see all of it'
+        return diagnose(CANNOT_IMPORT, f"`{name}` cannot be imported: {what}", help=help, details=tuple(places))
     return None
 
 
-def _failed(name: str, error: BaseException) -> Diagnostic:
-    said = " ".join(str(error).split())
-    what = type(error).__name__ + (f": {said[:_MOST]}" if said else "")
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_import_system(each.filename)]
-    here = [f"in {each.filename}:{each.lineno}{f': {each.line}' if each.line else ''}" for each in frames[:1]]
-    deepest = [f"raised in {frames[-1].filename}:{frames[-1].lineno}"] if len(frames) > 1 else []
-    return diagnose(
-        CANNOT_IMPORT, f"`{name}` cannot be imported: {what}", help=_FAILS.format(name), details=(*here, *deepest)
-    )
+def _absent(module: str, error: BaseException) -> str | None:
+    """The part of a module's name that there is not; None where the module is there, and something else is wrong."""
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        return error.name
+    return None
 
 
 def _is_import_system(file: str) -> bool:

@@ -82,7 +82,11 @@ class MemoryPolicy:
         TorchTitan's passes would order them anew.
         """
         options = getattr(config, "compile", None)
-        self._refuse_to_precompile(options)
+        chosen = getattr(options, "memory_policy", None)
+        if chosen == self.also_called and getattr(options, "precompile_artifact_dir", ""):
+            message = f"the step is to be precompiled under the name `{chosen}`, which says nothing of the policy"
+            help = "choose the memory policy by the name that `register` returns"
+            raise PolicyGraphError([diagnose(UNTOLD_NAME, message, help=help)])
         if self.policy.orders and options is not None:
             _refuse_another_order(options)
         facts = collect(gm, static_inputs=parameters_of(gm), mesh=self.mesh)
@@ -91,15 +95,11 @@ class MemoryPolicy:
             help = "the graph trainer makes one with `compile.mode = 'aot_fx_trace'` and without pipeline parallelism"
             raise PolicyGraphError([diagnose(NOT_FLAT, message, help=help)])
         apply_policy(gm, self.policy, self.mesh, facts=facts)
-        _take_off_tags(gm)
+        # The tags were carried out. TorchTitan's pass would read them as work to do, and refuses random operators.
+        for node in gm.graph.nodes:
+            for key in _TAGS:
+                node.meta.pop(key, None)
         return gm
-
-    def _refuse_to_precompile(self, options: Any) -> None:
-        chosen = getattr(options, "memory_policy", None)
-        if chosen == self.also_called and getattr(options, "precompile_artifact_dir", ""):
-            message = f"the step is to be precompiled under the name `{chosen}`, which says nothing of the policy"
-            help = "choose the memory policy by the name that `register` returns"
-            raise PolicyGraphError([diagnose(UNTOLD_NAME, message, help=help)])
 
 
 def _refuse_another_order(options: Any) -> None:
@@ -118,13 +118,6 @@ def _refuse_another_order(options: Any) -> None:
         message = f"the policy orders collectives, and behind it TorchTitan orders them anew: {names}"
         help = f"write {' and '.join(fixes)}, or take the scheduling lines out of the policy"
         raise PolicyGraphError([diagnose(ORDERED_LATER, message, help=help)])
-
-
-def _take_off_tags(gm: fx.GraphModule) -> None:
-    """The tags were carried out. TorchTitan's pass would read them as work to do, and refuses random operators."""
-    for node in gm.graph.nodes:
-        for key in _TAGS:
-            node.meta.pop(key, None)
 
 
 def _registry() -> dict[str, Any]:

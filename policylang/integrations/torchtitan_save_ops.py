@@ -64,32 +64,24 @@ def import_save_ops(said: str, name: str = "torchtitan_save_ops", operators: Ope
         at = start + len(piece) - len(piece.lstrip())
         span = Span(source, at, max(at, start + len(piece.rstrip())))
         start += len(piece) + 1
-        rule = _rule(span, table, found)
-        if rule is not None:
-            rules[rule] = None
+        pattern, mark, operator = span.text.partition("::")
+        if not mark or not pattern.strip() or not operator.strip() or "::" in operator:
+            message = f"`{span.text}` is not `MODULE::OPERATOR`" if span.text else "there is no selector here"
+            found.append(diagnose(CANNOT_BE_READ, message, span, help=_EXAMPLE))
+            continue
+        left = Span(source, span.start, span.start + len(pattern.rstrip()))
+        right = Span(source, span.end - len(operator.lstrip()), span.end)
+        problems = [each for each in (_of_pattern(left), _of_operator(right, table)) if each is not None]
+        found += problems
+        if not any(map(is_error, problems)):
+            rules[f"save {right.text} where {format_predicate(Match('module', '==', left.text))}"] = None
     if any(map(is_error, found)):
         return Imported(None, tuple(found))
     text = _HEAD.format(said=" ".join(said.split()), name=name) + "".join(f"{rule}\n" for rule in rules)
     return Imported(text, (*found, *parse_policy(text, name=name, operators=table).diagnostics))
 
 
-def _rule(selector: Span, table: OperatorTable, found: list[Diagnostic]) -> str | None:
-    pattern, mark, operator = selector.text.partition("::")
-    if not mark or not pattern.strip() or not operator.strip() or "::" in operator:
-        message = f"`{selector.text}` is not `MODULE::OPERATOR`" if selector.text else "there is no selector here"
-        found.append(diagnose(CANNOT_BE_READ, message, selector, help=_EXAMPLE))
-        return None
-    before = len(found)
-    left = Span(selector.source, selector.start, selector.start + len(pattern.rstrip()))
-    right = Span(selector.source, selector.end - len(operator.lstrip()), selector.end)
-    _check_pattern(left, found)
-    _check_operator(right, table, found)
-    if len(found) > before and any(map(is_error, found[before:])):
-        return None
-    return f"save {right.text} where {format_predicate(Match('module', '==', left.text))}"
-
-
-def _check_pattern(pattern: Span, found: list[Diagnostic]) -> None:
+def _of_pattern(pattern: Span) -> Diagnostic | None:
     """Refuse what TorchTitan's patterns and ours read differently, and what neither reads."""
     text = pattern.text
     if any(part == "**" for part in text.split(".")):
@@ -100,26 +92,23 @@ def _check_pattern(pattern: Span, found: list[Diagnostic]) -> None:
         message, help = f"`{text}` is the name of no module", _EXAMPLE
     else:
         problem = path_glob_problem(text)
-        if problem:
-            found.append(diagnose("APL112", f"the module path `{text}` {problem}", pattern))
-        return
-    found.append(diagnose(MEANS_OTHERWISE, message, pattern, help=help))
+        return diagnose("APL112", f"the module path `{text}` {problem}", pattern) if problem else None
+    return diagnose(MEANS_OTHERWISE, message, pattern, help=help)
 
 
-def _check_operator(operator: Span, table: OperatorTable, found: list[Diagnostic]) -> None:
+def _of_operator(operator: Span, table: OperatorTable) -> Diagnostic | None:
     text = operator.text
     namespace, *rest = text.split(".")
     if not _OPERATOR.fullmatch(text):
-        found.append(diagnose(CANNOT_BE_READ, f"`{text}` is no operator in full", operator, help=_EXAMPLE))
-    elif not table.has_namespace(namespace) or (
-        table.is_only_met(namespace) and not table.matches(namespace, rest[0], None)
-    ):
+        return diagnose(CANNOT_BE_READ, f"`{text}` is no operator in full", operator, help=_EXAMPLE)
+    known = table.matches(namespace, rest[0], None)
+    if not table.has_namespace(namespace) or (table.is_only_met(namespace) and not known):
         message = f"no operator of the namespace `{namespace}` is known here; it is checked when applied"
-        found.append(diagnose("APL102", message, operator))
-    elif len(rest) == 1 and namespace not in _WITHOUT_OVERLOADS:
-        known = table.matches(namespace, rest[0], None) or table.nearest(text)
+        return diagnose("APL102", message, operator)
+    if len(rest) == 1 and namespace not in _WITHOUT_OVERLOADS:
         message = f"`{text}` names no overload, and TorchTitan compares overloads"
-        found.append(diagnose(CANNOT_BE_READ, message, operator, help=did_you_mean(known[:3])))
-    elif not table.matches(namespace, rest[0], rest[1] if len(rest) > 1 else None):
+        return diagnose(CANNOT_BE_READ, message, operator, help=did_you_mean((known or table.nearest(text))[:3]))
+    if not table.matches(namespace, rest[0], rest[1] if len(rest) > 1 else None):
         help = did_you_mean(table.nearest(text))
-        found.append(diagnose("APL101", f"there is no operator `{text}`", operator, help=help))
+        return diagnose("APL101", f"there is no operator `{text}`", operator, help=help)
+    return None

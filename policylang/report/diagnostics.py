@@ -112,17 +112,13 @@ def _excerpt(span: Span) -> list[str]:
         return lines
     start = min(span.column - 1, len(text))
     end = min(span.end_column - 1, len(text)) if span.end_line == span.line else len(text)
-    shown, before, width = _window(text, start, max(end, start), _window_width(len(number)))
+    most = columns()
+    room = _WINDOW if most is None else max(_NARROWEST, min(_WINDOW, most - len(number) - 5))  # number, bar, ellipses
+    shown, before, width = _window(text, start, max(end, start), room)
     lines.append(f"{margin} |")
     lines.append(f"{number} | {shown}".rstrip())
     lines.append(f"{margin} | {' ' * before}{'^' * width}")
     return lines
-
-
-def _window_width(margin: int) -> int:
-    """The columns left beside the line number, the bar and two ellipses."""
-    most = columns()
-    return _WINDOW if most is None else max(_NARROWEST, min(_WINDOW, most - margin - 5))
 
 
 def _window(text: str, start: int, end: int, window: int) -> tuple[str, int, int]:
@@ -133,22 +129,17 @@ def _window(text: str, start: int, end: int, window: int) -> tuple[str, int, int
         high = min(high, low + window)
     head = "…" if low else ""
     tail = "…" if high < len(text) else ""
-    before = _visible(text[low:start])
-    inside = _visible(text[start : min(end, high)])
-    after = _visible(text[min(end, high) : high])
+    end = min(end, high)
+    before, inside, after = (plain(part, tab=" " * _TAB) for part in (text[low:start], text[start:end], text[end:high]))
     return f"{head}{before}{inside}{after}{tail}", len(head) + _columns(before), max(_columns(inside), 1)
 
 
-def _visible(text: str) -> str:
-    """The text with nothing in it that a terminal would act on."""
-    return "".join(
-        character if character.isprintable() else " " * _TAB if character == "\t" else "�" for character in text
-    )
-
-
-def plain(text: str) -> str:
+def plain(text: str, tab: str = "�") -> str:
     """The text with nothing in it that a terminal would act on, line ends excepted."""
-    return "".join(character if character.isprintable() or character == "\n" else "�" for character in text)
+    return "".join(
+        character if character.isprintable() or character == "\n" else tab if character == "\t" else "�"
+        for character in text
+    )
 
 
 def _columns(text: str) -> int:
@@ -161,12 +152,10 @@ def _columns(text: str) -> int:
 def render_concise(diagnostics: Iterable[Diagnostic]) -> str:
     """One line each: ``llama3.apl:9:6: error[APL101]: there is no operator, group or name `mn```."""
     return "\n".join(
-        f"{_place(each.span)}{each.severity.value}[{each.code}]: {plain(each.message)}" for each in diagnostics
+        ("" if each.span is None else f"{plain(each.span.source.name)}:{each.span.line}:{each.span.column}: ")
+        + f"{each.severity.value}[{each.code}]: {plain(each.message)}"
+        for each in diagnostics
     )
-
-
-def _place(span: Span | None) -> str:
-    return "" if span is None else f"{plain(span.source.name)}:{span.line}:{span.column}: "
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
@@ -220,20 +209,24 @@ def render_github(diagnostics: Iterable[Diagnostic]) -> str:
 
 
 def _github_annotation(diagnostic: Diagnostic) -> str:
-    kind = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}[diagnostic.severity]
-    properties: list[tuple[str, object]] = []
+    kind = "notice" if diagnostic.severity is Severity.NOTE else diagnostic.severity.value
+    properties: dict[str, object] = {}
+    message = "\n".join((diagnostic.message, *diagnostic.details, *_help(diagnostic)))
     span = diagnostic.span
-    if span is not None and not span.source.name.startswith("<"):
-        properties += [("file", span.source.name), ("line", span.line), ("endLine", span.end_line)]
-        if span.line == span.end_line:  # columns across lines are not shown where they belong
-            properties += [("col", span.column), ("endColumn", max(span.end_column, span.column + 1))]
-    properties.append(("title", diagnostic.code))
-    parts: Sequence[str] = [diagnostic.message, *diagnostic.details]
-    message = "\n".join((*parts, f"help: {diagnostic.help}") if diagnostic.help else parts)
     if span is not None and span.source.name.startswith("<"):
         message = f"{span.source.name}:{span.line}: {message}"
-    written = ",".join(f"{name}={_github_property(str(value))}" for name, value in properties)
+    elif span is not None:
+        properties |= {"file": span.source.name, "line": span.line, "endLine": span.end_line}
+        if span.line == span.end_line:  # columns across lines are not shown where they belong
+            properties |= {"col": span.column, "endColumn": max(span.end_column, span.column + 1)}
+    properties["title"] = diagnostic.code
+    escaped = {name: _github_escaped(str(value)) for name, value in properties.items()}
+    written = ",".join(f"{name}={value.replace(':', '%3A').replace(',', '%2C')}" for name, value in escaped.items())
     return f"::{kind} {written}::{_github_escaped(message)}"
+
+
+def _help(diagnostic: Diagnostic) -> list[str]:
+    return [f"help: {diagnostic.help}"] if diagnostic.help else []
 
 
 def _github_escaped(text: str) -> str:
@@ -241,15 +234,10 @@ def _github_escaped(text: str) -> str:
     return text.replace("##", "# #").replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _github_property(text: str) -> str:
-    return _github_escaped(text).replace(":", "%3A").replace(",", "%2C")
-
-
 # --- SARIF ------------------------------------------------------------------------------------------------------------
 
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
-_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
 
 
 def render_sarif(diagnostics: Iterable[Diagnostic]) -> str:
@@ -257,7 +245,16 @@ def render_sarif(diagnostics: Iterable[Diagnostic]) -> str:
     Interchange Format (SARIF) Version 2.1.0"."""
     found = list(diagnostics)
     codes = sorted({each.code for each in found})
-    driver = {"name": "policylang", "version": installed_version(), "rules": [_sarif_rule(code) for code in codes]}
+    rules = [
+        {
+            "id": code,
+            "shortDescription": {"text": CODES[code].title},
+            "fullDescription": {"text": CODES[code].text},
+            "defaultConfiguration": {"level": CODES[code].severity.value},
+        }
+        for code in codes
+    ]
+    driver = {"name": "policylang", "version": installed_version(), "rules": rules}
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
@@ -266,37 +263,28 @@ def render_sarif(diagnostics: Iterable[Diagnostic]) -> str:
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
-def _sarif_rule(code: str) -> dict[str, Any]:
-    entry = CODES[code]
-    return {
-        "id": code,
-        "shortDescription": {"text": entry.title},
-        "fullDescription": {"text": entry.text},
-        "defaultConfiguration": {"level": _LEVELS[entry.severity]},
-    }
-
-
 def _sarif_result(diagnostic: Diagnostic, codes: Sequence[str]) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "ruleId": diagnostic.code,
-        "ruleIndex": codes.index(diagnostic.code),
-        "level": _LEVELS[diagnostic.severity],
-        "message": {"text": _sarif_message(diagnostic)},
-    }
     location = _sarif_location(diagnostic.span)
-    if location is not None:
-        result["locations"] = [location]
+    message = diagnostic.message  # with the evidence, the help, and a span in a text that is no file
+    if diagnostic.span is not None and location is None:
+        message = f"{diagnostic.span.location}: {message}"
+    places = [_sarif_location(other.span) for other in diagnostic.related]
+    others = [other.message for other, place in zip(diagnostic.related, places, strict=True) if place is None]
     related = [
         {**place, "id": number, "message": {"text": other.message}}
-        for number, other in enumerate(diagnostic.related, 1)
-        if (place := _sarif_location(other.span)) is not None
+        for number, (other, place) in enumerate(zip(diagnostic.related, places, strict=True), 1)
+        if place is not None
     ]
-    if related:
-        result["relatedLocations"] = related
     fixes = [found for fix in diagnostic.fixes if (found := _sarif_fix(fix)) is not None]
-    if fixes:
-        result["fixes"] = fixes
-    return result
+    return {
+        "ruleId": diagnostic.code,
+        "ruleIndex": codes.index(diagnostic.code),
+        "level": diagnostic.severity.value,
+        "message": {"text": "\n".join((message, *diagnostic.details, *others, *_help(diagnostic)))},
+        **({} if location is None else {"locations": [location]}),
+        **({"relatedLocations": related} if related else {}),
+        **({"fixes": fixes} if fixes else {}),
+    }
 
 
 def _sarif_fix(fix: Fix) -> dict[str, Any] | None:
@@ -315,21 +303,10 @@ def _sarif_fix(fix: Fix) -> dict[str, Any] | None:
     return {"description": {"text": fix.title}, "artifactChanges": changes}
 
 
-def _sarif_message(diagnostic: Diagnostic) -> str:
-    """The message with the evidence, the help, and a span in a text that is no file."""
-    span = diagnostic.span
-    first = diagnostic.message
-    if span is not None and _sarif_location(span) is None:
-        first = f"{span.location}: {first}"
-    notes = [other.message for other in diagnostic.related if _sarif_location(other.span) is None]
-    help = [f"help: {diagnostic.help}"] if diagnostic.help else []
-    return "\n".join([first, *diagnostic.details, *notes, *help])
-
-
 def _sarif_location(span: Span | None) -> dict[str, Any] | None:
     if span is None or span.source.name.startswith("<"):
         return None
-    region: dict[str, Any] = {
+    region = {
         "startLine": span.line,
         "startColumn": span.column,
         "endLine": span.end_line,
@@ -361,27 +338,20 @@ def render_junit(found: CheckResult) -> str:
     bundled = {f"<{name}>": name for name in found.files}
     for each in found.diagnostics:
         by_file.setdefault(bundled.get(each.file, each.file), []).append(each)
-    cases = [
-        element("testcase", *_failure(of), name=plain(name), classname="policylang") for name, of in by_file.items()
-    ]
-    failures = sum(map(_fails, by_file.values()))
+    failures, cases = 0, []
+    for name, of in by_file.items():
+        body = []
+        if all(each.severity is Severity.NOTE for each in of):
+            body += [element("system-out", render_text(of))] if of else []
+        else:
+            failures += 1
+            more = f" and {counted(len(of) - 1, 'further finding')}" if len(of) > 1 else ""
+            message = plain(of[0].message) + more
+            body.append(element("failure", render_text(of), message=message, type=of[0].code))
+        cases.append(element("testcase", *body, name=plain(name), classname="policylang"))
     counts = {"tests": len(cases), "failures": failures, "errors": 0}
     suites = element("testsuites", element("testsuite", *cases, name="policylang", **counts), **counts)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{suites}'
-
-
-def _fails(found: Sequence[Diagnostic]) -> bool:
-    return any(each.severity is not Severity.NOTE for each in found)
-
-
-def _failure(found: Sequence[Diagnostic]) -> Sequence[str]:
-    if not found:
-        return ()
-    text = render_text(found)
-    if not _fails(found):
-        return (element("system-out", text),)
-    message = plain(found[0].message) + (f" and {counted(len(found) - 1, 'further finding')}" if len(found) > 1 else "")
-    return (element("failure", text, message=message, type=found[0].code),)
 
 
 # --- expectations -----------------------------------------------------------------------------------------------------
@@ -390,46 +360,22 @@ def _failure(found: Sequence[Diagnostic]) -> Sequence[str]:
 _SAID = {"held": "holds", "failed": "does not hold", "deferred": "cannot be told yet"}
 
 
-def expectation_table(outcomes: Sequence[ExpectationOutcome]) -> str:
-    """Every expectation of a plan; empty where there is none."""
+def expectation_table(outcomes: Sequence[tuple[str, ExpectationOutcome]]) -> str:
+    """Expectations, each with the name of its graph, or an empty one where there is no other; empty without any."""
     if not outcomes:
         return ""
-    rows = [("line", "expectation", "", "found"), *map(_expectation_row, outcomes)]
+    several = any(graph for graph, _ in outcomes)
+    rows: list[tuple[str, ...]] = [("line", "expectation", "", "found", *("on",)[:several])]
+    for graph, each in outcomes:
+        cells = file_name(each.source), _words(each.text), _SAID[each.status], each.found
+        rows.append((*cells, *(file_name(graph),)[:several]))
     return table(rows, right=range(0), ends=(0,))
-
-
-def held_table(outcomes: Sequence[tuple[str, ExpectationOutcome]]) -> str:
-    """The expectations that hold, on the graphs that are named; of the others there are diagnostics."""
-    held = [(graph, outcome) for graph, outcome in outcomes if outcome.status == "held"]
-    if not held:
-        return ""
-    several = len({graph for graph, _ in outcomes}) > 1
-    rows: list[tuple[str, ...]] = [("line", "expectation", "", "found", "on")[: 5 if several else 4]]
-    rows += [(*_expectation_row(outcome), *([file_name(graph)] if several else ())) for graph, outcome in held]
-    return table(rows, right=range(0), ends=(0,))
-
-
-def compared_table(old: Sequence[ExpectationOutcome], new: Sequence[ExpectationOutcome]) -> str:
-    """The expectations of two plans of one graph, those of the same words side by side."""
-    rows = compared_rows(old, new)
-    return table([("expectation", "before", "after"), *rows], right=range(0)) if rows else ""
 
 
 def compared_rows(old: Sequence[ExpectationOutcome], new: Sequence[ExpectationOutcome]) -> list[tuple[str, str, str]]:
     """The expectation, and its result before and after; empty where a policy does not expect it."""
-    before, after = ({each.text: each for each in side} for side in (old, new))
-    return [
-        (_words(text), _expectation_result(before.get(text)), _expectation_result(after.get(text)))
-        for text in dict.fromkeys((*before, *after))
-    ]
-
-
-def _expectation_row(outcome: ExpectationOutcome) -> tuple[str, ...]:
-    return file_name(outcome.source), _words(outcome.text), _SAID[outcome.status], outcome.found
-
-
-def _expectation_result(outcome: ExpectationOutcome | None) -> str:
-    return "" if outcome is None else f"{_SAID[outcome.status]}: {outcome.found}"
+    before, after = ({each.text: f"{_SAID[each.status]}: {each.found}" for each in side} for side in (old, new))
+    return [(_words(text), before.get(text, ""), after.get(text, "")) for text in dict.fromkeys((*before, *after))]
 
 
 def _words(text: str) -> str:
@@ -440,7 +386,11 @@ def _words(text: str) -> str:
 
 
 def _text(found: CheckResult) -> str:
-    return "\n\n".join(filter(None, (render_text(found.diagnostics), held_table(found.expectations))))
+    """Of the expectations those that hold: of the others there are diagnostics."""
+    held = [(graph, each) for graph, each in found.expectations if each.status == "held"]
+    if len(found.graphs) == 1:
+        held = [("", each) for _, each in held]
+    return "\n\n".join(filter(None, (render_text(found.diagnostics), expectation_table(held))))
 
 
 def _json(found: CheckResult) -> str:

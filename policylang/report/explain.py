@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from functools import cache
 from math import fsum
 from textwrap import fill, indent
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import asdict, frozen
 
 from policylang.audit.summary import word
-from policylang.graph.facts import Facts, Phase
+from policylang.graph.facts import Phase
 from policylang.language.diagnostics import Span
 from policylang.language.globs import NameGlob, PathGlob, is_magic, path_glob_problem
 from policylang.language.lexer import comment_above
@@ -22,7 +22,6 @@ from policylang.planning.capabilities import Capabilities
 from policylang.planning.expectations import NodeOutcomes
 from policylang.planning.inspection.communication import (
     CollectivePlace,
-    Communication,
     LineInOrder,
     PlacedCollective,
     bucket_statements,
@@ -30,18 +29,25 @@ from policylang.planning.inspection.communication import (
     communication,
     placed,
 )
-from policylang.planning.inspection.explain import RuleOnNode, rules_on
+from policylang.planning.inspection.explain import rules_on
 from policylang.planning.inspection.worth import weighed
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.selection.no_match import nearest_paths, part_counts
 from policylang.planning.selection.selectors import selections_for
-from policylang.planning.value_outcome import Decision
 from policylang.report.layout import columns, seconds_text, table
 from policylang.report.order_text import BOUNDED_BY, proof_texts, said_of
-from policylang.report.plan_json import line_data
+from policylang.report.plan_json import line_data, run_data
 
 _MOST_NAMES = 8
+
+
+@frozen
+class Explained:
+    """``str()`` of it is the text of ``policylang explain``."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @frozen
@@ -57,7 +63,7 @@ class RuleLine:
 
 
 @frozen
-class NodeExplanation:
+class NodeExplanation(Explained):
     name: str
     operator: str
     module: str
@@ -83,34 +89,30 @@ class NodeExplanation:
     """``saved``, ``recomputed`` or ``offloaded``; None where the backward needs no such value."""
     rules: tuple[RuleLine, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def _work(self) -> str:
+    def __str__(self) -> str:
+        shape = f"{'×'.join(map(str, self.shape or ()))} {self.dtype}".strip()
         work = format_quantity(self.flops, "flops")
         if self.uncounted:
             work = f"{work} and {self.uncounted}, which no FLOP formula counts" if self.flops else "FLOPs not counted"
-        return work + _on(self.device, self.seconds)
-
-    def __str__(self) -> str:
-        sizes = "×".join(map(str, self.shape)) if self.shape is not None else ""
-        what = f"{f'{sizes} {self.dtype}'.strip()}, " if sizes or self.dtype else ""
-        place = f" in {self.module}" if self.module else ""
+        block = "outside every block" if self.block is None else f"in block {self.block}"
+        what = ", ".join(filter(None, (block, shape, format_quantity(self.bytes, "bytes"), work)))
         lines = [
-            f"{self.name}: {self.operator}{place}",
-            f"  {'in block ' + self.block if self.block is not None else 'outside every block'}, "
-            f"{what}{format_quantity(self.bytes, 'bytes')}, {self._work()}",
+            f"{self.name}: {self.operator}{f' in {self.module}' if self.module else ''}",
+            f"  {what}{_on(self.device, self.seconds)}",
         ]
         if self.shares is not None:
             lines.append(f"  it shares the decision of {self.shares}, which the rules below are about")
         because = f": {self.reason}" if self.reason else ""
         lines.append(f"  {self.action}{because}; {self.fate or 'the backward does not need it'}")
-        rows = [("line", "rule", ""), *((r.source, r.text, _standing(r)) for r in self.rules)]
+        rows = [("line", "rule", "")]
+        for rule in self.rules:
+            standing = f"no match: {rule.why}" if rule.standing == "no match" else f"{rule.standing} {rule.why}"
+            rows.append((rule.source, rule.text, standing.rstrip()))
         return "\n".join(lines) + ("\n\n" + table(rows, right=range(0), ends=(0,)) if self.rules else "")
 
 
 @frozen
-class RuleExplanation:
+class RuleExplanation(Explained):
     source: str
     text: str
     matched: int
@@ -125,9 +127,6 @@ class RuleExplanation:
     """The time of one run of all nodes that it decides; None without a device."""
     device: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def __str__(self) -> str:
         decides = f"  matches {self.matched:,}, decides {self.decided:,}{_on(self.device, self.seconds)}"
         lines = [f"{self.source}: {self.text}", decides]
@@ -141,43 +140,39 @@ class RuleExplanation:
 
 
 @frozen
-class NodesExplanation:
+class NodesExplanation(Explained):
     """Several nodes, a row each."""
 
     asked: str
     nodes: tuple[NodeExplanation, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def __str__(self) -> str:
         timed = any(each.device is not None for each in self.nodes)
-        rows = [("node", "operator", "module", "", "by", *("time",)[:timed]), *map(_summary, self.nodes)]
+        rows: list[tuple[str, ...]] = [("node", "operator", "module", "", "by", *("time",)[:timed])]
+        for node in self.nodes:
+            time = (seconds_text(node.seconds),)[:timed]
+            fate = node.fate or f"{node.action}, not needed"
+            rows.append((node.name, node.operator, node.module, fate, node.reason, *time))
         head = f"{self.asked}: {counted(len(self.nodes), 'node')}"
         if timed:
-            total = fsum(each.seconds or 0.0 for each in self.nodes)
-            head += _on(self.nodes[0].device, total)
+            head += _on(self.nodes[0].device, fsum(each.seconds or 0.0 for each in self.nodes))
         return f"{head}\n\n" + table(rows, right=range(5, 6), ends=(2,))
 
 
-def explain_node(plan: Plan, row: int) -> NodeExplanation:
-    """Raises ``ValueError`` for a node that no rule ranges over."""
-    return _node(plan, row, NodeOutcomes(plan.facts, plan.decisions, saved_and_recomputed(plan)), reasons=True)
-
-
-def explain_nodes(plan: Plan, asked: str, rows: Sequence[int]) -> NodesExplanation:
-    """Raises ``ValueError`` for a node that no rule ranges over. Why a rule does not match, one node is asked."""
-    outcomes = NodeOutcomes(plan.facts, plan.decisions, saved_and_recomputed(plan))
-    return NodesExplanation(asked, tuple(_node(plan, row, outcomes, reasons=False) for row in rows))
-
-
-def _node(plan: Plan, row: int, outcomes: NodeOutcomes, *, reasons: bool) -> NodeExplanation:
+def explain_node(
+    plan: Plan, row: int, outcomes: NodeOutcomes | None = None, *, reasons: bool = True
+) -> NodeExplanation:
+    """Why a rule does not match is left out without ``reasons``. Raises ``ValueError`` for a node that no rule ranges
+    over."""
     facts = plan.facts
-    rules = tuple(map(_line, rules_on(plan, row, reasons=reasons)))
+    found = rules_on(plan, row, reasons=reasons)
     decision = plan.decisions[row]
     assert decision is not None
-    outcome = outcomes.really(row)
+    outcome = (outcomes or _outcomes(plan)).really(row)
     owner, block, times = facts.owners[row], plan.block_of[row], plan.shown_times
+    reason = decision.reason
+    if not reason and decision.rule is not None:
+        reason = f"{plan.policy.rules[decision.rule].source} decided"
     return NodeExplanation(
         name=facts.names[row],
         operator=facts.targets[row],
@@ -192,15 +187,22 @@ def _node(plan: Plan, row: int, outcomes: NodeOutcomes, *, reasons: bool) -> Nod
         device=None if times is None else times.device.name,
         shares=None if owner == row else facts.names[owner],
         action=word(decision.action),
-        reason=_reason(plan, decision),
+        reason=reason,
         fate=None if outcome is None else outcome.phrase,
-        rules=rules,
+        rules=tuple(
+            RuleLine(
+                each.rule.source,
+                each.rule.text,
+                each.standing,
+                each.why if each.by is None else f"by {each.by.source}: {each.by.text}",
+            )
+            for each in found
+        ),
     )
 
 
-def _summary(node: NodeExplanation) -> tuple[str, ...]:
-    time = [] if node.device is None else [seconds_text(node.seconds)]
-    return node.name, node.operator, node.module, node.fate or f"{node.action}, not needed", node.reason, *time
+def _outcomes(plan: Plan) -> NodeOutcomes:
+    return NodeOutcomes(plan.facts, plan.decisions, saved_and_recomputed(plan))
 
 
 def _on(device: str | None, seconds: float | None) -> str:
@@ -227,23 +229,8 @@ def explain_rule(plan: Plan, index: int) -> RuleExplanation:
     )
 
 
-def _reason(plan: Plan, decision: Decision) -> str:
-    if decision.reason:
-        return decision.reason
-    return f"{plan.policy.rules[decision.rule].source} decided" if decision.rule is not None else ""
-
-
-def _line(found: RuleOnNode) -> RuleLine:
-    why = found.why if found.by is None else f"by {found.by.source}: {found.by.text}"
-    return RuleLine(found.rule.source, found.rule.text, found.standing, why)
-
-
-def _standing(line: RuleLine) -> str:
-    return f"no match: {line.why}" if line.standing == "no match" else f"{line.standing} {line.why}".rstrip()
-
-
 @frozen
-class CollectiveExplanation:
+class CollectiveExplanation(Explained):
     """One collective: which lines joined or moved it, from where to where, and how it fares."""
 
     found: PlacedCollective
@@ -261,7 +248,7 @@ class CollectiveExplanation:
         rows: list[tuple[str, ...]] = [("order", "starts", "awaited", "takes", "exposed", "bounded by")]
         for name, place in (("as traced", found.traced), ("as planned", found.planned)):
             if place is not None:
-                rows.append((name, *_places(place), *_times(place)))
+                rows.append((name, *_place_row(place)))
         if not any(row[3] for row in rows[1:]):
             rows = [row[:3] for row in rows]
         parts = ["\n".join(lines), table(rows, right=range(0))]
@@ -274,37 +261,28 @@ class CollectiveExplanation:
         return "\n\n".join(parts)
 
 
-def _places(place: CollectivePlace) -> tuple[str, str]:
+def _place_row(place: CollectivePlace) -> tuple[str, str, str, str, str]:
     start = f"step {place.step:,}" + (f", before {place.before}" if place.before else "")
-    if place.awaited_step is None:
-        return start, "by nothing"
-    return start, f"step {place.awaited_step:,}" + (f", before {place.awaited_before}" if place.awaited_before else "")
-
-
-def _times(place: CollectivePlace) -> tuple[str, str, str]:
+    awaited = "by nothing"
+    if place.awaited_step is not None:
+        before = f", before {place.awaited_before}" if place.awaited_before else ""
+        awaited = f"step {place.awaited_step:,}{before}"
     run = place.run
     if run is None:
-        return "", "", ""
+        return start, awaited, "", "", ""
     exposed = format_quantity(run.exposed, "seconds") if run.exposed_by is not None else "hidden"
-    return (
-        format_quantity(run.end - run.start, "seconds"),
-        exposed,
-        BOUNDED_BY[run.exposed_by] if run.exposed_by else "",
-    )
+    bounded = BOUNDED_BY[run.exposed_by] if run.exposed_by else ""
+    return start, awaited, format_quantity(run.end - run.start, "seconds"), exposed, bounded
 
 
 def _data(place: CollectivePlace | None) -> dict[str, Any] | None:
     if place is None:
         return None
-    run = place.run
-    times = ("issued", "start", "end", "awaited", "exposed")
-    data = asdict(place, filter=lambda each, _: each.name != "run")
-    data |= {f"{name}_seconds": None if run is None else getattr(run, name) for name in times}
-    return {**data, "exposed_by": None if run is None or run.exposed_by is None else run.exposed_by.value}
+    return {**asdict(place, filter=lambda each, _: each.name != "run"), **run_data(place.run)}
 
 
 @frozen
-class LineExplanation:
+class LineExplanation(Explained):
     """A scheduling line: what it picked and what it did."""
 
     line: LineInOrder
@@ -337,20 +315,8 @@ class LineExplanation:
         return "\n".join(lines)
 
 
-def explain_line(found: Communication, index: int) -> LineExplanation:
-    """``index``: of :attr:`Communication.lines`."""
-    lanes = found.planned.lanes
-    return LineExplanation(found.lines[index], None if lanes is None else lanes.exposed)
-
-
 _MOST_NODES = 4
 _FORWARD = "rules decide about the forward's operators alone"
-
-
-class Explained(Protocol):
-    """``str()`` of it is the text of ``policylang explain``."""
-
-    def to_dict(self) -> dict[str, Any]: ...
 
 
 class NothingToExplain(Exception):
@@ -360,14 +326,19 @@ class NothingToExplain(Exception):
 def explain_named(plan: Plan, asked: str) -> Sequence[Explained]:
     """Explain a node by its rules, and a collective by its scheduling lines too; several nodes have a row each.
     Raises :class:`NothingToExplain`."""
-    ordered = communication(plan)
+    row, ordered = plan.facts.index.get(asked), communication(plan)
     collective = None if ordered is None else collective_asked(ordered, asked)
     if ordered is not None and collective is not None:
-        row = plan.facts.index.get(asked)
         decided = [explain_node(plan, row)] if row is not None and plan.decisions[row] is not None else []
         return [*decided, CollectiveExplanation(placed(ordered, collective))]
-    rows = _rows(plan, asked)
-    return [explain_node(plan, *rows) if asked in plan.facts.index else explain_nodes(plan, asked, rows)]
+    if row is not None:
+        if plan.decisions[row] is None:
+            kinds = {Phase.INPUT: "a graph input", Phase.BACKWARD: "a backward node", Phase.OUTPUT: "the output"}
+            what = kinds.get(Phase(plan.facts.phases[row]), "not a call")
+            raise NothingToExplain(f"no rule ranges over `{asked}`, which is {what}", _FORWARD)
+        return [explain_node(plan, row)]
+    rows, outcomes = _rows(plan, asked), _outcomes(plan)
+    return [NodesExplanation(asked, tuple(explain_node(plan, row, outcomes, reasons=False) for row in rows))]
 
 
 def explained_statements(plan: Plan) -> tuple[list[Span], list[Span]]:
@@ -383,16 +354,14 @@ def explain_statement(plan: Plan, span: Span, capabilities: Capabilities) -> Exp
     ordered = communication(plan)
     if ordered is not None and span in lines:
         at = lines.index(span)
-        return explain_line(weighed(ordered, plan, capabilities, at), at)
+        found = weighed(ordered, plan, capabilities, at)
+        return LineExplanation(found.lines[at], None if found.planned.lanes is None else found.planned.lanes.exposed)
     return explain_rule(plan, rules.index(span))
 
 
 def _rows(plan: Plan, asked: str) -> list[int]:
-    """The rows that rules range over of the node of a name, else of those whose names a glob matches, else of those in
-    a module."""
+    """The rows that rules range over of the nodes whose names a glob matches, else of those in a module."""
     facts = plan.facts
-    if asked in facts.index:
-        return [_row(plan, asked)]
     found: list[int] = []
     if is_magic(asked) and "." not in asked:
         matches = NameGlob(asked).matches
@@ -400,32 +369,16 @@ def _rows(plan: Plan, asked: str) -> list[int]:
     if not found and path_glob_problem(asked) is None:
         covers = cache(PathGlob(asked).covers)
         found = [row for row in range(len(facts)) if covers(facts.modules[row] or facts.modules[facts.owners[row]])]
-    decided = [row for row in found if plan.decisions[row] is not None]
-    if not decided:
-        raise _no_node(facts, asked, found)
-    return decided
-
-
-def _no_node(facts: Facts, asked: str, found: Sequence[int]) -> NothingToExplain:
+    if decided := [row for row in found if plan.decisions[row] is not None]:
+        return decided
     if found:
         names = listed([facts.names[row] for row in found], _MOST_NODES)
-        return NothingToExplain(f"no rule ranges over what `{asked}` names: {names}", _FORWARD)
+        raise NothingToExplain(f"no rule ranges over what `{asked}` names: {names}", _FORWARD)
     near = nearest(asked, (facts.names[each] for each in facts.forward))
     if "." in asked or not near:
         near = (*near, *nearest_paths(asked, facts, count=2))[:3]
     fix = did_you_mean(near) or "node names are those of the graph, such as mm_3: `policylang show GRAPH --module …`"
-    return NothingToExplain(f"the graph has no node `{asked}`", fix)
-
-
-def _row(plan: Plan, name: str) -> int:
-    """The row of a node that rules range over."""
-    facts = plan.facts
-    row = facts.index[name]
-    if plan.decisions[row] is None:
-        kinds = {Phase.INPUT: "a graph input", Phase.BACKWARD: "a backward node", Phase.OUTPUT: "the output"}
-        what = kinds.get(Phase(facts.phases[row]), "not a call")
-        raise NothingToExplain(f"no rule ranges over `{name}`, which is {what}", _FORWARD)
-    return row
+    raise NothingToExplain(f"the graph has no node `{asked}`", fix)
 
 
 _WIDEST = 100
@@ -434,9 +387,11 @@ _WIDEST = 100
 def meanings_text(word: str, found: Sequence[Meaning]) -> str:
     """A paragraph, an example and where there is more, of each sense."""
     width = columns(_WIDEST) or _WIDEST
-    said = [(fill(f"{word} ({each.sense}): {each.text}", width=width), each) for each in found]
-    parts = [(text, indent(each.example, "    "), f"More in {_page(each)}.") for text, each in said]
-    return "\n\n".join(line for part in parts for line in part)
+    parts = []
+    for each in found:
+        parts.append(fill(f"{word} ({each.sense}): {each.text}", width=width))
+        parts += [indent(each.example, "    "), f"More in docs/language.md, {each.section}."]
+    return "\n\n".join(parts)
 
 
 def meanings_data(word: str, found: Sequence[Meaning]) -> dict[str, Any]:
@@ -451,7 +406,3 @@ def of_group(word: str) -> tuple[Meaning, ...]:
         return ()
     text = f"A group of operators that every policy knows. {comment_above(let.span)}".strip()
     return (Meaning((word,), "group", text, let.span.text, "Groups"),)
-
-
-def _page(meaning: Meaning) -> str:
-    return f"docs/language.md, {meaning.section}"

@@ -20,8 +20,7 @@ from policylang.language.shown import (
 )
 from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
 from policylang.planning.inspection.overview import PHASES, GraphOverview, Totals, entries
-from policylang.report.layout import exposed_text, seconds_text, table, times_text
-from policylang.simulation.node_times import NodeTimes
+from policylang.report.layout import bytes_text, exposed_text, seconds_text, table, times_text
 
 VERSION = 1
 _COUNTS = ("forward", "backward", "bytes", "FLOPs")
@@ -33,38 +32,66 @@ _NOTE = "bytes and FLOPs are those of the forward; a view has no bytes of its ow
 
 def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
     """The counts by block, by operator, and by module and operator."""
-    head = (*_COUNTS, *_TIMES) if found.times is not None else _COUNTS
+    timed = found.times is not None
+    head = (*_COUNTS, *_TIMES) if timed else _COUNTS
     by_block = [(label, *_totals(each)) for label, each in _blocks(found)]
     by_operator = [(operator, *_totals(each)) for operator, each in found.operators]
+    by_module: list[tuple[str, ...]] = [("module", "operator", "forward", "bytes", "FLOPs", *_TIMES[:timed])]
+    before = None
+    for module, operator, sums in found.modules:
+        calls, _, size, flops, *seconds = _totals(sums)
+        shown = "" if module == before else module or "in no module"
+        by_module.append((shown, operator, calls, size, flops, *seconds[:1]))
+        before = module
+    times = [times_text(found.times)]
+    if found.step is not None:
+        exposed = exposed_text(found.step)
+        step = format_quantity(found.step.step, "seconds")
+        times.append(f"as traced: a step of {step}, exposed {exposed if exposed != '-' else 'nothing'}")
     numbers = range(1, len(head) + 1)
     parts = [
         _heading(name, facts, blocks, found),
         table([("block", *head), *by_block], right=numbers) if blocks.names else "",
         table([("operator", *head), *by_operator], right=numbers) if by_operator else "",
-        _modules(found),
+        table(by_module, right=range(2, len(by_module[0])), ends=(0,)) if found.modules else "",
         _uncounted(found),
-        "\n".join(filter(None, (times_text(found.times), _exposed(found)))),
+        "\n".join(filter(None, times)),
         _NOTE if found.operators else "",
     ]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(filter(None, parts))
 
 
 def nodes_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
     """The nodes that were asked for, one a line."""
-    timed = found.times is not None
-    head = ("node", "operator", "module", "phase", "shape", "bytes", "FLOPs", *_TIMES[:timed])
-    rows = [head, *(_node(facts, row, found.times) for row in found.rows)]
-    flops = format_quantity(found.total.flops, "flops")
-    if found.total.uncounted_calls:
-        flops = f"at least {flops}" if found.total.flops else "FLOPs not counted"
-    total = (
-        f"{counted(found.total.forward, 'forward operator')} of {format_quantity(found.total.bytes, 'bytes')} and "
-        f"{flops}{_total_time(found.total.seconds)}, {found.total.backward:,} in the backward"
-        f"{_total_time(found.total.backward_seconds)}; {_NOTE}"
+    total, times = found.total, found.times
+    head = ("node", "operator", "module", "phase", "shape", "bytes", "FLOPs", *_TIMES[: times is not None])
+    rows = [head]
+    for row in found.rows:
+        shape = shortened("×".join(map(str, facts.shapes[row] or ())), _LONGEST_SHAPE)
+        cells = (
+            facts.names[row],
+            facts.targets[row] or facts.ops[row],
+            facts.modules[row] or facts.modules[facts.owners[row]],
+            PHASES[facts.phases[row]],  # type: ignore[index]
+            f"{shape} {facts.dtypes[row]}".strip(),
+            bytes_text(facts.bytes[row] or None),
+            _flops(facts.flops[row], bool(facts.uncounted and facts.uncounted[row])),
+        )
+        rows.append((*cells, *([] if times is None else [seconds_text(times.seconds[row])])))
+    flops = format_quantity(total.flops, "flops")
+    if total.uncounted_calls:
+        flops = f"at least {flops}" if total.flops else "FLOPs not counted"
+    took, backward = (
+        f" in {format_quantity(seconds, 'seconds')}" if seconds else ""
+        for seconds in (total.seconds, total.backward_seconds)
+    )
+    sums = (
+        f"{counted(total.forward, 'forward operator')} of {format_quantity(total.bytes, 'bytes')} and {flops}{took}, "
+        f"{total.backward:,} in the backward{backward}; {_NOTE}"
     )
     listed = table(rows, right=range(5, len(head)), ends=(2,), spare=(4, 3))
-    parts = (_heading(name, facts, blocks, found), listed, total, _uncounted(found), times_text(found.times))
-    return "\n\n".join(part for part in parts if part)
+    parts = (_heading(name, facts, blocks, found), listed, sums, _uncounted(found), times_text(times))
+    return "\n\n".join(filter(None, parts))
 
 
 def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> Iterator[str]:
@@ -100,19 +127,6 @@ def _uncounted(found: GraphOverview) -> str:
     return f"uncounted in the forward: {uncounted_text(found.uncounted)}" if found.uncounted else ""
 
 
-def _exposed(found: GraphOverview) -> str:
-    """Empty without a device, and for a graph without collectives."""
-    if found.step is None:
-        return ""
-    exposed = exposed_text(found.step)
-    step = format_quantity(found.step.step, "seconds")
-    return f"as traced: a step of {step}, exposed {exposed if exposed != '-' else 'nothing'}"
-
-
-def _total_time(seconds: float | None) -> str:
-    return f" in {format_quantity(seconds, 'seconds')}" if seconds else ""
-
-
 def _flops(flops: int, uncounted: bool) -> str:
     """A lower bound where something is left out."""
     if not flops:
@@ -135,58 +149,24 @@ def _heading(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) 
 
 def _blocks(found: GraphOverview) -> Iterator[tuple[str, Totals]]:
     """Neighbours of the same figures together."""
-    for (_, _, outside), each in groupby(found.blocks, key=lambda block: (*_alike(block[1]), block[0] is None)):
-        names, all_sums = zip(*each, strict=True)
-        sums = all_sums[0]
-        if outside:
+
+    def alike(block: tuple[str | None, Totals]) -> object:
+        """Sums of times differ by their rounding."""
+        return block[0] is None, evolve(block[1], seconds=None, backward_seconds=None), _totals(block[1])
+
+    for _, each in groupby(found.blocks, key=alike):
+        names, (sums, *_) = zip(*each, strict=True)
+        if names[0] is None:
             yield OUTSIDE_BLOCKS, sums
         else:
             yield folded_names(names) + (f" ×{len(names)}, each" if len(names) > 1 else ""), sums
-
-
-def _alike(sums: Totals) -> tuple[Totals, tuple[str, ...]]:
-    """The key by which blocks are folded; sums of times differ by their rounding."""
-    return evolve(sums, seconds=None, backward_seconds=None), _seconds(sums)
-
-
-def _modules(found: GraphOverview) -> str:
-    timed = found.times is not None
-    rows: list[tuple[str, ...]] = [("module", "operator", "forward", "bytes", "FLOPs", *_TIMES[:timed])]
-    before = None
-    for module, operator, sums in found.modules:
-        shown = "" if module == before else module or "in no module"
-        before = module
-        calls, _, size, flops, *seconds = _totals(sums)
-        rows.append((shown, operator, calls, size, flops, *seconds[:1]))
-    return table(rows, right=range(2, len(rows[0])), ends=(0,)) if len(rows) > 1 else ""
-
-
-def _seconds(sums: Totals) -> tuple[str, ...]:
-    if sums.seconds is None:
-        return ()
-    return seconds_text(sums.seconds), seconds_text(sums.backward_seconds)
 
 
 def _totals(sums: Totals) -> tuple[str, ...]:
     return (
         f"{sums.forward:,}" if sums.forward else "",
         f"{sums.backward:,}" if sums.backward else "",
-        format_quantity(sums.bytes, "bytes") if sums.bytes else "",
+        bytes_text(sums.bytes or None),
         _flops(sums.flops, bool(sums.uncounted_calls)),
-        *_seconds(sums),
-    )
-
-
-def _node(facts: Facts, row: int, times: NodeTimes | None) -> tuple[str, ...]:
-    shape = facts.shapes[row]
-    what = shortened("×".join(map(str, shape)), _LONGEST_SHAPE) if shape is not None else ""
-    return (
-        facts.names[row],
-        facts.targets[row] or facts.ops[row],
-        facts.modules[row] or facts.modules[facts.owners[row]],
-        PHASES[facts.phases[row]],  # type: ignore[index]
-        f"{what} {facts.dtypes[row]}".strip(),
-        format_quantity(facts.bytes[row], "bytes") if facts.bytes[row] else "",
-        _flops(facts.flops[row], bool(facts.uncounted and facts.uncounted[row])),
-        *([] if times is None else [seconds_text(times.seconds[row])]),
+        *([] if sums.seconds is None else map(seconds_text, (sums.seconds, sums.backward_seconds))),
     )

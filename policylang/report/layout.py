@@ -67,21 +67,21 @@ def table(
     most = None if found is None else found - indent
     shown, left_out = list(range(len(widths))), list[str]()
     for column in spare:
-        if most is None or _wanted(widths, shown, right) <= most:
+        readable = [widths[each] if each in right else min(widths[each], _READABLE) for each in shown]
+        if most is None or sum(readable) + _BETWEEN * (len(shown) - 1) <= most:
             break
         shown.remove(column)
         left_out.append(rows[0][column] or "a column")
     if most is not None:
         _narrow(widths, shown, right, most)
-    lines = [_row([(row[each], widths[each], each in right, each in ends) for each in shown], most) for row in rows]
+    lines = []
+    for row in rows:
+        cells = (_cell(row[each], widths[each], each in right, each in ends) for each in shown)
+        line = "  ".join(cells).rstrip()
+        lines.append(line if most is None else shortened(line, most))
     if left_out:
         lines.append(f"(no room for {joined(left_out)}: --width 0)")
     return "\n".join(f"{' ' * indent}{line}" for line in lines)
-
-
-def _row(cells: Iterable[tuple[str, int, bool, bool]], most: int | None) -> str:
-    line = "  ".join(_cell(*cell) for cell in cells).rstrip()
-    return line if most is None else shortened(line, most)
 
 
 def _cell(text: str, width: int, right: bool, end: bool) -> str:
@@ -90,27 +90,16 @@ def _cell(text: str, width: int, right: bool, end: bool) -> str:
     return text.rjust(width) if right else text.ljust(width)
 
 
-def _wanted(widths: Sequence[int], shown: Sequence[int], right: range) -> int:
-    """The width at which every cell can still be read."""
-    return sum(widths[each] if each in right else min(widths[each], _READABLE) for each in shown) + _BETWEEN * (
-        len(shown) - 1
-    )
-
-
 def _narrow(widths: list[int], shown: Sequence[int], right: range, most: int) -> None:
     """Take from the widest until all fits, or until nothing is left to take."""
     excess = sum(widths[each] for each in shown) + _BETWEEN * (len(shown) - 1) - most
-    left = [each for each in shown if each not in right and widths[each] > _NARROWEST]
+    left = [each for each in shown if each not in right]
     while excess > 0 and left:
-        widest = max(widths[each] for each in left)
-        alike = [each for each in left if widths[each] == widest]
-        level = max([_NARROWEST, *(widths[each] for each in left if widths[each] < widest)])
-        step = min(widest - level, -(-excess // len(alike)))
-        for each in alike:
-            taken = min(step, max(excess, 0))
-            widths[each] -= taken
-            excess -= taken
-        left = [each for each in left if widths[each] > _NARROWEST]
+        widest = max(left, key=widths.__getitem__)
+        if widths[widest] <= _NARROWEST:
+            return
+        widths[widest] -= 1
+        excess -= 1
 
 
 def fit(text: str) -> str:
@@ -171,6 +160,10 @@ def times_text(times: NodeTimes | None) -> str:
 def plan_times_text(plan: Plan) -> str:
     """:func:`device_text` for a plan, or why its device gives no times."""
     return times_text(plan.shown_times) if plan.untold is None else f"no times: {plan.untold.message}"
+
+
+def bytes_text(amount: int | None) -> str:
+    return "" if amount is None else format_quantity(amount, "bytes")
 
 
 def seconds_text(seconds: float | None) -> str:

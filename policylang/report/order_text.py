@@ -11,9 +11,9 @@ from math import fsum
 from policylang.language.shown import counted, file_name, folded_names, format_quantity, listed, shortened
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder
 from policylang.planning.inspection.worth import same_time
-from policylang.report.layout import exposed_text, seconds_text, table
+from policylang.report.layout import bytes_text, exposed_text, seconds_text, table
 from policylang.report.report_text import barriers_text
-from policylang.simulation.streams import ExposedBy
+from policylang.simulation.streams import CollectiveRun, ExposedBy
 
 BOUNDED_BY = {
     ExposedBy.DATA: "data",
@@ -45,25 +45,35 @@ def order_details(found: Communication | None) -> str:
     """The effect of each scheduling line, and the exposed collectives; empty where the policy schedules nothing."""
     if found is None:
         return ""
-    return "\n\n".join(filter(None, (_lines_text(found.lines), _collectives_text(found))))
+    lines = ""
+    if found.lines:
+        head, *rows = line_rows(found.lines)
+        rows = [(file_name(line), shortened(text, _LONGEST_LINE), *rest) for line, text, *rest in rows]
+        lines = "\n".join((table([head, *rows], right=range(2, len(head)), ends=(0,)), *line_notes(found.lines)))
+    if found.planned.lanes is None:
+        return lines
+    collectives = ""
+    if rows := exposed_rows(found):
+        spare = [rows[0].index(name) for name in ("bytes", "kind", "group")]
+        collectives = table(rows, right=range(rows[0].index("collective")), spare=spare, unless_told=_WIDEST)
+    return "\n\n".join(filter(None, (lines, collectives, hidden_text(found))))
 
 
-def total_rows(found: Communication) -> list[tuple[str, str, str]]:
+def total_rows(found: Communication) -> list[tuple[str, ...]]:
     """The number of collectives by kind, and the figures of the step, as traced and as planned."""
     before, after = found.traced, found.planned
     old, new = before.kinds(), after.kinds()
-    kinds = [(kind, f"{old.get(kind, 0):,}", f"{new.get(kind, 0):,}") for kind in dict.fromkeys((*old, *new))]
-    times: list[tuple[str, str, str]] = []
+    rows: list[tuple[str, ...]] = [
+        (kind, f"{old.get(kind, 0):,}", f"{new.get(kind, 0):,}") for kind in dict.fromkeys((*old, *new))
+    ]
     if before.lanes is not None and after.lanes is not None:
-        times.append(("exposed", exposed_text(before.lanes), exposed_text(after.lanes)))
-        times.append(
-            ("step time", format_quantity(before.lanes.step, "seconds"), format_quantity(after.lanes.step, "seconds"))
-        )
+        lanes = before.lanes, after.lanes
+        rows.append(("exposed", exposed_text(lanes[0]), exposed_text(lanes[1])))
+        rows.append(("step time", *(format_quantity(each.step, "seconds") for each in lanes)))
     return [
-        *kinds,
-        *times,
-        ("peak", format_quantity(before.peak.bytes, "bytes"), format_quantity(after.peak.bytes, "bytes")),
-        ("in flight at most", format_quantity(before.in_flight, "bytes"), format_quantity(after.in_flight, "bytes")),
+        *rows,
+        ("peak", bytes_text(before.peak.bytes), bytes_text(after.peak.bytes)),
+        ("in flight at most", bytes_text(before.in_flight), bytes_text(after.in_flight)),
     ]
 
 
@@ -82,32 +92,19 @@ def order_notes(found: Communication) -> list[str]:
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
-def _lines_text(lines: Sequence[LineInOrder]) -> str:
-    """A row each, and below it what was left where it is."""
-    if not lines:
-        return ""
-    head, *rows = line_rows(lines)
-    rows = [(file_name(line), shortened(text, _LONGEST_LINE), *rest) for line, text, *rest in rows]
-    return "\n".join((table([head, *rows], right=range(2, len(head)), ends=(0,)), *line_notes(lines)))
-
-
 def line_rows(lines: Sequence[LineInOrder]) -> list[tuple[str, ...]]:
     """The rows of a table, head first: into how many collectives a ``bucket`` line joins others, and, where that was
     worked out, what would be exposed without a line."""
     joins = any(line.buckets for line in lines)
     weighed = any(line.exposed_without is not None for line in lines)
+    rows: list[tuple[str, ...]] = []
+    for line in lines:
+        into = f"{sum(len(bucket.names) for bucket in line.buckets):,}" if line.buckets else ""
+        without = "" if line.exposed_without is None else format_quantity(line.exposed_without, "seconds")
+        counts = f"{len(line.matched):,}", f"{len(line.moved):,}"
+        rows.append((line.source, line.text, *counts, *(into,)[:joins], *(without,)[:weighed]))
     more = (*("into",)[:joins], *("exposed without it",)[:weighed])
-    return [
-        ("line", "scheduling line", "matched", "moved", *more),
-        *(_line_row(line, joins=joins, weighed=weighed) for line in lines),
-    ]
-
-
-def _line_row(line: LineInOrder, *, joins: bool, weighed: bool) -> tuple[str, ...]:
-    counts = f"{len(line.matched):,}", f"{len(line.moved):,}"
-    into = f"{sum(len(bucket.names) for bucket in line.buckets):,}" if line.buckets else ""
-    without = "" if line.exposed_without is None else format_quantity(line.exposed_without, "seconds")
-    return (line.source, line.text, *counts, *(into,)[:joins], *(without,)[:weighed])
+    return [("line", "scheduling line", "matched", "moved", *more), *rows]
 
 
 def said_of(line: LineInOrder) -> str:
@@ -163,24 +160,13 @@ def left_texts(line: LineInOrder) -> list[str]:
 # --- collectives -----------------------------------------------------------------------------------------------------
 
 
-def _collectives_text(found: Communication) -> str:
-    """Those that are exposed, alike ones in one row, those first whose rows expose most; the others in a sentence."""
-    if found.planned.lanes is None:
-        return ""
-    rows = exposed_rows(found)
-    numbers = range(rows[0].index("collective")) if rows else range(0)
-    spare = [rows[0].index(name) for name in ("bytes", "kind", "group")] if rows else []
-    text = table(rows, right=numbers, spare=spare, unless_told=_WIDEST) if rows else ""
-    return "\n\n".join(filter(None, (text, hidden_text(found))))
-
-
 def exposed_rows(found: Communication) -> list[tuple[str, ...]]:
     """The rows of a table, head first, without the columns that have nothing to say; none where all is hidden."""
     together: dict[object, list[CollectiveEntry]] = {}
     for each in filter(_is_exposed, found.collectives):
-        assert each.run is not None
-        takes = format_quantity(each.run.end - each.run.start, "seconds")
-        alike = takes, each.operator, each.bytes, each.group, each.run.exposed_by, each.lines, each.members
+        run = _run(each)
+        takes = format_quantity(run.end - run.start, "seconds")
+        alike = takes, each.operator, each.bytes, each.group, run.exposed_by, each.lines, each.members
         together.setdefault(alike, []).append(each)
     groups = sorted(together.values(), key=lambda each: -_seconds(each))
     rows = [_row(found, each) for each in groups[:_MOST_EXPOSED]]
@@ -199,15 +185,15 @@ def _is_exposed(entry: CollectiveEntry) -> bool:
 
 
 def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, ...]:
-    first = alike[0]
-    run = first.run
-    assert run is not None
+    first, run = alike[0], _run(alike[0])
     blocks = list(dict.fromkeys(each.block for each in alike if each.block))
     several = len(alike) > 1
+    exposed = sorted(_run(each).exposed for each in alike)
+    least, most = (format_quantity(each, "seconds") for each in (exposed[0], exposed[-1]))
     return (
         format_quantity(_seconds(alike), "seconds"),
         f"×{len(alike):,}" if several else "",
-        _each(alike) if several else "",
+        (most if least == most else f"≤ {most}") if several else "",
         format_quantity(run.end - run.start, "seconds"),
         listed([each.name for each in alike], 1),
         first.kind + (f" of {first.members}" if first.members > 1 else ""),
@@ -219,11 +205,9 @@ def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, .
     )
 
 
-def _each(alike: Sequence[CollectiveEntry]) -> str:
-    """``881.5 us``, or ``≤ 881.5 us`` where some are exposed for less."""
-    exposed = sorted(each.run.exposed for each in alike if each.run is not None)
-    least, most = (format_quantity(each, "seconds") for each in (exposed[0], exposed[-1]))
-    return most if least == most else f"≤ {most}"
+def _run(entry: CollectiveEntry) -> CollectiveRun:
+    assert entry.run is not None, "a collective without a row of its own"
+    return entry.run
 
 
 def _lines_named(sources: Sequence[str]) -> str:
@@ -236,7 +220,7 @@ def _lines_named(sources: Sequence[str]) -> str:
 
 
 def _seconds(entries: Iterable[CollectiveEntry]) -> float:
-    return fsum(each.run.exposed for each in entries if each.run is not None)
+    return fsum(_run(each).exposed for each in entries)
 
 
 def hidden_text(found: Communication) -> str:
@@ -246,7 +230,7 @@ def hidden_text(found: Communication) -> str:
     if hidden:
         counts = Counter(each.kind for each in hidden)
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
-        takes = fsum(each.run.end - each.run.start for each in hidden if each.run is not None)
+        takes = fsum(_run(each).end - _run(each).start for each in hidden)
         said.append(f"hidden: {kinds}; {format_quantity(takes, 'seconds')} in all")
     if beside := [each for each in found.collectives if each.run is None]:
         said.append(f"{counted(len(beside), 'collective')} computes as it sends, and runs among the computation")

@@ -10,7 +10,7 @@ from attrs import asdict
 from policylang.language.shown import Measured, counted, format_quantity, joined, listed, shortened, uncounted_text
 from policylang.planning.inspection.compare import Change, Decider, Figures, OrderChanges, PlanComparison, folded
 from policylang.planning.inspection.worth import same_time
-from policylang.report.diagnostics import compared_rows, compared_table
+from policylang.report.diagnostics import compared_rows
 from policylang.report.layout import code, device_text, table, words
 
 _MOST_NAMES = 6
@@ -21,11 +21,17 @@ _HEAD = ("", "before", "after", "change")
 def comparison_text(found: PlanComparison) -> str:
     """No line end at the end."""
     parts = [_heading(found)]
-    parts += ["\n".join(_change_lines(change)) for change in found.changes]
+    parts += [
+        f"{len(change.names):,}: {_action(change.old)} -> {_action(change.new)}, {_where(change)}\n"
+        f"  before  {_decider(change.old)}\n"
+        f"  after   {_decider(change.new)}\n"
+        f"  nodes   {listed(change.names, _MOST_NAMES)}"
+        for change in found.changes
+    ]
     parts.append("\n".join(order_change_lines(found.order)))
-    below = (_bound(found), _uncounted(found), f"\n{where}" if (where := device_of(found)) else "")
-    parts.append(table([_HEAD, *_figures(found)], right=range(1, 4)) + "".join(below))
-    parts.append(compared_table(found.old.expectations, found.new.expectations))
+    parts.append("\n".join((table([_HEAD, *_figures(found)], right=range(1, 4)), *_notes(found))))
+    if expected := compared_rows(found.old.expectations, found.new.expectations):
+        parts.append(table([("expectation", "before", "after"), *expected], right=range(0)))
     return "\n\n".join(filter(None, parts))
 
 
@@ -34,9 +40,7 @@ def comparison_markdown(found: PlanComparison) -> str:
     rows = [_HEAD, *_figures(found)]
     lines = [f"**{_heading(found)}**", "", _markdown_row(rows[0]), "| --- | ---: | ---: | ---: |"]
     lines += [_markdown_row(row) for row in rows[1:]]
-    for said in filter(None, (_bound(found).strip(), _uncounted(found).strip(), device_of(found))):
-        lines += ["", words(said)]
-    for said in order_change_lines(found.order):
+    for said in (*_notes(found), *order_change_lines(found.order)):
         lines += ["", words(said)]
     if expected := compared_rows(found.old.expectations, found.new.expectations):
         lines += ["", "| expectation | before | after |", "| --- | --- | --- |"]
@@ -62,15 +66,6 @@ def _heading(found: PlanComparison) -> str:
     if not found.changes:
         return f"no decision changes: {decisions} are the same"
     return f"{found.changed:,} of {decisions} change"
-
-
-def _change_lines(change: Change) -> list[str]:
-    return [
-        f"{len(change.names):,}: {_action(change.old)} -> {_action(change.new)}, {_where(change)}",
-        f"  before  {_decider(change.old)}",
-        f"  after   {_decider(change.new)}",
-        f"  nodes   {listed(change.names, _MOST_NAMES)}",
-    ]
 
 
 def _action(side: Decider) -> str:
@@ -101,14 +96,11 @@ def _figures(found: PlanComparison) -> list[tuple[str, ...]]:
         _figure("recomputed", old.recomputed_flops, new.recomputed_flops, "flops"),
         *_times(old, new),
         _figure("peak", old.peak_bytes, new.peak_bytes, "bytes"),
-        *_order(found.order),
+        *([] if (order := found.order) is None else _order(order)),
     ]
 
 
-def _order(found: OrderChanges | None) -> list[tuple[str, ...]]:
-    """Empty where neither policy schedules."""
-    if found is None:
-        return []
+def _order(found: OrderChanges) -> list[tuple[str, ...]]:
     old, new = found.old, found.new
     return [
         _figure("collectives", old.collectives, new.collectives, "number"),
@@ -154,26 +146,21 @@ def _figure(label: str, old: float, new: float, unit: Measured) -> tuple[str, ..
     return label, format_quantity(old, unit), format_quantity(new, unit), change
 
 
-def _bound(found: PlanComparison) -> str:
-    open_ = [word for word, side in (("before", found.old), ("after", found.new)) if not side.settled]
-    if not open_:
-        return ""
-    return f"\n{joined(open_)}: without what is left to PyTorch's partitioner"
-
-
-def device_of(found: PlanComparison) -> str:
-    """The device of the times, in a line or one for each side; empty without a device."""
-    if not _times(found.old, found.new):
-        return ""
-    before, after = ((each.device or "", each.priced_by_bytes) for each in (found.old, found.new))
-    if before == after:
-        return device_text(*after)
-    return f"{device_text(*before, 'times before')}\n{device_text(*after, 'times after')}"
-
-
-def _uncounted(found: PlanComparison) -> str:
-    sides = (("before", found.old.uncounted), ("after", found.new.uncounted))
-    return "".join(f"\n{word}: recomputed without {uncounted_text(calls)}" for word, calls in sides if calls)
+def _notes(found: PlanComparison) -> list[str]:
+    """Notes on the figures: what they leave out, and of which device their times are."""
+    sides = ("before", found.old), ("after", found.new)
+    notes = []
+    if unsettled := [word for word, side in sides if not side.settled]:
+        notes.append(f"{joined(unsettled)}: without what is left to PyTorch's partitioner")
+    if calls := [
+        f"{word}: recomputed without {uncounted_text(side.uncounted)}" for word, side in sides if side.uncounted
+    ]:
+        notes.append("\n".join(calls))
+    if _times(found.old, found.new):
+        devices = [device_text(side.device or "", side.priced_by_bytes, f"times {word}") for word, side in sides]
+        alike = (found.old.device, found.old.priced_by_bytes) == (found.new.device, found.new.priced_by_bytes)
+        notes.append(devices[0].replace("times before", "times", 1) if alike else "\n".join(devices))
+    return notes
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

@@ -27,9 +27,6 @@ from policylang.report.diagnostics import render_json
 from policylang.simulation.collective_times import operator_name
 from policylang.simulation.streams import CollectiveRun, Lanes, size_in_flight, streams_of
 
-_KINDS = {kind: kind.name.lower() for kind in StepKind}
-_RUNS = (StepKind.FIRST_RUN, StepKind.SECOND_RUN)
-
 
 def _order_data(found: Communication | None, *, summary: bool = False) -> dict[str, Any] | None:
     if found is None:
@@ -41,22 +38,19 @@ def _order_data(found: Communication | None, *, summary: bool = False) -> dict[s
         "barriers": dict(found.barriers),
         "lines": [line_data(line) for line in found.lines],
         **({} if summary else {"collectives": [_collective(found, each) for each in found.collectives]}),
-        **({} if summary else {"steps": [{"name": name, "kind": kind} for name, kind in _steps(found.planned)]}),
+        **({} if summary else {"steps": list(_steps(found.planned))}),
     }
 
 
-def _steps(step: StepInOrder) -> Iterator[tuple[str, str]]:
+def _steps(step: StepInOrder) -> Iterator[dict[str, str]]:
     """The steps in the order in which they run: the node, and what happens. Collectives ``start`` and are awaited
     (``wait``), copies to the host and back too; all else is ``compute``."""
     facts, started = step.facts, streams_of(step.facts).started
     for kind, row, _ in step.schedule:
-        if kind not in _RUNS:
-            said = _KINDS[StepKind(kind)]
-        elif row in started:
-            said = "start"
-        else:
-            said = "wait" if facts.targets[row] in WAITS else "compute"
-        yield facts.names[row], said
+        said = StepKind(kind).name.lower()
+        if kind in (StepKind.FIRST_RUN, StepKind.SECOND_RUN):
+            said = "start" if row in started else "wait" if facts.targets[row] in WAITS else "compute"
+        yield {"name": facts.names[row], "kind": said}
 
 
 def _step(step: StepInOrder) -> dict[str, Any]:
@@ -86,7 +80,6 @@ def line_data(line: LineInOrder) -> dict[str, Any]:
 
 
 def _collective(found: Communication, each: CollectiveEntry) -> dict[str, Any]:
-    run = each.run
     return {
         "name": each.name,
         "operator": each.operator,
@@ -95,13 +88,15 @@ def _collective(found: Communication, each: CollectiveEntry) -> dict[str, Any]:
         "bytes": each.bytes,
         "members": each.members,
         "lines": [found.lines[index].source for index in each.lines],
-        "issued_seconds": None if run is None else run.issued,
-        "start_seconds": None if run is None else run.start,
-        "end_seconds": None if run is None else run.end,
-        "awaited_seconds": None if run is None else run.awaited,
-        "exposed_seconds": None if run is None else run.exposed,
-        "exposed_by": None if run is None or run.exposed_by is None else run.exposed_by.value,
+        **run_data(each.run),
     }
+
+
+def run_data(run: CollectiveRun | None) -> dict[str, Any]:
+    """When a collective runs, and what bounds it; nulls without a device."""
+    names = ("issued", "start", "end", "awaited", "exposed")
+    times = {f"{name}_seconds": None if run is None else getattr(run, name) for name in names}
+    return {**times, "exposed_by": None if run is None or run.exposed_by is None else run.exposed_by.value}
 
 
 VERSION = 1
@@ -177,17 +172,13 @@ def _scenario(scenario: Scenario) -> dict[str, Any]:
 
 def _rewrite(plan: Plan, worth: EditWorth) -> dict[str, Any]:
     span = plan.policy.rewrites[worth.statement].span
+    names = ("saved_bytes", "peak_bytes", "step_seconds", "exposed_seconds")
     return {
         "source": span.location,
         "text": span.one_line,
         "rewritten": len(plan.edits.of(worth.statement).done),
         "fewer_collectives": worth.fewer_collectives,
-        "worth": {
-            "saved_bytes": worth.saved_bytes,
-            "peak_bytes": worth.peak_bytes,
-            "step_seconds": worth.step_seconds,
-            "exposed_seconds": worth.exposed_seconds,
-        },
+        "worth": {name: getattr(worth, name) for name in names},
     }
 
 
@@ -293,7 +284,7 @@ def _block(step: StepInOrder, row: int, names: Sequence[str]) -> dict[str, Any]:
 
 def _times(run: CollectiveRun) -> dict[str, Any]:
     """When it is issued and awaited, and how long computation waits for it."""
-    times = {"issued_us": _micro(run.issued), "awaited_us": _micro(run.awaited), "exposed_us": _micro(run.exposed)}
+    times = {f"{name}_us": _micro(getattr(run, name)) for name in ("issued", "awaited", "exposed")}
     return times if run.exposed_by is None else {**times, "exposed_by": run.exposed_by.value}
 
 

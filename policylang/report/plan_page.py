@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -12,10 +12,10 @@ from typing import Any
 
 from policylang.audit.summary import word
 from policylang.graph.facts import Facts, GraphKind
-from policylang.language.diagnostics import Source, Span
+from policylang.language.diagnostics import Source
 from policylang.language.shown import counted, format_quantity, printable, uncounted_text
 from policylang.language.syntax import Policy
-from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry, operator_of
+from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, operator_of
 from policylang.planning.inspection.communication import Communication, as_decided, bucket_statements
 from policylang.planning.inspection.peak_values import PeakValues, values_at_peak
 from policylang.planning.inspection.worth import Worth
@@ -23,6 +23,7 @@ from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import Why
 from policylang.report.layout import (
     Markup,
+    bytes_text,
     element,
     exposed_text,
     fragment,
@@ -41,77 +42,63 @@ from policylang.report.order_text import (
     total_rows,
 )
 from policylang.report.plan_json import worth_data
-from policylang.report.plan_text import SHARES_HEAD, VALUES_HEAD, highest_moment_text, share_row, value_row
-from policylang.report.report_text import bytes_text
+from policylang.report.plan_text import SHARES_HEAD, VALUES_HEAD, entry_row, highest_moment_text, share_row, value_row
 from policylang.simulation.memory import Peak, Timeline
 
 
 def _page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str, Any]:
     """``graph`` is what the page calls the graph. Lines count from 1, all else from 0."""
     plan = found.plan
+    policy = plan.policy
     rows = [row for row in plan.facts.forward if plan.decisions[row] is not None]
-    sources = _sources(plan.policy)
-    texts = [source.text.replace("\r\n", "\n").split("\n") for source in sources]
+    sources = _sources(policy)
+    of_file = {source: at for at, source in enumerate(sources)}
+    place = {row: at for at, row in enumerate(rows)}
+    margins = {each.rule: each for each in worth}
+    scheduling = (*(policy.rewrites[at] for at in bucket_statements(policy)), *policy.scheduling)
+    order = () if found.communication is None else zip(scheduling, found.communication.lines, strict=True)
     return {
         "graph": graph,
         "device": None if plan.shown_times is None else plan.shown_times.device.name,
         "memory": _memory_data(found),
-        "sources": [{"name": each.name, "lines": text} for each, text in zip(sources, texts, strict=True)],
-        "rules": _rules(plan, worth, sources, rows),
-        "notes": _notes(found, sources),
-        "nodes": _nodes(found, rows),
+        "sources": [{"name": each.name, "lines": each.text.replace("\r\n", "\n").split("\n")} for each in sources],
+        "rules": [
+            {
+                "text": outcome.rule.text,
+                "source": outcome.rule.source,
+                "file": of_file.get(outcome.rule.span.source, -1),
+                "line": outcome.rule.span.line,
+                "end": outcome.rule.span.end_line,
+                "matched": [place[row] for row in outcome.matched if row in place],
+                "decided": len(outcome.decided),
+                "worth": worth_data(margins.get(index)),
+            }
+            for index, outcome in enumerate(plan.rules)
+        ],
+        "notes": [
+            {
+                "file": of_file.get(statement.span.source, -1),
+                "line": statement.span.line,
+                "note": f"{len(line.moved):,} of {len(line.matched):,}" if line.matched else "no match",
+                "title": said_of(line),
+            }
+            for statement, line in order
+        ],
+        "nodes": _nodes(found, place),
     }
 
 
 def _sources(policy: Policy) -> list[Source]:
     """The files of the policy's statements, the user's before those of the bundled library."""
-    spans: list[Span] = [rule.span for rule in policy.rules]
-    spans += [each.span for each in (policy.blocks, policy.undecided) if each is not None]
-    spans += [each.span for each in policy.statements]
+    spans = [rule.span for rule in policy.rules]
+    spans += [each.span for each in (policy.blocks, policy.undecided, *policy.statements) if each is not None]
     found = dict.fromkeys(span.source for span in spans if span.source.text)
     return sorted(found, key=lambda source: source.name.startswith("<") and source.name != "<policy>")
 
 
-def _rules(plan: Plan, worth: Sequence[Worth], sources: Sequence[Source], rows: Sequence[int]) -> list[dict[str, Any]]:
-    place = {row: at for at, row in enumerate(rows)}
-    of_file = {source: at for at, source in enumerate(sources)}
-    margins = {each.rule: each for each in worth}
-    return [
-        {
-            "text": outcome.rule.text,
-            "source": outcome.rule.source,
-            "file": of_file.get(outcome.rule.span.source, -1),
-            "line": outcome.rule.span.line,
-            "end": outcome.rule.span.end_line,
-            "matched": [place[row] for row in outcome.matched if row in place],
-            "decided": len(outcome.decided),
-            "worth": worth_data(margins.get(index)),
-        }
-        for index, outcome in enumerate(plan.rules)
-    ]
-
-
-def _notes(found: Breakdown, sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """The notes beside scheduling lines: how many collectives each selects and moves."""
-    if found.communication is None:
-        return []
-    of_file = {source: at for at, source in enumerate(sources)}
-    policy = found.plan.policy
-    statements = (*(policy.rewrites[at] for at in bucket_statements(policy)), *policy.scheduling)
-    return [
-        {
-            "file": of_file.get(statement.span.source, -1),
-            "line": statement.span.line,
-            "note": f"{len(line.moved):,} of {len(line.matched):,}" if line.matched else "no match",
-            "title": said_of(line),
-        }
-        for statement, line in zip(statements, found.communication.lines, strict=True)
-    ]
-
-
-def _nodes(found: Breakdown, rows: Sequence[int]) -> dict[str, Any]:
-    plan, facts = found.plan, found.plan.facts
-    place = {row: at for at, row in enumerate(rows)}
+def _nodes(found: Breakdown, place: Mapping[int, int]) -> dict[str, Any]:
+    """The columns of the decided rows, which ``place`` numbers."""
+    plan, facts, rows = found.plan, found.plan.facts, list(place)
     decisions = [decision for row in rows if (decision := plan.decisions[row]) is not None]
     return {
         "name": [facts.names[row] for row in rows],
@@ -148,17 +135,12 @@ def _memory_data(found: Breakdown) -> dict[str, Any]:
     sides = (("peak under the policy", found.under), ("nothing recomputed", found.without))
     orders = [_first_runs(found.plan, scenario) for _, scenario in sides]
     axis = _merged(*([name for name, _, _ in order] for order in orders))
-    halves: dict[str, int] = {}
-    blocks: dict[str, str] = {}
-    for order in orders:
-        for name, half, block in order:
-            halves.setdefault(name, half)
-            blocks.setdefault(name, block)
+    known = {name: (half, block) for order in reversed(orders) for name, half, block in order}
     place = {name: at for at, name in enumerate(axis)}
     return {
         "names": axis,
-        "backward": [halves[name] for name in axis],
-        "block": _coded(blocks[name] for name in axis),
+        "backward": [known[name][0] for name in axis],
+        "block": _coded(known[name][1] for name in axis),
         "resident": max(scenario.timeline.resident for _, scenario in sides),
         "curves": [
             {"name": name, "moments": _curve(scenario.timeline, scenario.facts, place)} for name, scenario in sides
@@ -174,11 +156,8 @@ def _first_runs(plan: Plan, scenario: Scenario) -> list[tuple[str, int, str]]:
     flat = facts.kind is GraphKind.FLAT
     own = plan if plan.order is None or facts is plan.facts else plan.order
     rows = sorted(halves, key=lambda row: (0 if flat else halves[row], row)) if own is plan else list(halves)
-    found = []
-    for row in rows:
-        block = own.block_of[row] if own.block_names else -1
-        found.append((facts.names[row], halves[row], own.block_names[block] if block >= 0 else ""))
-    return found
+    names = (*own.block_names, "")
+    return [(facts.names[row], halves[row], names[own.block_of[row] if own.block_names else -1]) for row in rows]
 
 
 def _merged(first: Sequence[str], second: Sequence[str]) -> list[str]:
@@ -223,7 +202,7 @@ def memory_chart(memory: dict[str, Any], peaks: Sequence[Peak]) -> Markup:
     if not length:
         return element("p", "Nothing runs in this graph.")
     most = max(1, resident, *first, *second)
-    tick = _tick(most / _TICKS)
+    tick = 1 << max(0, int(most / _TICKS).bit_length() - 1)  # a power of two: labels in KiB, MiB and GiB are whole
     ceiling = -(-most // tick) * tick
     ticks = range(0, ceiling + 1, tick)
     runs = _runs(memory["backward"])
@@ -271,14 +250,6 @@ def memory_chart(memory: dict[str, Any], peaks: Sequence[Peak]) -> Markup:
     return fragment(element("div", plot, class_="plot"), element("div", *legend, told, class_="legend"))
 
 
-def _tick(value: float) -> int:
-    """A power of two: what labels in KiB, MiB and GiB are whole numbers of."""
-    step = 1
-    while step * 2 <= value:
-        step *= 2
-    return step
-
-
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}%"
 
@@ -319,10 +290,6 @@ def _partings(runs: Sequence[tuple[int, int]], length: int) -> list[Markup]:
     return found
 
 
-_ENTRIES_HEAD = ("", "operator", "module", "shape", "bytes", "FLOPs again", "time again", "decided by")
-_TIME_COLUMN = 6
-
-
 def _tile(name: str, amount: str, rest: str) -> Markup:
     """One figure at the head of a page."""
     parts = (element("dd", amount, class_="big"), element("dd", rest, class_="small"))
@@ -332,59 +299,49 @@ def _tile(name: str, amount: str, rest: str) -> Markup:
 def _tiles(found: Breakdown) -> Markup:
     """The totals of a plan."""
     under, without, plan = found.under, found.without, found.plan
-    kept, peak, flops = under.amounts.saved_bytes, under.peak.bytes, under.amounts.recomputed_flops
+    amounts, time = under.amounts, under.time
+    kept, peak, flops = amounts.saved_bytes, under.peak.bytes, amounts.recomputed_flops
     of_kept = f"{_share(kept, without.amounts.saved_bytes)} of {bytes_text(without.amounts.saved_bytes)}"
     of_peak = f"{_share(peak, without.peak.bytes)} of {bytes_text(without.peak.bytes)}; at {under.peak.at}"
     of_flops = f"{_share(flops, found.forward_flops)} of the forward's {format_quantity(found.forward_flops, 'flops')}"
     made = [
         _tile("kept for the backward", bytes_text(kept), f"{of_kept} without recomputation"),
         _tile("computed twice", format_quantity(flops, "flops"), of_flops if found.forward_flops else ""),
-        *_time_tiles(found),
-        _tile("simulated peak", bytes_text(peak), of_peak),
     ]
-    if under.amounts.offloaded:
-        values = counted(under.amounts.offloaded, "value")
-        where = f"{values} on the host between forward and backward, beside what is kept"
-        made.append(_tile("offloaded", bytes_text(under.amounts.offloaded_bytes), where))
-    if under.amounts.open_bytes:
+    if time is not None and without.time is not None:
+        share = ""
+        if time.forward:
+            part, forward = format_quantity(time.recomputed / time.forward, "fraction"), time.forward
+            share = f"{part} of the forward's {format_quantity(forward, 'seconds')}"
+        price = f", at a price of {price} of peak" if (price := price_text(found.seconds_per_gib)) else ""
+        rest = [f"{format_quantity(without.time.step, 'seconds')} without recomputation"]
+        rest += [f"exposed {exposed_text(time)}"] if time.exposed else []
+        rest.append(plan_times_text(plan))
+        made.append(_tile("recomputed time", format_quantity(time.recomputed, "seconds"), share + price))
+        made.append(_tile("step time", format_quantity(time.step, "seconds"), "; ".join(rest)))
+    made.append(_tile("simulated peak", bytes_text(peak), of_peak))
+    if amounts.offloaded:
+        where = "on the host between forward and backward, beside what is kept"
+        told = f"{counted(amounts.offloaded, 'value')} {where}"
+        made.append(_tile("offloaded", bytes_text(amounts.offloaded_bytes), told))
+    if amounts.open_bytes:
         what = "counted as kept: its min-cut may recompute it"
-        made.append(_tile("left to PyTorch", bytes_text(under.amounts.open_bytes), what))
+        made.append(_tile("left to PyTorch", bytes_text(amounts.open_bytes), what))
     if found.uncounted:
         lost = counted(sum((found.uncounted_again or {}).values()), "call")
-        rest = f"{uncounted_text(found.uncounted)}; {lost} recomputed"
-        made.append(_tile("without FLOPs", counted(len(found.uncounted), "operator"), rest))
+        told = f"{uncounted_text(found.uncounted)}; {lost} recomputed"
+        made.append(_tile("without FLOPs", counted(len(found.uncounted), "operator"), told))
     if found.notes:
         made.append(_tile("about the figures", counted(len(found.notes), "note"), "; ".join(found.notes)))
     if plan.expectations:
         held = sum(each.status == "held" for each in plan.expectations)
-        told = "; ".join(_expectation(each.text, each.status, each.found) for each in plan.expectations)
+        told = "; ".join(
+            f"{each.text.removeprefix('expect ')}: "
+            + ("open, PyTorch decides" if each.status == "deferred" else f"{each.status}, {each.found}")
+            for each in plan.expectations
+        )
         made.append(_tile("expectations held", f"{held} of {len(plan.expectations)}", told))
     return fragment(*made)
-
-
-def _time_tiles(found: Breakdown) -> list[Markup]:
-    """Time and price of recomputation, and the time of the step; none without a device."""
-    time, without = found.under.time, found.without.time
-    if time is None or without is None:
-        return []
-    forward = format_quantity(time.forward, "seconds")
-    share = (
-        f"{format_quantity(time.recomputed / time.forward, 'fraction')} of the forward's {forward}"
-        if time.forward
-        else ""
-    )
-    price = price_text(found.seconds_per_gib)
-    priced = f", at a price of {price} of peak" if price else ""
-    rest = [f"{format_quantity(without.step, 'seconds')} without recomputation"]
-    rest += [f"exposed {exposed_text(time)}"] if time.exposed else []
-    rest.append(plan_times_text(found.plan))
-    again = _tile("recomputed time", format_quantity(time.recomputed, "seconds"), share + priced)
-    return [again, _tile("step time", format_quantity(time.step, "seconds"), "; ".join(rest))]
-
-
-def _expectation(text: str, status: str, found: str) -> str:
-    said = "open, PyTorch decides" if status == "deferred" else f"{status}, {found}"
-    return f"{text.removeprefix('expect ')}: {said}"
 
 
 def _share(part: int, whole: int) -> str:
@@ -406,21 +363,14 @@ def _at_peak_section(found: PeakValues) -> Markup:
     return fragment(element("p", highest_moment_text(found), class_="hint"), by_line, by_value)
 
 
-def _blocks_section(found: Breakdown) -> Markup:
-    """The groups of alike blocks, each with its values."""
-    most_saved = max((group.amounts.saved_bytes for group in found.groups), default=0) or 1
-    most_flops = max((group.amounts.recomputed_flops for group in found.groups), default=0) or 1
-    return fragment(*(_group(group, most_saved, most_flops) for group in found.groups))
-
-
 def _group(group: BlockGroup, most_saved: int, most_flops: int) -> Markup:
     amounts = group.amounts
     times = element("span", f"×{group.times}", class_="times") if group.times > 1 else ""
     left = f", {bytes_text(amounts.open_bytes)} of it left to PyTorch" if amounts.open_bytes else ""
     moved = f", {bytes_text(amounts.offloaded_bytes)} offloaded" if amounts.offloaded else ""
     saved = f" saved in {counted(amounts.saved, 'value')}{left}{moved}"
-    time = f" in {seconds}" if (seconds := seconds_text(amounts.recomputed_seconds)) else ""
-    again = f"{time} and {bytes_text(amounts.recomputed_bytes)} recomputed in {counted(amounts.recomputed, 'value')}"
+    took = f" in {seconds}" if (seconds := seconds_text(amounts.recomputed_seconds)) else ""
+    again = f"{took} and {bytes_text(amounts.recomputed_bytes)} recomputed in {counted(amounts.recomputed, 'value')}"
     summary = element(
         "summary",
         element("span", group.label, times, class_="label"),
@@ -432,14 +382,17 @@ def _group(group: BlockGroup, most_saved: int, most_flops: int) -> Markup:
             again,
         ),
     )
-    shown = [each for each in group.entries if not each.is_free]
-    views = sum(each.count for each in group.entries) - sum(each.count for each in shown)
-    hidden = f"and {counted(views, 'view')} and parts that are recomputed at no cost"
-    table = [_ENTRIES_HEAD, *map(_entry, shown)]
-    if amounts.recomputed_seconds is None:
-        table = [row[:_TIME_COLUMN] + row[_TIME_COLUMN + 1 :] for row in table]
-    head, *rows = table
+    timed = amounts.recomputed_seconds is not None
+    head = ("", "operator", "module", "shape", "bytes", "FLOPs again", *("time again",)[:timed], "decided by")
+    rows = []
+    for each in group.entries:
+        if not each.is_free:
+            word, *cells, time, decided = entry_row(each)
+            fate = element("span", word, class_=f"fate fate-{word.replace(' ', '-')}")
+            rows.append((fate, *cells, *(time,)[:timed], each.source or decided))
     values = rows_table(head, rows, range(4, len(head) - 1), f"the values of {group.label}")
+    views = sum(each.count for each in group.entries if each.is_free)
+    hidden = f"and {counted(views, 'view')} and parts that are recomputed at no cost"
     rest = element("p", hidden, class_="hint") if views else ""
     return element("details", summary, values, rest, class_="group")
 
@@ -450,53 +403,27 @@ def _bar(share: float, color: str, amount: str, rest: str) -> Markup:
     return element("span", words, bar, class_="measure")
 
 
-def _entry(entry: ValueEntry) -> tuple[str, ...]:
-    shape = "×".join(map(str, entry.shape or ()))
-    return (
-        element("span", entry.outcome.word, class_=f"fate fate-{entry.outcome.word.replace(' ', '-')}"),
-        entry.operator + (f" ×{entry.count}" if entry.count > 1 else ""),
-        entry.module,
-        f"{shape} {entry.dtype}".strip(),
-        bytes_text(entry.bytes) if entry.bytes else "",
-        format_quantity(entry.flops, "flops") if entry.flops else "not counted" if entry.uncounted else "",
-        seconds_text(entry.seconds),
-        entry.source or entry.reason or "undecided",
-    )
-
-
 def _order_section(found: Communication | None) -> Markup:
     """Empty for a plan without collectives that it orders or times."""
     if found is None:
         return Markup("")
-    return element(
-        "section",
-        element("h2", "Compute and communication", id="order-title"),
-        *(each for each in (_totals(found), _lines(found), _exposed(found)) if each),
-        aria_labelledby="order-title",
-    )
+    parts: list[Markup] = []
 
+    def add(rows: Sequence[Sequence[str]], numbers: range, caption: str, notes: Iterable[str]) -> None:
+        parts.extend([rows_table(rows[0], rows[1:], numbers, caption)] if rows else [])
+        parts.extend(element("p", each, class_="hint") for each in notes)
 
-def _totals(found: Communication) -> Markup:
-    if not found.orders:
-        return Markup("")
-    notes = (element("p", each, class_="hint") for each in order_notes(found))
-    head = ("", "as traced", "as planned")
-    return fragment(rows_table(head, total_rows(found), range(1, 3), "before and after"), *notes)
-
-
-def _lines(found: Communication) -> Markup:
-    if not found.lines:
-        return Markup("")
-    head, *rows = line_rows(found.lines)
-    notes = (element("p", text, class_="hint") for text in line_notes(found.lines))
-    return fragment(rows_table(head, rows, range(2, len(head)), "what each scheduling line did"), *notes)
-
-
-def _exposed(found: Communication) -> Markup:
-    rows, rest = exposed_rows(found), hidden_text(found)
+    if found.orders:
+        head = ("", "as traced", "as planned")
+        add([head, *total_rows(found)], range(1, 3), "before and after", order_notes(found))
+    if found.lines:
+        rows = line_rows(found.lines)
+        add(rows, range(2, len(rows[0])), "what each scheduling line did", line_notes(found.lines))
+    rows = exposed_rows(found)
     numbers = range(rows[0].index("collective")) if rows else range(0)
-    shown = rows_table(rows[0], rows[1:], numbers, "the exposed collectives") if rows else ""
-    return fragment(shown, *([element("p", rest, class_="hint")] if rest else []))
+    add(rows, numbers, "the exposed collectives", filter(None, (hidden_text(found),)))
+    title = element("h2", "Compute and communication", id="order-title")
+    return element("section", title, *parts, aria_labelledby="order-title")
 
 
 _PIECES = Path(__file__).parent / "page"
@@ -510,15 +437,26 @@ def plan_page(found: Breakdown, worth: Sequence[Worth], graph: str) -> str:
     the browser from data that is embedded as JSON. Nothing of a policy or a graph is markup: text is escaped where it
     is written, and in the data every character that HTML or a script could take for its own.
     """
+    plan, facts = found.plan, found.plan.facts
     data = _page_data(found, worth, graph)
+    subtitle = (
+        f"{facts.kind.value} graph of {counted(len(facts), 'node')}",
+        counted(sum(decision is not None for decision in plan.decisions), "forward value"),
+        counted(len(plan.block_names), "block") if plan.block_names else "no blocks",
+        f"torch {facts.torch_version}" if facts.torch_version else "",
+        f"plan {plan.digest[:12]}",
+    )
+    saved = max((group.amounts.saved_bytes for group in found.groups), default=0) or 1
+    recomputed = max((group.amounts.recomputed_flops for group in found.groups), default=0) or 1
     values = {
-        "title": escape(f"{found.plan.policy.name} on {graph}"),
-        "subtitle": escape(_subtitle(found.plan)),
+        "title": escape(f"{plan.policy.name} on {graph}"),
+        "subtitle": escape(" · ".join(filter(None, subtitle))),
         "tiles": _tiles(found),
         "memory": memory_chart(data["memory"], [found.under.peak, found.without.peak]),
-        "order": _order_section(_communication(found)),
+        # without scheduling lines, the collectives of the graph as it is, where there is a device
+        "order": _order_section(as_decided(plan) if plan.order is None else found.communication),
         "at_peak": _at_peak_section(values_at_peak(found)),
-        "blocks": _blocks_section(found),
+        "blocks": fragment(*(_group(group, saved, recomputed) for group in found.groups)),
         "style": _piece("page.css"),
         "data": json.dumps(data, separators=(",", ":"), ensure_ascii=False).translate(_ESCAPES),
         "script": _piece("page.js"),
@@ -529,24 +467,6 @@ def plan_page(found: Breakdown, worth: Sequence[Worth], graph: str) -> str:
         name, _, after = each.partition("}}")
         parts += [values[name.strip()], after]
     return printable("".join(parts))
-
-
-def _communication(found: Breakdown) -> Communication | None:
-    """The collectives under the scheduling lines; without any, those of the graph as it is, where there is a device."""
-    return as_decided(found.plan) if found.plan.order is None else found.communication
-
-
-def _subtitle(plan: Plan) -> str:
-    """Kind and size of the graph, torch's version, the plan's digest."""
-    facts = plan.facts
-    parts = [
-        f"{facts.kind.value} graph of {counted(len(facts), 'node')}",
-        counted(sum(decision is not None for decision in plan.decisions), "forward value"),
-        counted(len(plan.block_names), "block") if plan.block_names else "no blocks",
-        f"torch {facts.torch_version}" if facts.torch_version else "",
-        f"plan {plan.digest[:12]}",
-    ]
-    return " · ".join(filter(None, parts))
 
 
 def _piece(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import inf
 
 from policylang.audit.report import (
     NO_GRADIENTS,
@@ -13,8 +14,6 @@ from policylang.audit.report import (
     OrderAccount,
     Report,
     RewriteReport,
-    RuleReport,
-    ScheduledLine,
     ValuesReport,
 )
 from policylang.language.shown import (
@@ -28,7 +27,7 @@ from policylang.language.shown import (
     uncounted_text,
 )
 from policylang.planning.plan import Plan
-from policylang.report.layout import seconds_text, table
+from policylang.report.layout import bytes_text, seconds_text, table
 
 _IN_BLOCK = re.compile(r" in block \d+$")
 _WORST_FIRST = ("failed", "deferred", "held")
@@ -40,20 +39,19 @@ def graph_rows(graphs: Sequence[Report]) -> list[tuple[str, ...]]:
     named = all(graph.label for graph in graphs)
     first, blocks = ("block", []) if named else ("graph", ["blocks"])
     together = _alike(graphs)
-    if len(together) == len(graphs):
-        head = (first, "forward values", *blocks, "saved", "recomputed", "")
-        return [
-            head,
-            *((_name(graph, at), *_graph_figures(graph, blocks), _cached(graph)) for at, graph in enumerate(graphs)),
-        ]
-    rows: list[tuple[str, ...]] = [
-        (first, "times", "forward values", *blocks, "saved", "recomputed", "all saved", "all recomputed", "")
-    ]
+    several = len(together) < len(graphs)
+    sums = ("all saved", "all recomputed") if several else ()
+    rows = [(first, *("times",)[:several], "forward values", *blocks, "saved", "recomputed", *sums, "")]
     for numbers in together:
         same = [graphs[number] for number in numbers]
-        label = folded_names([_name(graph, number) for graph, number in zip(same, numbers, strict=True)])
-        sums = (_sum([graph.saved for graph in same]), _sum([graph.recomputed for graph in same]))
-        rows.append((label, str(len(same)), *_graph_figures(same[0], blocks), *sums, _cached(same[0])))
+        graph = same[0]
+        label = folded_names([_name(each, number) for each, number in zip(same, numbers, strict=True)])
+        row = [label, *(str(len(same)),)[:several], f"{graph.forward_nodes:,}", *(f"{graph.blocks:,}" for _ in blocks)]
+        row += [bytes_text(values.bytes) if values else "" for values in (graph.saved, graph.recomputed)]
+        for amounts in ([each.saved for each in same], [each.recomputed for each in same]) if several else ():
+            there = [each.bytes for each in amounts if each is not None]
+            row.append(bytes_text(sum(there)) if there else "")
+        rows.append((*row, "from the compile cache" if graph.from_cache else ""))
     return rows
 
 
@@ -61,38 +59,18 @@ def _alike(graphs: Sequence[Report]) -> list[list[int]]:
     """The numbers of the graphs that are alike in every decision and figure, in the order of the first of each."""
     found: dict[object, list[int]] = {}
     for number, graph in enumerate(graphs):
+        amounts = (graph.saved, graph.recomputed, graph.offloaded)
         key = (
-            graph.policy,
-            (graph.forward_nodes, graph.blocks, graph.forward_flops, graph.undecided, graph.from_cache, graph.half),
-            graph.rules,
-            tuple(graph.decisions.items()),
-            tuple(_amounts(each) for each in (graph.saved, graph.recomputed, graph.offloaded)),
-            graph.audit is None or graph.audit.agrees,
+            (graph.policy, graph.forward_nodes, graph.blocks, graph.forward_flops, graph.undecided, graph.from_cache),
+            (graph.half, graph.rules, tuple(graph.decisions.items()), graph.audit is None or graph.audit.agrees),
+            tuple(None if each is None else (each.names, each.bytes, each.flops) for each in amounts),
         )
         found.setdefault(key, []).append(number)
     return list(found.values())
 
 
-def _amounts(values: ValuesReport | None) -> object:
-    return None if values is None else (values.names, values.bytes, values.flops)
-
-
 def _name(graph: Report, number: int) -> str:
     return graph.label or str(number)
-
-
-def _graph_figures(graph: Report, blocks: Sequence[str]) -> tuple[str, ...]:
-    amounts = (format_quantity(values.bytes, "bytes") if values else "" for values in (graph.saved, graph.recomputed))
-    return f"{graph.forward_nodes:,}", *(f"{graph.blocks:,}" for _ in blocks), *amounts
-
-
-def _sum(values: Sequence[ValuesReport | None]) -> str:
-    there = [each.bytes for each in values if each is not None]
-    return format_quantity(sum(there), "bytes") if there else ""
-
-
-def _cached(graph: Report) -> str:
-    return "from the compile cache" if graph.from_cache else ""
 
 
 def expectation_lines(report: Report) -> Iterator[str]:
@@ -107,7 +85,11 @@ def expectation_lines(report: Report) -> Iterator[str]:
 
 
 def _answer(answers: Sequence[tuple[ExpectationReport, str]], noun: str) -> str:
-    worst = min(answers, key=lambda answer: (_WORST_FIRST.index(answer[0].status), _margin(answer[0])))[0]
+    def severity(answer: tuple[ExpectationReport, str]) -> tuple[int, float]:
+        margin = answer[0].margin
+        return _WORST_FIRST.index(answer[0].status), inf if margin is None else margin
+
+    worst = min(answers, key=severity)[0]
     text = f"{worst.text.removeprefix('expect ')}: {worst.status}, {worst.found}"
     if len({(each.status, each.found) for each, _ in answers}) == 1:
         return text
@@ -118,10 +100,6 @@ def _answer(answers: Sequence[tuple[ExpectationReport, str]], noun: str) -> str:
         return f"{text}, the worst of {counted(len(answers), noun)}"
     places = folded_names(same)
     return f"{text}; {worst.status} in {len(same)} of {counted(len(answers), noun)}: {places}"
-
-
-def _margin(expectation: ExpectationReport) -> float:
-    return float("inf") if expectation.margin is None else expectation.margin
 
 
 _MOST_NAMES = 2
@@ -143,8 +121,13 @@ def _lines(account: OrderAccount, told: Collection[str]) -> Iterator[str]:
         return
     for line in account.lines:
         if line.source not in told:  # a bucket line is among the rewrites, with its proofs
-            yield f"{file_name(line.source)} {line.text}: {_order_what(line)}"
-            yield from _left(line.left)
+            moved = f"{line.moved:,} joined into {line.buckets:,}" if line.buckets else f"{line.moved:,} moved"
+            yield f"{file_name(line.source)} {line.text}: {counted(line.matched, 'collective')}, {moved}"
+            reasons = sorted(line.left.items(), key=lambda each: -len(each[1]))
+            for reason, names in reasons[:_MOST_ORDER_REASONS]:
+                yield f"  left: {listed(names, _MOST_NAMES)}: {reason}"
+            if rest := reasons[_MOST_ORDER_REASONS:]:
+                yield f"  left: {sum(len(names) for _, names in rest):,} more, for {len(rest)} other reasons"
     if account.barriers:
         yield barriers_text(account.barriers)
 
@@ -166,19 +149,6 @@ def totals_line(account: OrderAccount) -> str:
 def _change(before: float, after: float, dimension: Measured) -> str:
     old, new = (format_quantity(each, dimension) for each in (before, after))
     return new if old == new else f"{old} -> {new}"
-
-
-def _order_what(line: ScheduledLine) -> str:
-    joined = f"joined into {line.buckets:,}" if line.buckets else "moved"
-    return f"{counted(line.matched, 'collective')}, {line.moved:,} {joined}"
-
-
-def _left(left: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    reasons = sorted(left.items(), key=lambda each: -len(each[1]))
-    for reason, names in reasons[:_MOST_ORDER_REASONS]:
-        yield f"  left: {listed(names, _MOST_NAMES)}: {reason}"
-    if rest := reasons[_MOST_ORDER_REASONS:]:
-        yield f"  left: {sum(len(names) for _, names in rest):,} more, for {len(rest)} other reasons"
 
 
 def barriers_text(barriers: Mapping[str, int]) -> str:
@@ -205,10 +175,8 @@ def report_text(report: Report) -> str:
 def _heading(report: Report) -> str:
     kind = "graph without gradients" if report.half == NO_GRADIENTS else f"{report.half} half of a partition"
     facts = [f"{kind}, {counted(report.operators, 'operator')}"] if report.half else []
-    if report.forward_nodes:
-        facts.append(counted(report.forward_nodes, "forward value"))
-    if report.blocks:
-        facts.append(counted(report.blocks, "block"))
+    counts = (report.forward_nodes, "forward value"), (report.blocks, "block")
+    facts += [counted(number, noun) for number, noun in counts if number]
     if len(report.graphs) > 1:
         facts.append(counted(len(report.graphs), "graph"))
     return f"policy {report.policy}" + (": " + ", ".join(facts) if facts else "")
@@ -217,67 +185,71 @@ def _heading(report: Report) -> str:
 def _rule_table(report: Report) -> str:
     if not report.rules and not report.undecided:
         return ""
-    rows: list[tuple[str, ...]] = [_HEAD, *(_rule_row(rule) for rule in report.rules)]
+    timed = report.recomputed is not None and report.recomputed.seconds is not None
+    moves = bool(report.offloaded)
+    rows = [(*_HEAD, *("time",)[:timed], *("offloaded",)[:moves])]
+    for rule in report.rules:
+        flops = format_quantity(rule.recomputed_flops, "flops") if rule.recomputed_flops else ""
+        cells = [file_name(rule.source), shortened(rule.text, _LONGEST_RULE), f"{rule.matched:,}", f"{rule.decided:,}"]
+        cells += [bytes_text(rule.saved_bytes or None), flops, *(seconds_text(rule.recomputed_seconds),)[:timed]]
+        rows.append((*cells, *(bytes_text(rule.offloaded_bytes or None),)[:moves]))
     if report.undecided:
-        kept = bytes_text(report.undecided_saved_bytes)
         count = f"{report.undecided:,}"
-        rows.append(("", f"undecided -> {report.undecided_fate}", count, count, kept, ""))
-    if _timed(report):
-        times = ["time", *(seconds_text(rule.recomputed_seconds) for rule in report.rules), ""]
-        rows = [(*row, words) for row, words in zip(rows, times, strict=False)]
-    if report.offloaded:
-        moved = ["offloaded", *(bytes_text(rule.offloaded_bytes or None) for rule in report.rules), ""]
-        rows = [(*row, words) for row, words in zip(rows, moved, strict=False)]
+        kept = bytes_text(report.undecided_saved_bytes)
+        cells = ["", f"undecided -> {report.undecided_fate}", count, count, kept]
+        rows.append((*cells, *[""] * (len(rows[0]) - len(cells))))
     return table(rows, right=range(2, len(rows[0])), ends=(0,), spare=(2,))
 
 
-def _rule_row(rule: RuleReport) -> tuple[str, ...]:
-    flops = format_quantity(rule.recomputed_flops, "flops") if rule.recomputed_flops else ""
-    counts = f"{rule.matched:,}", f"{rule.decided:,}"
-    text = shortened(rule.text, _LONGEST_RULE)
-    return file_name(rule.source), text, *counts, bytes_text(rule.saved_bytes or None), flops
-
-
 def _figures(report: Report) -> str:
-    lines = []
+    found: list[tuple[str, str]] = []
+
+    def add(label: str, *said: str) -> None:
+        found.extend((label, each) for each in said)
+
     if report.saved is not None:
-        lines.append(_line("saved", _values(report.saved)))
+        add("saved", _values(report.saved))
     if report.recomputed is not None:
-        lines.append(_line("recomputed", _values(report.recomputed) + _share(report) + _time(report)))
-    lines += _uncounted(report)
-    if report.offloaded:
-        lines.append(_line("offloaded", _values(report.offloaded)))
-    kept = sum(rule.kept_by_user for rule in report.rules)
-    if kept:
-        lines.append(_line("kept", f"{counted(kept, 'match', 'matches')} have a tag of the user's own checkpoint"))
-    lines += [_line("rewrite", line) for rewrite in report.rewrites for line in str(rewrite).splitlines()]
-    lines += [
-        _line("order", f"{file_name(each.source)} {each.text}: {each.said}")
-        for order in report.by_fsdp
-        for each in order.lines
-    ]
-    lines += [_line("order", line) for line in order_lines(report)]
-    lines += [_line("expect", line) for line in expectation_lines(report)]
-    lines += [_line("warning", warning) for warning in report.warnings]
-    lines += [_line("note", note) for note in report.notes]
-    lines += _audit(report)
-    lines += [_line("code", line) for line in dict.fromkeys(map(_code, report.code))]
-    if report.from_cache:
-        lines.append(_line("cache", "served from torch's compile cache; planned and audited when it was compiled"))
-    return "\n".join(lines)
-
-
-def _uncounted(report: Report) -> list[str]:
+        add("recomputed", _values(report.recomputed) + _shares(report, report.recomputed))
     again = report.uncounted_recomputed
-    lines = [_line("", f"and {uncounted_text(again)}")] if again else []
+    if again:
+        add("", f"and {uncounted_text(again)}")
     rest = {name: count - again.get(name, 0) for name, count in report.uncounted.items() if count > again.get(name, 0)}
-    return [*lines, *([_line("uncounted", f"in the forward: {uncounted_text(rest)}")] if rest else [])]
+    if rest:
+        add("uncounted", f"in the forward: {uncounted_text(rest)}")
+    if report.offloaded:
+        add("offloaded", _values(report.offloaded))
+    if kept := sum(rule.kept_by_user for rule in report.rules):
+        add("kept", f"{counted(kept, 'match', 'matches')} have a tag of the user's own checkpoint")
+    add("rewrite", *(line for rewrite in report.rewrites for line in str(rewrite).splitlines()))
+    by_fsdp = (each for order in report.by_fsdp for each in order.lines)
+    add("order", *(f"{file_name(each.source)} {each.text}: {each.said}" for each in by_fsdp), *order_lines(report))
+    add("expect", *expectation_lines(report))
+    add("warning", *report.warnings)
+    add("note", *report.notes)
+    if report.audit is None:
+        add("audit", *["not yet: the graph is planned, and not partitioned"][: bool(report.rules)])
+    elif report.audit.agrees:
+        by_fsdp_alone = report.by_fsdp and not report.forward_nodes
+        said = "FSDP gathers as it was told" if by_fsdp_alone else "the graphs that came out do what the plan says"
+        add("audit", said)
+    else:
+        add("audit", *report.audit.differences)
+    add("code", *dict.fromkeys(map(_code, report.code)))
+    if report.from_cache:
+        add("cache", "served from torch's compile cache; planned and audited when it was compiled")
+    return "\n".join(f"{label:<{_LABEL}}{said}" for label, said in found)
 
 
 def rewrite_lines(report: RewriteReport) -> list[str]:
     """The rewrites that were made, then those that were not, and why."""
     where = f" in the {report.half}" if report.half else ""
-    lines = [f"{file_name(report.source)} {report.text}{where}: {_what(report)}"]
+    what = "nothing rewritten" if report.left else "nothing to rewrite"
+    if report.done:
+        how = "proven" if report.proven else "checked"
+        fewer = f"{counted(report.gone, 'collective')} fewer"
+        what = f"{report.done:,} rewritten, {fewer}, each {how} on {report.ranks} ranks"
+    lines = [f"{file_name(report.source)} {report.text}{where}: {what}"]
     lines += [f"  {note}" for note in report.notes]
     reasons = Counter(left.reason for left in report.left)
     for reason, count in reasons.most_common(_MOST_REASONS):
@@ -288,23 +260,6 @@ def rewrite_lines(report: RewriteReport) -> list[str]:
         rest = sum(reasons.values()) - sum(count for _, count in reasons.most_common(_MOST_REASONS))
         lines.append(f"  left: {rest} more, for {len(reasons) - _MOST_REASONS} other reasons")
     return lines
-
-
-def _what(report: RewriteReport) -> str:
-    if not report.done:
-        return "nothing to rewrite" if not report.left else "nothing rewritten"
-    how = "proven" if report.proven else "checked"
-    return f"{report.done:,} rewritten, {counted(report.gone, 'collective')} fewer, each {how} on {report.ranks} ranks"
-
-
-def _audit(report: Report) -> list[str]:
-    if report.audit is None:
-        return [_line("audit", "not yet: the graph is planned, and not partitioned")] if report.rules else []
-    if report.audit.agrees and report.by_fsdp and not report.forward_nodes:
-        return [_line("audit", "FSDP gathers as it was told")]
-    if report.audit.agrees:
-        return [_line("audit", "the graphs that came out do what the plan says")]
-    return [_line("audit", difference) for difference in report.audit.differences]
 
 
 def _code(order: CodeOrderReport) -> str:
@@ -318,19 +273,20 @@ def _code(order: CodeOrderReport) -> str:
     return f"of the {order.half}: {order.starts} started and {order.waits} waits, in order {is_so}{beside}"
 
 
-def _line(label: str, text: str) -> str:
-    return f"{label:<{_LABEL}}{text}"
-
-
 def _values(values: ValuesReport) -> str:
     text = f"{bytes_text(values.bytes)} in {counted(len(values), 'value')}"
     return f"{text}, {format_quantity(values.flops, 'flops')}" if values.flops else text
 
 
-def _share(report: Report) -> str:
-    if not report.recomputed or not report.recomputed.flops or not report.forward_flops:
-        return ""
-    return f", {report.recomputed.flops / report.forward_flops:.0%} of the forward"
+def _shares(report: Report, again: ValuesReport) -> str:
+    """``, 12% of the forward, 12.3 ms on h100-sxm, 21% of its time``."""
+    text = ""
+    if again.flops and report.forward_flops:
+        text = f", {again.flops / report.forward_flops:.0%} of the forward"
+    if again.seconds:
+        share = f", {again.seconds / report.forward_seconds:.0%} of its time" if report.forward_seconds else ""
+        text += f", {format_quantity(again.seconds, 'seconds')} on {report.device}{share}"
+    return text
 
 
 def plan_line(plan: Plan) -> str:
@@ -341,20 +297,3 @@ def plan_line(plan: Plan) -> str:
     if plan.diagnostics:
         found.append(counted(len(plan.diagnostics), "diagnostic"))
     return f"policy {plan.policy.name} on a {plan.facts.kind.value} graph of {nodes}: {', '.join(found)}"
-
-
-def _timed(report: Report) -> bool:
-    return report.recomputed is not None and report.recomputed.seconds is not None
-
-
-def _time(report: Report) -> str:
-    """``, 12.3 ms on h100-sxm, 21% of its time``."""
-    seconds = report.recomputed.seconds if report.recomputed else None
-    if not seconds:
-        return ""
-    share = f", {seconds / report.forward_seconds:.0%} of its time" if report.forward_seconds else ""
-    return f", {format_quantity(seconds, 'seconds')} on {report.device}{share}"
-
-
-def bytes_text(amount: int | None) -> str:
-    return "" if amount is None else format_quantity(amount, "bytes")

@@ -20,13 +20,6 @@ def account_text(found: TunedPolicy) -> str:
     tuned, subject = found.tuned, found.subject
     path = f", path {subject.path}" if subject.path else ""
     heading = f"tuned for {subject.called} on {subject.device}{path}: {budget_words(tuned.budget)}"
-    bound = bound_words(tuned)
-    said = [_room(tuned), _beside(found), f"bound: {bound}" if bound else ""]
-    below = "\n".join(line for line in said if line)
-    return "\n\n".join(filter(None, (heading, _figures(tuned), below)))
-
-
-def _figures(tuned: Tuned) -> str:
     sides = [("this policy", tuned.chosen), ("less memory", tuned.less), ("more memory", tuned.more)]
     shown = [(name, each) for name, each in sides if each is not None]
     rows: list[tuple[str, ...]] = [("", *(name for name, _ in shown))]
@@ -34,7 +27,16 @@ def _figures(tuned: Tuned) -> str:
         cells = [words(each) for _, each in shown]
         if any(cell not in ("", "0 B", "0 s") for cell in cells) or name in ("peak", "saved", "recomputed"):
             rows.append((name, *cells))
-    return table(rows, right=range(1, len(rows[0])))
+    below = []
+    if tuned.budget.figure != "recompute time":
+        left = int(tuned.budget.limit) - memory_of(tuned.chosen, tuned)
+        room = f"{format_quantity(left, 'bytes')} of the budget are left"
+        below.append(room if left else "the budget is used to the byte")
+    if besides := besides_words(tuned.besides, subject):
+        below.append(f"in the peak beside the graph: {besides}")
+    if bound := bound_words(tuned):
+        below.append(f"bound: {bound}")
+    return "\n\n".join(filter(None, (heading, table(rows, right=range(1, len(rows[0]))), "\n".join(below))))
 
 
 def figure_rows(tuned: Tuned) -> list[tuple[str, Callable[[Candidate], str]]]:
@@ -55,25 +57,13 @@ def figure_rows(tuned: Tuned) -> list[tuple[str, Callable[[Candidate], str]]]:
         ),
         ("copies", lambda each: format_quantity(each.copies, "seconds")),
         ("exposed", lambda each: format_quantity(each.exposed, "seconds")),
-        ("step", lambda each: step_words(each)),
+        ("step", step_words),
     ]
 
 
 def share_text(seconds: float, tuned: Tuned) -> str:
     """A share of the forward's time: ``3.1%``."""
     return format_quantity(seconds / tuned.forward, "fraction") if tuned.forward else "-"
-
-
-def _room(tuned: Tuned) -> str:
-    if tuned.budget.figure == "recompute time":
-        return ""
-    left = int(tuned.budget.limit) - memory_of(tuned.chosen, tuned)
-    return f"{format_quantity(left, 'bytes')} of the budget are left" if left else "the budget is used to the byte"
-
-
-def _beside(found: TunedPolicy) -> str:
-    said = besides_words(found.tuned.besides, found.subject.optimizer)
-    return f"in the peak beside the graph: {said}" if said else ""
 
 
 _LONGEST = 96
@@ -84,16 +74,23 @@ def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
     tuned = found.tuned
     moved = any(each.offloaded for each in tuned.table)
     waits = any(each.exposed for each in tuned.table)
-    head = ["", "peak", "saved", *(["offloaded"] if moved else []), "recomputed", "of the forward"]
-    head += [*(["copies"] if moved else []), *(["exposed"] if waits else []), "step", "rules"]
+    figures = dict(figure_rows(tuned))
+    names = [
+        "peak",
+        "saved",
+        *("offloaded",)[:moved],
+        "recomputed",
+        *("copies",)[:moved],
+        *("exposed",)[:waits],
+        "step",
+    ]
+    at = names.index("recomputed") + 1
+    head = ["", *names[:at], "of the forward", *names[at:], "rules"]
     rows = [head]
     for each, phrase in zip(tuned.table, distinctions(tuned.table), strict=True):
-        row = ["->" if chosen and each == tuned.chosen else "", format_quantity(tuned.besides.on(each.peak), "bytes")]
-        row += [format_quantity(each.saved, "bytes"), *([format_quantity(each.offloaded, "bytes")] if moved else [])]
-        row += [format_quantity(each.recompute, "seconds"), share_text(each.recompute, tuned)]
-        row += [format_quantity(each.copies, "seconds")] if moved else []
-        row += [*([format_quantity(each.exposed, "seconds")] if waits else []), step_words(each)]
-        rows.append([*row, shortened(phrase, _LONGEST)])
+        cells = [figures[name](each) for name in names]
+        cells[at - 1 : at] = format_quantity(each.recompute, "seconds"), share_text(each.recompute, tuned)
+        rows.append(["->" if chosen and each == tuned.chosen else "", *cells, shortened(phrase, _LONGEST)])
     subject = found.subject
     heading = (
         f"{len(tuned.table)} policies for {subject.called} on {subject.device}, none better in both memory and time"
@@ -108,12 +105,10 @@ def distinctions(candidates: Sequence[Candidate]) -> list[str]:
         lines = statements(each)
         new = [line for line in lines if line not in before]
         gone = [line for line in before if line not in lines]
-        if len(lines) == 1 or len(new) == len(lines):
-            found.append("; ".join(lines))
-        elif new:
-            found.append("; ".join(new))
-        else:
-            found.append("without " + "; ".join(gone) if gone else "the same rules in another order")
+        if len(lines) == 1:
+            new = lines
+        otherwise = "without " + "; ".join(gone) if gone else "the same rules in another order"
+        found.append("; ".join(new) or otherwise)
         before = lines
     return found
 
@@ -144,8 +139,8 @@ def tuned_json(found: TunedPolicy, *, chosen: bool = True) -> str:
         "forward_seconds": tuned.forward,
         "bound_seconds": tuned.bound if chosen else None,
         "chosen": candidate_data(tuned.chosen, tuned) if chosen else None,
-        "less": _or_none(tuned.less, tuned) if chosen else None,
-        "more": _or_none(tuned.more, tuned) if chosen else None,
+        "less": candidate_data(tuned.less, tuned) if chosen else None,
+        "more": candidate_data(tuned.more, tuned) if chosen else None,
         "table": [candidate_data(each, tuned) for each in tuned.table],
         "policy": found.text if chosen else None,
         "diagnostics": json.loads(render_json(found.notes))["diagnostics"],
@@ -153,7 +148,9 @@ def tuned_json(found: TunedPolicy, *, chosen: bool = True) -> str:
     return json.dumps(document, indent=2, allow_nan=False)
 
 
-def candidate_data(each: Candidate, tuned: Tuned) -> dict[str, Any]:
+def candidate_data(each: Candidate | None, tuned: Tuned) -> dict[str, Any] | None:
+    if each is None:
+        return None
     return {
         "rules": each.rules.splitlines(),
         "peak_bytes": tuned.besides.on(each.peak),
@@ -166,7 +163,3 @@ def candidate_data(each: Candidate, tuned: Tuned) -> dict[str, Any]:
         "copies_seconds": each.copies,
         "step_seconds": each.step,
     }
-
-
-def _or_none(each: Candidate | None, tuned: Tuned) -> dict[str, Any] | None:
-    return None if each is None else candidate_data(each, tuned)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any
 
-from attrs import asdict, define, field, frozen
+from attrs import asdict, evolve, field, frozen
 
 from policylang.audit.report import Report
 from policylang.graph.facts import Facts
@@ -20,6 +21,7 @@ from policylang.report.layout import table
 VERSION = 1
 """The version of the plain data."""
 _OF_ERRORS = ("code", "message", "help")
+_NUMBERS = ("loss", "gradients", "buffers")
 _MOST = 8
 _HEAD = ("path", "saved", "offloaded", "recomputed", "", "loss", "gradients", "buffers")
 
@@ -83,14 +85,17 @@ class NumbersComparison:
     the plain model."""
 
     @property
+    def each(self) -> tuple[Equality, Equality, Equality]:
+        return self.loss, self.gradients, self.buffers
+
+    @property
     def bitwise(self) -> bool:
-        return self.loss.bitwise and self.gradients.bitwise and self.buffers.bitwise
+        return all(each.bitwise for each in self.each)
 
     @property
     def agrees(self) -> bool:
         """The plain model's bits; or else those of the path without the policy, and within tolerance of the model's."""
-        close = self.loss.close and self.gradients.close and self.buffers.close
-        return self.bitwise or (close and self.as_without_policy is True)
+        return self.bitwise or (all(each.close for each in self.each) and self.as_without_policy is True)
 
 
 @frozen
@@ -188,22 +193,27 @@ class Agreement:
 
     def __str__(self) -> str:
         """Plain text, no line end at the end."""
-        rows = [_HEAD, *(_row(result) for result in self.results)]
-        if all(result.numbers is None or result.numbers.buffers.bitwise for result in self.results):
-            rows = [row[:-1] for row in rows]
-        moves = any(result.offloaded_bytes for result in self.results)
-        if not moves:
-            rows = [(*row[:2], *row[3:]) for row in rows]
+        shown = dict.fromkeys(_HEAD, True)
+        shown["buffers"] = not all(each.numbers is None or each.numbers.buffers.bitwise for each in self.results)
+        shown["offloaded"] = any(each.offloaded_bytes for each in self.results)
+        rows = [_HEAD, *map(_row, self.results)]
+        rows = [tuple(cell for cell, name in zip(row, _HEAD, strict=True) if shown[name]) for row in rows]
+        audits = [
+            f"{each.path}: {difference}"
+            for each in self.results
+            if each.ran is not None and each.ran.report.audit is not None
+            for difference in each.ran.report.audit.differences
+        ]
         parts = [
             f"policy {self.policy}, one step, held against the plain model: loss {self.loss:.6g}, "
             f"{counted(self.gradients, 'gradient')}, torch {self.torch_version}",
-            table(rows, right=range(1, 5 if moves else 4)),
-            "\n".join([*_refusals(self.results), *_number_lines(self.results), *_audit_lines(self.results)]),
+            table(rows, right=range(1, 4 + shown["offloaded"])),
+            "\n".join([*_refusals(self.results), *_number_lines(self.results), *audits]),
             "\n".join(_decision_lines(self)),
             "\n".join(_difference_lines(self.decisions.differences)),
             _verdict(self),
         ]
-        return "\n\n".join(part for part in parts if part)
+        return "\n\n".join(filter(None, parts))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON. Bytes and FLOPs are whole numbers; differences of numbers are absolute."""
@@ -230,6 +240,10 @@ def _path(result: PathResult) -> dict[str, Any]:
         report = result.ran.report
         assert report.saved is not None  # a path that ran has been partitioned
         assert report.recomputed is not None
+        numbers = asdict(result.numbers)
+        for name in _NUMBERS:
+            if numbers[name]["largest"] == inf:
+                numbers[name]["largest"] = None  # JSON has no infinity
         plain |= {
             "saved_bytes": report.saved.bytes,
             "saved_values": len(report.saved),
@@ -237,17 +251,9 @@ def _path(result: PathResult) -> dict[str, Any]:
             "recomputed_values": len(report.recomputed),
             "recomputed_flops": report.recomputed.flops,
             "uncounted_operators": report.uncounted_recomputed,
-            "numbers": _comparison(result.numbers),
+            "numbers": {"bitwise": result.numbers.bitwise, **numbers},
         }
     return plain
-
-
-def _comparison(numbers: NumbersComparison) -> dict[str, Any]:
-    found = asdict(numbers)
-    for name in ("loss", "gradients", "buffers"):
-        if found[name]["largest"] == float("inf"):
-            found[name]["largest"] = None  # JSON has no infinity
-    return {"bitwise": numbers.bitwise, **found}
 
 
 # --- decisions -------------------------------------------------------------------------------------------------------
@@ -260,13 +266,36 @@ def compare_decisions(paths: Mapping[str, PathRun]) -> DecisionComparison:
     dropout as one operator where a trace has four, and knows nothing of the loss. A value is known by its place
     instead: its module, its operator, its shape, and which of these it is, in graph order.
     """
-    tally = _Tally()
-    if len(paths) > 1:
-        decided = {path: _decided(ran) for path, ran in paths.items()}
-        for place in dict.fromkeys(place for sides in decided.values() for place in sides):
-            tally.add(place, {path: sides[place] for path, sides in decided.items() if place in sides})
-    alone = {path: dict(counts) for path, counts in tally.alone.items()}
-    return DecisionComparison(tally.alike, tally.undecided, alone, tuple(tally.differences))
+    decided = {path: _decided(ran) for path, ran in paths.items()} if len(paths) > 1 else {}
+    alike = undecided = 0
+    alone: dict[str, Counter[str]] = {}
+    differences: list[PathDifference] = []
+    for place in dict.fromkeys(place for values in decided.values() for place in values):
+        found = {path: values[place] for path, values in decided.items() if place in values}
+        lengths = sorted(map(len, found.values()))
+        shared = lengths[-2] if len(lengths) > 1 else 0
+        for path, sides in found.items():
+            if len(sides) > shared:
+                alone.setdefault(path, Counter())[place.operator] += len(sides) - shared
+        every = [side for sides in found.values() for side in sides]
+        # Which value of one path is which of another does not matter where all are decided alike, or none by a rule.
+        matched = len({side.action for side in every}) == 1 or all(side.rule is None for side in every)
+        if shared and lengths[0] != lengths[-1] and not matched:
+            folded = {
+                path: tuple(evolve(side, count=n) for side, n in Counter(each).items()) for path, each in found.items()
+            }
+            differences.append(PathDifference(place, None, folded))
+            continue
+        for number in range(shared):
+            at = {path: sides[number] for path, sides in found.items() if number < len(sides)}
+            if len({side.action for side in at.values()}) == 1:
+                alike += 1
+            elif all(side.rule is None for side in at.values()):
+                undecided += 1
+            else:
+                differences.append(PathDifference(place, number + 1, {path: (side,) for path, side in at.items()}))
+    counts = {path: dict(operators) for path, operators in alone.items()}
+    return DecisionComparison(alike, undecided, counts, tuple(differences))
 
 
 def _decided(ran: PathRun) -> dict[ValuePlace, list[PathDecision]]:
@@ -281,61 +310,19 @@ def _decided(ran: PathRun) -> dict[ValuePlace, list[PathDecision]]:
     return found
 
 
-@define(eq=False)
-class _Tally:
-    alike: int = 0
-    undecided: int = 0
-    alone: dict[str, Counter[str]] = field(factory=dict)
-    differences: list[PathDifference] = field(factory=list)
-
-    def add(self, place: ValuePlace, found: Mapping[str, Sequence[PathDecision]]) -> None:
-        """The values of one place, by path."""
-        lengths = sorted(map(len, found.values()))
-        shared = lengths[-2] if len(lengths) > 1 else 0
-        for path, sides in found.items():
-            if len(sides) > shared:
-                counts = self.alone.setdefault(path, Counter())
-                counts[place.operator] += len(sides) - shared
-        if shared and lengths[0] != lengths[-1] and not _one_action(found):
-            self.differences.append(PathDifference(place, None, {path: _folded(each) for path, each in found.items()}))
-            return
-        for number in range(shared):
-            self._one(place, number, {path: sides[number] for path, sides in found.items() if number < len(sides)})
-
-    def _one(self, place: ValuePlace, number: int, sides: Mapping[str, PathDecision]) -> None:
-        if len({side.action for side in sides.values()}) == 1:
-            self.alike += 1
-        elif all(side.rule is None for side in sides.values()):
-            self.undecided += 1
-        else:
-            self.differences.append(PathDifference(place, number + 1, {path: (side,) for path, side in sides.items()}))
-
-
-def _one_action(found: Mapping[str, Sequence[PathDecision]]) -> bool:
-    """Which value of one path is which of another makes no difference: rules decide all alike, or none is about any."""
-    every = [side for sides in found.values() for side in sides]
-    return len({side.action for side in every}) == 1 or all(side.rule is None for side in every)
-
-
-def _folded(sides: Iterable[PathDecision]) -> tuple[PathDecision, ...]:
-    counts = Counter(sides)
-    return tuple(PathDecision(side.action, side.rule, side.reason, count) for side, count in counts.items())
-
-
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
 def _row(result: PathResult) -> tuple[str, ...]:
     if result.ran is None or result.numbers is None:
         return (result.path, "refused", *[""] * (len(_HEAD) - 2))
-    report, numbers = result.ran.report, result.numbers
+    report = result.ran.report
     saved = format_quantity(report.saved.bytes, "bytes") if report.saved is not None else ""
     moved = format_quantity(result.offloaded_bytes, "bytes")
     again = report.recomputed
     count = counted(len(again), "value") if again is not None else ""
     flops = format_quantity(again.flops, "flops") if again is not None else ""
-    cells = (_equality_text(each) for each in (numbers.loss, numbers.gradients, numbers.buffers))
-    return (result.path, saved, moved, count, flops, *cells)
+    return (result.path, saved, moved, count, flops, *map(_equality_text, result.numbers.each))
 
 
 def _equality_text(found: Equality) -> str:
@@ -373,17 +360,8 @@ def _number_lines(results: Iterable[PathResult]) -> Iterator[str]:
             yield f"{result.path} COMPUTES something else than the plain model, without the policy too"
         else:
             yield f"{result.path} COMPUTES something else: its bits are not those without the policy"
-        names = [name for each in (numbers.loss, numbers.gradients, numbers.buffers) for name in each.differing]
+        names = [name for each in numbers.each for name in each.differing]
         yield f"  {listed(names, _MOST)}"
-
-
-def _audit_lines(results: Iterable[PathResult]) -> list[str]:
-    return [
-        f"{result.path}: {difference}"
-        for result in results
-        if result.ran is not None and result.ran.report.audit is not None
-        for difference in result.ran.report.audit.differences
-    ]
 
 
 def _decision_lines(found: Agreement) -> list[str]:
@@ -394,34 +372,27 @@ def _decision_lines(found: Agreement) -> list[str]:
         f"decisions   {counted(decisions.alike, 'value')} decided alike, "
         f"{decisions.undecided} undecided and left to each path, {len(decisions.differences)} decided otherwise"
     ]
-    lines += [f"            {path} alone: {_operators(counts)}" for path, counts in decisions.alone.items()]
+    for path, counts in decisions.alone.items():
+        most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        shown = ", ".join(f"{operator} ×{count}" if count > 1 else operator for operator, count in most[:_MOST])
+        rest = f" and {len(most) - _MOST} more operators" if len(most) > _MOST else ""
+        lines.append(f"            {path} alone: {counted(sum(counts.values()), 'value')} ({shown}{rest})")
     for result in found.results:
         missing = result.ran.report.uncounted_recomputed if result.ran is not None else {}
         lines += [f"recomputed  {result.path} without {uncounted_text(missing)}"] if missing else []
     return lines
 
 
-def _operators(counts: Mapping[str, int]) -> str:
-    most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown = ", ".join(f"{operator} ×{count}" if count > 1 else operator for operator, count in most[:_MOST])
-    rest = len(most) - _MOST
-    values = counted(sum(counts.values()), "value")
-    return f"{values} ({shown}{f' and {rest} more operators' if rest > 0 else ''})"
-
-
 def _difference_lines(differences: Sequence[PathDifference]) -> list[str]:
     lines = []
     for each in differences[:_MOST]:
-        lines.append(_name(each.place, each.number))
+        place = each.place
+        shape = "×".join(map(str, place.shape)) if place.shape is not None else "several results"
+        which = "all of them" if each.number is None else f"number {each.number}"
+        lines.append(f"{place.operator} in {place.module or 'no module'}, {shape}, {which}")
         lines += [f"  {path:<6} {', '.join(map(_side, sides))}" for path, sides in each.sides.items()]
     rest = len(differences) - _MOST
     return [*lines, *([f"and {counted(rest, 'more value')} decided otherwise"] if rest > 0 else [])]
-
-
-def _name(place: ValuePlace, number: int | None) -> str:
-    shape = "×".join(map(str, place.shape)) if place.shape is not None else "several results"
-    which = "all of them" if number is None else f"number {number}"
-    return f"{place.operator} in {place.module or 'no module'}, {shape}, {which}"
 
 
 def _side(side: PathDecision) -> str:

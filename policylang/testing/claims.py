@@ -10,7 +10,7 @@ import re
 
 from attrs import evolve, frozen
 
-from policylang.language.diagnostics import CODES, Diagnostic, Source, Span, diagnose, written
+from policylang.language.diagnostics import CODES, Diagnostic, Fix, Source, Span, diagnose, written
 from policylang.language.lexer import comments, split
 from policylang.language.shown import did_you_mean, nearest
 
@@ -121,7 +121,11 @@ def read_claims(source: Source) -> tuple[list[Claim], list[Diagnostic]]:
     """The claims of a policy's text, and what keeps others from being read."""
     claims: list[Claim] = []
     problems: list[Diagnostic] = []
-    statements = _statement_lines(source)
+    statements: dict[int, tuple[int, int]] = {}  # line to the first and last line of the statements that it holds
+    for start, end in split(source).ranges:
+        first, last = source.line_column(start)[0], source.line_column(end)[0]
+        first = statements.get(first, (first, last))[0]
+        statements |= dict.fromkeys(range(first, last + 1), (first, last))
     for start, end in comments(source):
         at = start + 1
         line = source.line_column(start)[0]
@@ -139,57 +143,39 @@ def read_claims(source: Source) -> tuple[list[Claim], list[Diagnostic]]:
     return claims, problems
 
 
-def _statement_lines(source: Source) -> dict[int, tuple[int, int]]:
-    """Line to the first and last line of the statements that it holds."""
-    lines: dict[int, tuple[int, int]] = {}
-    for start, end in split(source).ranges:
-        first, last = source.line_column(start)[0], source.line_column(end)[0]
-        if first in lines:
-            first = lines[first][0]
-        for line in range(first, last + 1):
-            lines[line] = (first, last)
-    return lines
-
-
 def _read(piece: str, span: Span, lines: tuple[int, int] | None) -> Claim | Diagnostic | None:
+    def wrong(message: str, help: str | None = None, fixes: tuple[Fix, ...] = ()) -> Diagnostic:
+        return diagnose(CANNOT_BE_READ, message, span, help=help, fixes=fixes)
+
     found = _CLAIM.fullmatch(piece)
     if found is None:
-        if _WITHOUT_COLON.match(piece):
-            word = piece.split()[0]
-            return diagnose(CANNOT_BE_READ, f"a claim has a colon: `{word}: …`", span)
-        return None
-    word = found["word"]
+        forgotten = _WITHOUT_COLON.match(piece)
+        return wrong(f"a claim has a colon: `{forgotten[1]}: …`") if forgotten else None
+    word, values = found["word"], [value.strip() for value in found["value"].split(",")]
     if word not in WORDS:
         near = nearest(word, WORDS)
         at = Span(span.source, span.start, span.start + len(word))
         fixes = written(at, near, near=True) if at.text == word else ()
-        message = f"there is no claim `{word}:`"
-        return diagnose(CANNOT_BE_READ, message, span, help=did_you_mean(near), fixes=fixes) if near else None
+        return wrong(f"there is no claim `{word}:`", did_you_mean(near), fixes) if near else None
     if word in OF_STATEMENTS and lines is None:
-        help = "put it behind the rule or the `let` that it is about"
-        return diagnose(CANNOT_BE_READ, f"`{word}:` is about a statement", span, help=help)
+        return wrong(f"`{word}:` is about a statement", "put it behind the rule or the `let` that it is about")
     if word in OF_POLICY and lines is not None:
-        return diagnose(
-            CANNOT_BE_READ, f"`{word}:` is about the whole policy", span, help="put it on a line of its own"
-        )
-    return _valued(word, [value.strip() for value in found["value"].split(",")], span, lines)
-
-
-def _valued(word: str, values: list[str], span: Span, lines: tuple[int, int] | None) -> Claim | Diagnostic:
+        return wrong(f"`{word}:` is about the whole policy", "put it on a line of its own")
     if word in OF_DIAGNOSTICS:
-        wrong = next((value for value in values if not _CODE.fullmatch(value)), None)
-        if wrong is not None:
-            return diagnose(CANNOT_BE_READ, f"`{wrong}` is no code", span, help="for example `# error: APL301`")
-        unknown = next((value for value in values if value not in CODES), None)
-        if unknown is not None:
-            return diagnose(CANNOT_BE_READ, f"no diagnostic has the code `{unknown}`", span)
-        return Claim(word, tuple(values), None, span, lines)
+        for value in values:
+            if not _CODE.fullmatch(value):
+                return wrong(f"`{value}` is no code", "for example `# error: APL301`")
+        unknown = [value for value in values if value not in CODES]
+        return (
+            wrong(f"no diagnostic has the code `{unknown[0]}`")
+            if unknown
+            else Claim(word, (*values,), None, span, lines)
+        )
     if values == [NOTHING]:
         return Claim(word, (), None, span, lines)
     if len(values) == 1 and _COUNT.fullmatch(values[0]):
         return Claim(word, (), int(values[0]), span, lines)
-    wrong = next((value for value in values if not _NAME.fullmatch(value)), None)
-    if wrong is not None:
+    if others := [value for value in values if not _NAME.fullmatch(value)]:
         help = f"after `{word}:` come names of nodes, their number, or `{NOTHING}`"
-        return diagnose(CANNOT_BE_READ, f"`{wrong}` is no name of a node", span, help=help)
+        return wrong(f"`{others[0]}` is no name of a node", help)
     return Claim(word, tuple(values), None, span, lines)

@@ -50,11 +50,10 @@ class Setup:
     def fresh(self) -> nn.Module:
         """A model as the first one was. Raises ValueError where the factory makes another, or none."""
         with self.guard():
-            return self._fresh()
+            torch.manual_seed(self.seed)
+            return self._reset(self.factory())
 
-    def _fresh(self) -> nn.Module:
-        torch.manual_seed(self.seed)
-        model = self.factory()
+    def _reset(self, model: nn.Module) -> nn.Module:
         if self.made and self.made[0] is model:
             raise ValueError("the factory returns one model over and over: it has to make a new one each time")
         self.made[:] = [model]
@@ -74,20 +73,6 @@ class Setup:
 def batch_of(given: Any) -> tuple[Any, ...]:
     """The arguments of the loss beside the model: a batch that is no tuple or list is one argument."""
     return tuple(given) if isinstance(given, tuple | list) else (given,)
-
-
-def run_plain(setup: Setup) -> Numbers:
-    """The model as it is."""
-    model = setup.fresh()
-    with setup.guard():
-        return _backward(model, setup.loss_fn(model, *setup.batch))
-
-
-def run_alone(setup: Setup, path: str) -> Numbers:
-    """A path without the policy."""
-    model, step = setup.fresh(), STEPS[path]
-    with setup.guard(), step.around():
-        return step.take(setup, model, None)[0]
 
 
 def run(setup: Setup, path: str, policy: Policy) -> PathRun | PathRefusal:
@@ -206,8 +191,13 @@ def _equality(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Equali
             largest, close = math.inf, False
         elif not _same_bits(one, other):
             differing.append(name)
-            largest = max(largest, _distance(one, other))
-            close = close and _is_close(one, other)
+            wide = torch.complex128 if one.is_complex() else torch.float64
+            apart = (one.detach().to(wide) - other.detach().to(wide)).abs().max().item()
+            largest = max(largest, math.inf if math.isnan(apart) else apart)
+            try:
+                torch.testing.assert_close(one.detach(), other.detach())
+            except AssertionError:
+                close = False
     return Equality(len(names), tuple(differing), largest, close)
 
 
@@ -217,20 +207,6 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
         return True
     bits = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
     return bool(torch.equal(*bits))
-
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    found = (one.detach().to(wide) - other.detach().to(wide)).abs().max().item()
-    return math.inf if math.isnan(found) else found
-
-
-def _is_close(one: Tensor, other: Tensor) -> bool:
-    try:
-        torch.testing.assert_close(one.detach(), other.detach())
-    except AssertionError:
-        return False
-    return True
 
 
 # --- all paths -------------------------------------------------------------------------------------------------------
@@ -274,7 +250,9 @@ def compare_paths(
         raise ValueError(f"there is no path `{unknown[0]}`: there are {', '.join(COMPARED)}")
     with undisturbed():
         progress("the plain model")
-        plain = run_plain(setup)
+        model = setup.fresh()
+        with setup.guard():
+            plain = _backward(model, setup.loss_fn(model, *setup.batch))
         results = tuple(_result(path, setup, policy, plain, progress) for path in wanted)
     ran = {result.path: result.ran for result in results if result.ran is not None}
     return Agreement(
@@ -290,17 +268,15 @@ def compare_paths(
 def _result(path: str, setup: Setup, policy: Policy, plain: Numbers, progress: Callable[[str], None]) -> PathResult:
     progress(f"the {path} path")
     stepped = run(setup, path, policy)
-    if not isinstance(stepped, PathRun):
+    if isinstance(stepped, PathRefusal):
         return PathResult(path, refused=stepped)
-    return PathResult(path, ran=stepped, numbers=_compared(path, setup, plain, stepped.numbers, progress))
-
-
-def _compared(
-    path: str, setup: Setup, plain: Numbers, found: Numbers, progress: Callable[[str], None]
-) -> NumbersComparison:
-    """A path may add gradients up in another order than autograd: then the policy must not change a bit of that."""
-    comparison = compare_numbers(plain, found)
-    if comparison.bitwise or STEPS[path].is_plain:
-        return comparison
-    progress(f"the {path} path without the policy")
-    return evolve(comparison, as_without_policy=compare_numbers(run_alone(setup, path), found).bitwise)
+    comparison = compare_numbers(plain, stepped.numbers)
+    step = STEPS[path]
+    if not comparison.bitwise and not step.is_plain:
+        # A path may add gradients up in another order than autograd: then the policy must not change a bit of that.
+        progress(f"the {path} path without the policy")
+        model = setup.fresh()
+        with setup.guard(), step.around():
+            alone = step.take(setup, model, None)[0]
+        comparison = evolve(comparison, as_without_policy=compare_numbers(alone, stepped.numbers).bitwise)
+    return PathResult(path, ran=stepped, numbers=comparison)

@@ -32,7 +32,6 @@ from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.report.diagnostics import CheckResult
 from policylang.testing.claims import (
     OF_DIAGNOSTICS,
-    OF_POLICY,
     Claim,
     Fence,
     fences,
@@ -46,104 +45,10 @@ INFO = "APL504"
 _KINDS = {kind.value: kind for kind in GraphKind if kind is not GraphKind.BACKWARD}
 
 
-@frozen(eq=False)
-class DrawnGraph:
-    """A ``graph`` block. ``facts`` is None where it cannot be read, which has been said then."""
-
-    facts: Facts | None
-    section: int
-
-
-@define(eq=False)
-class Graphs:
-    """The graphs that the policies of one file may name."""
-
-    folder: Path
-    named: dict[str, DrawnGraph] = field(factory=dict)
-    latest: DrawnGraph | None = None
-    """The last block without a name."""
-    problems: list[Diagnostic] = field(factory=list)
-    snapshots: dict[str, Facts | None] = field(factory=dict)
-
-    def is_named(self, fence: Fence) -> bool:
-        return any(word.text not in _KINDS for word in fence.words[1:])
-
-    def draw(self, fence: Fence) -> None:
-        """Read a ``graph`` block."""
-        kind, name = None, None
-        for word in fence.words[1:]:
-            if word.text in _KINDS:
-                kind = _KINDS[word.text]
-            elif name is None and word.text.isidentifier():
-                name = word
-            else:
-                help = "for example `graph two_layers flat`"
-                self.problems.append(diagnose(INFO, f"`{word.text}` says nothing of a graph", word, help=help))
-        source = lifted(fence)
-        facts, problems = read_graph(source, kind)
-        self.problems.extend(lowered_diagnostic(each, fence, source) for each in problems)
-        drawn = DrawnGraph(facts, fence.section)
-        if name is None:
-            self.latest = drawn
-        elif name.text in self.named:
-            self.problems.append(diagnose(INFO, f"there are two graphs `{name.text}`", name))
-        else:
-            self.named[name.text] = drawn
-
-    def above(self, fence: Fence) -> DrawnGraph | None:
-        """The graph without a name that a policy stands below, under the same heading."""
-        return self.latest if self.latest is not None and self.latest.section == fence.section else None
-
-    def find(self, name: str, span: Span) -> DrawnGraph:
-        """The graph of a name, else the snapshot of that path."""
-        drawn = self.named.get(name)
-        if drawn is None and not name.endswith(SUFFIX):
-            near = nearest(name, self.named)
-            help = did_you_mean(near) or f"a snapshot is a file `*{SUFFIX}`, a graph a block `graph {name}`"
-            self.problems.append(diagnose(INFO, f"there is no graph `{name}`", span, help=help))
-            return DrawnGraph(None, -1)
-        return drawn or DrawnGraph(self._snapshot(name, span), -1)
-
-    def _snapshot(self, name: str, span: Span) -> Facts | None:
-        if name not in self.snapshots:
-            try:
-                self.snapshots[name] = load(self.folder / name)
-            except PolicyGraphError as error:
-                self.snapshots[name] = None
-                self.problems.extend(evolve(each, span=span) for each in error.diagnostics)
-        return self.snapshots[name]
-
-
 OTHERWISE, NOT_FOUND, NO_GRAPH = "APL510", "APL511", "APL513"
 _UNUSED = "APL110"
 _FIRST_ON_A_GRAPH = "APL3"
 _MOST_NAMES = 8
-
-
-@frozen
-class CaseResult:
-    """The result of one policy. ``diagnostics`` is empty if all is as it claims."""
-
-    claims: int
-    diagnostics: tuple[Diagnostic, ...]
-    plan: Plan | None
-
-
-def run_case(
-    fence: Fence, file: Path, facts: Facts | None, *, planned: bool, allowed: Sequence[str] = ()
-) -> CaseResult:
-    """Test the policy of an ``apl`` block. ``planned`` says that it has a graph; without ``facts``, that the graph
-    could not be read, and all that takes one is left out. Diagnostics of ``allowed`` codes need no claim."""
-    source = lifted(fence)
-    claims, problems = read_claims(source)
-    # By the manifest and the graph alone: a test says the same whether torch is loaded or not.
-    operators = OperatorTable.bundled(met=() if facts is None else operators_in(facts))
-    loaded = load_source(source, file, operators=operators)
-    made = None if facts is None or loaded.policy is None else plan(loaded.policy, facts, capabilities_for(facts.kind))
-    found = (*loaded.diagnostics, *(() if made is None else findings(made)))
-    case = _Case(source, claims, made, planned, planned and facts is None, frozenset(allowed))
-    diagnostics = [*problems, *case.compare(found)]
-    return CaseResult(len(claims), tuple(lowered_diagnostic(each, fence, source) for each in diagnostics), made)
 
 
 @define(eq=False, slots=False)
@@ -185,27 +90,18 @@ class _Case:
         for each in found:
             if each.severity is Severity.NOTE or each.code in self.allowed:
                 continue
-            if each.code == _UNUSED and self._is_looked_at(each):
-                continue
-            if not any(each.code in claim.values and self._is_about(claim, each) for claim in self._claimed(each)):
+            claims = [claim for claim in self.claims if self._is_about(claim, each)]
+            looked_at = each.code == _UNUSED and any(claim.word == "matches" for claim in claims)
+            if not looked_at and not any(c.word == each.severity.value and each.code in c.values for c in claims):
                 yield each
-
-    def _claimed(self, diagnostic: Diagnostic) -> Iterable[Claim]:
-        return (claim for claim in self.claims if claim.word == diagnostic.severity.value)
 
     def _is_about(self, claim: Claim, diagnostic: Diagnostic) -> bool:
         if claim.lines is None or diagnostic.span is None:
             return claim.lines is None
+        first, last = claim.lines
         if diagnostic.span.source != self.source:
-            return self._includes(claim.lines)
-        return claim.lines[0] <= diagnostic.span.line <= claim.lines[1]
-
-    def _includes(self, lines: tuple[int, int]) -> bool:
-        return any(isinstance(each, Include) and lines[0] <= each.span.line <= lines[1] for each in self.statements)
-
-    def _is_looked_at(self, unused: Diagnostic) -> bool:
-        """A claim is about the unused name."""
-        return any(claim.word == "matches" and self._is_about(claim, unused) for claim in self.claims)
+            return any(isinstance(each, Include) and first <= each.span.line <= last for each in self.statements)
+        return first <= diagnostic.span.line <= last
 
     def _missing(self, claim: Claim, found: Sequence[Diagnostic], unplanned: bool) -> Iterable[Diagnostic]:
         there = [each for each in found if self._is_about(claim, each)]
@@ -220,9 +116,9 @@ class _Case:
     def _nodes(self, claim: Claim, made: Plan) -> Iterable[Diagnostic]:
         names = self._names(claim, made)
         if names is None:
-            about, help = _ABOUT.get(
-                claim.word, ("rule", "it stands behind a rule or, with `matches:`, behind a `let`")
-            )
+            about, help = "rule", "it stands behind a rule or, with `matches:`, behind a `let`"
+            if claim.word == "moves":
+                about, help = "scheduling line", "it stands behind `bucket`, `prefetch`, `delay` or `overlap`"
             yield diagnose(OTHERWISE, f"`{claim.word}:` is about no {about}", claim.span, help=help)
             return
         if claim.count is not None:
@@ -244,26 +140,24 @@ class _Case:
 
     def _names(self, claim: Claim, made: Plan) -> Sequence[str] | None:
         """The nodes that a claim is about, in graph order; None where there is nothing that it could be about."""
-        statement = self._statement(claim)
-        if isinstance(statement, Bucket | Scheduling) and claim.word not in OF_POLICY:
-            return None if made.order is None else _ordered(statement, claim.word, made.policy, made.order)
-        rows = self._rows(claim, made)
-        return None if rows is None else [made.facts.names[row] for row in rows]
-
-    def _rows(self, claim: Claim, made: Plan) -> Sequence[int] | None:
-        """The rows that a claim is about: forward nodes, in graph order."""
-        if claim.word in OF_POLICY:
-            outcome = saved_and_recomputed(made)
-            return outcome.saved if claim.word == "saved" else outcome.recomputed
-        statement = self._statement(claim)
-        if claim.word == "moves":
-            return None
-        if isinstance(statement, Let) and claim.word == "matches":
-            return self.selections.rows(made.policy.lets[statement.name].selector)
-        for account in made.rules:
-            if isinstance(statement, Rule) and account.rule.span == statement.span:
-                return self.selections.rows(account.rule.selector) if claim.word == "matches" else account.decided
-        return None
+        rows: Sequence[int]
+        match self._statement(claim), claim.word:
+            case _, "saved":
+                rows = saved_and_recomputed(made).saved
+            case _, "recomputed":
+                rows = saved_and_recomputed(made).recomputed
+            case line, "matches" | "moves" if isinstance(line, Bucket | Scheduling):
+                return None if made.order is None else _ordered(line, claim.word, made.policy, made.order)
+            case Let() as let, "matches":
+                rows = self.selections.rows(made.policy.lets[let.name].selector)
+            case Rule() as rule, "matches" | "decides":
+                account = next((each for each in made.rules if each.rule.span == rule.span), None)
+                if account is None:
+                    return None
+                rows = self.selections.rows(account.rule.selector) if claim.word == "matches" else account.decided
+            case _:
+                return None
+        return [made.facts.names[row] for row in rows]
 
     def _statement(self, claim: Claim) -> Rule | Let | Bucket | Scheduling | None:
         """The last rule, scheduling line or ``let`` on the lines that a claim is about."""
@@ -276,8 +170,6 @@ class _Case:
 def _ordered(statement: Bucket | Scheduling, word: str, policy: Policy, order: OrderPlan) -> Sequence[str] | None:
     """The collectives that a scheduling line selects or moves; for a bucket those that it merges, with `matches:` also
     those that it could not."""
-    if word == "decides":
-        return None
     if isinstance(statement, Bucket):
         number = next(at for at, each in enumerate(policy.rewrites) if each.span == statement.span)
         left: Sequence[Refusal] = order.edits.refused if word == "matches" else ()
@@ -287,9 +179,6 @@ def _ordered(statement: Bucket | Scheduling, word: str, policy: Policy, order: O
     return next((each.matched if word == "matches" else each.moved for each in outcomes), None)
 
 
-_ABOUT = {
-    "moves": ("scheduling line", "it stands behind `bucket`, `prefetch`, `delay` or `overlap`"),
-}
 _SAYS = {
     "matches": "matches",
     "decides": "decides",
@@ -326,31 +215,24 @@ class Coverage:
             self._covered.update(_key(outcome.statement) for outcome in order.outcomes if outcome.matched)
 
     def of(self, paths: Sequence[str]) -> tuple[int, tuple[Diagnostic, ...]]:
-        """How many such lines some policies have, and an error for each that no plan covered."""
+        """How many such lines stand in some files themselves, and an error for each that no plan covered."""
         rules = 0
         found: list[Diagnostic] = []
-        for each in _rules(paths):
-            if isinstance(each, Diagnostic):
-                found.append(each)
+        for name in (file for path in paths for file in policy_files(path)):
+            file, shown = find_policy(name)
+            source = read_source(Path(file), shown)
+            if isinstance(source, Diagnostic):
+                found.append(source.found_in(shown))
                 continue
-            rules += 1
-            if _key(each) not in self._covered:
-                help = "write one with a graph on which it matches"
-                found.append(diagnose(UNCOVERED, f"no test exercises `{each.span.one_line}`", each.span, help=help))
+            parsed, problems = parse_file(source)
+            found.extend(problems)
+            lines = [each for each in parsed.statements if isinstance(each, _Line)]
+            rules += len(lines)
+            for each in lines:
+                if _key(each) not in self._covered:
+                    help = "write one with a graph on which it matches"
+                    found.append(diagnose(UNCOVERED, f"no test exercises `{each.span.one_line}`", each.span, help=help))
         return rules, tuple(found)
-
-
-def _rules(paths: Iterable[str]) -> Iterable[_Line | Diagnostic]:
-    """The rules and scheduling lines that stand in some files themselves, and what kept files from being read."""
-    for name in (file for path in paths for file in policy_files(path)):
-        file, shown = find_policy(name)
-        source = read_source(Path(file), shown)
-        if isinstance(source, Diagnostic):
-            yield source.found_in(shown)
-            continue
-        parsed, problems = parse_file(source)
-        yield from problems
-        yield from (statement for statement in parsed.statements if isinstance(statement, _Line))
 
 
 def _key(rule: Rewriting | _Line) -> _Key:
@@ -384,19 +266,24 @@ def run_files(paths: Sequence[str], cover: Sequence[str] = ()) -> TestResult:
     ``cover`` names policies, files or folders of them: a rule of theirs that matches no node in any test is an error.
     Never raises for what is in a file, or for a file that is not there.
     """
-    coverage, snapshots = Coverage(), dict[str, Facts | None]()
+    coverage, snapshots = Coverage(), dict[Path, Facts | None]()
     found: list[Diagnostic] = []
     files = [file for path in paths for file in files_of(path)]
     policies = claims = 0
     for name in files:
         if os.path.isdir(name):
-            found.append(_no_tests_in(name).found_in(name))
+            help = "a policy test is a Markdown file with a policy in a fenced block, ```apl"
+            if os.path.isfile(policy_files(name)[0]):  # most likely to be checked, or covered
+                help = (
+                    f"`policylang check {name}` checks its policies; with `--cover {name}`, tests have to exercise them"
+                )
+            found.append(diagnose(NO_TESTS, f"the folder `{name}` holds no policy tests", help=help).found_in(name))
             continue
         source = read_source(Path(name), name)
         if isinstance(source, Diagnostic):
             found.append(source.found_in(name))
             continue
-        run = _File(source, Graphs(Path(name).parent, snapshots=snapshots), coverage)
+        run = _File(source, snapshots, coverage)
         found.extend(each.found_in(name) for each in run.run())
         policies, claims = policies + run.policies, claims + run.claims
     rules, uncovered = coverage.of(cover)
@@ -407,25 +294,13 @@ def files_of(path: str) -> list[str]:
     """The files a path stands for. A folder without a policy in it stands for itself, so that someone says so."""
     if not os.path.isdir(path):
         return [path]
-    found = sorted(str(file) for file in Path(path).rglob(f"*{_MARKDOWN}") if _is_ours(file.relative_to(path)))
-    return [file for file in found if _holds_a_policy(file)] or [path]
-
-
-def _no_tests_in(folder: str) -> Diagnostic:
-    """The error of a folder without a test. A folder of policies was most likely to be checked, or covered."""
-    help = "a policy test is a Markdown file with a policy in a fenced block, ```apl"
-    if os.path.isfile(policy_files(folder)[0]):
-        help = f"`policylang check {folder}` checks its policies; with `--cover {folder}`, tests have to exercise them"
-    return diagnose(NO_TESTS, f"the folder `{folder}` holds no policy tests", help=help)
-
-
-def _is_ours(file: Path) -> bool:
-    return not any(part.startswith(".") or part in _NOT_OURS for part in file.parts)
-
-
-def _holds_a_policy(file: str) -> bool:
-    source = read_source(Path(file), file)
-    return isinstance(source, Diagnostic) or any(fence.language == POLICY for fence in fences(source))
+    root, found = Path(path), []
+    for file in sorted(root.rglob(f"*{_MARKDOWN}")):
+        if not any(part.startswith(".") or part in _NOT_OURS for part in file.relative_to(root).parts):
+            source = read_source(file, str(file))
+            if isinstance(source, Diagnostic) or any(fence.language == POLICY for fence in fences(source)):
+                found.append(str(file))
+    return found or [path]
 
 
 @define(eq=False)
@@ -433,54 +308,102 @@ class _File:
     """The run of one file."""
 
     source: Source
-    graphs: Graphs
+    snapshots: dict[Path, Facts | None]
+    """Those that were read before; None for one that cannot be read, which has been said then."""
     coverage: Coverage
+    named: dict[str, Facts | None] = field(factory=dict)
+    """The facts of ``graph`` blocks by name; None as above."""
+    latest: tuple[int, Facts | None] = (-1, None)
+    """The section and facts of the last block without a name."""
     policies: int = 0
     claims: int = 0
     problems: list[Diagnostic] = field(factory=list)
 
     def run(self) -> list[Diagnostic]:
         blocks = fences(self.source)
-        for fence in blocks:
-            if fence.language == GRAPH and self.graphs.is_named(fence):
-                self.graphs.draw(fence)
-        for fence in blocks:
-            if fence.language == GRAPH and not self.graphs.is_named(fence):
-                self.graphs.draw(fence)
-            elif fence.language == POLICY:
-                self._policy(fence)
+        named = [
+            each for each in blocks if each.language == GRAPH and any(w.text not in _KINDS for w in each.words[1:])
+        ]
+        for fence in (*named, *(each for each in blocks if each not in named)):
+            if fence.language == GRAPH:
+                self._draw(fence)
+            elif fence.language == POLICY and [word.text for word in fence.words[1:]] != [IGNORE]:
+                self._test(fence)
         if not any(fence.language == POLICY for fence in blocks):
             help = "a policy stands in a fenced block, ```apl"
             if self.source.name.endswith(POLICIES):
                 help = f"this is a policy: `policylang check {self.source.name}` checks it; a test is a Markdown file"
             self.problems.append(diagnose(NO_TESTS, f"`{self.source.name}` holds no policy to test", help=help))
-        found = [*self.problems, *self.graphs.problems]
-        return sorted(dict.fromkeys(found), key=lambda each: each.span.start if each.span else 0)
+        return sorted(dict.fromkeys(self.problems), key=lambda each: each.span.start if each.span else 0)
 
-    def _policy(self, fence: Fence) -> None:
-        words = [word.text for word in fence.words[1:]]
-        if words == [IGNORE]:
-            return
-        drawn, allowed = self._info(fence)
-        facts = None if drawn is None else drawn.facts
-        outcome = run_case(fence, Path(self.source.name), facts, planned=drawn is not None, allowed=allowed)
-        self.policies += 1
-        self.claims += outcome.claims
-        self.problems.extend(outcome.diagnostics)
-        if outcome.plan is not None:
-            self.coverage.add(outcome.plan)
+    def _draw(self, fence: Fence) -> None:
+        """Read a ``graph`` block."""
+        kind, name = None, None
+        for word in fence.words[1:]:
+            if word.text in _KINDS:
+                kind = _KINDS[word.text]
+            elif name is None and word.text.isidentifier():
+                name = word
+            else:
+                help = "for example `graph two_layers flat`"
+                self.problems.append(diagnose(INFO, f"`{word.text}` says nothing of a graph", word, help=help))
+        source = lifted(fence)
+        facts, problems = read_graph(source, kind)
+        self.problems.extend(lowered_diagnostic(each, fence, source) for each in problems)
+        if name is None:
+            self.latest = fence.section, facts
+        elif name.text in self.named:
+            self.problems.append(diagnose(INFO, f"there are two graphs `{name.text}`", name))
+        else:
+            self.named[name.text] = facts
 
-    def _info(self, fence: Fence) -> tuple[DrawnGraph | None, tuple[str, ...]]:
-        """The graph that a policy names behind its fence, or else stands below; and the codes that it allows."""
-        drawn: DrawnGraph | None = None
+    def _find(self, name: str, span: Span) -> Facts | None:
+        """The graph of a name, else the snapshot of that path."""
+        if name in self.named:
+            return self.named[name]
+        if not name.endswith(SUFFIX):
+            near = nearest(name, self.named)
+            help = did_you_mean(near) or f"a snapshot is a file `*{SUFFIX}`, a graph a block `graph {name}`"
+            self.problems.append(diagnose(INFO, f"there is no graph `{name}`", span, help=help))
+            return None
+        path = Path(self.source.name).parent / name
+        if path not in self.snapshots:
+            self.snapshots[path] = None
+            try:
+                self.snapshots[path] = load(path)
+            except PolicyGraphError as error:
+                self.problems.extend(evolve(each, span=span) for each in error.diagnostics)
+        return self.snapshots[path]
+
+    def _test(self, fence: Fence) -> None:
+        """Test the policy of an ``apl`` block on the graph that it names behind its fence, or else stands below. What
+        takes a graph is left out where that cannot be read."""
+        section, facts = self.latest
+        planned = section == fence.section
+        facts = facts if planned else None
+        named = False
         allowed: tuple[str, ...] = ()
         for word in fence.words[1:]:
             key, sign, value = word.text.partition("=")
-            if key == GRAPH and sign and drawn is None:
-                drawn = self.graphs.find(value, evolve(word, start=word.start + len(key) + 1))
+            if key == GRAPH and sign and not named:
+                facts = self._find(value, evolve(word, start=word.start + len(key) + 1))
+                named = planned = True
             elif key == ALLOW and sign and not allowed and all(code in CODES for code in value.split(",")):
                 allowed = tuple(value.split(","))
             else:
                 help = did_you_mean(nearest(word.text, (IGNORE,))) or _INFO_HELP
                 self.problems.append(diagnose(INFO, f"`{word.text}` says nothing of a policy", word, help=help))
-        return drawn or self.graphs.above(fence), allowed
+        source = lifted(fence)
+        claims, problems = read_claims(source)
+        # By the manifest and the graph alone: a test says the same whether torch is loaded or not.
+        operators = OperatorTable.bundled(met=() if facts is None else operators_in(facts))
+        loaded = load_source(source, Path(self.source.name), operators=operators)
+        made = None
+        if facts is not None and loaded.policy is not None:
+            made = plan(loaded.policy, facts, capabilities_for(facts.kind))
+            self.coverage.add(made)
+        found = (*loaded.diagnostics, *(() if made is None else findings(made)))
+        case = _Case(source, claims, made, planned, planned and facts is None, frozenset(allowed))
+        self.policies += 1
+        self.claims += len(claims)
+        self.problems.extend(lowered_diagnostic(each, fence, source) for each in (*problems, *case.compare(found)))

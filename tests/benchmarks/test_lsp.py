@@ -22,21 +22,6 @@ def test_the_policy_has_a_hundred_lines_and_all_edits_but_each_fifth_can_be_plan
     assert found == [at % 5 != 3 for at in range(20)]
 
 
-def test_the_python_of_the_peer_is_as_long_and_mostly_right() -> None:
-    text = lsp.python_text()
-    assert abs(text.count("\n") - lsp.LINES) <= 3
-
-    def compiles(each: str) -> bool:
-        try:
-            compile(each, "peer", "exec")
-        except SyntaxError:
-            return False
-        return True
-
-    assert compiles(text)
-    assert sum(map(compiles, islice(lsp.python_edits(text), 20))) == 16
-
-
 def test_of_a_hundred_values_the_ninety_fifth() -> None:
     found = lsp.row("it", [float(each) for each in range(100, 0, -1)], graph="g")
     assert found == {"graph": "g", "what": "it", "times": 100, "p50 ms": 50.5, "p95 ms": 96.0, "max ms": 100.0}

@@ -94,6 +94,7 @@ def test_a_model_that_does_not_run(agree):
     assert outcome.out == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the page shows the figures of torch 2.13")
 def test_the_page_shows_what_the_command_prints(policylang):
     """All but the loss and what it says of bits, which may be another machine's."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from contextlib import chdir, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
 from unittest import mock
 from xml.etree import ElementTree
 
-import jsonschema
 import pytest
 
 import policylang
@@ -69,94 +66,13 @@ def test_every_format(case: str, form: str, tmp_path: Path) -> None:
     assert printed(case, form, tmp_path) == golden(case, form).read_text(encoding="utf-8")
 
 
-def of(properties: Mapping[str, Any], *required: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-def several(items: Any, **more: Any) -> dict[str, Any]:
-    return {"type": "array", "items": items, **more}
-
-
-TEXT = {"type": "string"}
-MESSAGE = of({"text": {"type": "string", "minLength": 1}}, "text")
-LEVEL = {"enum": ["none", "note", "warning", "error"]}
-FROM_1 = {"type": "integer", "minimum": 1}
-FROM_0 = {"type": "integer", "minimum": 0}
-REGION = of(
-    {
-        **dict.fromkeys(("startLine", "startColumn", "endLine", "endColumn"), FROM_1),
-        "charOffset": FROM_0,
-        "charLength": FROM_0,
-    },
-    "startLine",
-)
-ARTIFACT = of({"uri": {"type": "string", "format": "uri-reference", "pattern": r"^[^\s\\<>\"{}|^`]+$"}}, "uri")
-LOCATION = of(
-    {
-        "id": FROM_0,
-        "physicalLocation": of({"artifactLocation": ARTIFACT, "region": REGION}, "artifactLocation"),
-        "message": MESSAGE,
-    }
-)
-REPLACEMENT = of({"deletedRegion": REGION, "insertedContent": of({"text": TEXT})}, "deletedRegion")
-CHANGE = of(
-    {"artifactLocation": ARTIFACT, "replacements": several(REPLACEMENT, minItems=1)}, "artifactLocation", "replacements"
-)
-FIX = of({"description": MESSAGE, "artifactChanges": several(CHANGE, minItems=1, uniqueItems=True)}, "artifactChanges")
-RULE = of(
-    {
-        "id": TEXT,
-        "shortDescription": MESSAGE,
-        "fullDescription": MESSAGE,
-        "defaultConfiguration": of({"level": LEVEL}),
-    },
-    "id",
-)
-RESULT = of(
-    {
-        "ruleId": TEXT,
-        "ruleIndex": FROM_0,
-        "level": LEVEL,
-        "message": MESSAGE,
-        "locations": several(LOCATION),
-        "relatedLocations": several(LOCATION, uniqueItems=True),
-        "fixes": several(FIX, uniqueItems=True),
-    },
-    "message",
-)
-DRIVER = of({"name": TEXT, "version": TEXT, "rules": several(RULE, uniqueItems=True)}, "name")
-RUN = of(
-    {
-        "tool": of({"driver": DRIVER}, "driver"),
-        "columnKind": {"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
-        "results": several(RESULT),
-    },
-    "tool",
-)
-SARIF = of(
-    {"$schema": {"type": "string", "format": "uri"}, "version": {"const": "2.1.0"}, "runs": several(RUN)},
-    "version",
-    "runs",
-)
-"""What SARIF 2.1.0 demands of the objects that are written (sections 3.13 to 3.49 of the standard), and no others: a
-property that is not here is not one of the standard's, or one that is not written today."""
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_sarif_is_what_the_standard_demands(case: str) -> None:
-    log = json.loads(golden(case, "sarif").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator.check_schema(SARIF)
-    jsonschema.validate(log, SARIF)
-    (run,) = log["runs"]
+def test_the_places_and_rules_of_sarif_are_those_of_the_text(case: str) -> None:
+    (run,) = json.loads(golden(case, "sarif").read_text(encoding="utf-8"))["runs"]
     rules = run["tool"]["driver"]["rules"]
-    assert all(rules[result["ruleIndex"]]["id"] == result["ruleId"] for result in run["results"])
     text = CASES[case]
     for result in run["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
         for place in result.get("locations", ()):
             region = place["physicalLocation"]["region"]
             start = sum(map(len, text.splitlines(keepends=True)[: region["startLine"] - 1])) + region["startColumn"] - 1
@@ -190,7 +106,6 @@ def test_a_clean_policy_is_an_empty_log(tmp_path: Path) -> None:
     with chdir(tmp_path), redirect_stdout(out):
         assert main(["check", "good.apl", "--output-format", "sarif"]) == 0
     log = json.loads(out.getvalue())
-    jsonschema.validate(log, SARIF)
     assert log["runs"][0]["results"] == []
 
 

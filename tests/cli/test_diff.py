@@ -130,10 +130,3 @@ def test_a_policy_that_cannot_be_read(diff):
     outcome = diff(OLD, "save mmm\n")
     assert outcome.code == 1
     assert "error[APL101]" in outcome.err
-
-
-def test_the_page_that_was_says_what_there_is_instead(diff):
-    outcome = diff(OLD, OLD, "--html", "diff.html")
-    assert outcome.code == 2
-    assert "there is no page of this any more\nhelp: `policylang plan --html` writes a page of each" in outcome.err
-    assert not Path("diff.html").exists()

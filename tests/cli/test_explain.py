@@ -140,6 +140,9 @@ def test_a_rule_and_its_parts(explain):
     ("asked", "said"),
     [
         (("--node", "mm_11"), "the graph has no node `mm_11`\nhelp: did you mean `mm_1`"),
+        (("--node", "layers.O"), "the graph has no node `layers.O`\nhelp: did you mean `layers.0` or `layers`?"),
+        (("--node", "{mm"), "the graph has no node `{mm`"),
+        (("--node", "[xw]"), "no rule ranges over what `[xw]` names: x, w\nhelp: rules decide about the forward's"),
         (("--node", "x"), "no rule ranges over `x`, which is a graph input"),
         (("--node", "b"), "no rule ranges over `b`, which is a backward node"),
         (("--rule", "1"), "no rule of the policy begins in line `1`\nhelp: its rules begin in 2, 3, 4, 5"),
@@ -183,21 +186,6 @@ def test_what_becomes_of_several_nodes(explain):
         ["mm", "aten.mm.default", "layers.0", "save,", "not", "needed", "p.apl:3", "decided"],
         ["sin", "aten.sin.default", "layers.0", "saved", "p.apl:3", "decided"],
     ]
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ("layers.O", "the graph has no node `layers.O`\nhelp: did you mean `layers.0` or `layers`?"),
-        ("zzz*", "the graph has no node `zzz*`"),
-        ("{mm", "the graph has no node `{mm`"),
-        ("[xw]", "no rule ranges over what `[xw]` names: x, w\nhelp: rules decide about the forward's operators alone"),
-    ],
-)
-def test_nodes_there_are_not(explain, asked, said):
-    outcome = explain("--node", asked)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert said in outcome.err
 
 
 @pytest.mark.parametrize(

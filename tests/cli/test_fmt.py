@@ -39,11 +39,6 @@ def test_check_and_diff_write_nothing(policylang, messy):
     assert messy.read_text() == MESSY
 
 
-def test_check_of_a_formatted_file_passes(policylang, messy):
-    messy.write_text(CLEAN)
-    assert policylang("fmt", "--check", "--diff", str(messy)).code == 0
-
-
 def test_a_folder_stands_for_every_policy_below_it(policylang, messy, tmp_path):
     (tmp_path / "deeper").mkdir()
     (tmp_path / "deeper" / "other.apl").write_text("save   mm")

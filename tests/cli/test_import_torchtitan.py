@@ -38,10 +38,6 @@ def test_the_policy_is_printed_or_written(policylang, tmp_path):
     assert policylang("check", str(file)).code == 0
 
 
-def test_a_string_that_selects_something(policylang, graph):
-    assert policylang("import-torchtitan", "layers.*.attention.wo::aten.mm.default", "--graph", graph).code == 0
-
-
 def test_a_typo_that_torchtitan_would_say_nothing_of(policylang, graph, tmp_path):
     file = tmp_path / "mine.apl"
     selectors = "layers.*.atention.wo::aten.mm.default"

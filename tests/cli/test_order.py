@@ -62,32 +62,12 @@ def test_what_is_expected_is_said_of_the_order_that_is_planned(policylang, folde
     assert re.search(r"expecting.apl:6 +step time <= 100 ms +holds +96 ms", outcome.out)
 
 
-def test_the_full_order_in_json_with_and_without_a_device(policylang, folder):
-    timed = json.loads(policylang("plan", "mine.apl", *ON, "--output-format", "json").out)["order"]
-    assert timed["as_planned"]["collectives"] == {"all-gather": 4}
-    assert timed["as_planned"]["exposed_seconds"] == pytest.approx(0.016)
-    started = [step["name"] for step in timed["steps"] if step["kind"] == "start"]
-    assert started == [each["name"] for each in timed["collectives"]]
-    assert len(started) == 4
-    prefetch = timed["lines"][1]
-    assert prefetch["exposed_seconds_without"] == pytest.approx(4 * 0.016)
-    untimed = json.loads(policylang("plan", "mine.apl", *ON[:2], "--output-format", "json").out)["order"]
-    assert untimed["as_planned"]["exposed_seconds"] is None
-    assert [each["name"] for each in untimed["steps"]] == [each["name"] for each in timed["steps"]]
-
-
 def test_a_collective_and_a_line_are_explained(policylang, folder):
-    out = policylang("explain", "mine.apl", *ON, "--node", "gather_v1").out
-    assert "one with others as" in out
-    assert re.search(r"as traced +step 10, before x2 .* 8.5 ms +8.5 ms +the traced order", out)
-    assert re.search(r"as planned +step \d+, before h0 .* 16 ms +hidden", out)
-    assert re.search(r"mine.apl:3 +bucket all_gather per block +joined: 2 in one", out)
-    assert re.search(r"mine.apl:4 +prefetch all_gather 1 block ahead +moved", out)
+    found = json.loads(policylang("explain", "mine.apl", *ON, "--node", "gather_v1", "--output-format", "json").out)
+    assert (found["name"], found["collective"]["traced"]["step"]) == ("gather_v1", 10)
     out = policylang("explain", "mine.apl", *ON, "--rule", "4").out
     assert out.startswith("mine.apl:4: prefetch all_gather 1 block ahead\n")
     assert "exposed: 16 ms with it, 64 ms without" in out
-    found = json.loads(policylang("explain", "mine.apl", *ON, "--node", "gather_v1", "--output-format", "json").out)
-    assert (found["name"], found["collective"]["traced"]["step"]) == ("gather_v1", 10)
     missed = policylang("explain", "mine.apl", *ON, "--rule", "9")
     assert (missed.code, "its rules begin in 3, 4" in missed.err) == (2, True)
 

@@ -168,13 +168,6 @@ def test_the_page_is_written(policylang, graph, policy, tmp_path):
     assert "<title>mine on small.graph</title>" in out.read_text()
 
 
-@pytest.mark.parametrize("flag", ["--html", "--trace"])
-def test_a_file_that_cannot_be_written(policylang, graph, policy, tmp_path, flag):
-    outcome = policylang("plan", policy(), "--graph", graph, flag, str(tmp_path / "nowhere" / "plan.html"))
-    assert outcome.code == 2
-    assert "cannot write" in outcome.err
-
-
 def test_the_trace_is_written_where_there_is_a_device(policylang, graph, policy, tmp_path):
     out = str(tmp_path / "step.json")
     asked = ("plan", policy(), "--graph", graph, "--trace", out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -53,15 +52,6 @@ tested 1 policy in 1 file: 1 not as claimed
 """,
         "",
     )
-
-
-def test_for_machines(policylang, page):
-    found = json.loads(policylang("test", page("z"), "--output-format", "json").out)["diagnostics"]
-    assert [(each["code"], each["location"]["start"]["line"]) for each in found] == [("APL510", 11)]
-    text = (Path(found[0]["location"]["file"])).read_text()
-    assert text[found[0]["location"]["start"]["offset"] :].startswith("matches: z")
-    assert policylang("test", page("z"), "--output-format", "github").out.startswith("::error file=")
-    assert policylang("test", page("a"), "--output-format", "github").out == ""
 
 
 def test_a_folder_stands_for_the_pages_with_policies_below_it(policylang, page, tmp_path, monkeypatch):

@@ -232,13 +232,6 @@ def test_a_device_in_python(folder):
         library.load("mine.apl", device="cuda")
 
 
-def test_the_groups_add_up_to_the_time_of_the_step(folder):
-    device = library.load_device("./slow.toml")
-    found = breakdown(plan(library.load("mine.apl"), load("small.graph"), JOINT, device=device))
-    total = sum((group.amounts.recomputed_seconds or 0.0) * group.times for group in found.groups)
-    assert total == pytest.approx(found.under.amounts.recomputed_seconds)
-
-
 WRITTEN_OUT = f"""
     %w = parameter bytes=1000000 device=cpu {BFLOAT}
     %s = aten._safe_softmax.default(%w) layers.1 bytes=1000000 {BFLOAT}

@@ -124,16 +124,6 @@ def test_a_plan_names_what_it_does_not_count(folder: Path, monkeypatch: Any, cap
     assert f"{FUSED} ×2 (no FLOP formula, so counted as 0); 2 calls recomputed" in page
 
 
-def test_what_is_in_a_graph_says_it_node_by_node(folder: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.chdir(folder)
-    text = said(capsys, "show", "model.graph")
-    assert f"uncounted in the forward: {FUSED} ×2 (no FLOP formula, so counted as 0)" in text
-    text = said(capsys, "show", "model.graph", "--operator", "uncounted_here.fused")
-    assert sum("not counted" in line for line in text.splitlines()) == 3  # each, and their sum
-    data = json.loads(said(capsys, "show", "model.graph", "--output-format", "json"))
-    assert data["uncounted_operators"] == {FUSED: 2}
-
-
 def test_an_expectation_over_what_is_not_counted_is_a_warning(folder: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(folder)
     text = said(capsys, "check", "mine.apl", "--graph", "model.graph")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 
@@ -106,31 +105,6 @@ def test_a_terminal_has_its_own_width(monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "71")
     assert (text_width(None), text_width(0), text_width(90)) == (71, 0, 90)
-
-
-@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
-def test_on_a_terminal(folder):
-    import pty
-    import subprocess
-
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "64"}
-    command = [sys.executable, "-m", "policylang", "list"]
-    done = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env=environment)
-    os.close(theirs)
-    said = b""
-    while chunk := _read(ours):
-        said += chunk
-    assert done.wait(timeout=120) == 0
-    done.stderr.close()
-    assert max(len(line) for line in said.decode().splitlines()) == 64
-
-
-def _read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 4096)
-    except OSError:
-        return b""
 
 
 def test_not_a_width(policylang):

@@ -237,16 +237,3 @@ def _drawn(count: int, seed: int) -> tuple[str, ...]:
 )
 def test_drawn_statements_look_the_same_everywhere(count: int, seed: int) -> None:
     assert list(differences(_drawn(count, seed))) == []
-
-
-def test_words_on_lines_of_their_own_look_the_same_in_parentheses() -> None:
-    found = [text for text in repository_statements() if "(" in text and "#" not in text]
-    texts = tuple(re.sub(r"\([^()]*\)", lambda part: part.group().replace(" ", "\n\t "), text) for text in found)
-    texts = tuple(text for text in texts if "\n" in text and is_read(text))
-    assert len(texts) > 30
-    for name, classes in classes_of(texts).items():
-        for text, told in zip(texts, classes, strict=True):
-            words = {
-                told[word.start()] for word in re.finditer(r"(?<![^\s(])(?:where|or|and|except|is|first)(?!\S)", text)
-            }
-            assert words <= {"keyword"}, f"{name}: {text!r}"

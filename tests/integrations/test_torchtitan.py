@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 
@@ -22,12 +23,16 @@ from policylang.planning.planner import plan as make_plan
 from policylang.planning.value_outcome import Why
 from tests.support.joint import capture_joint
 from tests.support.models import ZOO
-from tests.support.titan import Traced, config, experts_of, graph_trainer, llama, model_of, step_of
+from tests.support.titan import Traced, config, deepseek, experts_of, graph_trainer, llama, model_of, step_of
 
 POLICIES = {"torchtitan_default": "default", "torchtitan_eager": "eager", "torchtitan_graph_full": "full"}
 LAYERS = [2, *(pytest.param(layers, marks=pytest.mark.slow) for layers in (8, 32))]
 ORDERS_ANEW = "joint_transformer_block_bucketing_reordering_pass"
 CPU_ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+
+
+def qwen3() -> Traced:
+    return step_of(experts_of("qwen3"))
 
 
 def bitwise_equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
@@ -62,10 +67,10 @@ def test_the_same_tag_on_every_node(policy: str, layers: int):
     assert different == known_differences(plan.facts, POLICIES[policy])
 
 
-@pytest.mark.parametrize("model", ["deepseek_v3", pytest.param("qwen3", marks=pytest.mark.slow)])
-def test_the_same_tag_on_every_node_of_a_mixture_of_experts(model: str):
+@pytest.mark.parametrize("model", [deepseek, pytest.param(qwen3, marks=pytest.mark.slow)])
+def test_the_same_tag_on_every_node_of_a_mixture_of_experts(model: Callable[[], Traced]):
     """But for the counter of tokens, which a second run would count again, and for the routing under `full`."""
-    gm = step_of(experts_of(model)).gm
+    gm = model().gm
     facts = collect(gm)
     assert facts.by_target["aten.topk.default"]
     for policy, memory_policy in POLICIES.items():
@@ -144,16 +149,17 @@ def test_a_step_through_their_passes_gives_the_same_numbers(policy: str, registr
 
 
 def test_experts_are_chosen_and_counted_once(registry: dict[str, object]):
-    traced = step_of(experts_of("deepseek_v3"))
-    expected = traced.run()
+    traced = deepseek()
     (counts,) = [buffer for name, buffer in traced.module.named_buffers() if name.endswith("tokens_per_expert_E")]
-    counted = counts.clone()
+    before = counts.clone()
+    expected = traced.run()
+    counted = counts - before
     assert counted.sum() > 0
     gm = through_their_passes(traced, torchtitan.register("torchtitan_graph_full"))
     assert len(policylang.report(gm).recomputed) > 50
     assert [str(node.target) for node in gm.graph.nodes].count("aten.topk.default") == 1
     assert bitwise_equal(traced.run(), expected)
-    assert torch.equal(counts, 2 * counted)
+    assert torch.equal(counts, before + 2 * counted)
 
 
 def test_recomputed_attention_which_their_pass_refuses(registry: dict[str, object]):
@@ -183,10 +189,11 @@ def test_the_same_nodes_run_again(ours: str, registry: dict[str, object], monkey
     assert recomputed_by(llama(2), POLICIES[ours]) == recomputed
 
 
+@pytest.mark.slow
 def test_without_chunks_of_the_loss_their_pass_also_recomputes_the_final_norm(registry: dict[str, object]):
     """Its backward region begins behind the last node that is labelled as loss. In chunks that is a sum of gradients in
     the norm's backward; otherwise it is the loss's own backward, and what the norm's reads is run again."""
-    ours, theirs = step_of(model_of(2), chunked=False), step_of(model_of(2), chunked=False)
+    ours, theirs = llama(2, chunked=False), llama(2, chunked=False)
     facts = collect(ours.gm)
     recomputed = recomputed_by(ours, torchtitan.register("torchtitan_graph_full"))
     all_of_theirs = recomputed_by(theirs, "full")
@@ -196,12 +203,13 @@ def test_without_chunks_of_the_loss_their_pass_also_recomputes_the_final_norm(re
     assert {facts.modules[facts.index[name]] for name in more} == {"norm", "layers.1", "layers.1.feed_forward.w2"}
 
 
+@pytest.mark.slow
 def test_without_simple_fsdp_which_it_always_applies_their_pass_recomputes_nothing(registry: dict[str, object]):
     """Then every sum of gradients is labelled as loss, down to the first layer's."""
-    assert recomputed_by(step_of(model_of(2), sharded=False, chunked=False), "full") == set()
+    assert recomputed_by(llama(2, sharded=False, chunked=False), "full") == set()
 
 
-PARAMETERS = 2 * 7 + 3  # two layers: qkv, wo, w1, w2, w3 and two norms; the embedding, the last norm, the head
+PARAMETERS = 7 + 3  # of a layer qkv, wo, w1, w2, w3 and two norms; the embedding, the last norm, the head
 
 
 def gathers(gm: fx.GraphModule) -> int:
@@ -215,7 +223,7 @@ def test_fsdp_includes_know_the_parameters(reshard: str, after: int, registry: d
     """Each gathered once; or twice, but for the embedding, whose weight no backward reads."""
     path = tmp_path / "mine.apl"
     path.write_text(f"include <torchtitan_default>\ninclude <fsdp_reshard_{reshard}>\n")
-    traced = step_of(model_of(2), ranks=2)
+    traced = llama(1, ranks=2)
     gm = through_their_passes(traced, torchtitan.register(path))
     assert policylang.report(gm).audit.agrees
     assert gathers(gm) == after
@@ -230,7 +238,7 @@ def test_fsdp_includes_know_the_parameters(reshard: str, after: int, registry: d
 )
 def test_the_parameters_of_a_step_are_found(trained: str, ranks: int):
     """Frozen ones too, which have no gradient: only `trained` is."""
-    model = model_of(2)
+    model = model_of(1)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(trained))
     traced = step_of(model, ranks=ranks, chunked=False)

@@ -69,27 +69,6 @@ def test_blocks_that_are_compiled_as_torchtitan_compiles_them_follow_the_same_po
     assert report.recomputed.names
 
 
-@pytest.mark.slow
-def test_torchtitan_compiles_the_blocks_itself():
-    policy_ac()
-    from torchtitan.config import CompileConfig
-    from torchtitan.distributed.compile import apply_compile
-    from torchtitan.distributed.parallel_dims import ParallelDims
-
-    model = model_of(2)
-    policy_ac().Config(policy="torchtitan_op_sac").build(dump_folder="").apply(model)
-    torch.compiler.reset()
-    dims = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, world_size=1)
-    config = CompileConfig(enable=True, backend="policylang", components=["model"])
-    restored = {"capture_scalar_outputs": False, "skip_fwd_side_effects_in_bwd_under_checkpoint": False}
-    with torch._dynamo.config.patch(restored):  # TorchTitan sets both
-        apply_compile(model, compile_config=config, parallel_dims=dims)
-        found = step(model)[0]
-    for value, expected in zip(found, step(model_of(2))[0], strict=True):
-        torch.testing.assert_close(value, expected)
-    assert policylang.report(model).audit.agrees
-
-
 class ThreeProducts(nn.Module):
     """A block of products of one, one and two units of work, and a sum: the last product's result is read by nobody."""
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +18,11 @@ from tests.language.test_forms import BINDING, EXPECTATIONS, LLAMA3, ORDERING, S
 from tests.language.test_fuzz import WORDS
 from tests.support.drawn import examples
 from tests.support.highlighters import (
-    ROOT,
     TREE_SITTER,
     is_read,
     repository_policies,
     repository_statements,
     tree_sitter_language,
-    tree_sitter_library,
     tree_sitter_parser,
     tree_sitter_query,
 )
@@ -108,30 +103,6 @@ def test_a_mistake_stays_in_its_statement(text: str, intact: list[int]) -> None:
     assert lines >= set(intact) - ({1} if ";" in text else set())
 
 
-def test_mistakes_leave_almost_every_other_statement_as_it_is() -> None:
-    """Of five statements, one of which has a word too many or a wrong one, drawn a few hundred times."""
-    chance = random.Random(0)
-    statements = [text for text in repository_statements() if "\n" not in text]
-    words = [word for word in WORDS if word not in (";", "#", "\n", "\0")] + ["(", ")", ",", "->", "“", "+"]
-    intact = broken = 0
-    while broken < 300:
-        lines = [chance.choice(statements) for _ in range(5)]
-        place, pieces = chance.randrange(5), chance.choice(statements).split()
-        at = chance.randrange(len(pieces) + 1)
-        pieces[at : at + chance.randint(0, 1)] = [chance.choice(words)]
-        lines[place] = " ".join(pieces)
-        if is_read(lines[place]):
-            continue
-        broken += 1
-        good = {
-            each.start_point[0]
-            for each in tree_of("\n".join(lines)).children
-            if each.type == "statement" and not each.has_error
-        }
-        intact += len(good - {place})
-    assert intact >= 0.98 * 4 * broken
-
-
 @given(st.data())
 @settings(max_examples=examples(60, 3000), deadline=None)
 def test_a_tree_after_an_edit_is_the_tree_of_the_text(data: st.DataObject) -> None:
@@ -186,34 +157,3 @@ def test_each_node_has_one_capture() -> None:
 def test_editors_of_the_last_years_load_it() -> None:
     """Neovim from 0.7 on, Helix and Zed read version 14."""
     assert tree_sitter_language().abi_version == 14
-
-
-def test_neovim_colours_a_policy(tmp_path: Path) -> None:
-    neovim = shutil.which("nvim") or pytest.skip("Neovim is not installed")
-    version = subprocess.run([neovim, "--version"], capture_output=True, text=True, check=True).stdout
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < (0, 9):
-        pytest.skip("Neovim is older than vim.treesitter.language.add")
-    (tmp_path / "queries").mkdir()
-    (tmp_path / "queries" / "policylang").symlink_to(TREE_SITTER / "queries")
-    script = tmp_path / "script.lua"
-    script.write_text(
-        f"vim.opt.rtp:append({str(tmp_path)!r})\n"
-        f"vim.treesitter.language.add('policylang', {{ path = {str(tree_sitter_library())!r} }})\n"
-        f"vim.cmd.edit({str(ROOT / 'policies' / 'llama3_sac.apl')!r})\n"
-        "vim.treesitter.start(0, 'policylang')\n"
-        "local parser = vim.treesitter.get_parser(0)\n"
-        "print(parser:parse(true)[1]:root():has_error())\n"
-        "vim.fn.search('^recompute every 2nd')\n"
-        "for column = 0, #vim.api.nvim_get_current_line() - 1 do\n"
-        "  for _, each in ipairs(vim.treesitter.get_captures_at_pos(0, vim.fn.line('.') - 1, column)) do\n"
-        "    print(each.capture)\n"
-        "  end\n"
-        "end\n",
-        encoding="utf-8",
-    )
-    run = subprocess.run(
-        [neovim, "--headless", "-u", "NONE", "-l", str(script)], capture_output=True, text=True, check=True
-    )
-    error, *captures = (run.stdout + run.stderr).split()
-    assert error == "false"
-    assert list(dict.fromkeys(captures)) == ["keyword", "number", "function", "comment"]

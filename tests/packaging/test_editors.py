@@ -50,14 +50,6 @@ def test_the_language_is_that_of_policies_and_its_files_are_there():
         assert (EXTENSION / file).is_file()
 
 
-def test_a_policy_is_told_by_its_first_line():
-    first = re.compile(CONTRIBUTES["languages"][0]["firstLine"])
-    for line in ("# A policy of policylang", "policy llama3_sac", "policy mine  # for eight GPUs"):
-        assert first.search(line), line
-    for line in ("⍝ life←{↑1 ⍵∨.∧3 4=+/,¯1 0 1∘.⊖¯1 0 1∘.⌽⊂⍵}", "policy: what holds", "save←1"):
-        assert not first.search(line), line
-
-
 def test_its_settings_are_those_that_the_server_reads_and_its_own():
     own = {"command", "trace.server"}
     assert {name.removeprefix("policylang.") for name in SETTINGS} - own == {*KEYS, "pause"}

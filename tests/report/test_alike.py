@@ -12,10 +12,6 @@ import pytest
 import torch
 from attrs import evolve
 from transformers import (
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -150,10 +146,6 @@ def llama() -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=5, use_cache=False, **sizes))
 
 
-def gpt2() -> PreTrainedModel:
-    return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=16, n_layer=3, n_head=2, n_positions=32, use_cache=False))
-
-
 def t5() -> PreTrainedModel:
     layers = {"num_layers": 3, "num_decoder_layers": 4, "decoder_start_token_id": 0}
     return T5ForConditionalGeneration(
@@ -161,44 +153,17 @@ def t5() -> PreTrainedModel:
     )
 
 
-def deepseek() -> PreTrainedModel:
-    """A mixture of experts whose first layer is dense."""
-    config = DeepseekV3Config(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        moe_intermediate_size=16,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
-        kv_lora_rank=8,
-        q_lora_rank=8,
-        qk_rope_head_dim=4,
-        qk_nope_head_dim=4,
-        v_head_dim=4,
-        use_cache=False,
-    )
-    return DeepseekV3ForCausalLM(config)
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("make", "labels", "product"),
     [
         (llama, ["model.layers.0–4"], "mm_3"),
-        pytest.param(gpt2, ["transformer.h.0–2"], "addmm_3", marks=pytest.mark.slow),
         pytest.param(
             t5,
             ["encoder.block.0", "encoder.block.1–2", "decoder.block.0", "decoder.block.1–3"],
             "mm_3",
             marks=pytest.mark.slow,
         ),
-        pytest.param(deepseek, ["model.layers.0", "model.layers.1–3"], "mm_3", marks=pytest.mark.slow),
     ],
 )
 def test_real_models(make: Callable[[], PreTrainedModel], labels: list[str], product: str) -> None:

@@ -1,4 +1,4 @@
-"""Diagnostics as they are printed, in every form, whole."""
+"""Diagnostics as they are printed: lines that are long or odd, and what has no place. Whole ones are in `tests/cli`."""
 
 from __future__ import annotations
 
@@ -15,30 +15,6 @@ TEXT = "let big = mm\nlet big = bmm\nsave atention in block\nsave big"
 
 def found(text: str = TEXT, name: str = "llama3.apl") -> tuple[Diagnostic, ...]:
     return parse_policy(text, name=name).diagnostics
-
-
-def test_text() -> None:
-    assert (
-        render_text(found())
-        == """\
-error[APL107]: the name `big` is defined twice
- --> llama3.apl:2:5
-  |
-2 | let big = bmm
-  |     ^^^
-  = note: defined here before
-     --> llama3.apl:1:1
-      |
-    1 | let big = mm
-      | ^^^^^^^^^^^^
-
-error[APL101]: there is no operator, group or name `atention`
- --> llama3.apl:3:6
-  |
-3 | save atention in block
-  |      ^^^^^^^^
-  = help: did you mean `attention`?"""
-    )
 
 
 def test_details_stand_under_the_line() -> None:
@@ -92,49 +68,13 @@ def test_a_span_over_several_lines_is_underlined_on_its_first() -> None:
     assert lines[3:] == ["1 | save (mm,", "  |      ^^^^"]
 
 
-def test_concise() -> None:
-    assert render_concise(found()) == (
-        "llama3.apl:2:5: error[APL107]: the name `big` is defined twice\n"
-        "llama3.apl:3:6: error[APL101]: there is no operator, group or name `atention`"
-    )
+def test_concise_has_no_place_where_there_is_none() -> None:
     assert render_concise([diagnose("APL104", "`x` is a folder")]) == "error[APL104]: `x` is a folder"
 
 
-def test_json() -> None:
-    content = json.loads(render_json(found()))
-    assert content["version"] == 1
-    twice, unknown = content["diagnostics"]
-    assert twice["related"][0]["location"]["start"] == {"line": 1, "column": 1, "offset": 0}
-    assert unknown == {
-        "code": "APL101",
-        "severity": "error",
-        "message": "there is no operator, group or name `atention`",
-        "help": "did you mean `attention`?",
-        "location": {
-            "file": "llama3.apl",
-            "start": {"line": 3, "column": 6, "offset": 32},
-            "end": {"line": 3, "column": 14, "offset": 40},
-        },
-        "related": [],
-        "details": [],
-        "mends": [
-            {
-                "title": "did you mean `attention`?",
-                "is_choice": False,
-                "changes": [{"location": unknown["location"], "text": "attention"}],
-            }
-        ],
-    }
+def test_json_of_nothing_and_of_what_has_no_place() -> None:
     assert json.loads(render_json([])) == {"version": 1, "diagnostics": []}
     assert json.loads(render_json([diagnose("APL104", "no")]))["diagnostics"][0]["location"] is None
-
-
-def test_github() -> None:
-    assert render_github(found()).splitlines() == [
-        "::error file=llama3.apl,line=2,endLine=2,col=5,endColumn=8,title=APL107::the name `big` is defined twice",
-        "::error file=llama3.apl,line=3,endLine=3,col=6,endColumn=14,title=APL101::there is no operator, group or name "
-        "`atention`%0Ahelp: did you mean `attention`?",
-    ]
 
 
 def test_github_leaves_the_columns_out_where_the_lines_differ() -> None:

@@ -244,20 +244,6 @@ def test_the_page_in_a_browser(tmp_path):
 
 
 @in_browser
-@pytest.mark.parametrize("action", ["offload", "save"])
-def test_what_is_moved_to_the_host_has_a_figure_of_its_own(action: str, tmp_path):
-    """The first product of each of four layers: the backward reads no other."""
-    path = tmp_path / "plan.html"
-    path.write_text(page(policy=f"blocks layers.*\n{action} mm in block", path=FLAT), encoding="utf-8")
-    told = "offloaded1.6 KiB4 values on the host between forward and backward, beside what is kept"
-    with browser() as it:
-        it.open(path)
-        assert [text for text in it.texts("#tiles div") if "offloaded" in text] == [told] * (action == "offload")
-        assert ("400 B offloaded" in it.texts("#blocks summary")[0]) is (action == "offload")
-        assert it.errors() == []
-
-
-@in_browser
 def test_twenty_thousand_values_are_a_few_rows_in_the_page(tmp_path):
     path = tmp_path / "plan.html"
     path.write_text(page(4000), encoding="utf-8")

@@ -18,7 +18,7 @@ from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.communication import as_decided, collective_asked, communication, placed
 from policylang.planning.inspection.compare import compare
 from policylang.planning.planner import plan
-from policylang.report.explain import CollectiveExplanation, explain_line
+from policylang.report.explain import CollectiveExplanation, LineExplanation
 from policylang.report.order_text import order_details, order_totals
 from policylang.report.plan_json import plan_json
 from policylang.report.plan_page import plan_page
@@ -198,7 +198,7 @@ def test_where_a_collective_starts_and_is_awaited() -> None:
 def test_what_a_line_picked_and_did() -> None:
     found = communication(ordered_plan(4, left=LEFT))
     assert found is not None
-    bucket, prefetch, overlap = (str(explain_line(found, at)) for at in range(3))
+    bucket, prefetch, overlap = (str(LineExplanation(found.lines[at], found.planned.lanes.exposed)) for at in range(3))
     assert "  matches 8 collectives, moves 8 into 4\n  each bucket proven on 4 ranks\n" in bucket
     assert "  bucket3 <- gather_w3, gather_v3" in bucket
     assert "  left bucket0: nothing computes before it\n\nwhat it moves\n  bucket1, bucket2, bucket3" in prefetch

@@ -105,12 +105,6 @@ def test_a_long_rule_is_cut_and_a_path_is_shortened():
     assert "…" in line
 
 
-def test_a_cached_graph_says_so():
-    text = str(evolve(REPORT, from_cache=True))
-    assert "recompute everything in block" in text
-    assert "cache       served from torch's compile cache" in text
-
-
 def test_several_graphs_are_summed_rule_by_rule():
     cached = evolve(REPORT, from_cache=True, forward_nodes=10)
     both = combined([REPORT, cached])
@@ -131,10 +125,3 @@ def test_several_graphs_are_summed_rule_by_rule():
 def test_one_disagreement_among_graphs_is_a_disagreement():
     wrong = evolve(REPORT, audit=AuditReport(False, ("`mm` was not saved",)))
     assert combined([REPORT, wrong]).audit == AuditReport(False, ("graph 1: `mm` was not saved",))
-
-
-def test_json_there_and_back():
-    import json
-
-    both = combined([REPORT, evolve(REPORT, from_cache=True)])
-    assert from_plain(Report, json.loads(both.to_json())) == both

@@ -98,9 +98,17 @@ def tokens_and_labels() -> tuple[Tensor, Tensor]:
     return tokens, labels
 
 
-def llama(layers: int) -> Traced:
+def llama(layers: int, **how: Any) -> Traced:
     """One step of that model, traced with the graph trainer's own functions: once, and each caller gets a copy."""
-    traced = _llama(layers)
+    return _copied(_llama(layers, **how))
+
+
+def deepseek() -> Traced:
+    """One step of a small DeepSeek V3, traced as :func:`llama` is. Its copies share the module and its counters."""
+    return _copied(_deepseek())
+
+
+def _copied(traced: Traced) -> Traced:
     result = copy.copy(traced.result)
     result.gm = copy_graph(traced.gm)
     for node in result.gm.graph.nodes:
@@ -109,8 +117,13 @@ def llama(layers: int) -> Traced:
 
 
 @cache
-def _llama(layers: int) -> Traced:
-    return step_of(model_of(layers))
+def _llama(layers: int, **how: Any) -> Traced:
+    return step_of(model_of(layers), **how)
+
+
+@cache
+def _deepseek() -> Traced:
+    return step_of(experts_of("deepseek_v3"))
 
 
 def step_of(model: nn.Module, *, ranks: int = 1, sharded: bool = True, chunked: bool = True) -> Traced:
