@@ -193,12 +193,11 @@ class OpenDocument:
 class OpenDocuments:
     """``publish`` is called with each new state of a document: once for its text, once for its plan, and in between
     where the order of its collectives takes long. ``settled_now`` is called when nothing more is under way,
-    ``loading`` before a graph is read, and what it returns afterwards, ``failed`` with an error that is a bug."""
+    ``failed`` with an error that is a bug."""
 
     publish: Publish
     workspace: Workspace = field(factory=Workspace)
     settled_now: Publish = lambda state: None
-    loading: Callable[[str], Callable[[], None]] = lambda name: lambda: None
     failed: Callable[[Exception], None] = lambda error: None
     encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16
     _open: dict[str, OpenDocument] = field(factory=dict)
@@ -250,10 +249,6 @@ class OpenDocuments:
         while (opened := self._open.get(uri)) is not None and opened.task is not None and opened.pending:
             await asyncio.wait([opened.task])
         return self.state(uri)
-
-    def states(self) -> list[State]:
-        """The states of all open documents."""
-        return [opened.state for opened in self._open.values() if opened.state is not None]
 
     async def in_worker(self, work: Callable[[], T], state: State) -> T:
         """The result of what takes long. Raises :class:`Cancelled` where the document changed before it was there."""
@@ -337,11 +332,7 @@ class OpenDocuments:
             self.failed(error)
 
     async def _load(self, opened: OpenDocument, name: str) -> ReadGraph:
-        done = self.loading(name)
-        try:
-            return await self._work(opened, lambda: self._snapshots.read(name))
-        finally:
-            done()
+        return await self._work(opened, lambda: self._snapshots.read(name))
 
     async def _work(self, opened: OpenDocument, work: Callable[[], T]) -> T:
         return await self._worker.do(work, lambda: self._is_current(opened))
