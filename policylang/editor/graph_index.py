@@ -141,6 +141,7 @@ class GraphIndex:
     """Nothing is counted before it is asked for."""
 
     _facts: ReferenceType[Facts]
+    _values: dict[tuple[str, int | None], Counter[float] | Counter[str]] = field(factory=dict)
 
     @property
     def facts(self) -> Facts:
@@ -204,10 +205,6 @@ class GraphIndex:
         if key not in self._values:
             self._values[key] = self._counted(measured, index)
         return self._values[key]
-
-    @cached_property
-    def _values(self) -> dict[tuple[str, int | None], Counter[float] | Counter[str]]:
-        return {}
 
     def _counted(self, measured: str, index: int | None) -> Counter[float] | Counter[str]:
         facts, rows = self.facts, self.facts.forward

@@ -6,8 +6,8 @@ import re
 
 from lsprotocol import types
 
-from policylang.editor.article import Article, code, values, with_code
-from policylang.editor.pointed import Pointed, meaning_at, own_statements, pointed_at, unit_at
+from policylang.editor.article import Article, code, with_code
+from policylang.editor.pointed import Pointed, meaning_at, pointed_at, statements_of, unit_at
 from policylang.editor.selectors import (
     all_blocks_article,
     blocks_article,
@@ -20,21 +20,16 @@ from policylang.editor.selectors import (
 )
 from policylang.editor.state import GraphState, State
 from policylang.editor.statements import (
-    include_hint,
     picked,
     policy_article,
     policy_hint,
     rule_figures,
-    rule_hint,
     rule_index,
-    selections_of,
     statement_article,
     statement_hint,
-    undecided,
 )
 from policylang.language import syntax
 from policylang.language.diagnostics import Span
-from policylang.language.shown import counted
 from policylang.language.syntax import Statement
 from policylang.language.words import Meaning
 
@@ -186,43 +181,12 @@ def hints(state: State, start: int, end: int, *, markdown: bool = True) -> list[
     found: list[types.InlayHint] = []
     for statement in statements_of(state):
         at = statement.span.end
-        if start <= at <= end and (label := hint_text(state, graph, statement)):
+        if start <= at <= end and (label := statement_hint(state, graph, statement)):
             found.append(_hint(state, at, label, _tooltip(state, graph, statement), markdown=markdown))
     totals, first = policy_hint(graph), _first_statement(state)
     if totals and first is not None and start <= first.span.end <= end:
         found.append(_hint(state, first.span.end, totals, policy_article(graph), markdown=markdown))
     return sorted(found, key=lambda each: (each.position.line, each.position.character))
-
-
-def statements_of(state: State) -> list[Statement]:
-    """The statements of the document, with their names resolved."""
-    policy, source = state.text.loaded.policy, state.document.source
-    planned = {} if policy is None else {each.span.start: each for each in own_statements(policy, source)}
-    return [planned.get(each.span.start, each) for each in state.text.file.statements]
-
-
-def hint_text(state: State, graph: GraphState, statement: Statement) -> str:
-    """The text behind a statement; may be empty."""
-    if isinstance(statement, syntax.Rule):
-        index = rule_index(graph, statement)
-        return "" if index is None else rule_hint(graph, index)
-    if isinstance(statement, syntax.Let):
-        return _named(state, graph, statement)
-    if isinstance(statement, syntax.Blocks):
-        return counted(len(graph.plan.block_names), "block")
-    if isinstance(statement, syntax.Undecided):
-        return values(undecided(graph))
-    if isinstance(statement, syntax.Include):
-        return include_hint(state, statement)
-    return statement_hint(graph, statement)
-
-
-def _named(state: State, graph: GraphState, let: syntax.Let) -> str:
-    count = picked(graph, let)
-    if count is not None:
-        return counted(count, "collective")
-    selections = selections_of(state)
-    return "" if selections is None else counted(len(selections.rows(let.selector)), "node")
 
 
 def _first_statement(state: State) -> Statement | None:

@@ -23,7 +23,6 @@ from policylang.editor.state import (
     GraphState,
     State,
     TextState,
-    before_the_order,
     read_graph,
     read_text,
     unsettled,
@@ -132,7 +131,8 @@ class Snapshots:
         if self.is_read(name):
             return self._read[name]
         stamp = stamp_of(name)
-        graphs, problems = ({}, (_irregular(name),)) if _is_irregular(name) else read_graphs([name])
+        irregular = _irregular(name)
+        graphs, problems = read_graphs([name]) if irregular is None else ({}, (irregular,))
         found = ReadGraph(next(iter(graphs.values()), None), problems, stamp)
         self._read = {**{key: each for key, each in [*self._read.items()][1 - _MOST :] if key != name}, name: found}
         forget_snapshots()
@@ -141,16 +141,14 @@ class Snapshots:
         return found
 
 
-def _is_irregular(name: str) -> bool:
-    """True for a pipe or the like, which would block."""
+def _irregular(name: str) -> Diagnostic | None:
+    """For a pipe or the like, which would block."""
     try:
         mode = os.stat(name).st_mode
     except (OSError, ValueError):
-        return False
-    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
-
-
-def _irregular(name: str) -> Diagnostic:
+        return None
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
     return diagnose(UNREADABLE, f"`{name}` is not a regular file", help="name a snapshot")
 
 
@@ -191,9 +189,8 @@ class OpenDocument:
 
 @define(eq=False)
 class OpenDocuments:
-    """``publish`` is called with each new state of a document: once for its text, once for its plan, and in between
-    where the order of its collectives takes long. ``settled_now`` is called when nothing more is under way,
-    ``failed`` with an error that is a bug."""
+    """``publish`` is called with each new state of a document: once for its text, once for its plan. ``settled_now`` is
+    called when nothing more is under way, ``failed`` with an error that is a bug."""
 
     publish: Publish
     workspace: Workspace = field(factory=Workspace)
@@ -307,12 +304,8 @@ class OpenDocuments:
         settings = opened.settings
         assert settings.graph is not None
         arguments = (state.text, facts, settings.graph, settings.path, settings.device)
-        early = await self._work(opened, lambda: before_the_order(*arguments))
-        if early is not None:
-            opened.state = state = evolve(state, early=early)
-            self.publish(state)
         made = await self._work(opened, lambda: read_graph(*arguments))
-        opened.state = state = evolve(state, graph=made, early=())
+        opened.state = state = evolve(state, graph=made)
         self.publish(state)
         if made is not None:
             await self._work(opened, made.look)

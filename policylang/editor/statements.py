@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import assert_never
+from typing import assert_never, get_args
 
 from policylang.audit.summary import rewrite_reports
 from policylang.editor.article import (
@@ -26,7 +26,6 @@ from policylang.graph.facts import Facts, Phase
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Source
-from policylang.language.loader import PlacedStatement
 from policylang.language.resources import installed_version
 from policylang.language.shown import (
     Measured,
@@ -329,11 +328,6 @@ def policy_hint(graph: GraphState) -> str:
 # --- files ---
 
 
-def brought(state: State, include: syntax.Include) -> list[PlacedStatement]:
-    """The statements that an include of the document puts in its place."""
-    return [each for each in state.text.expansion.statements if each.include == include.span]
-
-
 def _include(state: State, include: syntax.Include) -> Article:
     kinds = _kinds(state, include)
     article = Article().say(f"It brings {joined(kinds)}." if kinds else "It brings nothing.")
@@ -342,16 +336,29 @@ def _include(state: State, include: syntax.Include) -> Article:
         policy = graph.plan.policy
         mine = [f"{code(policy.rules[at].text)}: {rule_hint(graph, at)}" for at in rules_of(graph, include)]
         for each in policy.statements[len(policy.rules) :]:
-            if policy.included_by(each.span) == include.span and (said := statement_hint(graph, each)):
+            if policy.included_by(each.span) == include.span and (said := statement_hint(state, graph, each)):
                 mine.append(f"{code(each.span.one_line)}: {with_code(said)}")
         article.items(first_lines(mine, _MOST_LINES))
     return article
 
 
-def statement_hint(graph: GraphState, statement: Statement) -> str:
-    """The effect of a rewrite, a scheduling line or an expectation in a few words; empty for other statements, and
-    until it is known."""
+def statement_hint(state: State, graph: GraphState, statement: Statement) -> str:
+    """The effect of a statement in a few words; empty for statements without one, and until it is known."""
     match statement:
+        case syntax.Rule():
+            index = rule_index(graph, statement)
+            return "" if index is None else rule_hint(graph, index)
+        case syntax.Let():
+            if (count := picked(graph, statement)) is not None:
+                return counted(count, "collective")
+            selections = selections_of(state)
+            return "" if selections is None else counted(len(selections.rows(statement.selector)), "node")
+        case syntax.Blocks():
+            return counted(len(graph.plan.block_names), "block")
+        case syntax.Undecided():
+            return values(undecided(graph))
+        case syntax.Include():
+            return include_hint(state, graph, statement)
         case syntax.Bucket() | syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
             line = line_of(graph, statement)
             return "" if line is None else line_hint(*line)
@@ -360,7 +367,10 @@ def statement_hint(graph: GraphState, statement: Statement) -> str:
         case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
             outcome = outcome_of(graph, statement)
             return "" if outcome is None else expectation_hint(statement, outcome)
-    return ""
+        case syntax.PolicyName() | syntax.Requires() | syntax.Device():
+            return ""
+        case _:
+            assert_never(statement)
 
 
 def rules_of(graph: GraphState, include: syntax.Include) -> list[int]:
@@ -369,33 +379,28 @@ def rules_of(graph: GraphState, include: syntax.Include) -> list[int]:
     return [at for at, rule in enumerate(policy.rules) if policy.included_by(rule.span) == include.span]
 
 
-def include_hint(state: State, include: syntax.Include) -> str:
+def include_hint(state: State, graph: GraphState, include: syntax.Include) -> str:
     """``2 rules · 291 values``; of a file without rules what else it has."""
-    graph = state.graph
-    mine = [] if graph is None else rules_of(graph, include)
-    if graph is None or not mine:
+    mine = rules_of(graph, include)
+    if not mine:
         return in_short(_kinds(state, include))
     decided = sum(len(graph.plan.rules[at].decided) for at in mine)
     return in_short((counted(len(mine), "rule"), values(decided)))
 
 
+_KINDS: dict[type, str] = {
+    syntax.Rule: "rule",
+    syntax.Let: "name",
+    **dict.fromkeys(get_args(syntax.Expectation), "expectation"),
+    **dict.fromkeys((syntax.Bucket, *get_args(syntax.Scheduling)), "scheduling line"),
+}
+
+
 def _kinds(state: State, include: syntax.Include) -> list[str]:
-    """``2 names``, ``1 rule``."""
-    found = Counter(_kind(each.statement) for each in brought(state, include))
+    """``2 names``, ``1 rule``: the statements that an include of the document puts in its place."""
+    brought = (each.statement for each in state.text.expansion.statements if each.include == include.span)
+    found = Counter(_KINDS.get(type(each), "other statement") for each in brought)
     return [counted(count, kind) for kind, count in found.items()]
-
-
-def _kind(statement: Statement) -> str:
-    match statement:
-        case syntax.Rule():
-            return "rule"
-        case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
-            return "expectation"
-        case syntax.Bucket() | syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
-            return "scheduling line"
-        case syntax.Let():
-            return "name"
-    return "other statement"
 
 
 def _device(state: State) -> Article:

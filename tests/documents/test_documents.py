@@ -41,7 +41,7 @@ def without_blocks(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of each heading: lowercase, without marks and punctuation, with hyphens for spaces."""
+    """The anchor of each heading: lowercase, without marks and punctuation, with hyphens for spaces."""
     headings = re.findall(r"^#+ (.+)$", without_blocks(page), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 

@@ -73,7 +73,7 @@ class Editor:
         return found
 
     async def codes(self, uri: str) -> list[str]:
-        """Of the text as it is, once nothing more is under way for it."""
+        """The codes of the text as it is, once nothing more is under way for it."""
         await self.hints(uri)
         return [str(each.code) for each in self.said[uri][-1].diagnostics]
 

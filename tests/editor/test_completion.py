@@ -49,7 +49,7 @@ def state(text: str, facts: Facts | None = None, path: Path | None = None) -> St
 
 
 def made(folder: Path, text: str, graph: str | Path | None = None) -> State:
-    """Of a file of a folder, that need not be there."""
+    """The state of a file of a folder, that need not be there."""
     facts = None if graph is None else facts_of_graph(graph)
     return state(text, facts, folder / "mine.apl")
 

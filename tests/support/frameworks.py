@@ -99,7 +99,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def differences(one: Trained, other: Trained) -> list[str]:
-    """What is not the same to the last bit."""
+    """The names of what is not the same to the last bit."""
     assert one.losses
     assert len(one.losses) == len(other.losses)
     assert one.tensors.keys() == other.tensors.keys()

@@ -127,7 +127,7 @@ def planned(
 
 
 def reasons(facts: Facts, text: str = "optional fuse all_gather chains", able: Capabilities = ABLE) -> list[str]:
-    """Of a graph in which nothing is to be fused."""
+    """The reasons why nothing in a graph is fused."""
     found = planned(facts, text, able)
     assert not found.done
     return [each.reason for each in found.refused]

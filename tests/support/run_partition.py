@@ -29,7 +29,7 @@ Split = str | JointPartitioner | Callable[..., Any]
 
 class Result(NamedTuple):
     outputs: tuple[Any, ...]
-    """Of the forward; what the step writes to its inputs is among them, or in ``inputs``."""
+    """Those of the forward; what the step writes to its inputs is among them, or in ``inputs``."""
     gradients: tuple[Any, ...]
     inputs: tuple[Any, ...]
     partition: Partition | None
