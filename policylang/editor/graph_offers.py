@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from policylang.editor.graph_index import Count, GraphIndex, ModuleBranch, counted_once
 from policylang.editor.state import TextState
@@ -127,9 +127,7 @@ def operator_offers(index: GraphIndex | None, cursor: Cursor, names: Mapping[str
     for text, count in sorted(_bare(called, taken).items(), key=lambda each: each[1].rank):
         yield WordOffer(text, Kind.Function, str(count), about=f"op:{text}")
     for namespace, of_namespace in called.items():
-        count = Count()
-        for overloads in of_namespace.values():
-            count.add(_all(overloads))
+        count = sum(map(_all, of_namespace.values()), Count())
         yield WordOffer(f"{namespace}.", Kind.Module, str(count), about=f"namespace:{namespace}")
     if typed:
         in_graph = {name for of_namespace in called.values() for name in of_namespace}
@@ -147,7 +145,8 @@ def _bare(called: Tree, taken: set[str]) -> dict[str, Count]:
     counts: dict[str, Count] = {}
     for namespace, of_namespace in called.items():
         for name, overloads in of_namespace.items():
-            counts.setdefault(_written(namespace, name, taken), Count()).add(_all(overloads))
+            written = _written(namespace, name, taken)
+            counts[written] = counts.get(written, Count()) + _all(overloads)
     return counts
 
 
@@ -163,53 +162,36 @@ def _written(namespace: str, name: str, taken: set[str]) -> str:
 def _qualified(typed: str, called: Tree) -> Iterator[WordOffer]:
     """The offers behind a dot: the names of a namespace, or the overloads of an operator."""
     known = manifest().namespaces
-    first, *rest = split_outside_braces(typed)
-    if first in called or first in known:
-        if len(rest) == 1:
-            yield from _names(first, called)
-        elif len(rest) == 2:
-            counts = called.get(first, {}).get(rest[0], {})
-            listed = known.get(first, {}).get(rest[0], ())
-            yield from _overloads(f"{first}.{rest[0]}", counts, listed, called)
-    elif len(rest) == 1:
-        together: dict[str, Count] = {}
-        for namespace, of_namespace in called.items():
-            if namespace != PLAIN_FUNCTIONS:
-                for overload, count in of_namespace.get(first, {}).items():
-                    together.setdefault(overload, Count()).add(count)
-        tensors = (names for namespace, names in known.items() if namespace != PLAIN_FUNCTIONS)
-        listed = tuple(overload for names in tensors for overload in names.get(first, ()))
-        yield from _overloads(first, together, listed, called)
+    *path, _ = split_outside_braces(typed)
+    stem, in_namespace = ".".join(path), path[0] in called or path[0] in known
+    counts: dict[str, Count] = {}
+    if in_namespace and len(path) == 1:
+        here = {name: _all(overloads) for name, overloads in called.get(stem, {}).items()}
+        counts = dict(sorted(here.items(), key=lambda each: each[1].rank))
+        listed, kind = [*known.get(stem, ())], Kind.Function
+    elif len(path) == 1 + in_namespace:
+        spaces = path[:1] if in_namespace else [each for each in {**called, **known} if each != PLAIN_FUNCTIONS]
+        for space in spaces:
+            for overload, count in called.get(space, {}).get(path[-1], {}).items():
+                counts[overload] = counts.get(overload, Count()) + count
+        listed, kind = [each for space in spaces for each in known.get(space, {}).get(path[-1], ())], Kind.Method
+    else:
+        return
+    for name, count in counts.items():
+        if name:
+            yield WordOffer(f"{stem}.{name}", kind, str(count), about=f"op:{stem}.{name}")
+    for name in listed:
+        if name not in counts:
+            yield _other(f"{stem}.{name}", kind, called, f"op:{stem}.{name}")
 
 
-def _names(namespace: str, called: Tree) -> Iterator[WordOffer]:
-    here = called.get(namespace, {})
-    for name, overloads in sorted(here.items(), key=lambda each: _all(each[1]).rank):
-        yield WordOffer(f"{namespace}.{name}", Kind.Function, str(_all(overloads)), about=f"op:{namespace}.{name}")
-    for name in manifest().namespaces.get(namespace, ()):
-        if name not in here:
-            yield _other(f"{namespace}.{name}", Kind.Function, called, f"op:{namespace}.{name}")
-
-
-def _overloads(stem: str, counts: Mapping[str, Count], listed: Sequence[str], called: Tree) -> Iterator[WordOffer]:
-    for overload, count in counts.items():
-        if overload:
-            yield WordOffer(f"{stem}.{overload}", Kind.Method, str(count), about=f"op:{stem}.{overload}")
-    for overload in listed:
-        if overload not in counts:
-            yield _other(f"{stem}.{overload}", Kind.Method, called, f"op:{stem}.{overload}")
+def _all(overloads: Mapping[str, Count]) -> Count:
+    return sum(overloads.values(), Count())
 
 
 def _other(text: str, kind: Kind, called: Tree, about: str) -> WordOffer:
     """An operator of torch's that the graph does not call."""
     return WordOffer(text, kind, _ELSEWHERE if called else "", about=about, elsewhere=bool(called))
-
-
-def _all(overloads: Mapping[str, Count]) -> Count:
-    total = Count()
-    for count in overloads.values():
-        total.add(count)
-    return total
 
 
 _MOST_VALUES = 12

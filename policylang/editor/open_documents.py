@@ -282,23 +282,20 @@ class OpenDocuments:
         return state
 
     async def _go_on(self, opened: OpenDocument) -> None:
-        """Run the slow steps, each of which is cancelled once its result is not wanted."""
+        """Read the graph and plan, each of which is cancelled once its result is not wanted."""
+        name, state = opened.settings.graph, opened.state
         try:
             await asyncio.sleep(opened.settings.pause)
-            await self._to_the_end(opened)
+            if not opened.current and name is not None:
+                opened.graph = await self._work(opened, lambda: self._snapshots.read(name))
+                opened.current = True
+                state = self._read(opened)
+            if state is not None and state.facts is not None and state.can_plan:
+                await self._plan(opened, state, state.facts)
         except Cancelled:
             return
         except Exception as error:
             self._say_failure(opened, error)
-
-    async def _to_the_end(self, opened: OpenDocument) -> None:
-        name, state = opened.settings.graph, opened.state
-        if not opened.current and name is not None:
-            opened.graph = await self._load(opened, name)
-            opened.current = True
-            state = self._read(opened)
-        if state is not None and state.facts is not None and state.can_plan:
-            await self._plan(opened, state, state.facts)
 
     async def _plan(self, opened: OpenDocument, state: State, facts: Facts) -> None:
         settings = opened.settings
@@ -323,9 +320,6 @@ class OpenDocuments:
             return
         except Exception as error:
             self.failed(error)
-
-    async def _load(self, opened: OpenDocument, name: str) -> ReadGraph:
-        return await self._work(opened, lambda: self._snapshots.read(name))
 
     async def _work(self, opened: OpenDocument, work: Callable[[], T]) -> T:
         return await self._worker.do(work, lambda: self._is_current(opened))

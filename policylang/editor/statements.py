@@ -49,7 +49,7 @@ from policylang.planning.selection.selectors import Selections
 from policylang.planning.value_outcome import Why
 from policylang.report.layout import exposed_text, plan_times_text, recomputed_text
 from policylang.report.order_text import left_texts, proof_texts, said_of
-from policylang.report.report_text import rewrite_lines
+from policylang.report.report_text import bytes_text, rewrite_lines
 
 
 def selections_of(state: State) -> Selections | None:
@@ -282,30 +282,21 @@ def policy_article(graph: GraphState) -> Article:
     article = Article().say(f"On {code(graph.name)}: {counted(forward, 'forward value')}, {blocks}.")
     if not graph.knows("breakdown"):
         return article
-    found = graph.breakdown
-    under, without = found.under, found.without
-    amounts = under.amounts
-    size, work = (
-        format_quantity(amounts.recomputed_bytes, "bytes"),
-        format_quantity(amounts.recomputed_flops, "flops"),
-    )
-    again = f"{size} and {work}"
-    share = (
-        format_quantity(under.amounts.recomputed_flops / found.forward_flops, "fraction") if found.forward_flops else ""
-    )
+    found, under, without = graph.breakdown, graph.breakdown.under, graph.breakdown.without
+    amounts, otherwise = under.amounts, "if nothing is recomputed"
+    again = f"{bytes_text(amounts.recomputed_bytes)} and {format_quantity(amounts.recomputed_flops, 'flops')}"
+    if found.forward_flops:
+        again += f", {format_quantity(amounts.recomputed_flops / found.forward_flops, 'fraction')} of the forward"
     lines = [
-        f"saved: {format_quantity(under.amounts.saved_bytes, 'bytes')} in {values(under.amounts.saved)}; "
-        f"{format_quantity(without.amounts.saved_bytes, 'bytes')} if nothing is recomputed",
-        f"offloaded: {format_quantity(under.amounts.offloaded_bytes, 'bytes')} in {values(under.amounts.offloaded)}"
-        if under.amounts.offloaded
-        else "",
-        f"recomputed: {again}{share and f', {share} of the forward'}" if under.amounts.recomputed else "",
-        f"peak: {format_quantity(under.peak.bytes, 'bytes')} at {code(under.peak.at)}; "
-        f"{format_quantity(without.peak.bytes, 'bytes')} if nothing is recomputed",
+        f"saved: {bytes_text(amounts.saved_bytes)} in {values(amounts.saved)}; "
+        f"{bytes_text(without.amounts.saved_bytes)} {otherwise}",
+        f"offloaded: {bytes_text(amounts.offloaded_bytes)} in {values(amounts.offloaded)}" if amounts.offloaded else "",
+        f"recomputed: {again}" if amounts.recomputed else "",
+        f"peak: {bytes_text(under.peak.bytes)} at {code(under.peak.at)}; {bytes_text(without.peak.bytes)} {otherwise}",
     ]
     if under.time is not None and without.time is not None:
         step, other = (format_quantity(each.step, "seconds") for each in (under.time, without.time))
-        lines.append(f"step: {step}; {other} if nothing is recomputed")
+        lines.append(f"step: {step}; {other} {otherwise}")
         lines.append(f"recomputed time: {recomputed_text(under.time)}" if under.time.recomputed else "")
         lines.append(f"exposed: {exposed_text(under.time)}" if under.time.exposed else "")
     article.items(lines)
@@ -314,10 +305,8 @@ def policy_article(graph: GraphState) -> Article:
     if found.uncounted:
         article.say(f"Uncounted in the forward: {uncounted_text(found.uncounted)}.")
     article.say(*found.notes)
-    if under.amounts.open_bytes:
-        article.say(
-            f"{format_quantity(under.amounts.open_bytes, 'bytes')} of what is saved is left to PyTorch's partitioner."
-        )
+    if amounts.open_bytes:
+        article.say(f"{bytes_text(amounts.open_bytes)} of what is saved is left to PyTorch's partitioner.")
     return article
 
 
