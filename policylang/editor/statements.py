@@ -60,10 +60,11 @@ def selections_of(state: State) -> Selections | None:
     return None if state.facts is None else _without_policy(state.facts, state.document.source)
 
 
-def selected_rows(selections: Selections, selector: Selector) -> list[int] | None:
-    """None for a selector with words that nobody has looked up."""
+def denoted(state: State, selector: Selector) -> tuple[Selections, list[int]] | None:
+    """The rows of a selector; None where none can be asked, and for one with words that nobody has looked up."""
+    selections = selections_of(state)
     try:
-        return selections.rows(selector)
+        return None if selections is None else (selections, selections.rows(selector))
     except (TypeError, KeyError):
         return None
 
