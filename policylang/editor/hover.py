@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 from lsprotocol import types
 
@@ -36,8 +37,9 @@ from policylang.language.words import Meaning
 _NUMBER = re.compile(r"[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?")
 _OF_THE_STATEMENT = frozenset({"action", "statement", "modifier", "figure", "fate", "bound", "limit", "name"})
 """Senses of words that say what the statement does: their hover shows the statement's figures."""
-_TESTS = (syntax.Compare, syntax.Match, syntax.Is, syntax.CrossesCut, syntax.Annotated)
+_TESTS = get_args(syntax.Test)
 _NAMES = (syntax.Word, syntax.Operator, syntax.Reference)
+_SELECTORS = tuple(each for each in get_args(syntax.Selector) if each not in _NAMES)
 
 
 def hover(state: State, offset: int, *, markdown: bool = True) -> types.Hover | None:
@@ -80,12 +82,6 @@ def explained(state: State, pointed: Pointed) -> tuple[Article, int, int]:
     if article.blocks:
         return _ranged(article, word.span)
     return _whole(state, pointed)
-
-
-_SELECTORS = (
-    *(syntax.InModule, syntax.InBlock, syntax.Ordinal, syntax.Where, syntax.Union, syntax.Intersection),
-    *(syntax.Difference, syntax.Feeding, syntax.Step, syntax.Chain, syntax.ChainOf, syntax.Everything),
-)
 
 
 def _ranged(article: Article, span: Span) -> tuple[Article, int, int]:
@@ -162,14 +158,12 @@ def _place(state: State, pointed: Pointed) -> Article:
     assert pointed.at is not None
     if isinstance(statement, syntax.Blocks):
         return modules_article(state, statement.glob).follow(all_blocks_article(state))
-    inner = next((part for part in reversed(pointed.parts) if isinstance(part, syntax.InModule | syntax.InBlock)), None)
-    if inner is None or inner is not next(
-        (part for part in reversed(pointed.parts) if isinstance(part, _SELECTORS)), None
-    ):
-        return Article()
+    inner = next((part for part in reversed(pointed.parts) if isinstance(part, _SELECTORS)), None)
     if isinstance(inner, syntax.InModule):
         return modules_article(state, inner.glob)
-    return blocks_article(state, inner.which, outside=inner.outside)
+    if isinstance(inner, syntax.InBlock):
+        return blocks_article(state, inner.which, outside=inner.outside)
+    return Article()
 
 
 def hints(state: State, start: int, end: int, *, markdown: bool = True) -> list[types.InlayHint]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
+from typing import get_args
 
 from attrs import frozen
 from lsprotocol import types
@@ -159,7 +160,7 @@ _KINDS: dict[type, types.SymbolKind] = {
     syntax.Include: _KIND.File,
     syntax.Let: _KIND.Variable,
     **dict.fromkeys((syntax.Rule, syntax.Undecided), _KIND.Function),
-    **dict.fromkeys((syntax.ExpectTotal, syntax.ExpectCount, syntax.ExpectFate), _KIND.Boolean),
+    **dict.fromkeys(get_args(syntax.Expectation), _KIND.Boolean),
     **dict.fromkeys((syntax.Requires, syntax.Device, syntax.Blocks), _KIND.Property),
 }
 """Rewrites and scheduling lines, which are not here, are events."""
