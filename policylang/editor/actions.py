@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from attrs import evolve, frozen
+from attrs import evolve
 from lsprotocol import types
 
-from policylang.editor.state import Document, State, location, positions_of, uri_of
-from policylang.language.diagnostics import CODES, Diagnostic, Fix, Related, Severity, Source, Span, TextChange
+from policylang.editor.state import State, location, positions_of, uri_of
+from policylang.language.diagnostics import CODES, Diagnostic, Fix, Related, Severity, Span, TextChange
 from policylang.language.resources import codes_folder
 from policylang.language.shown import one_line
 from policylang.planning.capabilities import capabilities_for
@@ -32,22 +33,14 @@ _UNNECESSARY = frozenset(("APL110", "APL303", "APL307", "APL309"))
 """The codes of unused names, and of rules that decide nothing, or nothing that the backward reads."""
 
 
-@frozen
-class Shown:
-    """The parts of a diagnostic that a client can show."""
-
-    related: bool = True
-    links: bool = True
-    tags: bool = True
-
-
-def published(state: State, shown: Shown | None = None) -> list[types.Diagnostic]:
+def published(state: State, *, related: bool = True) -> list[types.Diagnostic]:
     """The diagnostics of a document, in the order of ``policylang check``.
 
     What is wrong in an included file is shown at the ``include`` that brings it, with its own place as related
     information: the same lines may be right in another policy, and an open file says itself what is wrong with it.
+    ``related``: whether the client shows that; else it is in the message.
     """
-    return [_published(state, each, shown or Shown()) for each in state.diagnostics]
+    return [_published(state, each, related) for each in state.diagnostics]
 
 
 def place_in_document(state: State, found: Diagnostic) -> Span | None:
@@ -58,32 +51,29 @@ def place_in_document(state: State, found: Diagnostic) -> Span | None:
     return None if found.span is None else state.text.expansion.brought.get(found.span.source.name)
 
 
-def _published(state: State, found: Diagnostic, shown: Shown) -> types.Diagnostic:
+def _published(state: State, found: Diagnostic, shows_related: bool) -> types.Diagnostic:
     positions, place = state.document.positions, place_in_document(state, found)
-    elsewhere = () if found.span is None or place is found.span else (Related(found.message, found.span),)
-    lines = [found.message, *found.details]
+    lines, others = [found.message, *found.details], found.related
+    if found.span is not None and place is not found.span:
+        lines[0] = f"{found.span.location}: {found.message}"
+        others = (Related(found.message, found.span), *others)
     related: list[types.DiagnosticRelatedInformation] = []
-    for each in (*elsewhere, *found.related):
+    for each in others:
         where = None if each.span is None else location(state, each.span)
-        if where is not None and shown.related:
+        if where is not None and shows_related:
             related.append(types.DiagnosticRelatedInformation(where, each.message))
-        elif each.span is None:
-            lines.append(f"note: {each.message}")
         else:
-            lines.append(f"note: {each.message} ({each.span.location})")
-    if elsewhere:
-        lines[0] = f"{elsewhere[0].span.location if elsewhere[0].span else ''}: {found.message}"
+            lines.append(f"note: {each.message}" + (f" ({each.span.location})" if each.span is not None else ""))
     if found.help:
         lines.append(f"help: {found.help}")
-    page = codes_folder() / f"{found.code}.md"
     return types.Diagnostic(
         range=positions.between(0, 0) if place is None else positions.range(place),
         message="\n".join(lines),
         severity=_SEVERITIES[found.severity],
         code=found.code,
-        code_description=types.CodeDescription(page.as_uri()) if shown.links else None,
+        code_description=types.CodeDescription((codes_folder() / f"{found.code}.md").as_uri()),
         source="policylang",
-        tags=[types.DiagnosticTag.Unnecessary] if shown.tags and found.code in _UNNECESSARY else None,
+        tags=[types.DiagnosticTag.Unnecessary] if found.code in _UNNECESSARY else None,
         related_information=related or None,
     )
 
@@ -134,12 +124,8 @@ def page_of(state: State) -> str | None:
 def _markdown(explained: Explained) -> str:
     """A table of text keeps its columns in a block of code."""
     first, _, rest = str(explained).partition("\n")
-    return f"## {_literal(first)}\n\n{fenced(rest.strip(chr(10)), 'text')}\n"
-
-
-def _literal(text: str) -> str:
-    """Text of a policy as Markdown that shows it as it is."""
-    return "".join(f"\\{each}" if each in "\\`*_{}[]<>()#+!|~" else each for each in one_line(text))
+    head = re.sub(r"([\\`*_{}\[\]<>()#+!|~])", r"\\\1", one_line(first))
+    return f"## {head}\n\n{fenced(rest.strip(chr(10)), 'text')}\n"
 
 
 NODES_OF_RULE = "policylang.nodesOfRule"
@@ -162,7 +148,6 @@ def nodes_of_rule(state: State, line: int) -> list[str]:
 
 FIX_ALL = "source.fixAll.policylang"
 KINDS = (types.CodeActionKind.QuickFix, FIX_ALL, types.CodeActionKind.Empty)
-_OPTIONAL = "write `optional` before it"
 _Told = tuple[Diagnostic, types.Diagnostic]
 
 
@@ -172,19 +157,18 @@ def actions(
     end: int,
     only: Sequence[str] | None = None,
     *,
-    shown: Shown | None = None,
+    related: bool = True,
     versioned: bool = True,
 ) -> list[types.CodeAction]:
     """The actions for the text between two character offsets, of the kinds that are asked for.
 
     ``versioned``: whether the client takes edits of a version of a document, and refuses them once it is another.
     """
-    everywhere = list(zip(state.diagnostics, published(state, shown), strict=True))
+    everywhere = list(zip(state.diagnostics, published(state, related=related), strict=True))
     here = [each for each in everywhere if _touches(state, each[0], start, end)]
     found: list[types.CodeAction] = []
     if _asked_for(types.CodeActionKind.QuickFix, only):
         found += _fixes(state, here, versioned)
-        found += _all_optional(state, here, everywhere, versioned)
     if _asked_for(FIX_ALL, only):
         found += _fix_all(state, everywhere, versioned, least=2 if only is None else 1)
     if _asked_for(types.CodeActionKind.Empty, only):
@@ -210,28 +194,15 @@ def _touches(state: State, found: Diagnostic, start: int, end: int) -> bool:
 
 def _fixes(state: State, here: Iterable[_Told], versioned: bool) -> Iterator[types.CodeAction]:
     """An action for each fix; one that fixes several diagnostics is one action."""
-    by_mend: dict[Fix, list[types.Diagnostic]] = {}
-    only_one: dict[Fix, bool] = {}
-    for found, told in here:
-        for fix in found.fixes:
-            by_mend.setdefault(fix, []).append(told)
-            only_one[fix] = only_one.get(fix, True) and len(found.fixes) == 1
-    for fix, told_of in by_mend.items():
+    by_fix: dict[Fix, list[_Told]] = {}
+    for each in here:
+        for fix in each[0].fixes:
+            by_fix.setdefault(fix, []).append(each)
+    for fix, told in by_fix.items():
         if (edit := _edit(state, fix.changes, versioned)) is not None:
-            yield types.CodeAction(fix.title, types.CodeActionKind.QuickFix, told_of, only_one[fix] or None, edit=edit)
-
-
-def _all_optional(
-    state: State, here: Iterable[_Told], everywhere: Iterable[_Told], versioned: bool
-) -> Iterator[types.CodeAction]:
-    """`optional` before all lines that find nothing, where one of them is here."""
-    if not any(fix.title == _OPTIONAL for found, _ in here for fix in found.fixes):
-        return
-    told = [(fix, each) for found, each in everywhere for fix in found.fixes if fix.title == _OPTIONAL]
-    changes = list(dict.fromkeys(change for fix, _ in told for change in fix.changes))
-    if len(changes) > 1 and (edit := _edit(state, changes, versioned)) is not None:
-        title = f"write `optional` before all {len(changes)} lines that find nothing"
-        yield types.CodeAction(title, types.CodeActionKind.QuickFix, [each for _, each in told], edit=edit)
+            preferred = all(len(found.fixes) == 1 for found, _ in told) or None
+            of = [each for _, each in told]
+            yield types.CodeAction(fix.title, types.CodeActionKind.QuickFix, of, preferred, edit=edit)
 
 
 def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool, *, least: int) -> Iterator[types.CodeAction]:
@@ -245,7 +216,8 @@ def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool, *, leas
     for found, told in everywhere:
         changes = found.fixes[0].changes if len(found.fixes) == 1 and not found.fixes[0].is_choice else ()
         own = all(change.span.source == state.document.source for change in changes)
-        if changes and own and not any(_overlap(one, other) for one in changes for other in taken):
+        apart = all(a.span.end < b.span.start or b.span.end < a.span.start for a in changes for b in taken)
+        if changes and own and apart:
             taken.extend(changes)
             mended.append(told)
     if len(mended) >= least and (edit := _edit(state, taken, versioned)) is not None:
@@ -253,25 +225,18 @@ def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool, *, leas
         yield types.CodeAction(f"mend {many} that can be mended in one way", FIX_ALL, mended, edit=edit)
 
 
-def _overlap(one: TextChange, other: TextChange) -> bool:
-    return one.span.start <= other.span.end and other.span.start <= one.span.end
-
-
 def _edit(state: State, changes: Sequence[TextChange], versioned: bool) -> types.WorkspaceEdit | None:
-    """None where one of the changes is in a text that is no file."""
-    by_source: dict[Source, list[types.TextEdit]] = {}
+    """Edits by the addresses of their files, those of the document for its version where the client takes versions;
+    None where one of the changes is in a text that is no file."""
+    edits: dict[str, list[types.TextEdit]] = {}
     for change in changes:
-        where = positions_of(state, change.span.source).range(change.span)
-        by_source.setdefault(change.span.source, []).append(types.TextEdit(where, change.text))
-    edits = [(uri_of(state, source), made) for source, made in by_source.items()]
-    known = {uri: made for uri, made in edits if uri is not None}
-    return None if len(known) < len(edits) else edit_of(state.document, known, versioned)
-
-
-def edit_of(document: Document, edits: Mapping[str, Sequence[types.TextEdit]], versioned: bool) -> types.WorkspaceEdit:
-    """Edits by the addresses of their files, those of the document for its version where the client takes versions."""
+        source = change.span.source
+        if (uri := uri_of(state, source)) is None:
+            return None
+        edits.setdefault(uri, []).append(types.TextEdit(positions_of(state, source).range(change.span), change.text))
     if not versioned:
         return types.WorkspaceEdit(changes=edits)
+    document = state.document
     return types.WorkspaceEdit(
         document_changes=[
             types.TextDocumentEdit(
@@ -298,8 +263,6 @@ def _to_show(state: State, here: Iterable[_Told], start: int) -> Iterator[types.
         if around:
             what = "rule" if around[0] in rules else "line"
             yield _command(f"explain this {what}", EXPLAIN_RULE, uri, line - 1, True)
-            if any(outcome.matched for outcome in state.graph.plan.rules if outcome.rule.span in around):
-                yield _command("explain a node of this rule", EXPLAIN_NODE, uri, None, line - 1, True)
         yield _command("show this plan", SHOW_PLAN, uri, True)
     for code in dict.fromkeys(found.code for found, _ in here):
         yield _command(f"explain {code}", EXPLAIN_CODE, code, True)

@@ -14,6 +14,7 @@ from policylang.planning.inspection.breakdown import Amounts, Breakdown
 from policylang.planning.inspection.worth import Worth
 from policylang.report import layout
 from policylang.report.layout import seconds_text
+from policylang.report.report_text import bytes_text
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """Noncharacters that mark code in a line; no text has them."""
@@ -115,14 +116,13 @@ def worth_parts(worth: Worth) -> list[str]:
 
 def totals(found: Breakdown) -> str:
     """``keeps 18.3 GiB · recomputes 24.2% · peak 41.1 GiB · 1.07 s``: the share is one of the forward's operations."""
-    under = found.under
-    amounts = under.amounts
+    under, amounts = found.under, found.under.amounts
     return in_short(
         (
-            f"keeps {format_quantity(amounts.saved_bytes, 'bytes')}",
-            f"offloads {format_quantity(amounts.offloaded_bytes, 'bytes')}" if amounts.offloaded else "",
+            f"keeps {bytes_text(amounts.saved_bytes)}",
+            f"offloads {bytes_text(amounts.offloaded_bytes)}" if amounts.offloaded else "",
             recomputed_share(found),
-            f"peak {format_quantity(under.peak.bytes, 'bytes')}",
+            f"peak {bytes_text(under.peak.bytes)}",
             f"step {format_quantity(under.time.step, 'seconds')}" if under.time is not None else "",
         )
     )
@@ -134,22 +134,19 @@ def recomputed_share(found: Breakdown) -> str:
     if not amounts.recomputed:
         return ""
     if not found.forward_flops or not amounts.recomputed_flops:
-        return f"recomputes {format_quantity(amounts.recomputed_bytes, 'bytes')}"
+        return f"recomputes {bytes_text(amounts.recomputed_bytes)}"
     return f"recomputes {format_quantity(amounts.recomputed_flops / found.forward_flops, 'fraction')}"
 
 
 def amounts_text(amounts: Amounts) -> str:
-    """``37 MiB saved, 260.3 MiB and 3.9 GFLOP recomputed in 12 ms``."""
-    again = ""
+    """``37 MiB saved, 260.3 MiB and 3.9 GFLOP recomputed, which takes 12 ms``."""
+    said = []
+    if amounts.saved:
+        said.append(f"{bytes_text(amounts.saved_bytes)} saved")
+    if amounts.offloaded:
+        said.append(f"{bytes_text(amounts.offloaded_bytes)} offloaded")
     if amounts.recomputed:
         work = f" and {format_quantity(amounts.recomputed_flops, 'flops')}" if amounts.recomputed_flops else ""
         took = seconds_text(amounts.recomputed_seconds)
-        again = (
-            f"{format_quantity(amounts.recomputed_bytes, 'bytes')}{work} recomputed{took and f', which takes {took}'}"
-        )
-    said = (
-        f"{format_quantity(amounts.saved_bytes, 'bytes')} saved" if amounts.saved else "",
-        f"{format_quantity(amounts.offloaded_bytes, 'bytes')} offloaded" if amounts.offloaded else "",
-        again,
-    )
-    return ", ".join(filter(None, said))
+        said.append(f"{bytes_text(amounts.recomputed_bytes)}{work} recomputed{took and f', which takes {took}'}")
+    return ", ".join(said)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-import attrs
 from attrs import evolve, frozen
 from lsprotocol import types
 
@@ -95,12 +94,6 @@ def _policy_name(place: WordPlace) -> Iterator[WordOffer]:
         yield WordOffer(path.stem, Kind.Value, "the name of the file")
 
 
-def _named(offer: WordOffer, place: WordPlace) -> WordOffer:
-    """A policy is mostly called like its file."""
-    named = next(_policy_name(place), None) if offer.text == "policy" else None
-    return offer if named is None else evolve(offer, snippet=f"policy ${{1:{named.text}}}")
-
-
 def _words(*words: str) -> Offers:
     """Names that the grammar leaves to the statement."""
 
@@ -119,7 +112,7 @@ def _selector(place: WordPlace) -> Iterator[WordOffer]:
     """Where a selector may begin a statement, the words that open statements come first."""
     cursor, index = place.cursor, place.index
     names = lets_above(place.state.text, cursor)
-    words = [] if cursor.typed.startswith('"') else [_named(each, place) for each in keyword_offers(cursor)]
+    words = [] if cursor.typed.startswith('"') else list(keyword_offers(cursor))
     if "ACTION" in cursor.accepted:
         yield from words
     else:
@@ -157,16 +150,9 @@ def _modules(place: WordPlace) -> Iterator[WordOffer]:
 
 def _blocks(place: WordPlace) -> Iterator[WordOffer]:
     """The words for blocks, with figures to change."""
-    yield WordOffer("block")
-    for which in ("first", "last"):
-        yield WordOffer(f"{which} block")
-        yield WordOffer(f"{which} 4 blocks", snippet=f"{which} ${{1:4}} blocks")
-        yield WordOffer(f"{which} half of blocks")
-    yield WordOffer("every 2nd block", snippet="every ${1:2nd} block")
     last = 3 if place.index is None or not place.index.blocks else len(place.index.blocks) - 1
-    yield WordOffer("blocks")
-    yield WordOffer(f"blocks 0..{last}", snippet=f"blocks ${{1:0}}..${{2:{last}}}")
-    yield WordOffer("2nd block", snippet="${1:2nd} block")
+    ends = (f"{which} {what}" for which in ("first", "last") for what in ("block", "4 blocks", "half of blocks"))
+    yield from map(WordOffer, ("block", *ends, "every 2nd block", "blocks", f"blocks 0..{last}", "2nd block"))
     shown = ("first", "last", "every", "1st", "2nd", "3rd", "4th")
     yield from (each for each in keyword_offers(place.cursor) if each.text.split()[0] not in shown)
 
@@ -329,18 +315,15 @@ def _in_its_place(cursor: Cursor, text: str) -> Meaning | None:
     return meaning_at([*cursor.words, *words], len(cursor.words)) if words else None
 
 
-TRIGGERS = [".", "<", '"', "/", "(", "{", " "]
+TRIGGERS = [".", "<", '"', "/", "(", " "]
 """Characters behind which an editor asks by itself, beside letters. They are answered where they begin something: a
 blank only where a statement cannot end yet, for where it can, who goes on with Enter must not choose from a list."""
-_MARKDOWN = (types.MarkupKind.Markdown,)
 _NONE = types.CompletionList(is_incomplete=False, items=[])
 
 
-def completion(
-    state: State, offset: int, *, snippets: bool = False, trigger: str | None = None
-) -> types.CompletionList:
-    """At a character offset, what fits best first. ``snippets``: whether the client steps through placeholders.
-    ``trigger``: the character behind which the client asked by itself."""
+def completion(state: State, offset: int, *, trigger: str | None = None) -> types.CompletionList:
+    """At a character offset, what fits best first. ``trigger``: the character behind which the client asked by
+    itself."""
     cursors = cursors_at(state.document.source, offset)
     if not cursors or not _is_begun(cursors[0], trigger):
         return _NONE
@@ -350,15 +333,14 @@ def completion(
     grows = any(each for _, each in offers)
     range = state.document.positions.between(cursor.start, cursor.end)
     data = {"uri": state.document.uri, "at": cursor.start}
-    items = list(protocol_items(found, range, data, snippets=snippets))
+    items = list(protocol_items(found, range, data))
     return types.CompletionList(is_incomplete=grows or not complete, items=items)
 
 
 def with_documentation(
-    state: State | None, item: types.CompletionItem, formats: Container[str] = _MARKDOWN
+    state: State | None, item: types.CompletionItem, *, markdown: bool = True
 ) -> types.CompletionItem:
-    """An item with what is said of it, in one of the formats of the client; without that where its document is closed
-    by now."""
+    """An item with what is said of it, as Markdown or plain text; without that where its document is closed by now."""
     data = item.data if isinstance(item.data, dict) else {}
     about, at = data.get("about"), data.get("at")
     if state is None or not isinstance(about, str) or not isinstance(at, int):
@@ -366,9 +348,7 @@ def with_documentation(
     said = documentation(state, cursors_at(state.document.source, at), item.label, about)
     if not said.blocks:
         return item
-    is_markup = types.MarkupKind.Markdown in formats or types.MarkupKind.PlainText in formats
-    shown = said.content(markdown=types.MarkupKind.Markdown in formats)
-    return attrs.evolve(item, documentation=shown if is_markup else shown.value)
+    return evolve(item, documentation=said.content(markdown=True) if markdown else said.plain())
 
 
 def uri_of_item(item: types.CompletionItem) -> str:

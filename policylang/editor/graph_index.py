@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
@@ -113,7 +113,7 @@ def counted_once(branches: Iterable[ModuleBranch]) -> tuple[int, int]:
     return counts["nodes"], counts["forward"]
 
 
-@define
+@frozen
 class Count:
     """Nodes of all phases, and of these the calls of the forward, which rules are about."""
 
@@ -122,10 +122,8 @@ class Count:
     bytes: int = 0
     """That the calls of the forward allocate."""
 
-    def add(self, other: Count) -> None:
-        self.nodes += other.nodes
-        self.forward += other.forward
-        self.bytes += other.bytes
+    def __add__(self, other: Count) -> Count:
+        return Count(self.nodes + other.nodes, self.forward + other.forward, self.bytes + other.bytes)
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -141,6 +139,7 @@ class GraphIndex:
     """Nothing is counted before it is asked for."""
 
     _facts: ReferenceType[Facts]
+    _values: dict[tuple[str, int | None], Counter[float] | Counter[str]] = field(factory=dict)
 
     @property
     def facts(self) -> Facts:
@@ -205,10 +204,6 @@ class GraphIndex:
             self._values[key] = self._counted(measured, index)
         return self._values[key]
 
-    @cached_property
-    def _values(self) -> dict[tuple[str, int | None], Counter[float] | Counter[str]]:
-        return {}
-
     def _counted(self, measured: str, index: int | None) -> Counter[float] | Counter[str]:
         facts, rows = self.facts, self.facts.forward
         if measured == "overload":
@@ -229,6 +224,4 @@ def index_of(facts: Facts | None) -> GraphIndex | None:
     """The index of a snapshot, made once while its facts are held."""
     if facts is None:
         return None
-    if facts not in _INDEXES:
-        _INDEXES[facts] = GraphIndex(ref(facts))
-    return _INDEXES[facts]
+    return _INDEXES.setdefault(facts, GraphIndex(ref(facts)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from policylang.editor.graph_index import Count, GraphIndex, ModuleBranch, counted_once
 from policylang.editor.state import TextState
 from policylang.editor.word_offers import Kind, WordOffer
 from policylang.language.cursor import Cursor
-from policylang.language.globs import NameGlob, is_magic, name_glob_problem, split_outside_braces
+from policylang.language.globs import is_magic, split_outside_braces
 from policylang.language.grammar import word_kind
 from policylang.language.operators import PLAIN_FUNCTIONS, group_names
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES, dimensions_of
@@ -19,68 +19,39 @@ from policylang.language.statements import FIGURES
 from policylang.language.syntax import Let
 from policylang.language.units import ALIASES, DTYPES, UNITS, Dimension, write
 
-_OPEN_BRACE = re.compile(r"(?P<before>.*\{)(?P<chosen>(?:[^{},]*,\s*)*)(?P<begun>[^{},]*)$")
-
 
 def module_offers(index: GraphIndex | None, cursor: Cursor, *, lists_first: bool = False) -> Iterator[WordOffer]:
     """The continuations of a typed module path. ``lists_first``: numbered modules are wanted."""
     if index is None:
         return
     in_quotes = cursor.typed.startswith('"')
-    typed = cursor.typed.removeprefix('"')
-    for path, branches, shown_for in _paths(index, typed, lists_first):
-        text = _quoted(path, cursor, in_quotes)
+    for path, branches in _paths(index, cursor.typed.removeprefix('"'), lists_first):
+        text = path if _is_plain(path, cursor) and not in_quotes else f'"{path}"'
         nodes, forward = counted_once(branches)
-        yield WordOffer(text, Kind.Module, str(Count(nodes, forward)), about=f"module:{path}", typed=shown_for)
+        yield WordOffer(text, Kind.Module, str(Count(nodes, forward)), about=f"module:{path}")
 
 
-def _paths(index: GraphIndex, typed: str, lists_first: bool) -> Iterator[tuple[str, list[ModuleBranch], str | None]]:
-    """Yield each glob to offer, the modules that it leads to, and the typed glob that it replaces, if any."""
-    tree, anchored = index.modules, typed.startswith("/")
+def _is_plain(path: str, cursor: Cursor) -> bool:
+    """False for a path that is a word of the language or no single word."""
+    kind = word_kind(path)
+    return kind in ("NAME", "PATH", "INT", "NUMBER") and kind in cursor.accepted
+
+
+def _paths(index: GraphIndex, typed: str, lists_first: bool) -> Iterator[tuple[str, list[ModuleBranch]]]:
+    """Yield each glob to offer, and the modules that it leads to."""
+    anchored = typed.startswith("/")
     *head, tail = split_outside_braces(typed.removeprefix("/"))
-    start = "/" if anchored else ""
-    if not head and not anchored and not is_magic(tail):
-        yield from ((path, branches, None) for path, branches in _anywhere(index, lists_first))
-        return
-    parents = tree.reached(head, anchored=anchored) if head or anchored else [tree.root, *_all_modules(index)]
-    before = start + "".join(f"{part}." for part in head)
-    below = _children(parents)
-    brace = _OPEN_BRACE.match(tail)
-    if brace is not None and "}" not in brace["begun"]:
-        chosen = {name.strip() for name in brace["chosen"].split(",")}
-        for name, branches in below.items():
-            if name not in chosen and name.startswith(brace["begun"]):
-                kept = [branch for each in chosen & below.keys() for branch in below[each]]
-                yield f"{before}{brace['before']}{brace['chosen']}{name}}}", kept + branches, typed
-        return
     if is_magic(tail):
-        fitting = tree.reached([*head, tail], anchored=anchored)
-        if fitting:
-            yield f"{before}{tail}", fitting, typed
-        for name, branches in _children_like(below, tail).items():
-            yield f"{before}{name}", branches, typed
         return
-    for name, branches in _with_globs(below).items():
-        yield f"{before}{name}", branches, None
-
-
-def _all_modules(index: GraphIndex) -> list[ModuleBranch]:
-    return [branch for branches in index.modules.by_name.values() for branch in branches]
-
-
-def _children(parents: Iterable[ModuleBranch]) -> dict[str, list[ModuleBranch]]:
-    found: dict[str, list[ModuleBranch]] = {}
-    for parent in parents:
+    if not head and not anchored:
+        yield from _anywhere(index, lists_first)
+        return
+    before = "/" * anchored + "".join(f"{part}." for part in head)
+    below: dict[str, list[ModuleBranch]] = {}
+    for parent in index.modules.reached(head, anchored=anchored):
         for name, child in parent.children.items():
-            found.setdefault(name, []).append(child)
-    return found
-
-
-def _children_like(below: dict[str, list[ModuleBranch]], tail: str) -> dict[str, list[ModuleBranch]]:
-    if name_glob_problem(f"{tail}*") is not None:
-        return {}
-    glob = NameGlob(f"{tail}*" if not tail.endswith("*") else tail)
-    return {name: branches for name, branches in below.items() if glob.matches(name)}
+            below.setdefault(name, []).append(child)
+    yield from ((f"{before}{name}", branches) for name, branches in _with_globs(below).items())
 
 
 def _with_globs(below: dict[str, list[ModuleBranch]]) -> dict[str, list[ModuleBranch]]:
@@ -110,12 +81,6 @@ def _anywhere(index: GraphIndex, lists_first: bool) -> Iterator[tuple[str, list[
         yield from named.items()
     else:
         yield from sorted(named.items(), key=lambda each: f"{each[0]}.*" not in lists)
-
-
-def _quoted(path: str, cursor: Cursor, in_quotes: bool) -> str:
-    """The path, in quotes where it is a word of the language or no single word."""
-    is_plain = (kind := word_kind(path)) in ("NAME", "PATH", "INT", "NUMBER") and kind in cursor.accepted
-    return path if is_plain and not in_quotes else f'"{path}"'
 
 
 _LONGEST = 80
@@ -152,12 +117,9 @@ def name_offers(names: Mapping[str, Let]) -> Iterator[WordOffer]:
 def operator_offers(index: GraphIndex | None, cursor: Cursor, names: Mapping[str, Let]) -> Iterator[WordOffer]:
     """The operators of the graph, those with the most bytes first; then others that begin as what is typed."""
     typed = cursor.typed
-    if typed.startswith('"'):
+    if typed.startswith('"') or is_magic(typed):
         return
     called: Tree = {} if index is None else index.operators
-    if is_magic(typed):
-        yield from _fitting(typed, called)
-        return
     if "." in typed:
         yield from _qualified(typed, called)
         return
@@ -165,9 +127,7 @@ def operator_offers(index: GraphIndex | None, cursor: Cursor, names: Mapping[str
     for text, count in sorted(_bare(called, taken).items(), key=lambda each: each[1].rank):
         yield WordOffer(text, Kind.Function, str(count), about=f"op:{text}")
     for namespace, of_namespace in called.items():
-        count = Count()
-        for overloads in of_namespace.values():
-            count.add(_all(overloads))
+        count = sum(map(_all, of_namespace.values()), Count())
         yield WordOffer(f"{namespace}.", Kind.Module, str(count), about=f"namespace:{namespace}")
     if typed:
         in_graph = {name for of_namespace in called.values() for name in of_namespace}
@@ -185,7 +145,8 @@ def _bare(called: Tree, taken: set[str]) -> dict[str, Count]:
     counts: dict[str, Count] = {}
     for namespace, of_namespace in called.items():
         for name, overloads in of_namespace.items():
-            counts.setdefault(_written(namespace, name, taken), Count()).add(_all(overloads))
+            written = _written(namespace, name, taken)
+            counts[written] = counts.get(written, Count()) + _all(overloads)
     return counts
 
 
@@ -201,95 +162,36 @@ def _written(namespace: str, name: str, taken: set[str]) -> str:
 def _qualified(typed: str, called: Tree) -> Iterator[WordOffer]:
     """The offers behind a dot: the names of a namespace, or the overloads of an operator."""
     known = manifest().namespaces
-    first, *rest = split_outside_braces(typed)
-    if first in called or first in known:
-        if len(rest) == 1:
-            yield from _names(first, called)
-        elif len(rest) == 2:
-            counts = called.get(first, {}).get(rest[0], {})
-            listed = known.get(first, {}).get(rest[0], ())
-            yield from _overloads(f"{first}.{rest[0]}", counts, listed, called)
-    elif len(rest) == 1:
-        together: dict[str, Count] = {}
-        for namespace, of_namespace in called.items():
-            if namespace != PLAIN_FUNCTIONS:
-                for overload, count in of_namespace.get(first, {}).items():
-                    together.setdefault(overload, Count()).add(count)
-        tensors = (names for namespace, names in known.items() if namespace != PLAIN_FUNCTIONS)
-        listed = tuple(overload for names in tensors for overload in names.get(first, ()))
-        yield from _overloads(first, together, listed, called)
+    *path, _ = split_outside_braces(typed)
+    stem, in_namespace = ".".join(path), path[0] in called or path[0] in known
+    counts: dict[str, Count] = {}
+    if in_namespace and len(path) == 1:
+        here = {name: _all(overloads) for name, overloads in called.get(stem, {}).items()}
+        counts = dict(sorted(here.items(), key=lambda each: each[1].rank))
+        listed, kind = [*known.get(stem, ())], Kind.Function
+    elif len(path) == 1 + in_namespace:
+        spaces = path[:1] if in_namespace else [each for each in {**called, **known} if each != PLAIN_FUNCTIONS]
+        for space in spaces:
+            for overload, count in called.get(space, {}).get(path[-1], {}).items():
+                counts[overload] = counts.get(overload, Count()) + count
+        listed, kind = [each for space in spaces for each in known.get(space, {}).get(path[-1], ())], Kind.Method
+    else:
+        return
+    for name, count in counts.items():
+        if name:
+            yield WordOffer(f"{stem}.{name}", kind, str(count), about=f"op:{stem}.{name}")
+    for name in listed:
+        if name not in counts:
+            yield _other(f"{stem}.{name}", kind, called, f"op:{stem}.{name}")
 
 
-def _names(namespace: str, called: Tree) -> Iterator[WordOffer]:
-    here = called.get(namespace, {})
-    for name, overloads in sorted(here.items(), key=lambda each: _all(each[1]).rank):
-        yield WordOffer(f"{namespace}.{name}", Kind.Function, str(_all(overloads)), about=f"op:{namespace}.{name}")
-    for name in manifest().namespaces.get(namespace, ()):
-        if name not in here:
-            yield _other(f"{namespace}.{name}", Kind.Function, called, f"op:{namespace}.{name}")
-
-
-def _overloads(stem: str, counts: Mapping[str, Count], listed: Sequence[str], called: Tree) -> Iterator[WordOffer]:
-    for overload, count in counts.items():
-        if overload:
-            yield WordOffer(f"{stem}.{overload}", Kind.Method, str(count), about=f"op:{stem}.{overload}")
-    for overload in listed:
-        if overload not in counts:
-            yield _other(f"{stem}.{overload}", Kind.Method, called, f"op:{stem}.{overload}")
+def _all(overloads: Mapping[str, Count]) -> Count:
+    return sum(overloads.values(), Count())
 
 
 def _other(text: str, kind: Kind, called: Tree, about: str) -> WordOffer:
     """An operator of torch's that the graph does not call."""
     return WordOffer(text, kind, _ELSEWHERE if called else "", about=about, elsewhere=bool(called))
-
-
-def _fitting(typed: str, called: Tree) -> Iterator[WordOffer]:
-    """The operators of the graph that a glob fits, as far as it is typed, and the glob itself."""
-    *head, tail = split_outside_braces(typed)
-    before = "".join(f"{part}." for part in head)
-    names = _names_in(head, called)
-    opened, brace, rest = tail.rpartition("{")
-    if brace and "}" not in rest:
-        *chosen, begun = (each.strip() for each in rest.split(","))
-        for name, count in names.items():
-            if name.startswith(begun) and name not in chosen:
-                text = f"{before}{opened}{{{','.join((*chosen, name))}}}"
-                yield WordOffer(text, Kind.Function, f"{name}: {count}", about=f"op:{name}", typed=typed)
-    elif name_glob_problem(tail) is None:
-        whole, begun_so = NameGlob(tail), NameGlob(f"{tail.rstrip('*')}*")
-        total = Count()
-        for name, count in names.items():
-            if whole.matches(name):
-                total.add(count)
-        longer = not total.nodes and not tail.endswith("*")
-        for name, count in names.items():
-            if longer and begun_so.matches(name):
-                total.add(count)
-        if total.nodes:
-            glob = f"{typed}*" if longer else typed
-            yield WordOffer(glob, Kind.Value, str(total), about=f"op:{glob}", typed=typed)
-        for name, count in names.items():
-            if begun_so.matches(name):
-                yield WordOffer(f"{before}{name}", Kind.Function, str(count), about=f"op:{before}{name}", typed=typed)
-
-
-def _names_in(head: Sequence[str], called: Tree) -> dict[str, Count]:
-    """The operators that a graph calls, of the namespaces that the first part of a name fits; those with the most bytes
-    first."""
-    counts: dict[str, Count] = {}
-    if len(head) < 2 and name_glob_problem("".join(head)) is None:
-        for namespace, names in called.items():
-            if NameGlob(head[0]).matches(namespace) if head else namespace != PLAIN_FUNCTIONS:
-                for name, overloads in names.items():
-                    counts.setdefault(name, Count()).add(_all(overloads))
-    return dict(sorted(counts.items(), key=lambda each: each[1].rank))
-
-
-def _all(overloads: Mapping[str, Count]) -> Count:
-    total = Count()
-    for count in overloads.values():
-        total.add(count)
-    return total
 
 
 _MOST_VALUES = 12
@@ -302,9 +204,6 @@ _EXAMPLES: dict[Dimension, tuple[str, ...]] = {
     "fraction": ("20%",),
     "number": (),
 }
-_LIMITS: dict[Dimension, str] = {
-    "bytes": "4 GiB", "flops": "3 TFLOP", "seconds": "900 ms", "fraction": "20%", "number": "16",
-}  # fmt: skip
 _COMMON = ("GiB", "MiB", "KiB", "TFLOP", "GFLOP", "ms", "us", "s", "%")
 _TESTS = ("==", "!=")
 
@@ -312,15 +211,13 @@ _TESTS = ("==", "!=")
 def predicate_offers(index: GraphIndex | None, cursor: Cursor) -> Iterator[WordOffer]:
     """The predicates, in full."""
     for measure in MEASURES:
-        text, snippet = ("shape[0]", "shape[${1:0}]") if measure == "shape" else (measure, "")
-        yield WordOffer(text, Kind.Property, "", snippet, about=f"measure:{measure}")
+        text = "shape[0]" if measure == "shape" else measure
+        yield WordOffer(text, Kind.Property, about=f"measure:{measure}")
     for each in PROPERTIES:
         yield WordOffer(each, Kind.Property, about=f"property:{each}")
     for flag in FLAGS:
         yield WordOffer(flag, Kind.EnumMember, about=f"flag:{flag}")
-    yield WordOffer(
-        "crosses cut per 2 GiB", Kind.EnumMember, snippet="crosses cut per ${1:2 GiB}", about="flag:crosses cut"
-    )
+    yield WordOffer("crosses cut per 2 GiB", Kind.EnumMember, about="flag:crosses cut")
     yield from _annotations(index, "annotated ")
     yield WordOffer("not")
 
@@ -337,7 +234,7 @@ def subject_offers(index: GraphIndex | None, begun: str) -> Iterator[WordOffer]:
     """The offers behind the first word of a predicate: the rest of it, or a comparison."""
     yield from flag_offers(begun)
     if begun == "crosses":
-        yield WordOffer("cut per 2 GiB", Kind.EnumMember, snippet="cut per ${1:2 GiB}", about="flag:crosses cut")
+        yield WordOffer("cut per 2 GiB", Kind.EnumMember, about="flag:crosses cut")
     elif begun == "annotated":
         yield from _annotations(index, "")
     name = _subject(begun)[0]
@@ -394,14 +291,11 @@ def units_of(dimension: Dimension) -> list[str]:
 
 
 def limit_offers() -> Iterator[WordOffer]:
-    """The figures that an expectation may be about, with a limit to change."""
+    """The figures that an expectation may be about."""
     for figure in FIGURES:
-        dimensions = dimensions_of(figure)
-        usual: Dimension = "fraction" if "fraction" in dimensions and dimensions[0] != "bytes" else dimensions[0]
-        yield WordOffer(figure, Kind.Property, snippet=f"{figure} <= ${{1:{_LIMITS[usual]}}}", about=f"figure:{figure}")
+        yield WordOffer(figure, Kind.Property, about=f"figure:{figure}")
         if figure == "saved":
-            text = "saved per block"
-            yield WordOffer(text, Kind.Property, snippet=f"{text} <= ${{1:220 MiB}}", about=f"figure:{figure}")
+            yield WordOffer("saved per block", Kind.Property, about=f"figure:{figure}")
 
 
 def _texts(index: GraphIndex | None, name: str) -> Iterator[WordOffer]:

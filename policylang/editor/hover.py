@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 from lsprotocol import types
 
-from policylang.editor.article import Article, code, values, with_code
-from policylang.editor.pointed import Pointed, meaning_at, own_statements, pointed_at, unit_at
+from policylang.editor.article import Article, code, with_code
+from policylang.editor.pointed import Pointed, meaning_at, pointed_at, statements_of, unit_at
 from policylang.editor.selectors import (
     all_blocks_article,
     blocks_article,
@@ -20,29 +21,25 @@ from policylang.editor.selectors import (
 )
 from policylang.editor.state import GraphState, State
 from policylang.editor.statements import (
-    include_hint,
     picked,
     policy_article,
     policy_hint,
     rule_figures,
-    rule_hint,
     rule_index,
-    selections_of,
     statement_article,
     statement_hint,
-    undecided,
 )
 from policylang.language import syntax
 from policylang.language.diagnostics import Span
-from policylang.language.shown import counted
 from policylang.language.syntax import Statement
 from policylang.language.words import Meaning
 
 _NUMBER = re.compile(r"[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?")
 _OF_THE_STATEMENT = frozenset({"action", "statement", "modifier", "figure", "fate", "bound", "limit", "name"})
 """Senses of words that say what the statement does: their hover shows the statement's figures."""
-_TESTS = (syntax.Compare, syntax.Match, syntax.Is, syntax.CrossesCut, syntax.Annotated)
+_TESTS = get_args(syntax.Test)
 _NAMES = (syntax.Word, syntax.Operator, syntax.Reference)
+_SELECTORS = tuple(each for each in get_args(syntax.Selector) if each not in _NAMES)
 
 
 def hover(state: State, offset: int, *, markdown: bool = True) -> types.Hover | None:
@@ -85,12 +82,6 @@ def explained(state: State, pointed: Pointed) -> tuple[Article, int, int]:
     if article.blocks:
         return _ranged(article, word.span)
     return _whole(state, pointed)
-
-
-_SELECTORS = (
-    *(syntax.InModule, syntax.InBlock, syntax.Ordinal, syntax.Where, syntax.Union, syntax.Intersection),
-    *(syntax.Difference, syntax.Feeding, syntax.Step, syntax.Chain, syntax.ChainOf, syntax.Everything),
-)
 
 
 def _ranged(article: Article, span: Span) -> tuple[Article, int, int]:
@@ -167,14 +158,12 @@ def _place(state: State, pointed: Pointed) -> Article:
     assert pointed.at is not None
     if isinstance(statement, syntax.Blocks):
         return modules_article(state, statement.glob).follow(all_blocks_article(state))
-    inner = next((part for part in reversed(pointed.parts) if isinstance(part, syntax.InModule | syntax.InBlock)), None)
-    if inner is None or inner is not next(
-        (part for part in reversed(pointed.parts) if isinstance(part, _SELECTORS)), None
-    ):
-        return Article()
+    inner = next((part for part in reversed(pointed.parts) if isinstance(part, _SELECTORS)), None)
     if isinstance(inner, syntax.InModule):
         return modules_article(state, inner.glob)
-    return blocks_article(state, inner.which, outside=inner.outside)
+    if isinstance(inner, syntax.InBlock):
+        return blocks_article(state, inner.which, outside=inner.outside)
+    return Article()
 
 
 def hints(state: State, start: int, end: int, *, markdown: bool = True) -> list[types.InlayHint]:
@@ -186,43 +175,12 @@ def hints(state: State, start: int, end: int, *, markdown: bool = True) -> list[
     found: list[types.InlayHint] = []
     for statement in statements_of(state):
         at = statement.span.end
-        if start <= at <= end and (label := hint_text(state, graph, statement)):
+        if start <= at <= end and (label := statement_hint(state, graph, statement)):
             found.append(_hint(state, at, label, _tooltip(state, graph, statement), markdown=markdown))
     totals, first = policy_hint(graph), _first_statement(state)
     if totals and first is not None and start <= first.span.end <= end:
         found.append(_hint(state, first.span.end, totals, policy_article(graph), markdown=markdown))
     return sorted(found, key=lambda each: (each.position.line, each.position.character))
-
-
-def statements_of(state: State) -> list[Statement]:
-    """The statements of the document, with their names resolved."""
-    policy, source = state.text.loaded.policy, state.document.source
-    planned = {} if policy is None else {each.span.start: each for each in own_statements(policy, source)}
-    return [planned.get(each.span.start, each) for each in state.text.file.statements]
-
-
-def hint_text(state: State, graph: GraphState, statement: Statement) -> str:
-    """The text behind a statement; may be empty."""
-    if isinstance(statement, syntax.Rule):
-        index = rule_index(graph, statement)
-        return "" if index is None else rule_hint(graph, index)
-    if isinstance(statement, syntax.Let):
-        return _named(state, graph, statement)
-    if isinstance(statement, syntax.Blocks):
-        return counted(len(graph.plan.block_names), "block")
-    if isinstance(statement, syntax.Undecided):
-        return values(undecided(graph))
-    if isinstance(statement, syntax.Include):
-        return include_hint(state, statement)
-    return statement_hint(graph, statement)
-
-
-def _named(state: State, graph: GraphState, let: syntax.Let) -> str:
-    count = picked(graph, let)
-    if count is not None:
-        return counted(count, "collective")
-    selections = selections_of(state)
-    return "" if selections is None else counted(len(selections.rows(let.selector)), "node")
 
 
 def _first_statement(state: State) -> Statement | None:

@@ -23,7 +23,6 @@ from policylang.editor.state import (
     GraphState,
     State,
     TextState,
-    before_the_order,
     read_graph,
     read_text,
     unsettled,
@@ -132,7 +131,8 @@ class Snapshots:
         if self.is_read(name):
             return self._read[name]
         stamp = stamp_of(name)
-        graphs, problems = ({}, (_irregular(name),)) if _is_irregular(name) else read_graphs([name])
+        irregular = _irregular(name)
+        graphs, problems = read_graphs([name]) if irregular is None else ({}, (irregular,))
         found = ReadGraph(next(iter(graphs.values()), None), problems, stamp)
         self._read = {**{key: each for key, each in [*self._read.items()][1 - _MOST :] if key != name}, name: found}
         forget_snapshots()
@@ -141,16 +141,14 @@ class Snapshots:
         return found
 
 
-def _is_irregular(name: str) -> bool:
-    """True for a pipe or the like, which would block."""
+def _irregular(name: str) -> Diagnostic | None:
+    """For a pipe or the like, which would block."""
     try:
         mode = os.stat(name).st_mode
     except (OSError, ValueError):
-        return False
-    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
-
-
-def _irregular(name: str) -> Diagnostic:
+        return None
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
     return diagnose(UNREADABLE, f"`{name}` is not a regular file", help="name a snapshot")
 
 
@@ -191,14 +189,12 @@ class OpenDocument:
 
 @define(eq=False)
 class OpenDocuments:
-    """``publish`` is called with each new state of a document: once for its text, once for its plan, and in between
-    where the order of its collectives takes long. ``settled_now`` is called when nothing more is under way,
-    ``loading`` before a graph is read, and what it returns afterwards, ``failed`` with an error that is a bug."""
+    """``publish`` is called with each new state of a document: once for its text, once for its plan. ``settled_now`` is
+    called when nothing more is under way, ``failed`` with an error that is a bug."""
 
     publish: Publish
     workspace: Workspace = field(factory=Workspace)
     settled_now: Publish = lambda state: None
-    loading: Callable[[str], Callable[[], None]] = lambda name: lambda: None
     failed: Callable[[Exception], None] = lambda error: None
     encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16
     _open: dict[str, OpenDocument] = field(factory=dict)
@@ -251,10 +247,6 @@ class OpenDocuments:
             await asyncio.wait([opened.task])
         return self.state(uri)
 
-    def states(self) -> list[State]:
-        """The states of all open documents."""
-        return [opened.state for opened in self._open.values() if opened.state is not None]
-
     async def in_worker(self, work: Callable[[], T], state: State) -> T:
         """The result of what takes long. Raises :class:`Cancelled` where the document changed before it was there."""
         uri, document = state.document.uri, state.document
@@ -290,34 +282,27 @@ class OpenDocuments:
         return state
 
     async def _go_on(self, opened: OpenDocument) -> None:
-        """Run the slow steps, each of which is cancelled once its result is not wanted."""
+        """Read the graph and plan, each of which is cancelled once its result is not wanted."""
+        name, state = opened.settings.graph, opened.state
         try:
             await asyncio.sleep(opened.settings.pause)
-            await self._to_the_end(opened)
+            if not opened.current and name is not None:
+                opened.graph = await self._work(opened, lambda: self._snapshots.read(name))
+                opened.current = True
+                state = self._read(opened)
+            if state is not None and state.facts is not None and state.can_plan:
+                await self._plan(opened, state, state.facts)
         except Cancelled:
             return
         except Exception as error:
             self._say_failure(opened, error)
 
-    async def _to_the_end(self, opened: OpenDocument) -> None:
-        name, state = opened.settings.graph, opened.state
-        if not opened.current and name is not None:
-            opened.graph = await self._load(opened, name)
-            opened.current = True
-            state = self._read(opened)
-        if state is not None and state.facts is not None and state.can_plan:
-            await self._plan(opened, state, state.facts)
-
     async def _plan(self, opened: OpenDocument, state: State, facts: Facts) -> None:
         settings = opened.settings
         assert settings.graph is not None
         arguments = (state.text, facts, settings.graph, settings.path, settings.device)
-        early = await self._work(opened, lambda: before_the_order(*arguments))
-        if early is not None:
-            opened.state = state = evolve(state, early=early)
-            self.publish(state)
         made = await self._work(opened, lambda: read_graph(*arguments))
-        opened.state = state = evolve(state, graph=made, early=())
+        opened.state = state = evolve(state, graph=made)
         self.publish(state)
         if made is not None:
             await self._work(opened, made.look)
@@ -335,13 +320,6 @@ class OpenDocuments:
             return
         except Exception as error:
             self.failed(error)
-
-    async def _load(self, opened: OpenDocument, name: str) -> ReadGraph:
-        done = self.loading(name)
-        try:
-            return await self._work(opened, lambda: self._snapshots.read(name))
-        finally:
-            done()
 
     async def _work(self, opened: OpenDocument, work: Callable[[], T]) -> T:
         return await self._worker.do(work, lambda: self._is_current(opened))

@@ -12,66 +12,29 @@ from attrs import fields, frozen, has
 
 from policylang.editor.state import State
 from policylang.language.diagnostics import Source, Span
-from policylang.language.grammar import words_of
+from policylang.language.grammar import terminal_texts, words_of
 from policylang.language.lexer import Lexeme, comments, split
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
-from policylang.language.syntax import Policy, Statement
+from policylang.language.syntax import Statement
 from policylang.language.units import UNITS
-from policylang.language.words import Meaning, Sense, meaning
+from policylang.language.words import Meaning, Sense, meaning, senses
 
-_OPENERS = {
-    **{kind: kind.lower() for kind in ("POLICY", "REQUIRES", "INCLUDE", "DEVICE", "LET", "UNDECIDED", "FUSE")},
-    **{kind: kind.lower() for kind in ("COLLAPSE", "EXPECT", "BUCKET", "PREFETCH", "DELAY", "OVERLAP")},
-    "KEEP_ORDER": "keep order",
-}
-_ONE_SENSE: dict[str, tuple[str, Sense]] = {
-    "OPTIONAL": ("optional", "modifier"),
-    "OVERRIDE": ("override", "modifier"),
-    "UP_TO": ("up to", "limit"),
-    "PER_RANK": ("per rank", "limit"),
-    "IN_FLIGHT": ("in flight", "limit"),
-    "WITHIN": ("within", "limit"),
-    "OVER": ("over", "limit"),
-    "EVERYTHING": ("everything", "selector"),
-    "WHERE": ("where", "selector"),
-    "OF": ("of", "selector"),
-    "EXCEPT": ("except", "joining"),
-    "COMMA": (",", "joining"),
-    "IN": ("in", "place"),
-    "OUTSIDE": ("outside", "place"),
-    "HALF_OF": ("half of", "place"),
+_TERMINALS: dict[str, tuple[str, Sense]] = {
+    "DEVICE": ("device", "statement"),
     "RANGE": ("blocks", "place"),
-    "FIRST": ("first", "position"),
-    "LAST": ("last", "position"),
     "ORDINAL": ("3rd", "position"),
     "EVERY_NTH": ("every 2nd", "position"),
-    "GRAPH": ("graph", "scope"),
-    "FEEDING": ("feeding", "flow"),
-    "FED": ("fed", "flow"),
-    "BY": ("by", "flow"),
-    "AFTER": ("after", "flow"),
-    "BEFORE": ("before", "flow"),
-    "THROUGH": ("through", "flow"),
-    "NOT": ("not", "predicate"),
-    "EXACTLY": ("exactly", "bound"),
     "LEAST": ("at least", "bound"),
     "MOST": ("at most", "bound"),
-    "EVERY": ("every", "bound"),
-    "NO": ("no", "bound"),
-    "OFFLOADED": ("offloaded", "fate"),
-    "STEP_TIME": ("step time", "figure"),
-    "LPAR": ("(", "sign"),
-    "RPAR": (")", "sign"),
-    "EQUAL": ("=", "sign"),
-    "PERCENT": ("%", "unit"),
     "CUT": ("crosses cut", "predicate"),
 }
-_NAMES: dict[str, tuple[str, Sense]] = {
-    "chains": ("FUSE", "name"),
-    "round_trips": ("COLLAPSE", "name"),
-    "ahead": ("PREFETCH", "name"),
-    "policylang": ("REQUIRES", "name"),
-    "auto": ("UNDECIDED", "fate"),
+"""Terminals that mean one thing, which their text alone does not say."""
+_NAMES = {
+    "chains": "FUSE",
+    "round_trips": "COLLAPSE",
+    "ahead": "PREFETCH",
+    "policylang": "REQUIRES",
+    "auto": "UNDECIDED",
 }
 """Names that mean something in one statement alone."""
 _OF_PREDICATES = {"gathered", "crosses", "feeds", "user", "recorded", "annotated"}
@@ -105,12 +68,8 @@ def _sense(words: Sequence[Lexeme], at: int) -> tuple[str, Sense] | None:
     before, after = _kind(words, at - 1), _kind(words, at + 1)
     if word.type == "ACTION":
         return str(word), "action"
-    if word.type in ("ARROW", "COMPARISON"):
-        return str(word), "sign"
-    if word.type in _OPENERS:
-        return _OPENERS[word.type], "statement"
-    if word.type in _ONE_SENSE:
-        return _ONE_SENSE[word.type]
+    if word.type in _TERMINALS:
+        return _TERMINALS[word.type]
     if (unit := unit_at(words, at)) is not None:
         return unit, "unit"
     if word.type in ("AND", "OR"):
@@ -125,12 +84,15 @@ def _sense(words: Sequence[Lexeme], at: int) -> tuple[str, Sense] | None:
         return "chain", "scope" if before == "PER" else "flow"
     if word.type in ("BLOCK", "BLOCKS"):
         return _block(words, at)
-    if word.type == "PER":
-        return ("crosses cut", "predicate") if before == "CUT" else ("per", "position")
+    if word.type == "PER" and before == "CUT":
+        return "crosses cut", "predicate"
     if word.type in ("SAVED", "RECOMPUTED"):
         return _saved(words, at)
     if word.type in ("FROM", "IS"):
         return ("from", "position") if after == "ORDINAL" else _flag(words, at)
+    text = " ".join(word.split())
+    if text in terminal_texts().get(word.type, ()) and len(found := senses(text)) == 1:
+        return text, found[0].sense
     return _name(words, at)
 
 
@@ -166,7 +128,8 @@ def _flag(words: Sequence[Lexeme], at: int) -> tuple[str, Sense] | None:
 
 def _name(words: Sequence[Lexeme], at: int) -> tuple[str, Sense] | None:
     word, before, after = words[at], _kind(words, at - 1), _kind(words, at + 1)
-    text = _base(word)
+    indexed = _INDEXED.fullmatch(word)
+    text = str(word) if indexed is None else indexed[1]
     if after == "COMPARISON" and words[0].type != "EXPECT":
         if text in MEASURES:
             return text, "measure"
@@ -174,8 +137,8 @@ def _name(words: Sequence[Lexeme], at: int) -> tuple[str, Sense] | None:
             return text, "property"
     if word.type not in ("NAME", "PATH"):
         return None
-    if (known := _NAMES.get(str(word))) is not None and any(each.type == known[0] for each in words[:2]):
-        return str(word), known[1]
+    if word in _NAMES and any(each.type == _NAMES[word] for each in words[:2]):
+        return str(word), senses(word)[0].sense
     if words[0].type == "EXPECT" and (found := _expected(words, at)) is not None:
         return found
     if word == "auto" and _text(words, at - 2) == "cut":
@@ -229,11 +192,6 @@ def _in_predicate(words: Sequence[Lexeme], at: int) -> bool:
     return False
 
 
-def _base(word: Lexeme) -> str:
-    indexed = _INDEXED.fullmatch(str(word))
-    return str(word) if indexed is None else indexed[1]
-
-
 def _kind(words: Sequence[Lexeme], at: int) -> str:
     return words[at].type if 0 <= at < len(words) else ""
 
@@ -281,7 +239,8 @@ def pointed_at(state: State, offset: int) -> Pointed | None:
     if not words or offset >= words[-1].span.end:
         return None
     at = next((index for index, word in enumerate(words) if word.span.start <= offset < word.span.end), None)
-    statement = _statement(state, here[0], words[-1].span.end)
+    end = words[-1].span.end
+    statement = next((each for each in statements_of(state) if here[0] <= each.span.start < end), None)
     return Pointed(words, at, statement, () if statement is None else tuple(_holding(statement, offset)))
 
 
@@ -305,25 +264,14 @@ def _around(ranges: Ranges, offset: int) -> tuple[int, int] | None:
     return ranges[at] if at >= 0 and offset < ranges[at][1] else None
 
 
-def own_statements(policy: Policy, source: Source) -> list[Statement]:
-    """The statements of a policy that stand in a source, in the order of its text."""
-    found = {each.span.start: each for each in _all(policy) if each.span.source == source}
-    return [found[start] for start in sorted(found)]
-
-
-def _all(policy: Policy) -> Iterator[Statement]:
-    yield from policy.lets.values()
-    yield from policy.statements
-    yield from filter(None, (policy.blocks, policy.undecided))
-
-
-def _statement(state: State, start: int, end: int) -> Statement | None:
-    source, policy = state.document.source, state.text.loaded.policy
+def statements_of(state: State) -> list[Statement]:
+    """The statements of the document that can be read, with their names resolved where the policy has no errors."""
+    policy, source = state.text.loaded.policy, state.document.source
+    found: dict[int, Statement] = {}
     if policy is not None:
-        for each in _all(policy):
-            if each.span.source == source and each.span.start == start:
-                return each
-    return next((each for each in state.text.file.statements if start <= each.span.start < end), None)
+        resolved = (*policy.lets.values(), *policy.statements, policy.blocks, policy.undecided)
+        found = {each.span.start: each for each in resolved if each is not None and each.span.source == source}
+    return [found.get(each.span.start, each) for each in state.text.file.statements]
 
 
 def _holding(node: Any, offset: int) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 
 from policylang.editor.article import Article, code, with_code
 from policylang.editor.state import State
-from policylang.editor.statements import backward_counts, part_lines, picked, selected_rows, selections_of
+from policylang.editor.statements import backward_counts, denoted, part_lines, picked, selections_of
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag
 from policylang.language.globs import PathGlob, path_glob_problem
@@ -112,10 +112,9 @@ _BASE: dict[Dimension, str] = {
 
 def test_article(state: State, test: Test, where: Where) -> Article:
     """The number of nodes before ``where`` that pass the test by itself."""
-    selections = selections_of(state)
-    rows = None if selections is None else selected_rows(selections, where.selector)
-    if selections is None or rows is None:
+    if (found := denoted(state, where.selector)) is None:
         return Article()
+    selections, rows = found
     if isinstance(test, Compare) and test.quantity in TIMES and selections.prices is None:
         return Article().say("Without a device nothing is known of times.")
     holds = compile_predicate(test, selections)
@@ -131,11 +130,9 @@ def test_article(state: State, test: Test, where: Where) -> Article:
 
 def selector_article(state: State, part: Selector) -> Article:
     """The number of nodes that a part of a selector denotes."""
-    selections = selections_of(state)
-    rows = None if selections is None else selected_rows(selections, part)
-    if rows is None:
+    if (found := denoted(state, part)) is None:
         return Article()
-    return Article().say(f"{code(part.span.one_line)}: {counted(len(rows), 'forward node')} here.")
+    return Article().say(f"{code(part.span.one_line)}: {counted(len(found[1]), 'forward node')} here.")
 
 
 def unit_article(unit: str, number: str) -> Article:
@@ -195,12 +192,11 @@ def let_article(state: State, let: Let, selector: Selector) -> Article:
     article = Article().policy(let.span.text)
     own = let.span.source == state.document.source
     article.say(with_code(comment_above(let.span)), "" if own else f"Defined in {code(let.span.location)}.")
-    selections = selections_of(state)
-    rows = None if selections is None else selected_rows(selections, selector)
     collectives = None if state.graph is None else picked(state.graph, let)
     if collectives is not None:
         article.say(f"The lines that use it pick {counted(collectives, 'collective')} of the whole step.")
-    elif selections is not None and rows is not None:
+    elif (found := denoted(state, selector)) is not None:
+        selections, rows = found
         article.say(f"{_counted(rows, selections)}.")
         counts = part_counts(let.selector, selections)
         if len(counts) > 1 or not rows:
@@ -228,9 +224,8 @@ def _group(state: State, let: Let, selector: Selector) -> Article:
     article = (
         Article().say("A group that every policy knows.", with_code(comment_above(let.span))).policy(let.span.text)
     )
-    selections = selections_of(state)
-    rows = None if selections is None else selected_rows(selections, selector)
-    if selections is not None and rows is not None:
+    if (found := denoted(state, selector)) is not None:
+        selections, rows = found
         article.say(f"{_counted(rows, selections)}.").items(_by_operator(rows, selections.facts))
         if not rows:
             article.items(part_lines(part_counts(selector, selections)))
@@ -248,15 +243,10 @@ def _by_operator(rows: Sequence[int], facts: Facts) -> list[str]:
 
 
 def _operator(state: State, operator: Operator) -> Article:
-    article = Article()
-    selections = selections_of(state)
-    rows = None if selections is None else selected_rows(selections, operator)
-    if selections is None or rows is None:
-        article.say(*_from_manifest(operator))
-    else:
-        article.say(*_on_graph(operator, rows, selections))
+    found = denoted(state, operator)
+    article = Article().say(*(_from_manifest(operator) if found is None else _on_graph(operator, *found)))
     article.say(_overloads(operator))
-    targets = _targets(operator, None if selections is None else selections.facts)
+    targets = _targets(operator, None if found is None else found[0].facts)
     groups = list(dict.fromkeys(name for target in targets for name in _groups(target)))
     if groups:
         article.say(f"In the groups {joined([code(each) for each in groups])}." if len(groups) > 1 else
@@ -266,7 +256,7 @@ def _operator(state: State, operator: Operator) -> Article:
     return article
 
 
-def _on_graph(operator: Operator, rows: Sequence[int], selections: Selections) -> Iterator[str]:
+def _on_graph(operator: Operator, selections: Selections, rows: Sequence[int]) -> Iterator[str]:
     facts = selections.facts
     matches = operator_matcher(operator)
     backward = sum(count for target, count in backward_counts(facts).items() if matches(target))

@@ -25,7 +25,7 @@ from policylang.language.loader import Expansion, Loaded, Reader, load_expanded
 from policylang.language.parser import parse_file
 from policylang.language.public_names import SELDOM_IN_GRAPHS
 from policylang.language.resources import devices_folder
-from policylang.language.syntax import Bucket, ExpectTotal, File
+from policylang.language.syntax import File
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.breakdown import Breakdown, RuleAmounts, amounts_of_rules, breakdown
 from policylang.planning.inspection.communication import Communication
@@ -143,8 +143,6 @@ class TextState:
     expansion: Expansion
     """Its statements with those of the files that it includes, with names unresolved."""
     source: Source
-    unsettled: bool = False
-    """True while a graph is read that may know operators that are unknown here."""
 
     @cached_property
     def file(self) -> File:
@@ -207,8 +205,7 @@ class GraphState:
 
     def steps_of_weighing(self) -> tuple[Callable[[], object], ...]:
         """The slow work for hovers and hints, in steps: after each there is more to show."""
-        worth, order = (lambda: self.worth), (lambda: self.order)
-        return (*([worth] if self.plan.rules else ()), *([order] if self.plan.order is not None else ()))
+        return (lambda: self.worth), (lambda: self.order)
 
     def weigh(self) -> None:
         for step in self.steps_of_weighing():
@@ -229,8 +226,6 @@ class State:
     """The diagnostics of the settings and of the snapshot."""
     plans: bool = True
     """False where the settings name an unknown path or device."""
-    early: tuple[Diagnostic, ...] = ()
-    """The diagnostics of an unfinished plan that hold whatever order is found for its collectives."""
 
     @property
     def can_plan(self) -> bool:
@@ -242,7 +237,7 @@ class State:
         said = self.text.loaded.diagnostics
         if self.facts is not None:
             said = tuple(each for each in said if each.code != SELDOM_IN_GRAPHS)
-        planned = self.early if self.graph is None else self.graph.diagnostics
+        planned = () if self.graph is None else self.graph.diagnostics
         return tuple(dict.fromkeys((*self.problems, *said, *planned)))
 
 
@@ -256,22 +251,7 @@ def read_text(document: Document, facts: Facts | None, read: Reader) -> TextStat
 def unsettled(text: TextState) -> TextState:
     """The text without diagnostics about operators that a graph which is still read may know."""
     said = tuple(each for each in text.loaded.diagnostics if each.code not in _OF_OPERATORS)
-    return evolve(text, loaded=evolve(text.loaded, diagnostics=said), unsettled=True)
-
-
-def before_the_order(
-    text: TextState, facts: Facts, name: str, path: PathName | None, device: DeviceProfile | None
-) -> tuple[Diagnostic, ...] | None:
-    """The diagnostics of a policy on a graph that do not depend on the order of collectives, which takes a second on
-    a large graph; None for a policy without any. All of it is in the diagnostics of :func:`read_graph` too."""
-    policy = text.loaded.policy
-    if policy is None or not policy.orders or not capabilities_for(facts.kind, path).orders:
-        return None
-    rewrites = tuple(each for each in policy.rewrites if not isinstance(each, Bucket))
-    expectations = tuple(each for each in policy.expectations if not isinstance(each, ExpectTotal))
-    plain = evolve(policy, rewrites=rewrites, scheduling=(), expectations=expectations)
-    _, found = on_graph(plain, {name: facts}, path, one_model=False, device=device)
-    return found
+    return evolve(text, loaded=evolve(text.loaded, diagnostics=said))
 
 
 def read_graph(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import assert_never
+from typing import assert_never, get_args
 
 from policylang.audit.summary import rewrite_reports
 from policylang.editor.article import (
@@ -26,7 +26,6 @@ from policylang.graph.facts import Facts, Phase
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Source
-from policylang.language.loader import PlacedStatement
 from policylang.language.resources import installed_version
 from policylang.language.shown import (
     Measured,
@@ -49,7 +48,7 @@ from policylang.planning.selection.selectors import Selections
 from policylang.planning.value_outcome import Why
 from policylang.report.layout import exposed_text, plan_times_text, recomputed_text
 from policylang.report.order_text import left_texts, proof_texts, said_of
-from policylang.report.report_text import rewrite_lines
+from policylang.report.report_text import bytes_text, rewrite_lines
 
 
 def selections_of(state: State) -> Selections | None:
@@ -60,10 +59,11 @@ def selections_of(state: State) -> Selections | None:
     return None if state.facts is None else _without_policy(state.facts, state.document.source)
 
 
-def selected_rows(selections: Selections, selector: Selector) -> list[int] | None:
-    """None for a selector with words that nobody has looked up."""
+def denoted(state: State, selector: Selector) -> tuple[Selections, list[int]] | None:
+    """The rows of a selector; None where none can be asked, and for one with words that nobody has looked up."""
+    selections = selections_of(state)
     try:
-        return selections.rows(selector)
+        return None if selections is None else (selections, selections.rows(selector))
     except (TypeError, KeyError):
         return None
 
@@ -282,30 +282,21 @@ def policy_article(graph: GraphState) -> Article:
     article = Article().say(f"On {code(graph.name)}: {counted(forward, 'forward value')}, {blocks}.")
     if not graph.knows("breakdown"):
         return article
-    found = graph.breakdown
-    under, without = found.under, found.without
-    amounts = under.amounts
-    size, work = (
-        format_quantity(amounts.recomputed_bytes, "bytes"),
-        format_quantity(amounts.recomputed_flops, "flops"),
-    )
-    again = f"{size} and {work}"
-    share = (
-        format_quantity(under.amounts.recomputed_flops / found.forward_flops, "fraction") if found.forward_flops else ""
-    )
+    found, under, without = graph.breakdown, graph.breakdown.under, graph.breakdown.without
+    amounts, otherwise = under.amounts, "if nothing is recomputed"
+    again = f"{bytes_text(amounts.recomputed_bytes)} and {format_quantity(amounts.recomputed_flops, 'flops')}"
+    if found.forward_flops:
+        again += f", {format_quantity(amounts.recomputed_flops / found.forward_flops, 'fraction')} of the forward"
     lines = [
-        f"saved: {format_quantity(under.amounts.saved_bytes, 'bytes')} in {values(under.amounts.saved)}; "
-        f"{format_quantity(without.amounts.saved_bytes, 'bytes')} if nothing is recomputed",
-        f"offloaded: {format_quantity(under.amounts.offloaded_bytes, 'bytes')} in {values(under.amounts.offloaded)}"
-        if under.amounts.offloaded
-        else "",
-        f"recomputed: {again}{share and f', {share} of the forward'}" if under.amounts.recomputed else "",
-        f"peak: {format_quantity(under.peak.bytes, 'bytes')} at {code(under.peak.at)}; "
-        f"{format_quantity(without.peak.bytes, 'bytes')} if nothing is recomputed",
+        f"saved: {bytes_text(amounts.saved_bytes)} in {values(amounts.saved)}; "
+        f"{bytes_text(without.amounts.saved_bytes)} {otherwise}",
+        f"offloaded: {bytes_text(amounts.offloaded_bytes)} in {values(amounts.offloaded)}" if amounts.offloaded else "",
+        f"recomputed: {again}" if amounts.recomputed else "",
+        f"peak: {bytes_text(under.peak.bytes)} at {code(under.peak.at)}; {bytes_text(without.peak.bytes)} {otherwise}",
     ]
     if under.time is not None and without.time is not None:
         step, other = (format_quantity(each.step, "seconds") for each in (under.time, without.time))
-        lines.append(f"step: {step}; {other} if nothing is recomputed")
+        lines.append(f"step: {step}; {other} {otherwise}")
         lines.append(f"recomputed time: {recomputed_text(under.time)}" if under.time.recomputed else "")
         lines.append(f"exposed: {exposed_text(under.time)}" if under.time.exposed else "")
     article.items(lines)
@@ -314,10 +305,8 @@ def policy_article(graph: GraphState) -> Article:
     if found.uncounted:
         article.say(f"Uncounted in the forward: {uncounted_text(found.uncounted)}.")
     article.say(*found.notes)
-    if under.amounts.open_bytes:
-        article.say(
-            f"{format_quantity(under.amounts.open_bytes, 'bytes')} of what is saved is left to PyTorch's partitioner."
-        )
+    if amounts.open_bytes:
+        article.say(f"{bytes_text(amounts.open_bytes)} of what is saved is left to PyTorch's partitioner.")
     return article
 
 
@@ -328,11 +317,6 @@ def policy_hint(graph: GraphState) -> str:
 # --- files ---
 
 
-def brought(state: State, include: syntax.Include) -> list[PlacedStatement]:
-    """The statements that an include of the document puts in its place."""
-    return [each for each in state.text.expansion.statements if each.include == include.span]
-
-
 def _include(state: State, include: syntax.Include) -> Article:
     kinds = _kinds(state, include)
     article = Article().say(f"It brings {joined(kinds)}." if kinds else "It brings nothing.")
@@ -341,16 +325,29 @@ def _include(state: State, include: syntax.Include) -> Article:
         policy = graph.plan.policy
         mine = [f"{code(policy.rules[at].text)}: {rule_hint(graph, at)}" for at in rules_of(graph, include)]
         for each in policy.statements[len(policy.rules) :]:
-            if policy.included_by(each.span) == include.span and (said := statement_hint(graph, each)):
+            if policy.included_by(each.span) == include.span and (said := statement_hint(state, graph, each)):
                 mine.append(f"{code(each.span.one_line)}: {with_code(said)}")
         article.items(first_lines(mine, _MOST_LINES))
     return article
 
 
-def statement_hint(graph: GraphState, statement: Statement) -> str:
-    """The effect of a rewrite, a scheduling line or an expectation in a few words; empty for other statements, and
-    until it is known."""
+def statement_hint(state: State, graph: GraphState, statement: Statement) -> str:
+    """The effect of a statement in a few words; empty for statements without one, and until it is known."""
     match statement:
+        case syntax.Rule():
+            index = rule_index(graph, statement)
+            return "" if index is None else rule_hint(graph, index)
+        case syntax.Let():
+            if (count := picked(graph, statement)) is not None:
+                return counted(count, "collective")
+            selections = selections_of(state)
+            return "" if selections is None else counted(len(selections.rows(statement.selector)), "node")
+        case syntax.Blocks():
+            return counted(len(graph.plan.block_names), "block")
+        case syntax.Undecided():
+            return values(undecided(graph))
+        case syntax.Include():
+            return include_hint(state, graph, statement)
         case syntax.Bucket() | syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
             line = line_of(graph, statement)
             return "" if line is None else line_hint(*line)
@@ -359,7 +356,10 @@ def statement_hint(graph: GraphState, statement: Statement) -> str:
         case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
             outcome = outcome_of(graph, statement)
             return "" if outcome is None else expectation_hint(statement, outcome)
-    return ""
+        case syntax.PolicyName() | syntax.Requires() | syntax.Device():
+            return ""
+        case _:
+            assert_never(statement)
 
 
 def rules_of(graph: GraphState, include: syntax.Include) -> list[int]:
@@ -368,33 +368,28 @@ def rules_of(graph: GraphState, include: syntax.Include) -> list[int]:
     return [at for at, rule in enumerate(policy.rules) if policy.included_by(rule.span) == include.span]
 
 
-def include_hint(state: State, include: syntax.Include) -> str:
+def include_hint(state: State, graph: GraphState, include: syntax.Include) -> str:
     """``2 rules · 291 values``; of a file without rules what else it has."""
-    graph = state.graph
-    mine = [] if graph is None else rules_of(graph, include)
-    if graph is None or not mine:
+    mine = rules_of(graph, include)
+    if not mine:
         return in_short(_kinds(state, include))
     decided = sum(len(graph.plan.rules[at].decided) for at in mine)
     return in_short((counted(len(mine), "rule"), values(decided)))
 
 
+_KINDS: dict[type, str] = {
+    syntax.Rule: "rule",
+    syntax.Let: "name",
+    **dict.fromkeys(get_args(syntax.Expectation), "expectation"),
+    **dict.fromkeys((syntax.Bucket, *get_args(syntax.Scheduling)), "scheduling line"),
+}
+
+
 def _kinds(state: State, include: syntax.Include) -> list[str]:
-    """``2 names``, ``1 rule``."""
-    found = Counter(_kind(each.statement) for each in brought(state, include))
+    """``2 names``, ``1 rule``: the statements that an include of the document puts in its place."""
+    brought = (each.statement for each in state.text.expansion.statements if each.include == include.span)
+    found = Counter(_KINDS.get(type(each), "other statement") for each in brought)
     return [counted(count, kind) for kind, count in found.items()]
-
-
-def _kind(statement: Statement) -> str:
-    match statement:
-        case syntax.Rule():
-            return "rule"
-        case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
-            return "expectation"
-        case syntax.Bucket() | syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
-            return "scheduling line"
-        case syntax.Let():
-            return "name"
-    return "other statement"
 
 
 def _device(state: State) -> Article:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import islice
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ from policylang.language.files import SUFFIX, bundled_names
 from policylang.language.grammar import terminal_texts
 from policylang.language.loader import PRELUDE
 from policylang.language.resources import devices_folder, policies_folder
-from policylang.language.statements import ACTIONS
+from policylang.language.statements import ACTIONS, MODIFIERS, OPENERS
 
 MOST = 200
 """Items of one answer: nobody reads more, and who types on is asked again."""
 Kind = types.CompletionItemKind
-_PLACEHOLDER = re.compile(r"\$\{\d+:([^}]*)\}|\$0")
 _BREAK = re.compile(r"[._\s{,\"</]")
 
 
@@ -36,19 +35,10 @@ class WordOffer:
     text: str
     kind: types.CompletionItemKind = Kind.Keyword
     detail: str = ""
-    snippet: str = ""
-    """The text for clients that step through placeholders, ``saved <= ${1:4 GiB}``."""
     about: str = ""
     """The key of its documentation, ``bundled:fsdp``; empty for words of the language."""
     elsewhere: bool = False
     """True if the snapshot does not contain it."""
-    typed: str | None = None
-    """The typed glob that it replaces, if any."""
-
-    @property
-    def example(self) -> str:
-        """The snippet with its placeholders as given."""
-        return _PLACEHOLDER.sub(lambda found: found[1] or "", self.snippet or self.text).rstrip()
 
 
 def fitting_offers(offers: Iterable[WordOffer], cursor: Cursor) -> tuple[list[WordOffer], bool]:
@@ -57,7 +47,7 @@ def fitting_offers(offers: Iterable[WordOffer], cursor: Cursor) -> tuple[list[Wo
     typed = cursor.typed.lower()
     ranked: list[dict[str, WordOffer]] = [{}, {}, {}, {}]
     for offer in offers:
-        fit = _fit(offer, typed)
+        fit = _fit(offer.text.lower(), typed)
         if fit is not None:
             ranked[fit + 2 * offer.elsewhere].setdefault(offer.text, offer)
     found: dict[str, WordOffer] = {}
@@ -67,40 +57,26 @@ def fitting_offers(offers: Iterable[WordOffer], cursor: Cursor) -> tuple[list[Wo
     return [*found.values()][:MOST], len(found) <= MOST
 
 
-def _fit(offer: WordOffer, typed: str) -> int | None:
-    """0 where it begins with what is typed, 1 where one of its parts does, None where none does."""
-    text = offer.text.lower()
-    if offer.typed is not None or text.startswith(typed):
-        return 0
+def _fit(text: str, typed: str) -> int | None:
+    """0 where a text begins with what is typed, 1 where one of its parts does, None where none does."""
     bare = typed.lstrip('"')
-    if text.lstrip('"').startswith(bare):
+    if text.startswith(typed) or text.lstrip('"').startswith(bare):
         return 0
     return 1 if len(bare) > 1 and any(text.startswith(bare, at.end()) for at in _BREAK.finditer(text)) else None
 
 
-def _escaped(text: str) -> str:
-    """Escapes text for a snippet."""
-    return re.sub(r"([\\$}])", r"\\\1", text)
-
-
 def protocol_items(
-    offers: Iterable[WordOffer], range: types.Range, data: dict[str, Any], *, snippets: bool
+    offers: Iterable[WordOffer], range: types.Range, data: dict[str, Any]
 ) -> Iterator[types.CompletionItem]:
-    """The offers as the protocol has them, in their order. ``data``: what every item carries to be explained by.
-
-    Several words are a snippet where the client has them: of a plain text some insert the first word alone.
-    """
-    for number, offer in enumerate(islice(offers, MOST)):
-        snippet = offer.snippet or (_escaped(offer.text) if " " in offer.text else "")
-        is_snippet = snippets and bool(snippet)
+    """The offers as the protocol has them, in their order. ``data``: what every item carries to be explained by."""
+    for number, offer in enumerate(offers):
         yield types.CompletionItem(
             label=offer.text,
             kind=offer.kind,
             detail=offer.detail or None,
             sort_text=f"{number:03}",
-            filter_text=offer.text if offer.typed is None else offer.typed,
-            insert_text_format=types.InsertTextFormat.Snippet if is_snippet else types.InsertTextFormat.PlainText,
-            text_edit=types.TextEdit(range, snippet if is_snippet else offer.text),
+            filter_text=offer.text,
+            text_edit=types.TextEdit(range, offer.text),
             data={**data, "about": offer.about},
         )
 
@@ -109,9 +85,17 @@ MARKS = frozenset(("LPAR", "RPAR", "COMMA", "EQUAL"))
 """Signs that are typed faster than chosen."""
 _USER_WORDS = frozenset(("NAME", "PATH", "STRING", "BUNDLED"))
 _STATEMENTS = (
-    "recompute", "save", "offload", "expect", "let", "optional", "include", "bucket", "prefetch", "delay", "overlap",
-    "keep order", "blocks", "undecided", "device", "fuse", "collapse", "override", *ACTIONS,
-)  # fmt: skip
+    "recompute",
+    "save",
+    "offload",
+    "expect",
+    "let",
+    *MODIFIERS[:1],
+    "include",
+    *OPENERS,
+    *MODIFIERS,
+    *ACTIONS,
+)
 _BEFORE = ("everything", "first", "last", "every", "users", "inputs", "chain")
 _BEHIND = (
     "->", "in", "where", "outside", "except", "or", "and", "per block", "per module", "per chain", "per graph", "chain",
@@ -129,32 +113,6 @@ _ENDS = {"BUCKET": ("per block", "up to"), "OVERLAP": ("up to", "within")}
 """The last words of a statement."""
 _HEAD = ("policy", "requires", "include", "device", "blocks")
 """The words that a file begins with."""
-_EXAMPLES = {
-    "policy": "policy ${1:name}",
-    "requires": "requires policylang >= ${1:0.2}",
-    "let": "let ${1:name} = $0",
-    "undecided": "undecided -> ${1:save}",
-    "fuse": "fuse ${1:all_gather} chains",
-    "collapse": "collapse round_trips",
-    "bucket": "bucket ${1:all_gather} per block",
-    "prefetch": "prefetch ${1:all_gather} ${2:1} block ahead",
-    "delay": "delay ${1:reduce_scatter} ${2:1} block",
-    "overlap": "overlap ${1:collective}",
-    "keep order of": "keep order of ${1:all_to_all}",
-    "every": "every ${1:2nd}",
-    "exactly": "exactly ${1:1} $0",
-    "at least": "at least ${1:1} $0",
-    "at most": "at most ${1:1} $0",
-    "cut per": "cut per ${1:2 GiB}",
-    "from": "from ${1:1st}",
-}
-"""The usual continuations of a word, with placeholders."""
-_LIMITS = {
-    "BUCKET": "up to ${1:256 MiB}",
-    "OVERLAP": "up to ${1:2 GiB} in flight",
-    "": "up to ${1:8 GiB} per rank",
-}
-_WHOLES = {"EXPECT": "of ${1:forward}", "OVERLAP": "of peak"}
 
 
 def opener(cursor: Cursor) -> str:
@@ -166,6 +124,9 @@ def opener(cursor: Cursor) -> str:
 def keyword_offers(cursor: Cursor) -> Iterator[WordOffer]:
     """Every word and sign of the language that may stand here, words that belong together as one."""
     texts = terminal_texts()
+    ahead = {"PREFETCH": " ahead", "DELAY": ""}.get(opener(cursor))
+    if ahead is not None and "INT" in cursor.accepted and "BLOCK" in reading((*cursor.kinds, "INT")).accepted:
+        yield WordOffer(f"1 block{ahead}", Kind.Value)
     found: dict[str, None] = {}
     for terminal in sorted(cursor.accepted):
         if terminal in MARKS or terminal not in texts:
@@ -176,12 +137,15 @@ def keyword_offers(cursor: Cursor) -> Iterator[WordOffer]:
                 found.update(dict.fromkeys(_joined(text, after, cursor.accepted)))
     for second in cursor.seconds:
         found.update(dict.fromkeys(texts.get(second, () if second.isupper() else (second,))))
-    yield from _distances(cursor)
     for text in sorted(found, key=lambda text: (*_rank(text, cursor), text)):
         kind = Kind.Keyword if text[0].isalpha() else Kind.Operator
-        about = "position:from" if text == "from" else ""
-        yield WordOffer(text, kind, snippet=_snippet(text, cursor), about=about)
-    yield from _numbers(cursor)
+        yield WordOffer(text, kind, about="position:from" if text == "from" else "")
+    if "EVERY_NTH" in cursor.accepted:
+        yield WordOffer("every 2nd")
+    if "ORDINAL" in cursor.accepted or "ORDINAL" in cursor.seconds:
+        yield from (WordOffer(text, Kind.Value) for text in ("1st", "2nd", "3rd", "4th"))
+    if opener(cursor) == "BUCKET" and cursor.kinds[-1:] == ("PER",):
+        yield WordOffer("2 blocks", Kind.Value)
 
 
 def _joined(text: str, after: Reading, before: frozenset[str]) -> Iterator[str]:
@@ -226,73 +190,33 @@ def _rank(text: str, cursor: Cursor) -> tuple[int, int, int]:
     return 2, len(orders), 0
 
 
-def _snippet(text: str, cursor: Cursor) -> str:
-    statement = opener(cursor)
-    if text == "up to":
-        return _LIMITS.get(statement, _LIMITS[""])
-    if text == "of" and statement in _WHOLES:
-        return _WHOLES[statement]
-    if text == "within":
-        return "within ${1:1 GiB} of peak"
-    if text in ("exactly", "at least", "at most", "cut per", "from") or not cursor.kinds or text == "every":
-        return _EXAMPLES.get(text, "")
-    return _EXAMPLES.get(text, "") if cursor.kinds in (("OPTIONAL",), ("OVERRIDE",)) else ""
-
-
-def _numbers(cursor: Cursor) -> Iterator[WordOffer]:
-    """Examples of numbered words."""
-    accepted = cursor.accepted
-    if "EVERY_NTH" in accepted:
-        yield WordOffer("every 2nd", snippet="every ${1:2nd}")
-    if "ORDINAL" in accepted or "ORDINAL" in cursor.seconds:
-        yield from (WordOffer(text, Kind.Value) for text in ("1st", "2nd", "3rd", "4th"))
-    if opener(cursor) == "BUCKET" and cursor.kinds[-1:] == ("PER",):
-        yield WordOffer("2 blocks", Kind.Value, snippet="${1:2} blocks")
-
-
-def _distances(cursor: Cursor) -> Iterator[WordOffer]:
-    """The ends of a ``prefetch`` or a ``delay``."""
-    ahead = {"PREFETCH": " ahead", "DELAY": ""}.get(opener(cursor))
-    if ahead is not None and "BLOCK" in reading((*cursor.kinds, "INT")).accepted and "INT" in cursor.accepted:
-        yield WordOffer(f"1 block{ahead}", Kind.Value, snippet=f"${{1:1}} block{ahead}")
-
-
 _MOST_ENTRIES = 2000
 
 
 def include_offers(path: Path | None, cursor: Cursor) -> Iterator[WordOffer]:
-    """Bundled policies, and policy files beside this one."""
-    if not cursor.typed.startswith('"'):
-        for name in bundled_names():
-            if name != PRELUDE:  # it is always there
-                detail = first_sentence(comment_of(policies_folder() / f"{name}{SUFFIX}"))
-                yield WordOffer(f"<{name}>", Kind.File, detail, about=f"bundled:{name}")
+    """Bundled policies, and policy files beside this one; the prelude is always there."""
+    for name in bundled_names() if not cursor.typed.startswith('"') else ():
+        if name != PRELUDE:
+            detail = first_sentence(comment_of(policies_folder() / f"{name}{SUFFIX}"))
+            yield WordOffer(f"<{name}>", Kind.File, detail, about=f"bundled:{name}")
     if not cursor.typed.startswith("<"):
         yield from _beside(path, cursor, SUFFIX)
 
 
 def device_offers(path: Path | None, cursor: Cursor) -> Iterator[WordOffer]:
     """Bundled profiles, and files beside this policy."""
-    if not cursor.typed.startswith('"'):
-        for name in bundled_devices():
-            detail = first_sentence(comment_of(devices_folder() / f"{name}{DEVICE_SUFFIX}"))
-            yield WordOffer(name, Kind.File, detail, about=f"device:{name}")
+    for name in bundled_devices() if not cursor.typed.startswith('"') else ():
+        detail = first_sentence(comment_of(devices_folder() / f"{name}{DEVICE_SUFFIX}"))
+        yield WordOffer(name, Kind.File, detail, about=f"device:{name}")
     if cursor.typed.startswith('"') or not cursor.typed:
         yield from _beside(path, cursor, DEVICE_SUFFIX)
 
 
 @cache
 def comment_of(file: Path) -> str:
-    """The comment that a bundled file starts with, without its marks; empty where there is none."""
-    lines: list[str] = []
-    try:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            if not line.startswith("#"):
-                break
-            lines.append(line.removeprefix("#").strip())
-    except (OSError, UnicodeDecodeError):
-        return ""
-    return "\n".join(lines)
+    """The comment that a bundled file starts with, without its marks."""
+    lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    return "\n".join(line.removeprefix("#").strip() for line in lines)
 
 
 def first_sentence(comment: str) -> str:
@@ -314,11 +238,9 @@ def _beside(path: Path | None, cursor: Cursor, suffix: str) -> Iterator[WordOffe
             found = sorted((each.name, each.is_dir()) for each, _ in zip(entries, range(_MOST_ENTRIES), strict=False))
     except (OSError, ValueError):
         return
-    for name, is_folder in found:
-        if name.startswith(".") or '"' in name:
-            continue
+    named = [each for each in found if not each[0].startswith(".") and '"' not in each[0]]
+    for name, is_folder in named:
         if not is_folder and name.endswith(suffix) and (path.parent / before / name).resolve() != mine:
             yield WordOffer(f'"{before}{name}"', Kind.File)
-    for name, is_folder in found:
-        if is_folder and not name.startswith(".") and '"' not in name:
-            yield WordOffer(f'"{before}{name}/', Kind.Folder)  # the quote comes with the file
+    yield from (WordOffer(f'"{before}{name}/', Kind.Folder) for name, is_folder in named if is_folder)
+    # the quote comes with the file

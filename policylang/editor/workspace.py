@@ -20,7 +20,7 @@ from policylang.api.settings import ProjectSettings, project_settings
 from policylang.errors import PolicyError
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, diagnose, is_error
-from policylang.language.shown import did_you_mean, nearest
+from policylang.language.shown import did_you_mean, nearest, shortened
 from policylang.planning.capabilities import PLANNED
 
 SECTION = "policylang"
@@ -190,5 +190,4 @@ def _path(given: object, problems: list[Diagnostic]) -> PathName | None:
 
 
 def _shown(value: object) -> str:
-    text = str(value).partition("\n")[0]
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    return shortened(str(value).partition("\n")[0], 61)

@@ -34,8 +34,7 @@ from tests.support.flat_graphs import Flat, assert_bitwise_equal, copy_graph, fl
 from tests.support.hand_orders import KEEP, drawn_schedule, names_in, order_of
 from tests.support.joint import Joint, capture_joint
 from tests.support.models import ZOO
-from tests.support.random_flat import random_flat
-from tests.support.random_joint import random_joint
+from tests.support.random_flat import random_flat, random_joint
 from tests.support.run_partition import Traced, assert_same_result, trace
 from tests.support.shared_graphs import JOINT, ONE_DEVICE, shared_graph
 

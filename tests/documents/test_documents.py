@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,7 @@ def without_blocks(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of each heading: lowercase, without marks and punctuation, with hyphens for spaces."""
+    """The anchor of each heading: lowercase, without marks and punctuation, with hyphens for spaces."""
     headings = re.findall(r"^#+ (.+)$", without_blocks(page), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
@@ -82,16 +81,6 @@ def test_the_tests_run_under_another_torch_in_an_environment_of_its_own(tmp_path
 def test_ci_runs_the_test_command_of_the_readme():
     assert "./scripts/test " in (ROOT / "README.md").read_text()
     assert 'exec "$(dirname "${BASH_SOURCE[0]}")/../scripts/test" "$@"' in (ROOT / ".ci" / "run").read_text()
-
-
-def test_the_mistake_of_the_tutorial(tmp_path):
-    """The output that the tutorial shows is the one that a reader gets, in a process that has no torch."""
-    text = (ROOT / "examples" / "mine.apl").read_text()
-    (tmp_path / "mine.apl").write_text(text.replace("save attention", "save attenton"))
-    command = [sys.executable, "-m", "policylang", "check", "mine.apl"]
-    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120).stdout
-    assert printed in (ROOT / "docs" / "tutorial.md").read_text()
-    assert "`attenton`" in printed
 
 
 def test_the_policy_that_the_tutorial_arrives_at_is_clean():

@@ -16,7 +16,7 @@ import torch
 
 import policylang
 from tests.documents.outputs import PAGES, ROOT, SLOW, Shown, blocks, masked, produce
-from tests.documents.outputs.examples import example
+from tests.documents.outputs.programs import example
 
 FOUND = [shown for page in PAGES for shown in blocks(page)]
 

@@ -21,7 +21,7 @@ GRAPHS = Path(__file__).resolve().parents[2] / "docs" / "graphs"
 
 @pytest.fixture
 def state_of(tmp_path: Path) -> Callable[..., State]:
-    """Of a text in a file that needs not exist; ``graph`` names a snapshot of docs/graphs, or is a file."""
+    """The state of a text in a file that needs not exist; ``graph`` names a snapshot of docs/graphs, or is a file."""
 
     def made(text: str, graph: str | Path | None = None, *, name: str = "mine.apl", device=None) -> State:
         file = tmp_path / name

@@ -9,7 +9,6 @@ from pathlib import Path
 from attrs import frozen
 from lsprotocol import types
 
-from policylang.editor.names import PolicyFiles, PolicyFolder
 from policylang.editor.state import Document, Positions, State, read_text
 from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.files import read_source
@@ -33,19 +32,16 @@ class PoliciesAtHand:
         document = self._document(name)
         return State(document, read_text(document, None, self._read))
 
-    def around(self, *open_ones: str, workspace: bool = True) -> PolicyFiles:
-        documents = [self._document(each) for each in {**dict.fromkeys(open_ones), **dict.fromkeys(self.unsaved)}]
-        return PolicyFolder().files([self.folder] if workspace else [], documents)
-
     def text(self, name: str) -> str:
         return self.unsaved.get(name) or (self.folder / name).read_bytes().decode()
 
-    def shown(self, uri: str, range: types.Range) -> str:
+    def shown(self, place: types.Location) -> str:
         """``file:line:text`` of a place."""
-        path = Path(uri.removeprefix("file://"))
-        name = os.path.relpath(path, self.folder) if path.is_relative_to(self.folder) else f"<{path.stem}>"
-        text = self.text(name) if not name.startswith("<") else path.read_text(encoding="utf-8")
-        positions = Positions(text)
+        path = Path(place.uri.removeprefix("file://"))
+        own = path.is_relative_to(self.folder)
+        name = os.path.relpath(path, self.folder) if own else f"<{path.stem}>"
+        text = self.text(name) if own else path.read_text(encoding="utf-8")
+        positions, range = Positions(text), place.range
         found = text[positions.offset(range.start) : positions.offset(range.end)]
         return f"{name}:{range.start.line + 1}:{found}"
 

@@ -62,9 +62,8 @@ class Editor:
     def close(self, uri: str) -> None:
         self.client.text_document_did_close(types.DidCloseTextDocumentParams(types.TextDocumentIdentifier(uri)))
 
-    def watched(self, *paths: Path) -> None:
-        events = [types.FileEvent(each.as_uri(), types.FileChangeType.Changed) for each in paths]
-        self.client.workspace_did_change_watched_files(types.DidChangeWatchedFilesParams(events))
+    def saved(self, uri: str) -> None:
+        self.client.text_document_did_save(types.DidSaveTextDocumentParams(types.TextDocumentIdentifier(uri)))
 
     async def hints(self, uri: str) -> Sequence[types.InlayHint] | None:
         """Waits for the plan of the text as it is."""
@@ -74,7 +73,7 @@ class Editor:
         return found
 
     async def codes(self, uri: str) -> list[str]:
-        """Of the text as it is, once nothing more is under way for it."""
+        """The codes of the text as it is, once nothing more is under way for it."""
         await self.hints(uri)
         return [str(each.code) for each in self.said[uri][-1].diagnostics]
 
@@ -115,9 +114,7 @@ CAPABILITIES = types.ClientCapabilities(
     workspace=types.WorkspaceClientCapabilities(
         configuration=True,
         workspace_folders=True,
-        did_change_watched_files=types.DidChangeWatchedFilesClientCapabilities(dynamic_registration=True),
         did_change_configuration=types.DidChangeConfigurationClientCapabilities(dynamic_registration=True),
         inlay_hint=types.InlayHintWorkspaceClientCapabilities(refresh_support=True),
     ),
-    window=types.WindowClientCapabilities(work_done_progress=True),
 )

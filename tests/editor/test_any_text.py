@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.editor.names import PolicyFolder
-from policylang.editor.navigation import RenameRefused, definition, highlights, references, renameable, renamed
-from policylang.editor.outline import formatted, formatted_between, symbols
+from policylang.editor.navigation import definition, formatted, highlights, references, symbols
 from policylang.editor.state import Document, State, read_text
 from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
@@ -41,15 +38,11 @@ def check_answers(made: pytest.TempPathFactory, text: str, offset: int) -> None:
     path = folder / "mine.apl"
     document = Document(path.as_uri(), 1, Source("mine.apl", text), path)
     state = State(document, read_text(document, None, read_source))
-    around = PolicyFolder().files([folder], [document])
     end = document.positions.position(len(text))
-    definition(state, offset, lambda: around)
-    references(state, around, offset, declaration=True)
-    with suppress(RenameRefused):
-        renameable(state, around, offset)
-        renamed(state, around, offset, "fresh")
-    ranges = [each.range for each in (*symbols(state), *highlights(state, offset))]
-    ranges += [each.range for each in (*(formatted(state) or ()), *formatted_between(state, offset, offset + 5))]
+    definition(state, offset)
+    references(state, offset, declaration=True)
+    ranges = [each.range for each in (*highlights(state, offset), *(formatted(state) or ()))]
+    ranges += [each.location.range for each in symbols(state)]
     for each in ranges:
         assert (each.start.line, each.start.character) <= (each.end.line, each.end.character)
         assert (each.end.line, each.end.character) <= (end.line, end.character)

@@ -49,7 +49,7 @@ def state(text: str, facts: Facts | None = None, path: Path | None = None) -> St
 
 
 def made(folder: Path, text: str, graph: str | Path | None = None) -> State:
-    """Of a file of a folder, that need not be there."""
+    """The state of a file of a folder, that need not be there."""
     facts = None if graph is None else facts_of_graph(graph)
     return state(text, facts, folder / "mine.apl")
 
@@ -72,15 +72,15 @@ def at(tmp_path: Path) -> At:
     return found
 
 
-def items(tmp_path: Path, text: str, graph: str | None = None, *, trigger: str | None = None, snippets: bool = False):
+def items(tmp_path: Path, text: str, graph: str | None = None, *, trigger: str | None = None):
     offset = text.index("|")
     here = made(tmp_path, text.replace("|", "", 1), graph)
-    return completion(here, offset, trigger=trigger, snippets=snippets).items
+    return completion(here, offset, trigger=trigger).items
 
 
-def inserted(tmp_path: Path, text: str, label: str, graph: str | None = None, *, snippets: bool = False) -> str:
+def inserted(tmp_path: Path, text: str, label: str, graph: str | None = None) -> str:
     """The text with an item put where it belongs."""
-    (item,) = (each for each in items(tmp_path, text, graph, snippets=snippets) if each.label == label)
+    (item,) = (each for each in items(tmp_path, text, graph) if each.label == label)
     plain = text.replace("|", "", 1)
     positions = state(plain).document.positions
     start, end = positions.offset(item.text_edit.range.start), positions.offset(item.text_edit.range.end)
@@ -171,7 +171,7 @@ def test_whatever_is_offered_is_read_where_it_is_put(monkeypatch: pytest.MonkeyP
         chosen = offered(here, cursor)
         assert len({offer.text for offer in keyword_offers(cursor)}) == len(list(keyword_offers(cursor)))
         for offer in chosen:
-            for text in {offer.text, offer.example}:
+            for text in (offer.text,):
                 if not text.endswith((".", "/")) and not is_read(f"{before}{text}"):
                     halves = text in ("keep", "half", "up", "step")
                     wrong += [] if halves else [f"{before}▮{text}"]
@@ -188,7 +188,7 @@ def test_a_policy_can_be_written_from_what_is_offered_alone(data: st.DataObject)
         choices = [each for cursor in cursors for each in offered(here, cursor) if not each.text.endswith((".", "/"))]
         if not choices:
             break
-        text += f"{data.draw(st.sampled_from(choices)).example} "
+        text += f"{data.draw(st.sampled_from(choices)).text} "
         assert is_read(text), text
 
 
@@ -251,15 +251,6 @@ def test_namespaces_and_overloads_come_component_by_component(at: At) -> None:
     assert at("save cudnn|", "llama3_8b.graph")[0] == "_scaled_dot_product_cudnn_attention"
 
 
-def test_globs_show_what_they_match(tmp_path: Path) -> None:
-    found = items(tmp_path, "save aten.*atten|", "llama3_8b.graph")
-    assert [each.label for each in found[:2]] == ["aten.*atten*", "aten._scaled_dot_product_cudnn_attention"]
-    assert found[0].detail == "64 nodes, 32 forward"
-    assert found[0].filter_text == "aten.*atten"  # an editor filters by what is typed
-    found = items(tmp_path, "save aten.{mm,sil|", "fsdp.graph")
-    assert [each.label for each in found] == ["aten.{mm,silu}", "aten.{mm,silu_backward}"]
-
-
 @pytest.mark.parametrize(
     ("text", "first", "among"),
     [
@@ -268,10 +259,8 @@ def test_globs_show_what_they_match(tmp_path: Path) -> None:
         ("save mm in /|", "/model", "/lm_head"),
         ("save mm in layers.*.self|", "layers.*.self_attn", "layers.*.self_attn"),
         ("save mm in layers.**.q|", "layers.**.q_proj", "layers.**.q_proj"),
-        ("save mm outside layers.{0,3|", "layers.{0,3}", "layers.{0,31}"),
         ("save mm where module == layers.|", "layers.*", "layers.0"),
         ("blocks |", "layers.*", "model"),
-        ("save mm in *_pro|", "q_proj", "up_proj"),
         ('save mm in "layers.|"', '"layers.*"', '"layers.0"'),
     ],
 )
@@ -395,7 +384,6 @@ def test_nothing_in_comments(at: At, text: str) -> None:
         ("save mm up| ", "up to", "save mm up to "),
         ("save first mm per bl|", "block", "save first mm per block"),
         ("mm -|", "->", "mm ->"),
-        ("save mm in layers.{0,|}", "layers.{0,1}", "save mm in layers.{0,1}"),
         ("save mm\r\nrec|\r\n", "recompute", "save mm\r\nrecompute\r\n"),
         ('save mm in "🦙.x"; sa|', "save", 'save mm in "🦙.x"; save'),
         ("save (  # 🦙🦙\n  m|, bmm)", "mm", "save (  # 🦙🦙\n  mm, bmm)"),
@@ -452,13 +440,6 @@ def test_random_texts_are_answered(parts: list[str]) -> None:
 # --- what clients do with it ---
 
 
-def test_placeholders_for_clients_that_have_them(tmp_path: Path) -> None:
-    assert inserted(tmp_path, "let|", "let") == "let"
-    assert inserted(tmp_path, "expect s|", "saved", snippets=True) == "expect saved <= ${1:4 GiB}"
-    assert inserted(tmp_path, "expect s|", "saved") == "expect saved"
-    assert inserted(tmp_path, "offload mm |", "up to", snippets=True) == "offload mm up to ${1:8 GiB} per rank"
-
-
 def test_a_blank_opens_a_list_only_where_the_statement_goes_on(at: At) -> None:
     assert at("save |", trigger=" ")
     assert at("save mm in |", trigger=" ")
@@ -474,7 +455,6 @@ def test_a_quote_or_a_sign_opens_a_list_only_where_it_begins_something(at: At) -
     assert at('blocks "|', "fsdp.graph", trigger='"')
     assert at('save mm in "layers"|', "fsdp.graph", trigger='"') == []
     assert at("save (|", trigger="(")
-    assert at("save aten.{|", "fsdp.graph", trigger="{")
 
 
 def test_long_lists_are_cut_and_asked_for_again(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
 import policylang
 from policylang.editor import open_documents
 from policylang.editor.open_documents import OpenDocuments
-from policylang.editor.state import State, before_the_order, read_graph
+from policylang.editor.state import State, read_graph
 from policylang.language.cancellation import check_cancelled
 from tests.editor.conftest import GRAPHS
 from tests.editor.weighed import weighed
@@ -263,47 +263,6 @@ def test_a_graph_that_is_still_read_may_know_operators(tmp_path) -> None:
         assert await it.codes(uri) == first
 
     session(tmp_path, test, graph=str(GRAPHS / "custom_operator.graph"))
-
-
-@pytest.mark.parametrize(
-    ("name", "graph"),
-    [
-        ("fsdp_overlap", "fsdp"),
-        *(
-            pytest.param(name, graph, marks=pytest.mark.slow)
-            for name in ("fsdp_overlap", "fsdp_tp_overlap")
-            for graph in ("fsdp", "tensor_parallel", "llama3_8b", "mixtral")
-        ),
-    ],
-)
-def test_what_is_said_before_the_order_stands_in_the_end(name: str, graph: str, state_of) -> None:
-    text = (GRAPHS.parents[1] / "policies" / f"{name}.apl").read_text()
-    more = "recompute everything in layers.99\nsave mm\nsave mm\nexpect saved <= 1 KiB\nexpect every mm recomputed\n"
-    state = state_of(f"{text}\n{more}", f"{graph}.graph")
-    assert state.graph is not None
-    early = before_the_order(state.text, state.facts, "g", None, None)
-    assert early is not None
-    whole = state.graph.diagnostics
-    assert {"APL301", "APL303"} <= {each.code for each in early}
-    assert [each for each in whole if each in early] == list(early), "all of it, in the same order"
-
-
-def test_a_policy_without_an_order_is_published_once(tmp_path, graph, state_of) -> None:
-    state = state_of("save mm", graph)
-    assert before_the_order(state.text, state.facts, "g", None, None) is None
-
-
-def test_the_first_of_two_steps_is_published(tmp_path) -> None:
-    async def test(it: Session) -> None:
-        uri = it.put((GRAPHS.parents[1] / "policies" / "fsdp_overlap.apl").read_text() + "save mm in layers.99\n")
-        await it.documents.settled(uri)
-        last = it.published[-1]
-        first = next(state for state in it.published if state.early)
-        assert first.graph is None
-        assert last.graph is not None
-        assert set(first.diagnostics) <= set(last.diagnostics)
-
-    session(tmp_path, test, graph=str(GRAPHS / "fsdp.graph"))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "editor.md").read_text(en
 GRAPH = Path(__file__).resolve().parents[2] / "docs" / "graphs" / "tutorial.graph"
 MAIN = 'include "lib.apl"\nrecompute everything\nsave   big; save matmul\nsave everything in layers.9\nlet small = mm\n'
 LIB = "# \N{MATHEMATICAL ITALIC SMALL ALPHA}\nlet big = mm\n"
-FORMATTED = MAIN.replace("save   big; ", "save big\n").replace("small", "large")
+FORMATTED = MAIN.replace("save   big; ", "save big\n")
 
 NEOVIM = """
 vim.cmd('edit main.apl')
@@ -35,9 +35,6 @@ vim.lsp.buf.definition()
 vim.wait(10000, function() return vim.fn.expand('%:t') == 'lib.apl' end, 50)
 said.definition = { vim.fn.expand('%:t'), vim.api.nvim_win_get_cursor(0) }
 vim.cmd('edit main.apl')
-vim.api.nvim_win_set_cursor(0, { 5, 5 })
-vim.lsp.buf.rename('large')
-vim.wait(10000, function() return vim.fn.getline(5):match('large') ~= nil end, 50)
 if vim.lsp.buf.format then vim.lsp.buf.format({ timeout_ms = 10000 }) else vim.lsp.buf.formatting_sync(nil, 10000) end
 vim.cmd('silent wall')
 local out = io.open('said.json', 'w')
@@ -59,8 +56,6 @@ EMACS = """
   (call-interactively #'xref-find-definitions)
   (setq place (list (buffer-name) (line-number-at-pos) (current-column)))
   (switch-to-buffer "main.apl")
-  (goto-char (point-min)) (search-forward "small") (backward-char 2)
-  (eglot-rename "large")
   (eglot-format-buffer)
   (save-some-buffers t)
   (with-temp-file "said.json"

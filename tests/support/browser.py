@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
@@ -19,17 +18,10 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 DRIVER = shutil.which("chromedriver")
 MISSING = None if CHROMIUM and DRIVER else "no Chromium with its chromedriver here"
 
-_OPTIONS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+_OPTIONS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 KEYS = {"up": "\ue013", "down": "\ue015", "enter": "\ue007", "escape": "\ue00c", "end": "\ue010", "right": "\ue014"}
 
@@ -55,17 +47,10 @@ class Browser:
         found = self.run(f"return [...document.querySelectorAll({json.dumps(selector)})].map(each => each.textContent)")
         return [str(text) for text in found]
 
-    def wait_for(self, selector: str) -> None:
-        """Until there is one: what a page does on an event of its own, it does a moment after what caused it."""
-        self._find(selector)
-
     def errors(self) -> list[str]:
         """What the page complained about since it was opened."""
         log = self._call("POST", "se/log", {"type": "browser"})
         return [entry["message"] for entry in log if entry["level"] == "SEVERE"]
-
-    def screenshot(self) -> bytes:
-        return base64.b64decode(self._call("GET", "screenshot"))
 
     def _find(self, selector: str) -> str:
         found: dict[str, str] = self._call("POST", "element", {"using": "css selector", "value": selector})
@@ -76,7 +61,7 @@ class Browser:
 
 
 @contextmanager
-def browser(width: int = 1400, height: int = 1000, *, dark: bool = False) -> Iterator[Browser]:
+def browser(width: int = 1400) -> Iterator[Browser]:
     """A browser of its own, with a profile that is thrown away. Needs what :data:`MISSING` says is there."""
     assert CHROMIUM is not None
     assert DRIVER is not None
@@ -84,8 +69,7 @@ def browser(width: int = 1400, height: int = 1000, *, dark: bool = False) -> Ite
         driver = subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             root = f"http://127.0.0.1:{_port(driver)}"
-            arguments = [*_OPTIONS, f"--user-data-dir={profile}", f"--window-size={width},{height}"]
-            arguments += ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
+            arguments = [*_OPTIONS, f"--user-data-dir={profile}", f"--window-size={width},1000"]
             chrome = {"goog:chromeOptions": {"binary": CHROMIUM, "args": arguments}}
             wanted = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL"}, **chrome}
             wanted["timeouts"] = {"implicit": 10_000}

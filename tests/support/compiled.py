@@ -15,7 +15,7 @@ from tests.support.models import Example
 class Trained(NamedTuple):
     losses: tuple[Tensor, ...]
     gradients: dict[str, Tensor]
-    """Of parameters, and of the inputs that require one."""
+    """Those of parameters, and of the inputs that require one."""
     buffers: dict[str, Tensor]
 
 

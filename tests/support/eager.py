@@ -76,7 +76,7 @@ def train(model: nn.Module, run: Callable[[nn.Module, int], Tensor], steps: int 
 
 
 def differences(one: Iterable[Step], other: Iterable[Step]) -> list[str]:
-    """What is not the same to the last bit."""
+    """The names of what is not the same to the last bit."""
     found = []
     for number, (left, right) in enumerate(zip(one, other, strict=True)):
         assert left.gradients.keys() == right.gradients.keys()

@@ -14,7 +14,6 @@ from unittest import mock
 import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from policylang.backends import rewriting, runtime
 from policylang.graph.collect import collect
@@ -26,6 +25,7 @@ from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.torch_compat import distributed
 from tests.support.edited import assert_facts_hold
+from tests.support.lines import FakeGraph
 from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER
 
 AXES = ("a", "b", "c")
@@ -63,29 +63,25 @@ class Place:
         return Mesh(AXES[: len(self.shape)], self.shape, tuple(range(prod(self.shape))))
 
 
-class Builder:
+class Builder(FakeGraph):
     """A graph of one rank, operator by operator; all of it runs in the backward."""
 
     def __init__(self, place: Place, shard: tuple[int, ...]) -> None:
+        super().__init__(shard)
         self.place = place
-        self.graph = fx.Graph()
-        self.mode = FakeTensorMode()
-        self.shard = self.graph.placeholder("shard")
-        with self.mode:
-            self.shard.meta["val"] = torch.empty(shard)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        node = self.graph.call_function(target, args, kwargs, name=_name(target))
-        with self.mode:
-            node.meta["val"] = target(*fx.map_arg(args, lambda read: read.meta["val"]), **kwargs)
+        node = self.extra(target, *args, **kwargs)
         node.meta["partitioner_tag"] = "is_backward"
         return node
+
+    def group(self, axis: int) -> str:
+        return f"{AXES[axis]}{self.place.group(axis)[0]}"
 
     def gather(self, value: fx.Node, axis: int, dim: int = 0, turned: int = 0) -> fx.Node:
         """``turned``: by how many pieces the order is off in which they are joined along another dimension."""
         size = self.place.shape[axis]
-        name = f"{AXES[axis]}{self.place.group(axis)[0]}"
-        whole = self.call(WAIT, self.call(ALL_GATHER, value, size, name))
+        whole = self.call(WAIT, self.call(ALL_GATHER, value, size, self.group(axis)))
         if dim == 0:
             return whole
         split = self.call(ATEN.split.Tensor, whole, whole.meta["val"].shape[0] // size)
@@ -93,26 +89,16 @@ class Builder:
         return self.call(ATEN.cat.default, [*pieces[turned:], *pieces[:turned]], dim)
 
     def scatter(self, value: fx.Node, axis: int) -> fx.Node:
-        name = f"{AXES[axis]}{self.place.group(axis)[0]}"
-        return self.call(WAIT, self.call(REDUCE_SCATTER, value, "sum", self.place.shape[axis], name))
+        return self.call(WAIT, self.call(REDUCE_SCATTER, value, "sum", self.place.shape[axis], self.group(axis)))
 
     def reduce(self, value: fx.Node, axis: int) -> fx.Node:
-        name = f"{AXES[axis]}{self.place.group(axis)[0]}"
-        return self.call(WAIT, self.call(ALL_REDUCE, value, "sum", name))
+        return self.call(WAIT, self.call(ALL_REDUCE, value, "sum", self.group(axis)))
 
     def cut(self, value: fx.Node, dim: int, part: int, count: int, piece: bool = False) -> fx.Node:
         length = value.meta["val"].shape[dim] // count
         if piece:
             return self.call(operator.getitem, self.call(ATEN.split.Tensor, value, length, dim), part)
         return self.call(ATEN.slice.Tensor, value, dim, part * length, (part + 1) * length)
-
-    def module(self, *returned: fx.Node) -> fx.GraphModule:
-        self.graph.output(returned)
-        return fx.GraphModule(torch.nn.Module(), self.graph)
-
-
-def _name(target: Any) -> str:
-    return getattr(target, "__name__", "").split(".")[0] if target is operator.getitem else str(target).split(".")[1]
 
 
 Program = Callable[[Builder], Sequence[fx.Node]]

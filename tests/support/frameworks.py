@@ -25,23 +25,10 @@ Way = Callable[[nn.Module], nn.Module]
 
 def llama(**settings: Any) -> Any:
     """A causal language model of Hugging Face, the same weights each time."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=models.VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        **{"attention_dropout": 0.1, **settings},
-    )
-    return LlamaForCausalLM(config).train()
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    given = {"attention_dropout": 0.1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **settings}
+    return models.hugging_face("LlamaConfig", "LlamaForCausalLM", **sizes, **heads, **given)
 
 
 def batches(count: int, size: int = 2, length: int = 8) -> list[Tensor]:
@@ -112,7 +99,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def differences(one: Trained, other: Trained) -> list[str]:
-    """What is not the same to the last bit."""
+    """The names of what is not the same to the last bit."""
     assert one.losses
     assert len(one.losses) == len(other.losses)
     assert one.tensors.keys() == other.tensors.keys()

@@ -60,10 +60,10 @@ def drawn_schedule(facts: Facts, schedule: Schedule, seed: int) -> Schedule:
             if has_turn and facts.targets[row] not in (GETITEM, *WAITS):
                 before[-1] |= {last} - {-1}
                 last = at
-    return Schedule.of(steps[at] for at in _drawn(before, random.Random(seed)))
+    return Schedule.of(steps[at] for at in drawn_places(before, random.Random(seed)))
 
 
-def _drawn(before: list[set[int]], numbers: random.Random) -> list[int]:
+def drawn_places(before: list[set[int]], numbers: random.Random) -> list[int]:
     """Any order that has each behind what has to come before it."""
     behind: list[list[int]] = [[] for _ in before]
     for at, needed in enumerate(before):

@@ -43,31 +43,42 @@ def groups_of(mesh: Mesh, rank: int) -> dict[str, Group]:
     return found
 
 
-class Line:
-    """A graph that is built call by call. Whatever is asked of it is done to the node made last."""
+class FakeGraph:
+    """A graph that is built call by call, with a fake value for each node."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.graph = fx.Graph()
+        self.mode = FakeTensorMode()
+        self.shard = self.graph.placeholder("shard")
+        with self.mode:
+            self.shard.meta["val"] = torch.empty(*shape)
+
+    def extra(self, target: Any, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
+        called = name or getattr(target, "overloadpacket", target).__name__
+        node = self.graph.create_node("call_function", target, args, kwargs, name=called)
+        with self.mode:
+            node.meta["val"] = target(*fx.map_arg(args, lambda read: read.meta["val"]), **kwargs)
+        return node
+
+    def module(self, *returned: fx.Node) -> fx.GraphModule:
+        self.graph.output(returned)
+        return fx.GraphModule(torch.nn.Module(), self.graph)
+
+
+class Line(FakeGraph):
+    """A graph of one value after the other. Whatever is asked of it is done to the node made last; ``extra`` makes a
+    node beside the line."""
 
     def __init__(self, mesh: Mesh, shape: Sequence[int], *, rank: int = 0, known: bool = True) -> None:
+        super().__init__(shape)
         self.mesh = mesh
         self.groups = groups_of(mesh, rank)
         self.known = known
-        self.graph = fx.Graph()
-        self.mode = FakeTensorMode()
-        self.node = self.graph.placeholder("shard")
-        with self.mode:
-            self.node.meta["val"] = torch.empty(*shape)
+        self.node = self.shard
 
     def call(self, target: Any, *args: Any, of: fx.Node | None = None, name: str | None = None) -> Line:
         self.node = self.extra(target, self.node if of is None else of, *args, name=name)
         return self
-
-    def extra(self, target: Any, *args: Any, name: str | None = None) -> fx.Node:
-        """A node beside the line."""
-        called = name or getattr(target, "overloadpacket", target).__name__
-        node = self.graph.create_node("call_function", target, args, {}, name=called)
-        with self.mode:
-            values = fx.map_arg(args, lambda read: read.meta["val"])
-            node.meta["val"] = target(*values)
-        return node
 
     def gather(self, dim: str, *, wait: bool = True) -> Line:
         group = self.groups[dim]
@@ -87,13 +98,8 @@ class Line:
         return self
 
     def contiguous(self) -> Line:
-        if self.node.meta["val"].is_contiguous():
-            return self
-        asked = {"memory_format": torch.contiguous_format}
-        node = self.graph.create_node("call_function", aten.clone.default, (self.node,), asked, name="clone")
-        with self.mode:
-            node.meta["val"] = self.node.meta["val"].contiguous()
-        self.node = node
+        if not self.node.meta["val"].is_contiguous():
+            self.node = self.extra(aten.clone.default, self.node, memory_format=torch.contiguous_format)
         return self
 
     def permute(self, *dims: int) -> Line:
@@ -109,8 +115,7 @@ class Line:
             last = self.extra(aten.mm.default, self.node, self.extra(aten.t.default, self.node))
         else:
             last = self.extra(aten.sin.default, self.node)
-        self.graph.output((last, *more))
-        return fx.GraphModule(torch.nn.Module(), self.graph)
+        return self.module(last, *more)
 
     def facts(self, *more: fx.Node, kind: GraphKind = GraphKind.FORWARD) -> Facts:
         found = collect(self.done(*more), kind=kind, groups=self.groups)
@@ -127,7 +132,7 @@ def planned(
 
 
 def reasons(facts: Facts, text: str = "optional fuse all_gather chains", able: Capabilities = ABLE) -> list[str]:
-    """Of a graph in which nothing is to be fused."""
+    """The reasons why nothing in a graph is fused."""
     found = planned(facts, text, able)
     assert not found.done
     return [each.reason for each in found.refused]

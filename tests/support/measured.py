@@ -14,6 +14,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from policylang.audit.graphs import is_random_state
 from policylang.backends.joint import Partition
 from policylang.torch_compat.graphs import hint
+from tests.support.run_partition import output_args
 
 
 class _Tracker(MemTracker):
@@ -40,10 +41,10 @@ def measured(partition: Partition, num_fwd_outputs: int, device: str = "cpu") ->
     with _mode_of(forward), torch.no_grad():
         primals = [_fresh(node.meta["val"]) for node in forward.graph.find_nodes(op="placeholder")]
         peak_forward, returned = _tracked(forward, list(primals), primals, device)
-        names = [value.name if isinstance(value, fx.Node) else "" for value in _output_args(forward)]
+        names = [value.name if isinstance(value, fx.Node) else "" for value in output_args(forward)]
         outputs = returned[:num_fwd_outputs]
         kept = dict(zip(names, returned, strict=True))
-        states = [value for node, value in zip(_output_args(forward), returned, strict=True) if is_random_state(node)]
+        states = [value for node, value in zip(output_args(forward), returned, strict=True) if is_random_state(node)]
         saved = _bytes_beyond([*primals, *states], returned[num_fwd_outputs:], device)
         arguments = []
         for node in backward.graph.find_nodes(op="placeholder"):
@@ -98,8 +99,3 @@ def _fresh(value: Any) -> Any:
 def _mode_of(gm: fx.GraphModule) -> FakeTensorMode:
     vals = [node.meta.get("val") for node in gm.graph.nodes]
     return next(value.fake_mode for value in vals if hasattr(value, "fake_mode"))
-
-
-def _output_args(gm: fx.GraphModule) -> Sequence[Any]:
-    (output,) = gm.graph.find_nodes(op="output")
-    return output.args[0]

@@ -34,25 +34,29 @@ def _floats(*shape: int) -> Tensor:
 
 
 class Logits(nn.Module):
-    """A Hugging Face language model as a function from tokens to logits, without its loss and its cache."""
+    """A Hugging Face language model as a function from tokens (of an encoder-decoder: source and target) to logits,
+    without its loss and its cache."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.model(input_ids=tokens, use_cache=False).logits
+    def forward(self, tokens: Tensor, target: Tensor | None = None) -> Tensor:
+        more = {} if target is None else {"decoder_input_ids": target}
+        return self.model(input_ids=tokens, use_cache=False, **more).logits
 
 
-class SequenceToSequence(nn.Module):
-    """A Hugging Face encoder-decoder, likewise."""
+class Layers(nn.Module):
+    """Blocks one after the other, by the name that decoders give them."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.layers = nn.ModuleList(layers)
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        return self.model(input_ids=source, decoder_input_ids=target, use_cache=False).logits
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
 
 
 def next_token_loss(logits: Tensor) -> Tensor:
@@ -66,112 +70,69 @@ def square_loss(output: Tensor) -> Tensor:
     return output.float().square().mean()
 
 
-def _hugging_face(config_name: str, model_name: str, **settings: Any) -> nn.Module:
+def hugging_face(config_name: str, model_name: str, **settings: Any) -> nn.Module:
+    """A model of random weights, the same each time."""
     import transformers
 
     torch.manual_seed(SEED)
-    config = getattr(transformers, config_name)(**settings)
+    config = getattr(transformers, config_name)(vocab_size=VOCABULARY, use_cache=False, **settings)
     config._attn_implementation = "sdpa"
     return getattr(transformers, model_name)(config).train()
 
 
-def llama(layers: int = 2, hidden: int = 32, length: int = LENGTH) -> Example:
-    model = _hugging_face(
-        "LlamaConfig",
-        "LlamaForCausalLM",
-        vocab_size=VOCABULARY,
+def decoder(family: str, layers: int, *, length: int = LENGTH, hidden: int = 32, **settings: Any) -> Example:
+    """A decoder of Hugging Face with grouped queries."""
+    model = hugging_face(
+        f"{family}Config",
+        f"{family}ForCausalLM",
         hidden_size=hidden,
-        intermediate_size=2 * hidden,
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=max(64, length),
-        use_cache=False,
+        **{"intermediate_size": 2 * hidden, **settings},
     )
     return Example(Logits(model), (_tokens(length=length),), next_token_loss)
 
 
+def llama(layers: int = 2, hidden: int = 32, length: int = LENGTH) -> Example:
+    return decoder("Llama", layers, length=length, hidden=hidden)
+
+
 def qwen3(layers: int = 2) -> Example:
-    model = _hugging_face(
-        "Qwen3Config",
-        "Qwen3ForCausalLM",
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-        use_cache=False,
-    )
-    return Example(Logits(model), (_tokens(),), next_token_loss)
+    return decoder("Qwen3", layers, head_dim=8)
 
 
 def mixtral(layers: int = 2) -> Example:
-    model = _hugging_face(
-        "MixtralConfig",
-        "MixtralForCausalLM",
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        max_position_embeddings=64,
-        sliding_window=None,
-        use_cache=False,
-    )
-    return Example(Logits(model), (_tokens(),), next_token_loss)
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return decoder("Mixtral", layers, intermediate_size=32, sliding_window=None, **experts)
 
 
 def gpt2(layers: int = 2, dropout: float = 0.1) -> Example:
     """Dropout in train mode: on the embeddings, inside attention and on both residuals."""
-    model = _hugging_face(
-        "GPT2Config",
-        "GPT2LMHeadModel",
-        vocab_size=VOCABULARY,
-        n_embd=32,
-        n_layer=layers,
-        n_head=4,
-        n_positions=64,
-        resid_pdrop=dropout,
-        embd_pdrop=dropout,
-        attn_pdrop=dropout,
-        use_cache=False,
-        bos_token_id=0,
-        eos_token_id=2,
-    )
+    sizes = {"n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 64}
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    model = hugging_face("GPT2Config", "GPT2LMHeadModel", **sizes, **rates, bos_token_id=0, eos_token_id=2)
     return Example(Logits(model), (_tokens(),), next_token_loss)
 
 
 def bart(layers: int = 1) -> Example:
     """An encoder-decoder with cross attention and a tied embedding."""
-    model = _hugging_face(
+    sides = {"layers": layers, "attention_heads": 4, "ffn_dim": 64}
+    model = hugging_face(
         "BartConfig",
         "BartForConditionalGeneration",
-        vocab_size=VOCABULARY,
         d_model=32,
-        encoder_layers=layers,
-        decoder_layers=layers,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
         max_position_embeddings=64,
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        use_cache=False,
+        **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sides.items()},
+        **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0),
         pad_token_id=1,
         bos_token_id=0,
         eos_token_id=2,
         decoder_start_token_id=2,
         forced_eos_token_id=None,
     )
-    return Example(SequenceToSequence(model), (_tokens(), _tokens(length=6)), next_token_loss)
+    return Example(Logits(model), (_tokens(), _tokens(length=6)), next_token_loss)
 
 
 class _Residual(nn.Module):
@@ -187,18 +148,15 @@ class _Residual(nn.Module):
         return torch.relu(self.bn2(self.conv2(out)) + x)
 
 
-class ResNet(nn.Module):
+class ResNet(Layers):
     def __init__(self, blocks: int, channels: int) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.stem = nn.Conv2d(3, channels, 3, padding=1)
         self.layers = nn.ModuleList(_Residual(channels) for _ in range(blocks))
         self.head = nn.Linear(channels, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean((2, 3)))
+        return self.head(super().forward(self.stem(x)).mean((2, 3)))
 
 
 def resnet(blocks: int = 2, channels: int = 4) -> Example:
@@ -217,15 +175,8 @@ class _FeedForward(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(x)))
 
 
-class MLP(nn.Module):
-    def __init__(self, layers: int, width: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(_FeedForward(width) for _ in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+def MLP(layers: int, width: int) -> Layers:
+    return Layers(*(_FeedForward(width) for _ in range(layers)))
 
 
 def mlp(layers: int = 3, width: int = 16) -> Example:
@@ -233,11 +184,11 @@ def mlp(layers: int = 3, width: int = 16) -> Example:
     return Example(MLP(layers, width), (_floats(4, width),), square_loss)
 
 
-class SharedParameters(nn.Module):
+class SharedParameters(Layers):
     """The same block twice, and an embedding that is also the output projection."""
 
     def __init__(self, width: int) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.embedding = nn.Embedding(VOCABULARY, width)
         block = _FeedForward(width)
         self.layers = nn.ModuleList([block, _FeedForward(width), block])
@@ -245,10 +196,7 @@ class SharedParameters(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
+        return self.head(super().forward(self.embedding(tokens)))
 
 
 def shared_parameters(width: int = 16) -> Example:
@@ -297,17 +245,6 @@ class FlexAttention(nn.Module):
         return x + self.out(out.transpose(1, 2).reshape(batch, length, width))
 
 
-class FlexModel(nn.Module):
-    def __init__(self, layers: int, width: int, heads: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(FlexAttention(width, heads) for _ in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 def flex(layers: int = 2, width: int = 32, heads: int = 2, length: int = 16) -> Example:
     """flex_attention: a higher-order operator with subgraphs.
 
@@ -318,7 +255,9 @@ def flex(layers: int = 2, width: int = 32, heads: int = 2, length: int = 16) -> 
 
     library._validate_device = lambda query, key, value: None
     torch.manual_seed(SEED)
-    return Example(FlexModel(layers, width, heads), (_floats(2, length, width),), square_loss)
+    return Example(
+        Layers(*(FlexAttention(width, heads) for _ in range(layers))), (_floats(2, length, width),), square_loss
+    )
 
 
 class Counter(nn.Module):
@@ -346,11 +285,7 @@ def counter(width: int = 16) -> Example:
     return Example(Counter(width), (_floats(4, width),), square_loss)
 
 
-class Dropout(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(_FeedForward(width) for _ in range(2))
-
+class Dropout(Layers):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = nn.functional.dropout(layer(x), 0.5, training=True).sin()
@@ -359,22 +294,9 @@ class Dropout(nn.Module):
 
 def dropout(width: int = 16) -> Example:
     torch.manual_seed(SEED)
-    return Example(Dropout(width), (_floats(4, width),), square_loss)
+    return Example(Dropout(_FeedForward(width), _FeedForward(width)), (_floats(4, width),), square_loss)
 
-
-ZOO: dict[str, Callable[[], Example]] = {
-    "llama": llama,
-    "qwen3": qwen3,
-    "mixtral": mixtral,
-    "gpt2": gpt2,
-    "bart": bart,
-    "resnet": resnet,
-    "mlp": mlp,
-    "shared_parameters": shared_parameters,
-    "aliased_output": aliased_output,
-    "flex": flex,
-    "counter": counter,
-    "dropout": dropout,
-}
 
 HUGGING_FACE = ("llama", "qwen3", "mixtral", "gpt2", "bart")
+_ALL = (llama, qwen3, mixtral, gpt2, bart, resnet, mlp, shared_parameters, aliased_output, flex, counter, dropout)
+ZOO: dict[str, Callable[[], Example]] = {each.__name__: each for each in _ALL}

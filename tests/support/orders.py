@@ -36,7 +36,7 @@ def in_order(facts: Facts, order: Sequence[int]) -> Schedule:
 
 
 def every_order(facts: Facts) -> Iterator[list[int]]:
-    """Of all calls, as far as edges allow it."""
+    """Every order of all calls that edges allow."""
     needs = by_edges(facts).before
     rows = calls(facts)
 

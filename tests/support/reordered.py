@@ -6,7 +6,7 @@ What a policy's scheduling lines do to halves is tested elsewhere; this is any o
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
@@ -14,6 +14,7 @@ from torch import fx
 from policylang.backends.joint import JointPartitioner
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.operators.work import is_communication, is_product, is_wait
+from tests.support.hand_orders import drawn_places
 
 AHEAD = 2
 """Products."""
@@ -47,19 +48,9 @@ def at_random(seed: int) -> Reorder:
 
     def reorder(graph: fx.Graph) -> None:
         inner = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-        missing = {node: sum(source in inner for source in node.all_input_nodes) for node in inner}
-        ready = [node for node in inner if not missing[node]]
-        last = [node for node in graph.nodes if node.op == "placeholder"][-1]
-        while ready:
-            node = ready.pop(draw.randrange(len(ready)))
-            last.append(node)
-            last = node
-            for user in node.users:
-                if user in missing:
-                    missing[user] -= 1
-                    if not missing[user]:
-                        ready.append(user)
-        graph.lint()
+        at = {node: place for place, node in enumerate(inner)}
+        before = [{at[source] for source in node.all_input_nodes if source in at} for node in inner]
+        _lay_out(graph, [inner[place] for place in drawn_places(before, draw)])
 
     return reorder
 
@@ -78,11 +69,14 @@ def in_other_order(graph: fx.Graph) -> None:
         early = products[-AHEAD] if len(products) >= AHEAD else 0
         order.remove(node)
         order.insert(max(early, *(at + 1 for at in before), 0), node)
-    last = next(each for each in reversed(order) if each.op == "placeholder")
+    _lay_out(graph, [node for node in order if node.op not in ("placeholder", "output")])
+
+
+def _lay_out(graph: fx.Graph, order: Sequence[fx.Node]) -> None:
+    last = graph.find_nodes(op="placeholder")[-1]
     for node in order:
-        if node.op not in ("placeholder", "output"):
-            last.append(node)
-            last = node
+        last.append(node)
+        last = node
     graph.lint()
 
 

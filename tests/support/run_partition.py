@@ -1,7 +1,7 @@
 """Joint graphs that are split and run as they come out: two splits that compute the same agree to the bit.
 
 :func:`trace` traces a model once, and :meth:`Traced.run` splits and runs it under as many policies as one likes.
-:func:`run_step` goes through AOTAutograd's runtime instead, which is what a user's training step does.
+:func:`run_step` goes through AOTAutograd's runtime instead, as a user's training step does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from policylang.api.load import parse
+from policylang.audit.graphs import is_random_state
 from policylang.backends.joint import JointPartitioner, Partition
+from tests.support.compiled import Trained, train
+from tests.support.models import Example
 
 Split = str | JointPartitioner | Callable[..., Any]
 """The text of a policy, a ready partitioner of ours, or any other partition function."""
@@ -26,7 +29,7 @@ Split = str | JointPartitioner | Callable[..., Any]
 
 class Result(NamedTuple):
     outputs: tuple[Any, ...]
-    """Of the forward; what the step writes to its inputs is among them, or in ``inputs``."""
+    """Those of the forward; what the step writes to its inputs is among them, or in ``inputs``."""
     gradients: tuple[Any, ...]
     inputs: tuple[Any, ...]
     partition: Partition | None
@@ -73,9 +76,9 @@ class Traced:
         torch.manual_seed(seed)
         with torch.no_grad():
             returned = forward(*inputs)
-            names = [value.name if isinstance(value, fx.Node) else "" for value in _output_args(forward)]
-            kept = dict(zip(names, returned, strict=True))
-            states = iter([kept[name] for name in names[self.num_fwd_outputs :] if _is_state(forward, name)])
+            given = list(zip(output_args(forward), returned, strict=True))
+            kept = {node.name: value for node, value in given if isinstance(node, fx.Node)}
+            states = iter([value for node, value in given[self.num_fwd_outputs :] if is_random_state(node)])
             tangents = iter(self.tangents)
             arguments = []
             for node in backward.graph.find_nodes(op="placeholder"):
@@ -153,33 +156,18 @@ def assert_same_result(left: Result, right: Result) -> None:
             assert same, f"{name}[{position}] differs"
 
 
-class Step(NamedTuple):
-    loss: Tensor
-    gradients: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    partitions: list[Partition]
-
-    @property
-    def audit(self) -> Any:
-        (only,) = self.partitions
-        return only.audit
-
-
 def partitioner(policy: str) -> JointPartitioner:
     return JointPartitioner(parse(policy))
 
 
 def run_step(
-    module: nn.Module,
-    inputs: Sequence[Tensor],
-    loss_fn: Callable[[Any], Tensor],
+    example: Example,
     split: Split = default_partition,
     *,
     dynamic: bool | None = False,
-    seed: int = 7,
     steps: int = 1,
-) -> Step:
-    """Train a copy of ``module`` without an optimizer: the last loss, the summed gradients, the buffers."""
+) -> tuple[Trained, list[Partition]]:
+    """Train a copy of a model that AOTAutograd splits so; with the partitions that were ours."""
     split = partitioner(split) if isinstance(split, str) else split
     partitions: list[Partition] = []
 
@@ -189,26 +177,11 @@ def run_step(
         partitions.append(split.partition(gm, **options))
         return partitions[-1].forward, partitions[-1].backward
 
-    trained = copy.deepcopy(module)
-    torch._dynamo.reset()
     backend = aot_autograd(fw_compiler=nop, bw_compiler=nop, partition_fn=partition)
-    compiled = torch.compile(trained, backend=backend, dynamic=dynamic)
-    torch.manual_seed(seed)
-    for _ in range(steps):
-        loss = loss_fn(compiled(*inputs))
-        loss.backward()
+    copied = example._replace(module=copy.deepcopy(example.module))
+    found = train(copied, lambda model: torch.compile(model, backend=backend, dynamic=dynamic), steps=steps)
     torch._dynamo.reset()
-    gradients = {name: value.grad for name, value in trained.named_parameters() if value.grad is not None}
-    return Step(loss.detach(), gradients, dict(trained.named_buffers()), partitions)
-
-
-def assert_same_training(left: Step, right: Step) -> None:
-    """Loss, every gradient and every buffer, bit by bit."""
-    assert torch.equal(left.loss, right.loss), f"loss {left.loss} and {right.loss}"
-    for mine, theirs in ((left.gradients, right.gradients), (left.buffers, right.buffers)):
-        assert mine.keys() == theirs.keys()
-        for name, value in mine.items():
-            assert torch.equal(value, theirs[name]), f"{name} differs by {(value - theirs[name]).abs().max()}"
+    return found, partitions
 
 
 def _copied(gm: fx.GraphModule) -> fx.GraphModule:
@@ -217,13 +190,6 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
         return copy.deepcopy(gm)
 
 
-def _output_args(gm: fx.GraphModule) -> Sequence[Any]:
+def output_args(gm: fx.GraphModule) -> Sequence[Any]:
     (output,) = gm.graph.find_nodes(op="output")
     return output.args[0]
-
-
-def _is_state(gm: fx.GraphModule, name: str) -> bool:
-    (output,) = gm.graph.find_nodes(op="output")
-    node = next(value for value in output.args[0] if isinstance(value, fx.Node) and value.name == name)
-    source = node.args[0] if node.args else None
-    return isinstance(source, fx.Node) and getattr(source.target, "__name__", "") == "run_and_save_rng_state"

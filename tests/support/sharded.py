@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.utils import parametrize
 
+from tests.support.models import Layers
+
 ALL_GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
 REDUCE_SCATTER = torch.ops._c10d_functional.reduce_scatter_tensor.default
 
@@ -42,21 +44,10 @@ class Block(nn.Module):
         return x + self.down(torch.nn.functional.silu(self.up(x)))
 
 
-class Stack(nn.Module):
-    def __init__(self, layers: int, width: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block(width) for _ in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 def sharded_stack(world: int, layers: int = 3, width: int = 128, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The same weights on every rank before they are sharded over one mesh dimension, ``dp``."""
     torch.manual_seed(0)
-    return shard_parameters(Stack(layers, width), world, dtype)
+    return shard_parameters(Layers(*(Block(width) for _ in range(layers))), world, dtype)
 
 
 def shard_parameters(model: nn.Module, world: int, dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -52,11 +52,9 @@ def partition_by(policy: Policy, done: list[Partition]) -> Callable[..., Any]:
 
     def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
         static = options.get("static_lifetime_input_indices")
-        made = JointPartitioner(policy).partition(
-            gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
-        )
-        done.append(made)
-        return made.forward, made.backward
+        more = {"num_fwd_outputs": num_fwd_outputs, "static_lifetime_input_indices": static}
+        done.append(JointPartitioner(policy).partition(gm, **more))
+        return done[-1].forward, done[-1].backward
 
     return partition
 
@@ -71,15 +69,14 @@ class Once(NamedTuple):
 
 def partitioned_once(step: Callable[[Callable[..., Any]], object], policy: str) -> Once:
     """``step`` is given the backend that it is to compile one graph with, whose halves run operator by operator."""
-    partitioner = JointPartitioner(policylang.parse(policy))
-    partitioned: list[tuple[Partition, int]] = []
+    partitioned: list[Partition] = []
+    outputs: list[int] = []
     calls: list[tuple[Any, ...]] = []
+    by_policy = partition_by(policylang.parse(policy), partitioned)
 
     def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
-        static = options.get("static_lifetime_input_indices")
-        done = partitioner.partition(gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static)
-        partitioned.append((done, num_fwd_outputs))
-        return done.forward, done.backward
+        outputs.append(num_fwd_outputs)
+        return by_policy(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled = aot_eager(gm, inputs, partition)
@@ -92,7 +89,7 @@ def partitioned_once(step: Callable[[Callable[..., Any]], object], policy: str) 
 
     step(backend)
     torch._dynamo.reset()
-    ((done, num_fwd_outputs),) = partitioned
+    (done,), (num_fwd_outputs,) = partitioned, outputs
     return Once(done, num_fwd_outputs, calls[0])
 
 

@@ -9,23 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.documents.outputs import benchmark_tables, console, cookbook, editor, examples, graphs, tuning
+from tests.documents.outputs import benchmark_tables, graphs, programs
 from tests.documents.outputs.pages import PAGES, ROOT, Shown, blocks, masked, rewritten
+from tests.documents.outputs.programs import SLOW
 
 __all__ = ["PAGES", "PRODUCERS", "ROOT", "SLOW", "Shown", "blocks", "masked", "produce", "rewritten"]
 
 PRODUCERS: dict[str, Callable[[Shown], str]] = {
-    **cookbook.PRODUCERS,
-    **console.PRODUCERS,
-    **editor.PRODUCERS,
-    **examples.PRODUCERS,
+    **programs.PRODUCERS,
     **graphs.PRODUCERS,
     **benchmark_tables.PRODUCERS,
-    **tuning.PRODUCERS,
 }
-
-SLOW = {*examples.SLOW, *tuning.SLOW}
-"""First words of outputs that take more than a second or two."""
 
 
 def produce(shown: Shown) -> str:

@@ -1,20 +1,60 @@
-"""What policies come to on the snapshots in docs/graphs, and tables of that."""
+"""What policies come to on the snapshots in docs/graphs, tables of that, and what an editor shows of it."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import policylang
+from policylang.api.load import load_device
 from policylang.api.planned_graphs import on_graph
-from policylang.language.shown import format_quantity
+from policylang.graph.facts import Facts
+from policylang.language.diagnostics import Source, is_error
+from policylang.language.files import read_source
+from policylang.language.loader import parse_policy
+from policylang.language.shown import counted, format_quantity
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.worth import worth_of_rules
 from policylang.report.diagnostics import render_text
-from tests.documents.outputs.cookbook import facts_of
+from policylang.report.report_text import bytes_text
 from tests.documents.outputs.pages import ROOT, Shown
 
+if TYPE_CHECKING:
+    from policylang.editor.state import State
+
 GRAPHS = ROOT / "docs" / "graphs"
+_POLICY = re.compile(r"^```apl graph=(?P<graph>\S+)[^\n]*\n(?P<text>.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+
+
+@cache
+def facts_of(graph: Path) -> Facts:
+    return policylang.load_snapshot(graph)
+
+
+def sentence(shown: Shown) -> str:
+    """One line on the policy above: what is kept, what runs again, the peak; each beside nothing recomputed. It is read
+    by the operators that come with the package and not torch's registry, as on a machine without the model."""
+    policy = list(_POLICY.finditer(shown.above))[-1]
+    loaded = parse_policy(policy["text"])
+    assert loaded.policy is not None, render_text(loaded.diagnostics)
+    (plan,), told = on_graph(loaded.policy, {"": facts_of(shown.page.parent / policy["graph"])}, None, one_model=False)
+    assert not any(map(is_error, told)), render_text(told)
+    found = breakdown(plan)
+    under, without = found.under, found.without
+    saved = f"{bytes_text(under.amounts.saved_bytes)} saved, of {bytes_text(without.amounts.saved_bytes)}"
+    moved = f"; {bytes_text(under.amounts.offloaded_bytes)} on the host" if under.amounts.offloaded else ""
+    flops = under.amounts.recomputed_flops
+    share = f", {format_quantity(flops / found.forward_flops, 'fraction')} of the forward" if flops else ""
+    names = ", ".join(f"`{operator}`" for operator in found.uncounted_again or ())
+    share += f" (not counting {names}, which has no formula)" if names else ""
+    again = f"{format_quantity(flops, 'flops')} computed again{share}" if flops else f"no FLOPs computed again{share}"
+    peak = f"estimated peak {bytes_text(under.peak.bytes)}, of {bytes_text(without.peak.bytes)}"
+    fused = f"{counted(len(found.plan.edits.done), 'pair')} of collectives made one; " if found.plan.edits.done else ""
+    return f"On `{Path(policy['graph']).stem}`: {fused}{saved}{moved}; {again}; {peak}."
 
 
 def margins(shown: Shown) -> str:
@@ -61,4 +101,56 @@ def front_page(shown: Shown) -> str:
     return "\n".join([*head, *lines, f"| FLOPs of the forward computed again | {again} | 0% |"])
 
 
-PRODUCERS = {"margins": margins, "nothing-matched": nothing_matched, "front-page": front_page}
+# --- the editor: hints at the ends of lines, and what is under the pointer ---
+
+_WIDEST = 64
+"""Of the statements beside which hints stand in one column."""
+
+
+@cache
+def _state(policy: str, graph: str, device: str) -> State:
+    from policylang.editor.state import Document, State, read_graph, read_text
+
+    path = ROOT / "policies" / f"{policy}.apl"
+    document = Document(path.as_uri(), 1, Source(path.name, path.read_text(encoding="utf-8")), path)
+    facts = facts_of(GRAPHS / graph)
+    text = read_text(document, facts, read_source)
+    planned = read_graph(text, facts, graph, None, load_device(device))
+    assert planned is not None
+    planned.look()
+    planned.weigh()
+    return State(document, text, planned, facts)
+
+
+def hints(shown: Shown) -> str:
+    """``hints POLICY GRAPH DEVICE``: the statements of a bundled policy with the figures at their ends."""
+    from policylang.editor.hover import hints as made
+
+    state = _state(*shown.words[1:])
+    text = state.document.source.text
+    lines = text.split("\n")
+    found = [(each.position, each.label) for each in made(state, 0, len(text))]
+    width = max(place.character for place, _ in found if place.character <= _WIDEST)
+    return "\n".join(f"{lines[place.line][: place.character]:{width}}  {label}" for place, label in found)
+
+
+def hover(shown: Shown) -> str:
+    """``hover POLICY GRAPH DEVICE TEXT``: what is under the first character of a text, as clients without Markdown
+    show it."""
+    from policylang.editor.hover import hover as made
+
+    _, policy, graph, device, text = shlex.split(shown.name)
+    state = _state(policy, graph, device)
+    found = made(state, state.document.source.text.index(text), markdown=False)
+    assert found is not None
+    return str(found.contents.value)  # type: ignore[union-attr]
+
+
+PRODUCERS = {
+    "cookbook": sentence,
+    "margins": margins,
+    "nothing-matched": nothing_matched,
+    "front-page": front_page,
+    "hints": hints,
+    "hover": hover,
+}
