@@ -32,7 +32,7 @@ def account_text(found: TunedPolicy) -> str:
         left = int(tuned.budget.limit) - memory_of(tuned.chosen, tuned)
         room = f"{format_quantity(left, 'bytes')} of the budget are left"
         below.append(room if left else "the budget is used to the byte")
-    if besides := besides_words(tuned.besides, subject):
+    if besides := besides_words(tuned.besides, subject.optimizer):
         below.append(f"in the peak beside the graph: {besides}")
     if bound := bound_words(tuned):
         below.append(f"bound: {bound}")

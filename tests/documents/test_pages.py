@@ -16,7 +16,7 @@ from policylang.commands.cli import main, parser
 from policylang.language.devices import reading
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import bundled_devices, read_device
-from policylang.planning.capabilities import PAGE, WHAT_FSDP_MEANS, TrainingSetup
+from policylang.planning.capabilities import FSDP2_BLOCKS, PAGE, WHAT_FSDP_MEANS, WHOLE_MODEL
 from tests.support.tuned import written
 
 ROOT = Path(__file__).resolve().parents[2]
