@@ -14,7 +14,8 @@ from policylang.backends import records, refusals
 from policylang.backends.dispatch import apply_policy, checked_module
 from policylang.backends.eager.checkpoint import contexts_for, put_on, take_off
 from policylang.backends.eager.session import Contexts
-from policylang.backends.joint import JointPartitioner, returns_gradients
+from policylang.backends.finalize import gradients_of
+from policylang.backends.joint import JointPartitioner
 from policylang.backends.rewriting import first_difference
 from policylang.errors import PolicyGraphError
 from policylang.graph.phases import has_backward
@@ -89,7 +90,7 @@ def partition(
             applied if policy is device is None and is_current else None
         )  # another pass may have changed the graph since
         wanted = policy_of(given, device)
-        if prepared is None and returns_gradients(gm, num_fwd_outputs) and not has_backward(gm.graph):
+        if prepared is None and gradients_of(gm.graph, num_fwd_outputs) and not has_backward(gm.graph):
             raise PolicyGraphError([refusals.not_a_joint_graph()])
         made = JointPartitioner(wanted).partition(
             gm,

@@ -98,16 +98,12 @@ def _exempt_statistics(graph: fx.Graph, facts: Facts) -> None:
     written = {graphs.mutated_input(desc) for desc in pytree.tree_leaves(output.meta.get("desc"))} - {None}
     for node in graph.find_nodes(op="placeholder"):
         desc = node.meta.get("desc")
-        is_written = (desc is not None and desc in written) or _is_copied_to(node)
+        others = [user for user in node.users if function(user) != "copy_.default" or user.args[0] is not node]
+        # Dynamo has buffers written in the graph; what else reads one of these returns it updated
+        is_copied_to = len(others) < len(node.users) and all(node in unread(u, describe(u.target)) for u in others)
+        is_written = (desc is not None and desc in written) or is_copied_to
         if is_written and not facts.has(facts.index[node.name], _IN_BACKWARD):
             node.meta["saved_tensor_with_no_vc_check"] = True
-
-
-def _is_copied_to(node: fx.Node) -> bool:
-    """The step writes an input that it reads nowhere else but in operators that return it updated: Dynamo has buffers
-    written in the graph."""
-    others = [user for user in node.users if function(user) != "copy_.default" or user.args[0] is not node]
-    return len(others) < len(node.users) and all(node in unread(user, describe(user.target)) for user in others)
 
 
 def finish(
@@ -165,11 +161,28 @@ def crossings(
 def move_across(
     facts: Facts, schedule: Schedule, crossing: Sequence[Crossing], forward: fx.Graph, backward: fx.Graph
 ) -> None:
-    """Have the values that cross at these places wait on the host. Changes both graphs; one pass over each."""
+    """Have the values that cross at these places wait on the host: the forward returns their copies in place of them,
+    and the backward takes the copies and fetches them before what reads the values. One pass over each graph."""
     if not crossing:
         return
-    hosts = _send(schedule, _nodes(facts, schedule, forward, backward=False), crossing, forward)
-    _fetch(schedule, _nodes(facts, schedule, backward, backward=True), crossing, hosts, backward)
+    output = forward.output_node()
+    returned = list(output.args[0])
+    values = {place.row: returned[place.returned] for place in crossing}
+    sent = copies.copy_out(forward, schedule, _nodes(facts, schedule, forward, backward=False), values)
+    for place in crossing:
+        returned[place.returned] = sent[place.row]
+    output.args = (type(output.args[0])(returned),)
+    steps = _nodes(facts, schedule, backward, backward=True)
+    inputs = backward.find_nodes(op="placeholder")
+    values = {place.row: inputs[place.taken] for place in crossing}
+    hosts: dict[int, fx.Node] = {}
+    for row, value in values.items():
+        with backward.inserting_before(value):
+            host = hosts[row] = backward.placeholder(sent[row].name)
+        host.meta = {**copies.without_marks(value.meta), "val": sent[row].meta.get("val")}
+    copies.copy_in(backward, schedule, steps, values, hosts, lambda reader: 1)
+    for value in values.values():
+        backward.erase_node(value)
 
 
 def rows_in(plan: Plan, graph: fx.Graph, *, backward: bool) -> dict[str, int]:
@@ -204,38 +217,6 @@ def schedule_of_graphs(
                 kind = StepKind.SECOND_RUN if region and row in again else StepKind.FIRST_RUN
                 steps.append((kind, row, region))
     return Schedule.of(with_host_copies(plan.facts, steps, mask_of(needs.offloaded, len(plan.facts))))
-
-
-def _send(schedule: Schedule, steps: copies.Nodes, crossing: Sequence[Crossing], graph: fx.Graph) -> dict[int, fx.Node]:
-    """Copy the values out in the forward, which returns the copies; gives their nodes by row."""
-    output = graph.output_node()
-    returned = list(output.args[0])
-    values = {place.row: returned[place.returned] for place in crossing}
-    hosts = copies.copy_out(graph, schedule, steps, values)
-    for place in crossing:
-        returned[place.returned] = hosts[place.row]
-    output.args = (type(output.args[0])(returned),)
-    return hosts
-
-
-def _fetch(
-    schedule: Schedule,
-    steps: copies.Nodes,
-    crossing: Sequence[Crossing],
-    sent: dict[int, fx.Node],
-    graph: fx.Graph,
-) -> None:
-    """Take the copies in place of the values, and fetch them before what reads the values."""
-    inputs = graph.find_nodes(op="placeholder")
-    values = {place.row: inputs[place.taken] for place in crossing}
-    hosts: dict[int, fx.Node] = {}
-    for row, value in values.items():
-        with graph.inserting_before(value):
-            host = hosts[row] = graph.placeholder(sent[row].name)
-        host.meta = {**copies.without_marks(value.meta), "val": sent[row].meta.get("val")}
-    copies.copy_in(graph, schedule, steps, values, hosts, lambda reader: 1)
-    for value in values.values():
-        graph.erase_node(value)
 
 
 def _nodes(facts: Facts, schedule: Schedule, graph: fx.Graph, *, backward: bool) -> list[fx.Node | None]:
@@ -274,109 +255,29 @@ class Partition:
         return AppliedPlan("joint", self.plan, self.audit, self.seconds, self.halves, self.orders)
 
 
-@collector_paused()
-def partition_planned(
-    gm: fx.GraphModule,
-    plan: Plan,
-    *,
-    num_fwd_outputs: int,
-    static_inputs: Sequence[int],
-    root: str,
-    seconds: dict[str, float],
-    groups: Sequence[RankOrder],
-) -> Partition:
-    """Split a joint graph by a plan whose edits are applied and whose facts are the graph's. Changes ``gm``.
-
-    A gather that is recomputed has fewer readers in the backward than it had in the joint graph, so the forward and the
-    backward graph are rewritten once more. The order of collectives is planned on each of them.
-
-    Raises ``PolicyAuditError`` where the graphs that come out do not do what the plan says, and ``PolicyMatchError``
-    where min-cut, left to decide a rest, finds none that a decided recomputation allows, or decides it so that an
-    expectation fails.
-    """
-    with timed(seconds, "cse"):
-        merged = finalize.eliminate(gm.graph, plan) if cse_enabled() else finalize.NOTHING_MERGED
-        merged_plan = finalize.resolve_offloads_again(finalize.merge(plan, merged))
-    with timed(seconds, "tag"):
-        tags.write(gm.graph, merged_plan)
-    with timed(seconds, "choose"):
-        final, needs = _choose(gm, merged_plan, num_fwd_outputs, static_inputs)
-        plan, failures = check_deferred(evolve(plan, diagnostics=final.diagnostics), final, needs)
-        raise_errors(failures)
-    with timed(seconds, "split"):
-        tags.mark_saved(gm.graph, _saved_marks(final.facts, needs))
-        forward, backward = split(gm, final, needs, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
-    with timed(seconds, "audit"):
-        found = read_halves(final, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
-        result = audit(final, needs, found)
-    raise_differences(result.differences)
-    crossing = crossings(final.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
-    rewritten: tuple[RewrittenGraph, ...] = ()
-    graphs = (forward.graph, backward.graph)
-    rows = [rows_in(final, each, backward=each is graphs[1]) for each in graphs if plan.policy.orders]
-    if plan.policy.rewrites or plan.policy.orders:
-        with timed(seconds, "rewrite halves"):
-            kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
-            rewritten = tuple(rewrite_graph(each, plan, kind, root=root) for each, kind in kinds)
-        plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, rewritten))
-        raise_errors(unanswered(plan, rewritten))
-    schedule = final.schedule
-    if plan.policy.orders:
-        schedule = schedule_of_graphs(final, needs, graphs, rows, [each.edits for each in rewritten])
-    with timed(seconds, "move"):
-        move_across(final.facts, schedule, crossing, forward.graph, backward.graph)
-        raise_differences(audit_copies(final, needs, found, forward.graph, backward.graph))
-    with timed(seconds, "finish"):
-        forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
-    if plan.policy.orders:
-        with timed(seconds, "audit order"):
-            raise_differences(_order_differences(rewritten, forward, backward))
-    if is_compared(plan.before):
-        kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
-        runs = [GraphRun(kind.value, collect(each, kind=kind, root=root)) for each, kind in kinds]
-        agree_on_collectives(plan, runs, settings_lines("torch._functorch.config", functorch_settings()))
-    made = {*groups, *(group for each in rewritten for group in each.groups)}
-    edits = {each.kind.value: each.edits for each in rewritten}
-    orders = {each.kind.value: each.plan for each in rewritten if each.plan.order is not None}
-    partition = Partition(forward, backward, plan, result, seconds, edits, tuple(sorted(made)), schedule, orders)
-    remember(partition.applied, gm, forward, backward)
-    announce(partition.applied)
-    return partition
-
-
-def _order_differences(
-    rewritten: Sequence[RewrittenGraph], forward: fx.GraphModule, backward: fx.GraphModule
-) -> Sequence[Diagnostic]:
-    """Errors where the forward and the backward graph do not run in their planned orders."""
-    graphs = {GraphKind.FORWARD: forward.graph, GraphKind.BACKWARD: backward.graph}
-    orders = ((each.plan.order, graphs[each.kind]) for each in rewritten)
-    return [found for order, graph in orders if order is not None for found in audit_order(order, graph)]
+_KINDS = (GraphKind.FORWARD, GraphKind.BACKWARD)
 
 
 def _choose(
     gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]
 ) -> tuple[Plan, SavedForBackward]:
-    """Decide what is saved and recomputed; min-cut is asked only where it has something to decide."""
+    """Decide what is saved and recomputed. Where something is left to decide, PyTorch's min-cut is asked, with the
+    decided values as its fixed points."""
     gradients = finalize.gradient_rows(gm.graph, plan.facts, num_fwd_outputs)
     final = finalize.fit(plan, gradients)
     needs = backward_needs(final.facts, final.decisions)
     if not needs.final:
-        chosen = _ask_min_cut(gm, plan, num_fwd_outputs, static_inputs)
+        with tags.lent_to_min_cut(gm.graph, plan):
+            try:
+                saved = min_cut_saved_values(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
+            except RuntimeError as error:
+                raise PolicyMatchError([refusals.no_partition(plan, error)]) from error
+        index = plan.facts.index
+        chosen = [index[node.name] for node in saved or () if node.name in index]
         final = finalize.resolve_offloads_again(finalize.fit(plan, gradients, chosen))
         needs = backward_needs(final.facts, final.decisions)
     raise_errors(refusals.unsafe_after_all(final, needs, JOINT))
     return final, needs
-
-
-def _ask_min_cut(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]) -> list[int]:
-    """The rows that PyTorch's min-cut would save, with the decided values as its fixed points."""
-    index = plan.facts.index
-    with tags.lent_to_min_cut(gm.graph, plan):
-        try:
-            saved = min_cut_saved_values(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
-        except RuntimeError as error:
-            raise PolicyMatchError([refusals.no_partition(plan, error)]) from error
-    return [index[node.name] for node in saved or () if node.name in index]
 
 
 def _saved_marks(facts: Facts, needs: SavedForBackward) -> dict[str, bool | str]:
@@ -395,7 +296,7 @@ def _saved_marks(facts: Facts, needs: SavedForBackward) -> dict[str, bool | str]
 
 
 class JointPath(BackendPath):
-    """``apply`` prepares a graph. What it saves is audited once :func:`partition_planned` has split it."""
+    """``apply`` prepares a graph. What it saves is audited once :meth:`JointPartitioner.partition` has split it."""
 
     name: ClassVar[str] = "joint"
     front: ClassVar[str] = "policylang.backends.torch_compile.hooks:of_compiled"
@@ -410,10 +311,6 @@ class JointPath(BackendPath):
 
     def put_in_order(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
         """Nothing: the forward and the backward graph are put in order once they are split."""
-
-
-def returns_gradients(gm: fx.GraphModule, num_fwd_outputs: int) -> bool:
-    return any(isinstance(each, fx.Node) for each in finalize.returned(gm.graph)[num_fwd_outputs:])
 
 
 Done = Partition | RewrittenGraph
@@ -481,12 +378,13 @@ class JointPartitioner:
         Raises as :meth:`JointPath.plan` does, and ``PolicyGraphError`` for a graph that is not a joint graph.
         """
         seconds = {} if seconds is None else seconds
-        kind = GraphKind.JOINT if returns_gradients(gm, num_fwd_outputs) else GraphKind.FORWARD
+        kind = GraphKind.JOINT if finalize.gradients_of(gm.graph, num_fwd_outputs) else GraphKind.FORWARD
         with timed(seconds, "collect"):
             facts = collect(gm, kind=kind, static_inputs=static_inputs, root=self.root)
         with timed(seconds, "plan"):
             return JointPath().plan(facts, self.policy, aside=self.aside, deferred=self.deferred)
 
+    @collector_paused()
     def partition(
         self,
         gm: fx.GraphModule,
@@ -495,25 +393,82 @@ class JointPartitioner:
         static_lifetime_input_indices: Sequence[int] | None = None,
         prepared: Plan | None = None,
     ) -> Partition:
-        """Split ``gm``, and return all that is known of the partition. ``prepared``: the plan of a graph on which its
-        edits are applied."""
+        """Split ``gm``, which changes it, and return all that is known of the partition.
+
+        ``prepared``: the plan of a graph on which its edits are applied. A gather that is recomputed has fewer readers
+        in the backward than it had in the joint graph, so the forward and the backward graph are rewritten once more.
+        The order of collectives is planned on each of them.
+
+        Raises as :meth:`plan` does, ``PolicyAuditError`` where the graphs that come out do not do what the plan says,
+        and ``PolicyMatchError`` where min-cut, left to decide a rest, finds none that a decided recomputation allows,
+        or decides it so that an expectation fails.
+        """
         static, seconds = static_lifetime_input_indices, dict[str, float]()
-        groups: tuple[RankOrder, ...] = ()
-        if prepared is None:
-            prepared = self.plan(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static, seconds=seconds)
+        sizes: dict[str, Any] = {"num_fwd_outputs": num_fwd_outputs, "static_inputs": static or ()}
+        groups: set[RankOrder] = set()
+        plan = prepared
+        if plan is None:
+            plan = self.plan(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static, seconds=seconds)
             with timed(seconds, "rewrite"):
-                groups = apply_edits(gm, prepared)
-        done = partition_planned(
-            gm,
-            prepared,
-            num_fwd_outputs=num_fwd_outputs,
-            static_inputs=static or (),
-            root=self.root,
-            seconds=seconds,
-            groups=groups,
+                groups.update(apply_edits(gm, plan))
+        with timed(seconds, "cse"):
+            merged = finalize.eliminate(gm.graph, plan) if cse_enabled() else finalize.NOTHING_MERGED
+            merged_plan = finalize.resolve_offloads_again(finalize.merge(plan, merged))
+        with timed(seconds, "tag"):
+            tags.write(gm.graph, merged_plan)
+        with timed(seconds, "choose"):
+            final, needs = _choose(gm, merged_plan, **sizes)
+            plan, failures = check_deferred(evolve(plan, diagnostics=final.diagnostics), final, needs)
+            raise_errors(failures)
+        with timed(seconds, "split"):
+            tags.mark_saved(gm.graph, _saved_marks(final.facts, needs))
+            forward, backward = split(gm, final, needs, **sizes)
+        with timed(seconds, "audit"):
+            found = read_halves(final, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
+            result = audit(final, needs, found)
+        raise_differences(result.differences)
+        crossing = crossings(final.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
+        rewritten: tuple[RewrittenGraph, ...] = ()
+        schedule, graphs = final.schedule, (forward.graph, backward.graph)
+        rows = [rows_in(final, each, backward=each is graphs[1]) for each in graphs if plan.policy.orders]
+        if plan.policy.rewrites or plan.policy.orders:
+            with timed(seconds, "rewrite halves"):
+                rewritten = tuple(
+                    rewrite_graph(each, plan, kind, root=self.root)
+                    for each, kind in zip((forward, backward), _KINDS, strict=True)
+                )
+            plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, rewritten))
+            raise_errors(unanswered(plan, rewritten))
+        if plan.policy.orders:
+            schedule = schedule_of_graphs(final, needs, graphs, rows, [each.edits for each in rewritten])
+        with timed(seconds, "move"):
+            move_across(final.facts, schedule, crossing, forward.graph, backward.graph)
+            raise_differences(audit_copies(final, needs, found, forward.graph, backward.graph))
+        with timed(seconds, "finish"):
+            forward, backward = finish(forward, backward, **sizes)
+        if plan.policy.orders:
+            with timed(seconds, "audit order"):
+                orders = zip((each.plan.order for each in rewritten), (forward, backward), strict=True)
+                raise_differences([wrong for order, gm in orders if order for wrong in audit_order(order, gm.graph)])
+        if is_compared(plan.before):
+            halves = zip((forward, backward), _KINDS, strict=True)
+            runs = [GraphRun(kind.value, collect(each, kind=kind, root=self.root)) for each, kind in halves]
+            agree_on_collectives(plan, runs, settings_lines("torch._functorch.config", functorch_settings()))
+        partition = Partition(
+            forward,
+            backward,
+            plan,
+            result,
+            seconds,
+            halves={each.kind.value: each.edits for each in rewritten},
+            groups=tuple(sorted(groups.union(*(each.groups for each in rewritten)))),
+            schedule=schedule,
+            orders={each.kind.value: each.plan for each in rewritten if each.plan.order is not None},
         )
-        _collect(done)
-        return done
+        remember(partition.applied, gm, forward, backward)
+        announce(partition.applied)
+        _collect(partition)
+        return partition
 
     def rewrite_inference(self, gm: fx.GraphModule) -> None:
         """Rewrite collectives in a graph without gradients, for which no partitioner is called."""
