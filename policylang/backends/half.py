@@ -3,7 +3,7 @@ where nothing is left to decide about saving."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from attrs import evolve, frozen
@@ -32,7 +32,7 @@ from policylang.torch_compat.partition import functorch_settings
 
 ONLY_REWRITES = "APL329"
 NOTHING_LEFT = "APL419"
-_OF_ORDER = ("exposed", "step time", "peak")
+_BY_ORDER = ("exposed", "step time", "peak")
 
 
 @frozen(eq=False)
@@ -64,21 +64,21 @@ class HalfPath(BackendPath):
             raise PolicyGraphError([refusals.no_path(facts.kind)])
 
     def part_of(self, policy: Policy) -> Policy:
-        """Without the lines that decide about values. Exposed time, step time and peak can be told of one graph."""
-        kept = tuple(each for each in policy.expectations if policy.orders and _is_of_order(each))
+        """Without the lines that decide about values."""
         blocks = policy.blocks if policy.orders else None
-        return evolve(policy, blocks=blocks, rules=(), undecided=None, expectations=kept)
+        return evolve(policy, blocks=blocks, rules=(), undecided=None, expectations=_of_order(policy))
 
     def notes(self, policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
-        idle = (each for each in policy.expectations if not (policy.orders and _is_of_order(each)))
+        idle = (each for each in policy.expectations if each not in _of_order(policy))
         why = f"a {kind.value} graph is one half of a partition, and what it saves is settled"
         help = "apply the policy to the joint graph; of a half, the lines that rewrite or order collectives are "
         return _note_on_idle((*policy.rules, *idle), "decide", why, f"{help}carried out")
 
 
-def _is_of_order(expectation: Expectation) -> bool:
-    """True if it is about a figure that the order of a graph decides."""
-    return isinstance(expectation, ExpectTotal) and expectation.figure in _OF_ORDER
+def _of_order(policy: Policy) -> tuple[Expectation, ...]:
+    """The expectations about figures that the order of one graph decides."""
+    kept = (each for each in policy.expectations if isinstance(each, ExpectTotal) and each.figure in _BY_ORDER)
+    return tuple(kept) if policy.orders else ()
 
 
 def rewrite_graph(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str = "") -> RewrittenGraph:
@@ -115,9 +115,7 @@ def rewrite_inference(gm: fx.GraphModule, policy: Policy, *, root: str = "") -> 
     facts = collect(gm, kind=GraphKind.FORWARD, root=root)
     made = HalfPath().plan(facts, without_gradients(policy))
     groups = apply_edits(gm, made)
-    if is_compared(made.before):
-        runs = [GraphRun("graph", collect(gm, kind=GraphKind.FORWARD, root=root))]
-        agree_on_collectives(made, runs, settings_lines("torch._functorch.config", functorch_settings()))
+    agree_on_halves(made, {"graph": (gm, GraphKind.FORWARD)}, root)
     idle = (*policy.rules, *policy.expectations, *policy.buckets, *policy.scheduling)
     why = "no gradient is computed through this graph, and it runs in the order of the trace"
     made = evolve(made, diagnostics=made.diagnostics + _note_on_idle(idle, "say", why))
@@ -125,6 +123,13 @@ def rewrite_inference(gm: fx.GraphModule, policy: Policy, *, root: str = "") -> 
     remember(done.applied, gm)
     announce(done.applied)
     return done
+
+
+def agree_on_halves(plan: Plan, graphs: Mapping[str, tuple[fx.GraphModule, GraphKind]], root: str) -> None:
+    """Raise ``PolicyDivergenceError`` unless the ranks that share these graphs run the same collectives in them."""
+    if is_compared(plan.before):
+        runs = [GraphRun(name, collect(gm, kind=kind, root=root)) for name, (gm, kind) in graphs.items()]
+        agree_on_collectives(plan, runs, settings_lines("torch._functorch.config", functorch_settings()))
 
 
 def _with_inputs(facts: Facts, joint: Facts) -> Facts:

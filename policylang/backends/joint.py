@@ -13,7 +13,7 @@ schedule: the plan's, or that of the forward and the backward graph where collec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar
@@ -26,9 +26,16 @@ from policylang.audit.graphs import audit, audit_copies, read_halves
 from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
 from policylang.backends import copies, finalize, refusals, tags
-from policylang.backends.half import RewrittenGraph, rewrite_graph, rewrite_inference, unanswered, without_answered
+from policylang.backends.half import (
+    RewrittenGraph,
+    agree_on_halves,
+    rewrite_graph,
+    rewrite_inference,
+    unanswered,
+    without_answered,
+)
 from policylang.backends.path import BackendPath, raise_differences, raise_errors
-from policylang.backends.records import AppliedPlan, announce, remember
+from policylang.backends.records import AppliedPlan, announce, remember, without_gradients
 from policylang.backends.rewriting import apply_edits, arrange
 from policylang.backends.runtime import RankOrder, collector_paused, timed
 from policylang.errors import PolicyMatchError
@@ -47,11 +54,8 @@ from policylang.planning.graph_edit import Edits
 from policylang.planning.liveness import SavedForBackward, backward_needs
 from policylang.planning.plan import Plan
 from policylang.planning.schedule import with_host_copies
-from policylang.ranks.comparison import agree_on_collectives, is_compared
-from policylang.ranks.rank_account import GraphRun
 from policylang.torch_compat import graphs, partition
-from policylang.torch_compat.compilers import settings_lines
-from policylang.torch_compat.partition import cse_enabled, functorch_settings, min_cut_saved_values
+from policylang.torch_compat.partition import cse_enabled, min_cut_saved_values
 
 _IN_BACKWARD = Flag.FEEDS_BACKWARD | Flag.GRADIENT
 
@@ -450,10 +454,8 @@ class JointPartitioner:
             with timed(seconds, "audit order"):
                 orders = zip((each.plan.order for each in rewritten), (forward, backward), strict=True)
                 raise_differences([wrong for order, gm in orders if order for wrong in audit_order(order, gm.graph)])
-        if is_compared(plan.before):
-            halves = zip((forward, backward), _KINDS, strict=True)
-            runs = [GraphRun(kind.value, collect(each, kind=kind, root=self.root)) for each, kind in halves]
-            agree_on_collectives(plan, runs, settings_lines("torch._functorch.config", functorch_settings()))
+        halves = zip((forward, backward), _KINDS, strict=True)
+        agree_on_halves(plan, {kind.value: (each, kind) for each, kind in halves}, self.root)
         partition = Partition(
             forward,
             backward,
@@ -470,9 +472,13 @@ class JointPartitioner:
         _collect(partition)
         return partition
 
-    def rewrite_inference(self, gm: fx.GraphModule) -> None:
-        """Rewrite collectives in a graph without gradients, for which no partitioner is called."""
-        _collect(rewrite_inference(gm, self.policy, root=self.root))
+    @property
+    def for_inference(self) -> Callable[[fx.GraphModule], None] | None:
+        """Rewrites collectives in a graph without gradients, for which no partitioner is called; None where no line of
+        the policy holds on one."""
+        if not without_gradients(self.policy).rewrites:
+            return None
+        return lambda gm: _collect(rewrite_inference(gm, self.policy, root=self.root))
 
 
 def _collect(done: Done) -> None:

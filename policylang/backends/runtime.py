@@ -6,7 +6,7 @@ import gc
 import hashlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
@@ -124,7 +124,7 @@ _COPIES = {
 
 def recomputation(source: str) -> str:
     """The name of the range around a recomputed operator. ``source``: the line, or what else decided."""
-    return f"{PREFIX}recompute, {source}" if source else f"{PREFIX}recompute"
+    return f"{PREFIX}recompute, {source}".removesuffix(", ")
 
 
 def asked_for(node: fx.Node, *, is_backward: bool = False) -> str | None:
@@ -137,8 +137,7 @@ def asked_for(node: fx.Node, *, is_backward: bool = False) -> str | None:
     if node.op != "call_function":
         return None
     if marks.MOVED in found and node.target in _COPIES:
-        what = _COPIES[node.target]
-        return f"{PREFIX}{what}, {source}" if source else f"{PREFIX}{what}"
+        return f"{PREFIX}{_COPIES[node.target]}, {source}".removesuffix(", ")
     if marks.REWRITTEN in found:
         return f"{PREFIX}fused collective, {found[marks.REWRITTEN]}"
     if marks.RECOMPUTED in found or (is_backward and marks.PROVENANCE in found):
@@ -153,9 +152,7 @@ class _Ranged(fx.Interpreter):  # type: ignore[misc]  # torch does not say what 
 
     def run_node(self, n: fx.Node) -> Any:
         name = asked_for(n, is_backward=self._is_backward)
-        if name is None:
-            return super().run_node(n)
-        with named_range(name):
+        with nullcontext() if name is None else named_range(name):
             return super().run_node(n)
 
 

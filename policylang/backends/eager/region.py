@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -128,9 +127,7 @@ class RunningBlock:
 
     def so_far(self) -> FollowedCall:
         """The results so far, for a part of the block that is recomputed from within."""
-        if isinstance(self.run, FollowedCall):
-            return self.run
-        return unfinished_call(self.run)
+        return self.run if isinstance(self.run, FollowedCall) else unfinished_call(self.run)
 
     def failed(self, error: BaseException) -> None:
         """It will never return. Ranks that run the block for the first time, too, are about to wait for this one."""
@@ -211,7 +208,12 @@ class CheckpointRegion:
                 self.traces[same] = trace_of(observation, returned)
             self.seen[same] = self.traces[same]
             trace = self.traces[same].under(self.root)
-            instructions, self.nothing[key] = self._instructions(trace, module)
+            plan, self.nothing[key] = self._planned(trace, module)
+            number = plan.block_of[0] if len(plan.block_of) else -1
+            if plan.block_names and number >= 0 and len(set(plan.block_of)) == 1:  # one block, whichever it is
+                names = (plan.block_names[number],)
+                plan = evolve(plan, block_of=array("i", bytes(4 * len(plan.facts))), block_names=names)
+            instructions = _PATH.lower(trace, plan, {})
             before, volatile = observation.before, observation.before.volatile()
             kept = self.kept[key] = CachedPlan(instructions, volatile)
             call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
@@ -223,16 +225,12 @@ class CheckpointRegion:
         """The topic of its comparison among ranks."""
         return f"checkpoint of {self._named(module)}"
 
-    def _instructions(self, trace: BlockTrace, module: nn.Module) -> tuple[PlannedInstructions, tuple[Diagnostic, ...]]:
-        """The instructions for the block, and the errors that say "matches nothing"."""
-        plan, nothing = self._planned(trace, module)
-        return _PATH.lower(trace, _of_one_block(plan, self._named(module)), {}), nothing
-
     def unmatched_in(self, trace: BlockTrace, module: nn.Module) -> tuple[Diagnostic, ...]:
         """The errors that say "matches nothing", should the block do what another was seen to do."""
         return self._planned(trace.under(self.root), module)[1]
 
     def _planned(self, trace: BlockTrace, module: nn.Module) -> tuple[Plan, tuple[Diagnostic, ...]]:
+        """The plan for the block, and the errors that say "matches nothing"."""
         deferred = (MATCHES_NOTHING,) if len(self.names) > 1 else ()
         block = NamedBlock(module, self.root, max(0, self.number or 0))
         aside = weights_of_blocks([block], self.names or (self.root or type(module).__name__,))
@@ -241,7 +239,13 @@ class CheckpointRegion:
         return plan, tuple(found for found in plan.diagnostics if is_error(found))
 
     def _call(self, key: Hashable, module: nn.Module, kept: CachedPlan, found: Surroundings) -> FollowedCall:
-        return FollowedCall(self._named(module), kept.instructions, partial(self._drifted, key), found)
+        def drifted(problem: Diagnostic) -> None:
+            self.kept.pop(key, None)
+            if self.strict:
+                raise PolicyGraphError([problem])
+            problems.warn(problem)
+
+        return FollowedCall(self._named(module), kept.instructions, drifted, found)
 
     def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before) -> None:
         instructions = kept.instructions
@@ -253,25 +257,18 @@ class CheckpointRegion:
 
     def _place(self, trace: BlockTrace, module: nn.Module) -> BlockContext:
         place, facts = BlockContext(trace.reach_row, unchanged=trace.unchanged, inner=trace.inner), trace.facts
-        if self.number is not None:
-            blocks = BlockTable(array("i", [self.number]) * len(facts), self.names, alone=self.number)
-            return evolve(place, blocks=blocks)
-        if self.policy.blocks is not None:
-            glob = PathGlob(self.policy.blocks.glob)
-            is_block = bool(self.root) and glob.outermost(self.root) == self.root
-            if not is_block and blocks_of(facts, glob).names:
+        number, names = self.number or 0, self.names
+        if self.number is None:
+            names = (self.root or type(module).__name__,)
+            glob = None if self.policy.blocks is None else PathGlob(self.policy.blocks.glob)
+            is_block = glob is None or (bool(self.root) and glob.outermost(self.root) == self.root)
+            if glob is not None and not is_block and blocks_of(facts, glob).names:
                 return place
-        name = self.root or type(module).__name__
-        return evolve(place, blocks=BlockTable(array("i", bytes(4 * len(facts))), (name,), alone=0), numbered=False)
+        blocks = BlockTable(array("i", [number]) * len(facts), names, alone=number)
+        return evolve(place, blocks=blocks, numbered=self.number is not None)
 
     def _named(self, module: nn.Module) -> str:
         return problems.block(module, self.root)
-
-    def _drifted(self, key: Hashable, found: Diagnostic) -> None:
-        self.kept.pop(key, None)
-        if self.strict:
-            raise PolicyGraphError([found])
-        problems.warn(found)
 
 
 def is_alike(module: nn.Module, other: nn.Module) -> bool:
@@ -286,22 +283,11 @@ def is_alike(module: nn.Module, other: nn.Module) -> bool:
     return one == two
 
 
-def _of_one_block(plan: Plan, name: str) -> Plan:
-    """The plan of a block that is the whole graph counts it as one block, whichever it is."""
-    number = plan.block_of[0] if len(plan.block_of) else 0
-    if not plan.block_names or len(set(plan.block_of)) > 1 or number < 0:
-        return plan
-    return evolve(plan, block_of=array("i", bytes(4 * len(plan.facts))), block_names=(plan.block_names[number],))
-
-
 def _read(held: HeldResult, read: frozenset[int] | None) -> list[Tensor]:
     """The results of an operator that anyone reads: the others have placeholders."""
     if read is None or not isinstance(held.value, tuple | list):
         return list(tensors_in(held.value))
     return list(tensors_in([part for at, part in enumerate(held.value) if at in read]))
-
-
-# --- the key of a plan ------------------------------------------------------------------------------------------------
 
 
 def call_key(modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:

@@ -9,7 +9,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
@@ -64,20 +64,14 @@ def watched(
             check()
         outputs = compiled(*arguments)
         if not is_answered():
-            unhooked = not _before_backward(outputs, check)
+            functions = {each.grad_fn: None for each in outputs if isinstance(each, torch.Tensor)}
+            functions.pop(None, None)
+            for function in functions:
+                function.register_prehook(lambda gradients: check())
+            unhooked = not functions
         return outputs
 
     return call
-
-
-def _before_backward(outputs: Iterable[Any], check: Callable[[], None]) -> bool:
-    """Call ``check`` when a gradient reaches one of the outputs; False where none can."""
-    functions = dict.fromkeys(
-        output.grad_fn for output in outputs if isinstance(output, torch.Tensor) and output.grad_fn is not None
-    )
-    for function in functions:
-        function.register_prehook(lambda gradients: check())
-    return bool(functions)
 
 
 _THROUGH_FORWARD = re.compile(r"(\.forward)+\.__self__")
@@ -91,38 +85,31 @@ def take_out(gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
     it, the session of whose model it is a block, compiled on its own.
     """
     found: dict[Session, None] = {}
-    alone = _alone(gm)
+    calls = [node for node in gm.graph.nodes if node.op.startswith("call_") and node.target is not operator.getitem]
+    only = _behind(gm, calls[0]) if len(calls) == 1 else None
+    alone = only[0] if only is not None and is_part_of_block(only[1], only[0]) else None
     graphs = [module for module in gm.modules() if isinstance(module, fx.GraphModule)]
     for module in graphs:
-        inside = list(_take_out_of(module))
+        inside: dict[Session, None] = {}
+        pending = list(module.graph.nodes)
+        while pending:
+            node = pending.pop()
+            behind = _behind(module, node)
+            if behind is not None:
+                inside[behind[0]] = None
+                pending += _inline(module, node, behind[1])
         if inside:
-            found.update(dict.fromkeys(inside))
+            found.update(inside)
             module.delete_all_unused_submodules()
             module.recompile()
     if found:
         for node in (node for module in graphs for node in module.graph.nodes):
             if stack := node.meta.get("nn_module_stack"):
-                node.meta["nn_module_stack"] = {key: _straight_entry(entry) for key, entry in stack.items()}
+                node.meta["nn_module_stack"] = {
+                    key: (_straight(entry[0]), *entry[1:]) if isinstance(entry, tuple) else entry
+                    for key, entry in stack.items()
+                }
     return tuple(found), alone
-
-
-def first_session(gm: fx.GraphModule) -> Session | None:
-    """The session of the first checkpoint of ours in a graph, which is left as it is."""
-    graphs = (module for module in gm.modules() if isinstance(module, fx.GraphModule))
-    return next(
-        (found[0] for module in graphs for node in module.graph.nodes if (found := _behind(module, node))), None
-    )
-
-
-def _take_out_of(module: fx.GraphModule) -> Iterator[Session]:
-    pending = list(module.graph.nodes)
-    while pending:
-        node = pending.pop()
-        found = _behind(module, node)
-        if found is not None:
-            session, body = found
-            yield session
-            pending += _inline(module, node, body)
 
 
 def _behind(module: fx.GraphModule, node: fx.Node) -> tuple[Session, fx.GraphModule] | None:
@@ -134,13 +121,6 @@ def _behind(module: fx.GraphModule, node: fx.Node) -> tuple[Session, fx.GraphMod
     body = attribute(module, str(holder.target)) if isinstance(holder, fx.Node) and holder.op == "get_attr" else None
     session = session_behind(body.meta.get(context)) if isinstance(body, fx.GraphModule) else None
     return None if session is None else (session, body)
-
-
-def _alone(gm: fx.GraphModule) -> Session | None:
-    """The session of a graph that is one of its blocks: one checkpoint, in which no path leads to a block."""
-    calls = [node for node in gm.graph.nodes if node.op.startswith("call_") and node.target is not operator.getitem]
-    found = _behind(gm, calls[0]) if len(calls) == 1 else None
-    return found[0] if found is not None and is_part_of_block(found[1], found[0]) else None
 
 
 def is_part_of_block(gm: fx.GraphModule, session: Session) -> bool:
@@ -159,7 +139,10 @@ def _inline(module: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> list
     made = [values[old] for old in body.graph.nodes if old.op not in ("placeholder", "output")]
     for new in made:
         if new.op == "get_attr":
-            new.target = _adopted(module, attribute(body, str(new.target)), str(new.target))
+            stem = str(new.target).replace(".", "_")
+            name = next(free for free in (f"{stem}_{number}" for number in count()) if not hasattr(module, free))
+            setattr(module, name, attribute(body, str(new.target)))
+            new.target = name
     _replace(node, output)
     return made
 
@@ -184,22 +167,8 @@ def _change(user: fx.Node, old: fx.Node, new: Any) -> None:
     user.kwargs = map_arg(user.kwargs, changed)
 
 
-def _straight_entry(entry: Any) -> Any:
-    return (_straight(entry[0]), *entry[1:]) if isinstance(entry, tuple) else entry
-
-
 def _straight(path: str) -> str:
     return _THROUGH_FORWARD.sub("", path)
-
-
-def _adopted(module: fx.GraphModule, value: Any, path: str) -> str:
-    """The name under which a module has what one of its inner graphs had."""
-    stem = path.replace(".", "_")
-    number = 0
-    while hasattr(module, name := f"{stem}_{number}"):
-        number += 1
-    setattr(module, name, value)
-    return name
 
 
 _NOWHERE = Span(Source("<block>", ""), 0, 0)
@@ -346,7 +315,7 @@ class PolicyBackend:
         if apart:
             raise PolicyMatchError(apart)
         known = self.root or next(filter(None, names), "")
-        root = known or session.name_of_a_block()
+        root = known or next((type(module).__name__ for module in session.regions), "block")
         policy = self.policy
         if policy.blocks is None or not known:  # else the largest list of modules in it would be taken for the blocks
             policy = evolve(policy, blocks=Blocks(f"/{root}", _NOWHERE))
@@ -393,8 +362,11 @@ def _warn_of_policies_never_applied() -> None:
 def policy_around(gm: fx.GraphModule) -> Policy | None:
     """The policy of the first checkpoint of ours in a graph, or of the one that it is compiled in."""
     around = innermost()
-    session = around.session if around is not None else first_session(gm)
-    return None if session is None else session.policy
+    if around is not None:
+        return around.session.policy
+    graphs = (module for module in gm.modules() if isinstance(module, fx.GraphModule))
+    found = (_behind(module, node) for module in graphs for node in module.graph.nodes)
+    return next((behind[0].policy for behind in found if behind is not None), None)
 
 
 def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:

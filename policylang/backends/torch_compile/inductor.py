@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
 from functools import partial
@@ -41,7 +41,6 @@ from policylang.backends.records import (
     findings_from_json,
     findings_of,
     findings_to_json,
-    without_gradients,
 )
 from policylang.errors import PolicyAuditError, PolicyDivergenceError, PolicyMeaningError, PolicyWarning
 from policylang.language.diagnostics import Diagnostic, diagnose, is_error
@@ -54,11 +53,8 @@ from policylang.ranks.rank_account import RankAccount
 from policylang.torch_compat import compilers
 from policylang.torch_compat.graphs import OpOverload
 
-_Pass: Any = compilers.graph_pass_base()
-_Partitioner: Any = compilers.partitioner_base()
 
-
-class KeyedForCaches:
+class _KeyedForCaches:
     """Is known to Inductor's caches by ``_key``, which has to cover all that its work depends on."""
 
     _key: str
@@ -72,19 +68,16 @@ class KeyedForCaches:
         return {"_key": self._key}
 
 
-class KeyedPass(KeyedForCaches, _Pass):  # type: ignore[misc]
+class KeyedPass(_KeyedForCaches, compilers.graph_pass_base()):  # type: ignore[misc]
     """A graph pass that Inductor's caches accept."""
 
 
-class KeyedPartitioner(KeyedForCaches, _Partitioner):  # type: ignore[misc]
+class KeyedPartitioner(_KeyedForCaches, compilers.partitioner_base()):  # type: ignore[misc]
     """A partitioner that Inductor's caches accept."""
 
 
 class CachedPartitioner(KeyedPartitioner):
-    """A partitioner under a key for Inductor's caches, which has to cover all that it depends on.
-
-    ``code``: is told the order of the forward and the backward graph.
-    """
+    """A partitioner under a key. ``code``: is told the order of the forward and the backward graph."""
 
     def __init__(self, partitioner: JointPartitioner, key: str, code: CodeAudit | None = None) -> None:
         self._partitioner = partitioner
@@ -113,6 +106,10 @@ class Options:
     agree: bool
     settings: dict[str, Any]
     """Inductor's own settings, passed on."""
+
+
+def _bad(message: str, help: str | None = None) -> Diagnostic:
+    return Diagnostic(BAD_OPTION, message, help=help)
 
 
 def parse_options(options: Mapping[str, Any] | None, mode: str | None, known: Policy | None = None) -> Options:
@@ -152,7 +149,7 @@ def check_own(inner: object, root: object, agree: object) -> list[Diagnostic]:
             _bad(f"the option `root` is a module path, not a {type(root).__name__}", 'for example root="layers.0"')
         )
     if not isinstance(agree, bool):
-        problems.append(_bad(f"the option `agree` is True or False, not a {type(agree).__name__}", None))
+        problems.append(_bad(f"the option `agree` is True or False, not a {type(agree).__name__}"))
     return problems
 
 
@@ -165,7 +162,7 @@ def inductor_options(inner: Inner, mode: str | None, options: Mapping[str, Any] 
         try:
             named = compilers.inductor_mode(str(mode))
         except RuntimeError as error:
-            problems.append(_bad(str(error), None))
+            problems.append(_bad(str(error)))
     if problems:
         raise PolicyMeaningError(problems)
     return {**named, **{name.replace("-", "_"): value for name, value in given.items()}}
@@ -173,20 +170,13 @@ def inductor_options(inner: Inner, mode: str | None, options: Mapping[str, Any] 
 
 def _check_settings(given: Mapping[str, Any], inner: str) -> list[Diagnostic]:
     """Names that are neither ours nor, under Inductor, one of Inductor's settings."""
-    if not given:
-        return []
     known = compilers.inductor_settings() if inner == "inductor" else {}
-    return [_unknown(name, known) for name in given if name.replace("-", "_") not in known]
-
-
-def _unknown(name: str, known: Mapping[str, Any]) -> Diagnostic:
-    near = get_close_matches(name, [*_OWN, *known], n=1)
     options = f"the options are {', '.join(_OWN)}" + (" and the settings of Inductor" if known else "")
-    return _bad(f"unknown option `{name}`", f"did you mean `{near[0]}`?" if near else options)
-
-
-def _bad(message: str, help: str | None) -> Diagnostic:
-    return Diagnostic(BAD_OPTION, message, help=help)
+    found = []
+    for name in (name for name in given if name.replace("-", "_") not in known):
+        near = get_close_matches(name, [*_OWN, *known], n=1)
+        found.append(_bad(f"unknown option `{name}`", f"did you mean `{near[0]}`?" if near else options))
+    return found
 
 
 OPTION_AGAINST_ORDER = "APL342"
@@ -276,27 +266,20 @@ def last_passes(policy: Policy, given: Mapping[str, Any], key: str) -> Any:
     return {_LAST_PASS: [*(own if isinstance(own, (list, tuple)) else (own,)), ours]}
 
 
-def watched_graph(code: CodeAudit, graph: fx.Graph, is_backward: bool) -> Callable[[str], None]:
-    """From a graph as it comes to Inductor to what compares the code that is made of it with its order.
-
-    That raises ``PolicyAuditError``: of the forward while it is compiled, of the backward when the first one starts.
-    """
-    read = code.reader(graph, is_backward=is_backward)
-    return lambda source: _raise(read(source))
-
-
-def check_loaded(code: CodeAudit | None, loaded: Iterable[tuple[bool, str]]) -> None:
-    """Compare code that comes from a cache, with whether each is the backward. Raises ``PolicyAuditError``."""
-    if code is not None:
-        _raise(code.check_loaded(loaded))
-
-
-def _raise(found: Sequence[Diagnostic]) -> None:
+def _raise_code_errors(found: Sequence[Diagnostic]) -> None:
+    """Raise ``PolicyAuditError`` where generated code does not keep its order; warn where it cannot be read."""
     errors = [each for each in found if is_error(each)]
     if errors:
         raise PolicyAuditError(errors)
     if found:
         warnings.warn(str(PolicyAuditError(found)), PolicyWarning, stacklevel=2)
+
+
+def _watched_graph(code: CodeAudit, graph: fx.Graph, is_backward: bool) -> Callable[[str], None]:
+    """From a graph as it comes to Inductor to what compares the code that is made of it with its order: of the forward
+    while it is compiled, of the backward when the first one starts."""
+    read = code.reader(graph, is_backward=is_backward)
+    return lambda source: _raise_code_errors(read(source))
 
 
 def _at_order(policy: Policy, code: str, message: str, help: str) -> Diagnostic:
@@ -346,7 +329,7 @@ def with_aot_eager(
     """Compile without a cache: the partitioner is called whenever a gradient is needed. ``compare``: opens the
     comparison of ranks."""
     with compare() as comparison, partitions() as done:
-        run = compilers.compile_with_aot_eager(gm, inputs, partitioner, runtime.boxed, _inference_rewriter(partitioner))
+        run = compilers.compile_with_aot_eager(gm, inputs, partitioner, runtime.boxed, partitioner.for_inference)
         return CompiledCode(run, _findings(done), comparison.why_gone())
 
 
@@ -365,7 +348,7 @@ def with_inductor(
     the plan of the sidecar with those of ranks that partition, where these compare theirs.
     """
     policy = partitioner.policy
-    inference = _inference_rewriter(partitioner)
+    inference = partitioner.for_inference
     is_differentiated = needs_gradients(gm, inputs)
     if policy.offloads:
         settings = {**_IN_ORDER, **settings}
@@ -374,14 +357,15 @@ def with_inductor(
     with compare(settings=partial(comparable_settings, settings)) as comparison:
         key = f"{key}:{caching.context_of(gm)}:{caching.groups_key(policy)}:{caching.formulas_key()}"
         remembered_as = caching.sidecar_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
-        code = CodeAudit() if policy.orders and is_differentiated else None
-        watch = None if code is None else partial(watched_graph, code)
-        patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key, code)}
-        if code is not None:
+        code, watch = None, None
+        patched = {**settings}
+        loads: AbstractContextManager[list[tuple[bool, str]]] = nullcontext([])
+        if policy.orders and is_differentiated:
+            code, loads = CodeAudit(), compilers.code_from_caches()
+            watch = partial(_watched_graph, code)
             patched |= last_passes(policy, settings, key)
+        patched["custom_partitioner_fn"] = CachedPartitioner(partitioner, key, code)
         hits = compilers.cache_hits()
-        loads: AbstractContextManager[list[tuple[bool, str]]]
-        loads = nullcontext([]) if code is None else compilers.code_from_caches()
         with partitions() as done, loads as loaded:
             run = compilers.compile_with_inductor(gm, inputs, patched, watch, inference)
         if not (is_differentiated or inference):
@@ -390,7 +374,8 @@ def with_inductor(
             from_sidecar = _from_sidecar(remembered_as, policy)
             if from_sidecar is not None:
                 findings, code = from_sidecar
-                check_loaded(code, loaded)
+                if code is not None:
+                    _raise_code_errors(code.check_loaded(loaded))
                 for found in findings:
                     announce_cached(found.report)
                 return CompiledCode(run, findings, comparison.why_gone(), from_cache=True, code=code)
@@ -419,11 +404,6 @@ def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """True if AOTAutograd will look for a backward."""
     tensors = [*gm.parameters(), *(value for value in inputs if isinstance(value, torch.Tensor))]
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _inference_rewriter(partitioner: JointPartitioner) -> compilers.ChangeInference | None:
-    """Rewrites a graph without gradients; None where no line of the policy holds on one."""
-    return partitioner.rewrite_inference if without_gradients(partitioner.policy).rewrites else None
 
 
 def _findings(done: Sequence[Done]) -> tuple[Findings, ...]:
