@@ -54,7 +54,7 @@ def traced(function: Callable[..., Any], *inputs: Tensor, dynamic: bool = False)
 
 @cache
 def example(name: str) -> Traced:
-    return trace(*ZOO[name]())
+    return trace(*(models.llama(layers=1) if name == "llama" else ZOO[name]()))
 
 
 @cache
@@ -75,15 +75,19 @@ def copies(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
 
 QUICK = [
     ("mlp", SAVE + "offload gelu, addmm"),
-    pytest.param("llama", "recompute everything\noffload mm", marks=pytest.mark.slow),
-    ("gpt2", "offload everything"),
     ("resnet", "recompute everything\noffload convolution"),
     ("shared_parameters", SAVE + "offload addmm up to 4 KiB per rank"),
 ]
+TEXTS = (*(f"optional offload {each}" for each in ("matmul", "pointwise")), "offload everything")
 REST = [
     pytest.param(name, text, marks=pytest.mark.slow)
     for name in ZOO
-    for text in ("offload everything", "optional offload matmul", "optional offload pointwise")
+    for text in (
+        "offload everything",
+        "optional offload matmul",
+        "optional offload pointwise",
+        "recompute everything\noptional offload mm",
+    )
     if (name, text) not in QUICK
 ]
 
@@ -310,9 +314,9 @@ DRAWN = ("mm", "addmm", "mul", "add", "permute, t, view", "bernoulli", "gelu or 
 
 
 @given(st.data())
-@settings(max_examples=examples(15, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_random_policies_give_the_same_bits(data: st.DataObject) -> None:
-    graph = example(data.draw(st.sampled_from(["gpt2", "resnet", "mlp", "shared_parameters"])))
+    graph = example(data.draw(st.sampled_from(["dropout", "resnet", "mlp", "shared_parameters"])))
     fate = data.draw(st.sampled_from(["save", "recompute", "auto"]))
     lines = [f"undecided -> {fate}"]
     for what in data.draw(st.lists(st.sampled_from(DRAWN), min_size=1, max_size=5, unique=True)):

@@ -18,7 +18,7 @@ from tests.support.shared_graphs import JOINT, shared_facts, shared_graph
 GATHERS = 290
 """All-gathers that start at a parameter; no two of them on one line."""
 STATIC = list(range(292))
-BOTH = ["fsdp_reshard_always", pytest.param("fsdp_reshard_never", marks=pytest.mark.slow)]
+RESHARD = ["fsdp_reshard_always", "fsdp_reshard_never"]
 
 
 def tags_of(gm: fx.GraphModule) -> dict[str, str]:
@@ -59,7 +59,8 @@ def saved_of_lines(made: Partition) -> list[str]:
     return [facts.targets[facts.index[name]] for name in made.audit.saved if name in lines()]
 
 
-@pytest.mark.parametrize("checkpointed", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointed", [True, False])
 def test_always_every_line_is_tagged_and_no_gathered_value_is_saved(checkpointed: bool) -> None:
     made = partitioned("include <fsdp_reshard_always>", checkpointed=checkpointed)
     assert made.audit.agrees
@@ -79,7 +80,7 @@ def test_never_the_gathered_value_of_each_line_is_saved_and_nothing_beside_it() 
     assert {tags[name] for name in lines()} == {"MUST_SAVE", "MUST_RECOMPUTE"}
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", [RESHARD[0], pytest.param(RESHARD[1], marks=pytest.mark.slow)])
 def test_the_tags_of_the_models_own_checkpoint_stand_everywhere_else(name: str) -> None:
     before = tags_of(recording(True))
     untouched = tagged("undecided -> auto", checkpointed=True)
@@ -93,7 +94,8 @@ def test_the_tags_of_the_models_own_checkpoint_stand_everywhere_else(name: str) 
     assert len(before.keys() - lines()) > 3_000
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESHARD)
 def test_the_gather_of_the_tokens_is_left_and_named(name: str) -> None:
     """They are an input of the model, sharded and gathered like a weight."""
     (note,) = [
@@ -141,7 +143,8 @@ def gathers(half: fx.GraphModule) -> int:
     return sum("all_gather_into_tensor" in str(node.target) for node in half.graph.nodes)
 
 
-@pytest.mark.parametrize("checkpointed", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointed", [False, True])
 def test_what_is_saved_is_what_was_planned_to_the_byte(checkpointed: bool) -> None:
     """With the tags of the model's own checkpoint, equal views of one value differ in their tags: merging them saved 64
     hidden states that the backward had no use for."""

@@ -23,7 +23,13 @@ from tests.tracing.steps import trace
 
 TRANSFORMERS = ("llama", "qwen3", "mixtral", "gpt2", "flex")
 FLAT_RESIDUALS = ("mlp", "dropout")
-MODELS = (*TRANSFORMERS, "resnet", "dropout")
+MODELS = [
+    *(
+        pytest.param(name, marks=pytest.mark.slow if name in ("qwen3", "mixtral", "flex") else ())
+        for name in TRANSFORMERS
+    ),
+    *("resnet", "dropout"),
+]
 OWN = {
     "everything": "recompute everything",
     "all but matmul": "recompute everything\noptional save matmul",
@@ -70,7 +76,9 @@ def check(flat: Flat, policy: Any) -> Report:
 
 
 @pytest.mark.parametrize("policy", OWN)
-@pytest.mark.parametrize("name", [*MODELS, "bart", "mlp", "shared_parameters", "aliased_output"])
+@pytest.mark.parametrize(
+    "name", [*MODELS, pytest.param("bart", marks=pytest.mark.slow), "mlp", "shared_parameters", "aliased_output"]
+)
 def test_own_policies_on_plain_make_fx(name: str, policy: str, traced: Callable[[str], Flat]) -> None:
     report = check(traced(name), policylang.parse(OWN[policy]))
     if policy in ("everything", "undecided"):
@@ -107,7 +115,9 @@ def train(step: TracedStep, built: Example, policy: str | None) -> tuple[list[ob
     return seen, built.module
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["resnet", "dropout", *(pytest.param(name, marks=pytest.mark.slow) for name in TRANSFORMERS)]
+)
 def test_two_traced_steps_with_an_optimizer(name: str, tmp_path: Path) -> None:
     file = tmp_path / "everything.apl"
     file.write_text("recompute everything\noptional save every 3rd matmul per graph\n")

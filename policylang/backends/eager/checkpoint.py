@@ -152,8 +152,10 @@ def _hooks_of_ours(block: nn.Module) -> list[int]:
 
 def _refuse_shallow_copy(module: nn.Module, _args: Any) -> None:
     """A shallow copy, as ``nn.DataParallel`` makes them, has the ``forward`` of the block, on the block's weights."""
+    if torch.compiler.is_compiling():  # first of all: Dynamo names modules by what it has looked at
+        return
     own = module.__dict__.get("forward")
-    if isinstance(own, Checkpointed) and own.module is not module and not torch.compiler.is_compiling():
+    if isinstance(own, Checkpointed) and own.module is not module:
         raise problems.ONLY_ONE_BLOCK.error(name=problems.block(own.module, own.root))
 
 

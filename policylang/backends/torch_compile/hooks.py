@@ -22,7 +22,7 @@ from attrs import evolve
 from torch import fx, nn
 
 from policylang.backends import caching, refusals
-from policylang.backends.compiled_graphs import CompiledGraph, GraphUse
+from policylang.backends.compiled_graphs import GraphUse
 from policylang.backends.dispatch import apply_policy
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.joint import JointPartitioner, partitions
@@ -34,13 +34,17 @@ from policylang.backends.torch_compile.inductor import KeyedPartitioner, KeyedPa
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
 from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
-from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.language.diagnostics import diagnose
 from policylang.language.syntax import Policy
 from policylang.ranks.comparison import AgreedAccounts, comparing
 from policylang.torch_compat import compilers
 from policylang.torch_compat.distributed import mesh_ranks
 
 WRONG_HOOK = "APL331"
+_JOINT_HOOK = (
+    "set `joint_custom_post_pass`; of a half, lines that rewrite or order collectives are carried out by "
+    "`policylang.backend`, or by a pass in a list of your own"
+)
 
 
 class PolicyPass(KeyedPass):
@@ -74,31 +78,22 @@ class PolicyPass(KeyedPass):
             apply_policy(gm, self.policy, self.mesh, agree=self.agree)
             return None
         try:
-            _tag(gm, self.policy, self.mesh, hooks)
+            self._tag(gm, hooks)
         except PolicyError as error:
             raise compilers.through_dynamo(error, sys._getframe()) from None
         return None
 
-
-def _tag(gm: fx.GraphModule, policy: Policy, mesh: Any, hooks: tuple[str, ...]) -> None:
-    """Write a policy's tags on a joint graph, for min-cut."""
-    facts = collect(gm, mesh=mesh)
-    joint_only = all(name.startswith("joint_") for name in hooks)
-    if facts.kind is GraphKind.FORWARD and joint_only:
-        return  # a model that runs without gradients: it keeps nothing, so nothing is decided
-    path = HookPath()
-    if not path.recognises(facts):
-        raise PolicyGraphError([_wrong_hook(hooks, facts.kind)])
-    path.apply(gm, policy, facts)
-
-
-def _wrong_hook(hooks: tuple[str, ...], kind: GraphKind) -> Diagnostic:
-    return diagnose(
-        WRONG_HOOK,
-        f"behind `{hooks[0]}` this is a {kind.value} graph, where nothing is decided about what is saved",
-        help="set `joint_custom_post_pass`; of a half, lines that rewrite or order collectives are carried out by "
-        "`policylang.backend`, or by a pass in a list of your own",
-    )
+    def _tag(self, gm: fx.GraphModule, hooks: tuple[str, ...]) -> None:
+        """Write the policy's tags on a joint graph, for min-cut."""
+        facts = collect(gm, mesh=self.mesh)
+        if facts.kind is GraphKind.FORWARD and all(name.startswith("joint_") for name in hooks):
+            return  # a model that runs without gradients: it keeps nothing, so nothing is decided
+        path = HookPath()
+        if not path.recognises(facts):
+            what = f"behind `{hooks[0]}` this is a {facts.kind.value} graph"
+            message = f"{what}, where nothing is decided about what is saved"
+            raise PolicyGraphError([diagnose(WRONG_HOOK, message, help=_JOINT_HOOK)])
+        path.apply(gm, self.policy, facts)
 
 
 _INDUCTOR = "inductor"
@@ -133,7 +128,10 @@ class PolicyPartitioner(KeyedPartitioner):
         settings = inductor.comparable_settings
         try:
             if self.policy.scheduling and options.get("compiler") == _INDUCTOR:
-                raise PolicyMatchError([_unkept(self.policy)])
+                what = "the order that this line gives is not kept behind `custom_partitioner_fn`"
+                message, span = f"{what}: Inductor sorts both halves anew", self.policy.scheduling[0].span
+                help = "compile with `policylang.backend`, which has Inductor keep it"
+                raise PolicyMatchError([diagnose(ORDER_NOT_KEPT, message, span, help=help)])
             with comparing(topic, self.agree, known=known, settings=settings), partitions() as done:
                 halves = self._partitioner(gm, joint_inputs, **options)
         except PolicyError as error:
@@ -148,26 +146,16 @@ class PolicyPartitioner(KeyedPartitioner):
         Dynamo is handing over and that the graph's code does not say."""
         context = caching.context_of(compilers.dynamo_graphs())
         surroundings = caching.groups_key(self.policy), caching.formulas_key()
-        return ":".join((self._key, context, *surroundings, self._process()))
-
-    def _process(self) -> str:
-        """A word that keeps the caches of other processes away where something has to happen before a graph runs."""
         compares = self.agree and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        return _THIS_PROCESS if compares or self.policy.rewrites else ""
+        # where something has to happen before a graph runs, the caches of other processes are kept away
+        process = _THIS_PROCESS if compares or self.policy.rewrites else ""
+        return ":".join((self._key, context, *surroundings, process))
 
     def __copy__(self) -> PolicyPartitioner:
         return self
 
     def __deepcopy__(self, memo: object) -> PolicyPartitioner:
         return self
-
-
-def _unkept(policy: Policy) -> Diagnostic:
-    message = (
-        "the order that this line gives is not kept behind `custom_partitioner_fn`: Inductor sorts both halves anew"
-    )
-    help = "compile with `policylang.backend`, which has Inductor keep it"
-    return diagnose(ORDER_NOT_KEPT, message, policy.scheduling[0].span, help=help)
 
 
 def of_compiled(subject: Any) -> Sequence[Findings] | None:
@@ -184,13 +172,11 @@ def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
     sessions = sessions_of(subject)
     if not sessions:
         return None
-    regions = [region for session in sessions for region in session.regions.values()]
     found: list[Findings] = []
-    for region in regions:
-        of_block = [
-            findings_of(AppliedPlan("eager", each.instructions.plan, each.audit)) for each in region.kept.values()
-        ]
-        found += [evolve(each, report=evolve(each.report, label=region.root)) for each in of_block]
+    for region in (region for session in sessions for region in session.regions.values()):
+        for kept in region.kept.values():
+            each = findings_of(AppliedPlan("eager", kept.instructions.plan, kept.audit))
+            found.append(evolve(each, report=evolve(each.report, label=region.root)))
     compiled = [session for session in sessions if session.compiled]
     if not compiled:
         return found
@@ -203,12 +189,11 @@ def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
 
 
 def _findings(uses: Iterable[GraphUse]) -> list[Findings]:
-    """The findings of a graph as often as modules run it: each of them keeps what the graph keeps."""
-    return [_with_code(found, use.graph) for use in uses for _ in range(use.modules) for found in use.graph.findings]
-
-
-def _with_code(found: Findings, graph: CompiledGraph) -> Findings:
-    """Add what the generated code was read to do, which is known of the backward only once that has run."""
-    if graph.code is None:
-        return found
-    return evolve(found, report=evolve(found.report, code=graph.code.reports()))
+    """The findings of a graph as often as modules run it: each of them keeps what the graph keeps. With what the
+    generated code was read to do, which is known of the backward only once that has run."""
+    return [
+        found if use.graph.code is None else evolve(found, report=evolve(found.report, code=use.graph.code.reports()))
+        for use in uses
+        for _ in range(use.modules)
+        for found in use.graph.findings
+    ]
