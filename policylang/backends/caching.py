@@ -106,10 +106,8 @@ def policy_key(policy: Policy, *, root: str) -> str:
 
 @cache
 def code_digest() -> str:
-    """Over the source files that decide what a policy does to a graph, and over which findings stop a compile.
-
-    The version of the language is in the files.
-    """
+    """Over the source files that decide what a policy does to a graph, the version of the language among them, and over
+    which findings stop a compile."""
     found = acting_sources(files("policylang"))
     words = [word for path, content in found.items() for word in (path, hashlib.sha256(content).hexdigest())]
     words += [f"{code} {CODES[code].severity.value}" for code in sorted(CODES)]
@@ -138,11 +136,8 @@ def formulas_key() -> str:
 
 
 def sidecar_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """Over everything that decides which compiled graph Inductor would take from its caches.
-
-    ``key`` is the partitioner's. A sidecar names process groups as its rank knows them, so each rank has its own.
-    Symbolic sizes count by name: their present values say nothing of a cached graph.
-    """
+    """Over everything that decides which compiled graph Inductor would take from its caches; ``key`` is the
+    partitioner's. Each rank has its own, since a sidecar names process groups. Symbolic sizes count by name."""
     words = [key, torch.__version__, str(torch.is_grad_enabled()), distributed.place_among_ranks()]
     words += (module.code for module in _modules(graph))
     words += (_input_word(value) for value in inputs)

@@ -9,7 +9,6 @@ from torch import fx
 from policylang.backends import records, refusals
 from policylang.backends.eager.problems import refuse_another
 from policylang.backends.path import path_named
-from policylang.errors import PolicyGraphError
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
@@ -33,5 +32,5 @@ def apply_policy(
 def checked_module(gm: object, wanted: str) -> fx.GraphModule:
     """A graph module; raises ``PolicyGraphError`` for anything else."""
     if not isinstance(gm, fx.GraphModule):
-        raise PolicyGraphError([refusals.not_a_graph(gm, wanted)])
+        raise refusals.not_a_graph(gm, wanted)
     return gm

@@ -42,11 +42,9 @@ NOTHING_MERGED = Merged({}, {})
 
 
 def eliminate(graph: fx.Graph, plan: Plan) -> Merged:
-    """Merge equal nodes of a joint graph; ``plan`` was made on this graph as it is.
-
-    Random, mutating and effectful operators, higher-order operators, uninitialised memory, operators whose result
-    has a size of its own, and values that share memory with an output stay apart, as do nodes with a write between.
-    """
+    """Merge equal nodes of the joint graph that ``plan`` was made on. Random, mutating, effectful and higher-order
+    operators, uninitialised memory, results with a size of their own, values that share memory with an output, and
+    nodes with a write between stay apart."""
     facts, index, owners = plan.facts, plan.facts.index, plan.facts.owners
     values = (node.meta.get("val") for node in graph.output_node().all_input_nodes)
     returned = {eager.storage_address(value) for value in values if isinstance(value, torch.Tensor)} - {None}
@@ -159,15 +157,12 @@ def merge(plan: Plan, merged: Merged) -> Plan:
 
 
 def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None = None) -> Plan:
-    """The plan with everything decided that is not the policy's to decide.
-
-    ``gradients`` are the rows that the backward returns. ``chosen`` are the rows that min-cut would save: an undecided
-    value is saved if it is among them and recomputed if not, and a value that was traced in the backward but needs
-    nothing of it is moved to the forward and saved where min-cut says so, unless it looks into memory that is
-    offloaded: the backward makes such a view of what came back. Symbolic sizes that the backward takes of a
-    forward tensor are taken in the forward, so that the tensor need not be kept for them. Backward nodes that lead to
-    nothing read nothing. What a moved or a dead node read no longer feeds the backward for its sake.
-    """
+    """The plan with everything decided that is not the policy's to decide. ``gradients`` are the rows that the backward
+    returns, ``chosen`` those that min-cut would save: an undecided value is saved if it is among them and recomputed if
+    not, and one traced in the backward that needs nothing of it moves to the forward where min-cut saves it, unless it
+    looks into offloaded memory. Symbolic sizes that the backward takes of a forward tensor are taken in the forward, so
+    that the tensor need not be kept for them. Backward nodes that lead to nothing read nothing, and what a moved or a
+    dead node read no longer feeds the backward."""
     facts = plan.facts
     phases, inputs, flags, decisions = list(facts.phases), list(facts.inputs), list(facts.flags), list(plan.decisions)
     for row in gradients:
@@ -198,10 +193,8 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
 
 
 def resolve_offloads_again(plan: Plan) -> Plan:
-    """The plan with its offloads decided once more: merged nodes share memory, and so does what min-cut saves.
-
-    What stays on the device after all is in the diagnostics.
-    """
+    """The plan with its offloads decided once more: merged nodes share memory, and so does what min-cut saves. What
+    stays on the device after all is in the diagnostics."""
     if not any(map(offloads, plan.decisions)):
         return plan
     policy, decisions = plan.policy, list(plan.decisions)

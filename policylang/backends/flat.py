@@ -24,9 +24,10 @@ from policylang.audit.outcome import Audit
 from policylang.backends import tags
 from policylang.backends.copies import copy_in, copy_out
 from policylang.backends.path import BackendPath
+from policylang.backends.refusals import Problem
 from policylang.backends.rewriting import first_difference
 from policylang.backends.runtime import timed
-from policylang.errors import PolicyGraphError, PolicyMatchError
+from policylang.errors import PolicyMatchError
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.memory import GraphMemory, memory_of
@@ -53,11 +54,9 @@ class Drawing:
 
 
 def keep_state(node: fx.Node, drawn: str, kept: str) -> tuple[Drawing, fx.Node]:
-    """Make a random operator keep the state it starts from; also return the node that now holds its result.
-
-    ``drawn`` and ``kept``: the names of the nodes that return the result and the state. The node stays where it is,
-    under its name, and returns ``(state, result)``; two ``getitem`` follow it.
-    """
+    """Make a random operator keep the state it starts from; also return the node that now holds its result. The node
+    stays where it is, under its name, and returns ``(state, result)``; two ``getitem`` follow, named ``drawn`` and
+    ``kept``, which return the result and the state."""
     save, _ = partition.random_state_operators()
     graph = node.graph
     target, args, kwargs = node.target, node.args, dict(node.kwargs)
@@ -95,17 +94,18 @@ def _state_beside(tensor: torch.Tensor) -> torch.Tensor | None:
         return torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
-GRAPH_CHANGED = "APL381"
+GRAPH_CHANGED = Problem(
+    "APL381",
+    "the graph changed after it was planned: node {at} was `{planned}` and is `{found}`",
+    "plan again after the last pass that changes the graph",
+)
 
 
 def _check_same_graph(nodes: Sequence[fx.Node], facts: Facts) -> None:
     """Raise PolicyGraphError where the graph is not the one that ``facts`` describe."""
     if (difference := first_difference(nodes, facts)) is not None:
         at, found, planned = difference
-        names = f"node {at} was `{planned or 'nothing more'}` and is `{found or 'nothing more'}`"
-        message = f"the graph changed after it was planned: {names}"
-        help = "plan again after the last pass that changes the graph"
-        raise PolicyGraphError([diagnose(GRAPH_CHANGED, message, help=help)])
+        raise GRAPH_CHANGED.error(at=at, planned=planned or "nothing more", found=found or "nothing more")
 
 
 def _check_copies(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> None:
@@ -147,12 +147,9 @@ def _why_not_again(node: fx.Node, row: int, facts: Facts, memory: GraphMemory, a
 
 
 def rematerialise(gm: fx.GraphModule, plan: Plan) -> None:
-    """Apply ``plan`` to the flat graph it was made for, in place; linear in the graph.
-
-    Raises:
-        PolicyMatchError: a value would be recomputed from other bytes than the forward saw. The graph is untouched.
-        PolicyGraphError: the graph is not the one that was planned.
-    """
+    """Apply ``plan`` to the flat graph it was made for, in place; linear in the graph. Raises ``PolicyMatchError``
+    where a value would be recomputed from other bytes than the forward saw, and ``PolicyGraphError`` where the graph is
+    not the one that was planned; the graph is then untouched."""
     nodes = list(gm.graph.nodes)
     _check_same_graph(nodes, plan.facts)
     memory = memory_of(nodes, plan.facts.phases)
@@ -288,7 +285,11 @@ class _Rematerializer:
                 meta["custom"] = {**marks.custom(meta), marks.SAVED: True}
 
 
-APPLIED_BEFORE = "APL382"
+APPLIED_BEFORE = Problem(
+    "APL382",
+    "a policy was carried out on this graph before: `{node}` {verb} `{value}`",
+    "trace the step again, and apply one policy; `include` puts two policies into one",
+)
 _DONE = {marks.RECOMPUTED: "recomputes", marks.MOVED: "moves"}
 
 
@@ -300,10 +301,7 @@ class FlatPath(BackendPath):
         for node, found in ((node, marks.custom(node.meta)) for node in gm.graph.nodes):
             for mark, verb in _DONE.items():
                 if mark in found:
-                    done = f"`{node.name}` {verb} `{found[mark]}`"
-                    help = "trace the step again, and apply one policy; `include` puts two policies into one"
-                    message = f"a policy was carried out on this graph before: {done}"
-                    raise PolicyGraphError([diagnose(APPLIED_BEFORE, message, help=help)])
+                    raise APPLIED_BEFORE.error(node=node.name, verb=verb, value=found[mark])
 
     def lower(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
         super().lower(gm, plan, seconds)

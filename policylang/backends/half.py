@@ -14,7 +14,6 @@ from policylang.backends.path import BackendPath, raise_errors
 from policylang.backends.records import AppliedPlan, announce, remember, without_gradients
 from policylang.backends.rewriting import apply_edits, put_in_order
 from policylang.backends.runtime import RankOrder
-from policylang.errors import PolicyGraphError
 from policylang.graph.chains import Chains
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, InputKind
@@ -31,7 +30,11 @@ from policylang.torch_compat.compilers import settings_lines
 from policylang.torch_compat.partition import functorch_settings
 
 ONLY_REWRITES = "APL329"
-NOTHING_LEFT = "APL419"
+NOTHING_LEFT = refusals.Problem(
+    "APL419",
+    "`{line}` picks `{matched}` in the joint graph, and nothing in either half",
+    "what it picks does not run under this policy; make it `optional`, or drop it",
+)
 _BY_ORDER = ("exposed", "step time", "peak")
 
 
@@ -61,7 +64,7 @@ class HalfPath(BackendPath):
 
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
         if not (policy.rewrites or policy.orders):
-            raise PolicyGraphError([refusals.no_path(facts.kind)])
+            raise refusals.NO_PATH.error(kind=facts.kind.value)
 
     def part_of(self, policy: Policy) -> Policy:
         """Without the lines that decide about values."""
@@ -82,12 +85,9 @@ def _of_order(policy: Policy) -> tuple[Expectation, ...]:
 
 
 def rewrite_graph(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str = "") -> RewrittenGraph:
-    """Apply the ``fuse``, ``collapse``, ``bucket`` and scheduling lines of a joint graph's plan to the forward or the
-    backward graph, in place.
-
-    The ranks that share the joint graph agree on these rewrites too. Raises ``PolicyMatchError`` where lines and graph
-    do not fit; the graph is then as it was.
-    """
+    """Apply the ``fuse``, ``collapse``, ``bucket`` and scheduling lines of a joint graph's plan to its forward or
+    backward graph, in place; the ranks that share it agree on these rewrites too. Raises ``PolicyMatchError`` where
+    lines and graph do not fit; the graph is then as it was."""
     policy = joint.policy
     # these graphs follow from the joint graph: there the ranks have agreed, and the lines were checked
     lenient = evolve(
@@ -107,11 +107,9 @@ def rewrite_graph(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str
 
 
 def rewrite_inference(gm: fx.GraphModule, policy: Policy, *, root: str = "") -> RewrittenGraph:
-    """Apply a policy's ``fuse`` and ``collapse`` lines to a graph without gradients, in place.
-
-    Raises ``PolicyMatchError`` where a line and the graph do not fit, and ``PolicyDivergenceError`` where other ranks
-    have another plan; the graph is then as it was.
-    """
+    """Apply a policy's ``fuse`` and ``collapse`` lines to a graph without gradients, in place. Raises
+    ``PolicyMatchError`` where a line and the graph do not fit, and ``PolicyDivergenceError`` where other ranks have
+    another plan; the graph is then as it was."""
     facts = collect(gm, kind=GraphKind.FORWARD, root=root)
     made = HalfPath().plan(facts, without_gradients(policy))
     groups = apply_edits(gm, made)
@@ -154,9 +152,8 @@ def unanswered(joint: Plan, rewritten: Sequence[RewrittenGraph]) -> tuple[Diagno
         matched = [each.plan.order.outcomes[number].matched for each in rewritten if each.plan.order is not None]
         before = () if joint.order is None else joint.order.outcomes[number].matched
         if before and not any(matched) and not statement.optional:
-            what = f"`{statement.span.one_line}` picks `{before[0]}` in the joint graph, and nothing in either half"
-            help = "what it picks does not run under this policy; make it `optional`, or drop it"
-            found.append(diagnose(NOTHING_LEFT, what, statement.span, help=help))
+            line, span = statement.span.one_line, statement.span
+            found.append(NOTHING_LEFT.diagnostic(span=span, line=line, matched=before[0]))
     return tuple(found)
 
 

@@ -63,11 +63,8 @@ _IN_BACKWARD = Flag.FEEDS_BACKWARD | Flag.GRADIENT
 def split(
     joint: fx.GraphModule, plan: Plan, needs: SavedForBackward, *, num_fwd_outputs: int, static_inputs: Sequence[int]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The forward that returns what ``needs`` keeps, and the backward that recomputes the rest of what it reads.
-
-    Both run in the order of the plan's schedule. What is offloaded crosses like what is saved, until
-    :func:`move_across`.
-    """
+    """The forward that returns what ``needs`` keeps, and the backward that recomputes the rest of what it reads, both
+    in the order of the plan's schedule. What is offloaded crosses like what is saved, until :func:`move_across`."""
     facts = plan.facts
     nodes = {node.name: node for node in joint.graph.nodes}
     rows = (*needs.saved, *needs.offloaded, *needs.inputs, *needs.symbolic)
@@ -93,11 +90,8 @@ def split(
 
 def _exempt_statistics(graph: fx.Graph, facts: Facts) -> None:
     """Spare inputs that the step writes, and only recomputed operators read, autograd's check that nobody wrote them.
-
-    Such an operator is recomputed only if what is written does not bear on its result: a BatchNorm in training takes
-    its running statistics to return them updated, and its backward needs neither. What the backward itself reads
-    stays under the check, as in eager.
-    """
+    What is written does not bear on their results: a BatchNorm in training takes its running statistics to return them
+    updated. What the backward itself reads stays under the check, as in eager."""
     output = graph.output_node()
     written = {graphs.mutated_input(desc) for desc in pytree.tree_leaves(output.meta.get("desc"))} - {None}
     for node in graph.find_nodes(op="placeholder"):
@@ -124,11 +118,8 @@ def finish(
 
 
 def erase_strays(graph: fx.Graph, facts: Facts, phase: Phase) -> None:
-    """Remove the unused nodes of ``phase``, which belongs to the other graph.
-
-    Extraction copies whatever it has the inputs for, and dead-code elimination then spares random and effectful
-    operators: a dropout whose mask is saved would be drawn again in the backward, for nothing.
-    """
+    """Remove the unused nodes of ``phase``, which belongs to the other graph: dead-code elimination spares random and
+    effectful operators, and a dropout whose mask is saved would be drawn again in the backward."""
     index, phases = facts.index, facts.phases
     for node in reversed(graph.nodes):
         if node.users or node.op != "call_function" or partition.must_be_in_backward(node):
@@ -285,10 +276,8 @@ def _choose(
 
 
 def _saved_marks(facts: Facts, needs: SavedForBackward) -> dict[str, bool | str]:
-    """The names of the saved values and of the multi-output operators they are pieces of, with their marks.
-
-    Min-cut may save one piece of a tuple and recompute another; a decision on the operator cannot repeat that.
-    """
+    """The names of the saved values and of the multi-output operators they are pieces of, with their marks. Min-cut may
+    save one piece of a tuple and recompute another; a decision on the operator cannot repeat that."""
     recomputed = frozenset(needs.recomputed)
     marked: dict[str, bool | str] = {}
     for row in (*needs.saved, *needs.offloaded):
@@ -323,11 +312,9 @@ _partitioned: ContextVar[list[Done] | None] = ContextVar("policylang_partitioned
 
 @contextmanager
 def partitions() -> Iterator[list[Done]]:
-    """Collects what partitioners do meanwhile, and the graphs without gradients that are rewritten.
-
-    They are called from deep inside torch, and a list on the partitioner would be part of the caches' key. What an
-    inner collection gets, the outer one gets too.
-    """
+    """Collects what partitioners do meanwhile, deep inside torch, and the graphs without gradients that are rewritten.
+    A list on the partitioner would be part of the caches' key. What an inner collection gets, the outer one gets
+    too."""
     outer = _partitioned.get()
     collected: list[Done] = []
     token = _partitioned.set(collected)
@@ -360,10 +347,8 @@ class JointPartitioner:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Split ``gm``. ``options`` (such as Inductor's ``compiler``) do not bear on a plan and are accepted.
-
-        Raises ``PolicyMatchError`` before the graph is touched, ``PolicyAuditError`` after.
-        """
+        """Split ``gm``; ``options`` (such as Inductor's ``compiler``) do not bear on a plan. Raises as
+        :meth:`partition` does."""
         partition = self.partition(
             gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
         )
@@ -377,10 +362,8 @@ class JointPartitioner:
         static_inputs: Sequence[int] | None = None,
         seconds: dict[str, float] | None = None,
     ) -> Plan:
-        """Plan a joint graph, without touching it. A graph that returns no gradient has no backward to plan for.
-
-        Raises as :meth:`JointPath.plan` does, and ``PolicyGraphError`` for a graph that is not a joint graph.
-        """
+        """Plan a joint graph, without touching it. A graph that returns no gradient has no backward to plan for. Raises
+        as :meth:`JointPath.plan` does, and ``PolicyGraphError`` for a graph that is not a joint graph."""
         seconds = {} if seconds is None else seconds
         kind = GraphKind.JOINT if finalize.gradients_of(gm.graph, num_fwd_outputs) else GraphKind.FORWARD
         with timed(seconds, "collect"):

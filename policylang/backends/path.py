@@ -66,11 +66,9 @@ class BackendPath:
         aside: FsdpParameters | None = None,
         deferred: Collection[str] = (),
     ) -> Plan:
-        """Plan a graph without touching it. ``aside``: the weights that FSDP gathers around it.
-
-        Raises ``PolicyMatchError`` with every error whose code is not deferred, and ``PolicyDivergenceError`` where
-        other ranks have another plan.
-        """
+        """Plan a graph without touching it. ``aside``: the weights that FSDP gathers around it. Raises
+        ``PolicyMatchError`` with every error whose code is not deferred, and ``PolicyDivergenceError`` where other
+        ranks have another plan."""
         ranks = ranks_of(facts, policy, facts.kind.value) if self.compares_ranks else None
         made = make_plan(self.part_of(policy), facts, self.capabilities, place, ranks=ranks, aside=aside)
         self.refuse((*made.diagnostics, *self.refusals(made)), deferred)
@@ -106,10 +104,8 @@ class BackendPath:
         return None
 
     def put_in_order(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
-        """Apply the planned order of collectives, and compare the graph with it.
-
-        Raises ``PolicyAuditError`` where they differ.
-        """
+        """Apply the planned order of collectives, and compare the graph with it; raise ``PolicyAuditError`` where they
+        differ."""
         if plan.order is None:
             return
         with timed(seconds, "order"):
@@ -118,11 +114,8 @@ class BackendPath:
             raise_differences(audit_order(plan.order, gm.graph))
 
     def apply(self, gm: fx.GraphModule, policy: Policy, facts: Facts | None = None) -> AppliedPlan:
-        """Apply a policy to a graph, in place.
-
-        Raises as :meth:`check` and :meth:`plan` do, with the graph as it was, and ``PolicyAuditError`` where what came
-        out is not what was planned.
-        """
+        """Apply a policy to a graph, in place. Raises as :meth:`check` and :meth:`plan` do, with the graph as it was,
+        and ``PolicyAuditError`` where what came out is not what was planned."""
         seconds: dict[str, float] = {}
         with timed(seconds, "collect"):
             facts = collect(gm, kind=self.entry.kinds[0]) if facts is None else facts

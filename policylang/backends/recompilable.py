@@ -15,7 +15,6 @@ from attrs import evolve
 from torch import fx
 
 from policylang.backends import refusals
-from policylang.errors import PolicyGraphError
 from policylang.graph import marks
 from policylang.graph.facts import Flag
 from policylang.graph.marks import SavedMarker
@@ -30,10 +29,8 @@ from policylang.operators.names import (
 
 
 def leave_markers(graph: fx.Graph, saved: Mapping[fx.Node, object], gone: Collection[fx.Node]) -> None:
-    """Write the markers of the ``saved`` nodes, given with the mark that the partition left on each.
-
-    ``gone``: the nodes that tracing will not meet. What autograd kept of an input needs no marker: inputs stay alive.
-    """
+    """Write the markers of the ``saved`` nodes, given with the mark that the partition left on each. ``gone``: the
+    nodes that tracing will not meet. What autograd kept of an input needs no marker: inputs stay alive."""
     drafts: dict[fx.Node, SavedMarker] = {}
     for node, mark in saved.items():
         bearer = _maker(node, gone)
@@ -113,7 +110,7 @@ def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphMo
     for node in forward.graph.nodes:
         operator_called = describe(node.target) if node.op == "call_function" else None
         if operator_called is not None and (operator_called.flags & Flag.WRITES or unread(node, operator_called)):
-            raise PolicyGraphError([refusals.updates_buffer(node.name, operator_called.name)])
+            raise refusals.UPDATES_BUFFER.error(node=node.name, target=operator_called.name)
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in forward.graph.nodes:

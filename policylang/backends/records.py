@@ -128,10 +128,7 @@ def findings_to_json(findings: Findings) -> dict[str, Any]:
 
 def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
     """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that is not what :func:`findings_to_json` writes.
-
-    The policy may have been laid out differently when the sidecar was written: the places of its rules and their
-    spelling are taken from ``policy``.
-    """
+    The places of the rules and their spelling are taken from ``policy``, which may be laid out differently by now."""
     report = from_plain(Report, data["report"])
     if report.half:
         policy = without_gradients(policy)

@@ -222,14 +222,11 @@ def refuse(message: str) -> NoReturn:
 
 
 def arrange(graph: fx.Graph, names: Iterable[str]) -> None:
-    """Order the operators of a graph as ``names`` are, which may name more than it has.
-
-    One rule for the nodes that a schedule does not know, constants and what torch adds: a ``getitem`` comes right
-    behind what it reads, a node with an effect or without readers right behind the one it came behind, any other right
-    before the first node that reads it. And no node comes behind one that reads it, whatever the schedule says. For a
-    backward that is the order that PyTorch's ``reordering_to_mimic_autograd_engine`` and ``raise_getitems`` make.
-    O(nodes + edges), plus the sorting of what is pulled before a node together.
-    """
+    """Order the operators of a graph as ``names`` are, which may name more than it has. One rule for the nodes that a
+    schedule does not know: a ``getitem`` comes right behind what it reads, a node with an effect or without readers
+    right behind the one it came behind, any other right before the first node that reads it; and no node comes behind
+    one that reads it. For a backward that is the order of PyTorch's ``reordering_to_mimic_autograd_engine`` and
+    ``raise_getitems``. O(nodes + edges), plus the sorting of what is pulled before a node together."""
     by_name = {node.name: node for node in graph.nodes if node.op == "call_function"}
     arrange_nodes(graph, [by_name[name] for name in names if name in by_name])
 
@@ -313,10 +310,8 @@ def check_order(order: OrderPlan) -> None:
 
 
 def put_in_order(gm: fx.GraphModule, policy: Policy, order: OrderPlan) -> tuple[RankOrder, ...]:
-    """Apply buckets and order, in place; returns the process groups that the graph did not name before.
-
-    O(nodes + edges). Raises ``PolicyAuditError`` (APL408) where the graph is not the one that was planned.
-    """
+    """Apply buckets and order, in place; returns the process groups that the graph did not name before. O(nodes +
+    edges). Raises ``PolicyAuditError`` (APL408) where the graph is not the one that was planned."""
     graph = gm.graph
     check_order(order)
     beside = copies_in(graph.nodes)

@@ -32,12 +32,9 @@ def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No automatic collection within; what it found before holds again after.
-
-    Splitting a graph makes hundreds of thousands of objects that all stay. Each full collection on the way walks every
-    node of every graph in memory to free none of them: on a 32-layer Llama they took half of the whole partition, and
-    they make its time grow faster than the graph.
-    """
+    """No automatic collection within; what it found before holds again after. Splitting a graph makes hundreds of
+    thousands of objects that all stay, and each full collection walks every node in memory to free none of them: on a
+    32-layer Llama half of the partition's time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -67,17 +64,11 @@ class RankOrder:
 
 
 def ensure_groups(orders: Iterable[RankOrder]) -> None:
-    """Have a group for each, made where there is none. Blocks until the other members do the same.
-
-    A group is found or made once a process. Its name follows from its ranks, so every member calls it the same without
-    asking, and a compiled graph that a later process takes from a cache finds the group that was made for it. Where
-    torch.distributed knows a group of exactly this order, a flattened mesh's for one, its name is used too.
-
-    Only members make a group. Ranks that share a graph make the same groups; what other ranks of the world do (another
-    pipeline stage has another graph) does not matter. torch keeps the table of names: it ends with the default group.
-    All ranks make them in one order, that of the ranks: of the groups that are waited for, the first one's members all
-    wait for that one.
-    """
+    """Have a group for each, made where there is none. Blocks until the other members do the same. A group's name
+    follows from its ranks, so every member calls it the same without asking, and a compiled graph that a later process
+    takes from a cache finds it. Where torch.distributed knows a group of exactly this order, a flattened mesh's for
+    one, its name is used too. Only members make a group: what other ranks of the world do (another pipeline stage has
+    another graph) does not matter. All make them in one order, that of the ranks, so that none waits in a circle."""
     for order in sorted(set(orders)):
         if group_ranks(order.name) == order.ranks:
             continue
@@ -128,10 +119,8 @@ def recomputation(source: str) -> str:
 
 
 def asked_for(node: fx.Node, *, is_backward: bool = False) -> str | None:
-    """The name of the range around a node; None for what the model itself does.
-
-    ``is_backward``: in the backward graph of a partition, a node that was decided on is recomputed.
-    """
+    """The name of the range around a node; None for what the model itself does. ``is_backward``: in the backward graph
+    of a partition, a node that was decided on is recomputed."""
     found = marks.custom(node.meta)
     source = found.get(marks.PROVENANCE, "")
     if node.op != "call_function":

@@ -29,11 +29,9 @@ from policylang.language.syntax import Policy
 
 
 def blocks_in(model: nn.Module, policy: Policy, root: str) -> dict[nn.Module, str]:
-    """Each block below a model and its path, in the order of the model's modules.
-
-    Those that the policy's ``blocks`` names; without it, the numbered children of the ``ModuleList`` with the most
-    parameters; lists of one child give way to any list of two. A model that is itself a block has none below it.
-    """
+    """Each block below a model and its path, in module order: those that the policy's ``blocks`` names; without it, the
+    numbered children of the ``ModuleList`` with the most parameters, preferably of two or more. A model that is itself
+    a block has none below it."""
     if policy.blocks is None:
         lists = [(path, each) for path, each in model.named_modules() if isinstance(each, nn.ModuleList)]
         if root or not lists:

@@ -273,11 +273,8 @@ class _Compare:
 
 def put_order_on(model: nn.Module, policy: Policy, blocks: BlocksOf) -> None:
     """Have FSDP gather as the policy's `prefetch` lines say, from the first forward on; what is sharded already is told
-    now. Takes what an earlier policy said back. A policy without such lines is compared with those of other ranks all
-    the same: one of them may have lines.
-
-    Raises ``PolicyMatchError`` for what eager cannot do, and where ``fully_shard`` was called otherwise.
-    """
+    now. A policy without such lines is compared with those of other ranks all the same. Raises ``PolicyMatchError`` for
+    what eager cannot do, and where ``fully_shard`` was called otherwise."""
     take_order_off(model)
     raise_errors(cannot_order(policy, EAGER))
     _orders[model] = found = FsdpOrder(policy)

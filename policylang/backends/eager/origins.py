@@ -54,11 +54,9 @@ Geometry = tuple[int, int, tuple[int, ...], tuple[int, ...], Any]
 
 @define(eq=False)
 class Origins:
-    """The origins of the plain tensors of one call of a block; tensor subclasses are looked up part by part.
-
-    A tensor is known by identity while it lives. Where autograd returns another object for the same value, as it does
-    for saved tensors, it is known by its place in memory: the origin is the last call that returned that place.
-    """
+    """The origins of the plain tensors of one call of a block; tensor subclasses are looked up part by part. A tensor
+    is known by identity while it lives. Where autograd returns another object for the same value, as for saved tensors,
+    it is known by its place in memory: the origin is the last call that returned that place."""
 
     given: dict[int, tuple[InputKind, str]]
     """Tensors from outside, by ``id``; they live as long as the call."""

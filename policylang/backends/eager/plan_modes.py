@@ -191,10 +191,8 @@ class ForwardMode(BlockMode):
 
 
 class RecomputeMode(BlockMode):
-    """The recomputation: gives what is held, runs the rest.
-
-    ``within`` says that the block itself is still running: it differentiates a part of itself.
-    """
+    """The recomputation: gives what is held, runs the rest. ``within``: the block itself is still running, and
+    differentiates a part of itself."""
 
     def __init__(self, call: FollowedCall, within: bool = False) -> None:
         super().__init__()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from attrs import frozen
 from torch import nn
 
-from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyWarning
-from policylang.language.diagnostics import Diagnostic, Span, diagnose
+from policylang.backends.refusals import Problem
+from policylang.errors import PolicyMatchError, PolicyWarning
+from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning.checkpoints import WHOLE_GRAPH
 from policylang.planning.digest import policy_text
@@ -19,24 +18,6 @@ from policylang.planning.refusals import NO_SUCH_BLOCKS, PATH_CANNOT
 
 AROUND_IT = "the model around this checkpoint"
 _COMPILE = "`block.compile(backend=policylang.backend(...))`; `torch.compile` of the model takes the same backend"
-
-
-@frozen
-class Problem:
-    """A diagnostic; its message is formatted with what is found, mostly the ``name`` of a :func:`block`."""
-
-    code: str
-    message: str
-    help: str
-
-    def diagnostic(self, details: Sequence[str] = (), span: Span | None = None, **found: Any) -> Diagnostic:
-        return diagnose(self.code, self.message.format(**found), span, help=self.help, details=tuple(details))
-
-    def error(self, details: Sequence[str] = (), span: Span | None = None, **found: Any) -> PolicyGraphError:
-        return PolicyGraphError([self.diagnostic(details, span, **found)])
-
-    def refused(self, span: Span, **found: Any) -> PolicyMatchError:
-        return PolicyMatchError([self.diagnostic(span=span, **found)])
 
 
 DRIFTED = Problem(  # in the forward: another operator than in the first call

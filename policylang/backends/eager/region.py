@@ -60,11 +60,8 @@ def runs_for_backward(module: nn.Module) -> bool:
 
 
 def stands_aside(module: nn.Module, root: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """The block is to run without its checkpoint. Warns where a backward could follow.
-
-    Raises ``PolicyGraphError`` under a transformation that differentiates by itself: nothing it keeps can be saved or
-    recomputed from here.
-    """
+    """The block is to run without its checkpoint. Warns where a backward could follow. Raises ``PolicyGraphError``
+    under a transformation that differentiates by itself, whose values no checkpoint reaches."""
     if traced_for_others() or any(isinstance(each, fx.Proxy) for each in (*args, *kwargs.values())):
         return True
     if not transformed():
@@ -83,10 +80,8 @@ def carries_policies(module: nn.Module) -> bool:
 
 
 def check_parts(module: nn.Module, root: str) -> None:
-    """Raises ``PolicyGraphError`` where a block or a part of it does not run as operators that repeat.
-
-    A block that policylang's compiler left to eager is followed there; any other compiled code has no operators.
-    """
+    """Raises ``PolicyGraphError`` where a block or a part of it does not run as operators that repeat. A block that
+    policylang's compiler left to eager is followed there; any other compiled code has no operators."""
     name = problems.block(module, root)
     parts = {inner: ".".join(filter(None, (root, path))) for path, inner in module.named_modules()}
     for inner, path in parts.items():
@@ -173,12 +168,10 @@ class CheckpointRegion:
         return RunningBlock(self, key, module, self._call(key, module, kept, found), kept)
 
     def end(self, running: RunningBlock, returned: Iterable[Tensor]) -> FollowedCall | None:
-        """After the forward: what its backward is to follow; None where nothing is read by any.
-
-        Raises ``PolicyMatchError`` where policy and block do not fit, and ``PolicyAuditError`` where the first call of
-        its kind holds other values than planned. Other memory for the same values, which is a kernel's choice, is said
-        in the report.
-        """
+        """After the forward: what its backward is to follow; None where nothing is read by any. Raises
+        ``PolicyMatchError`` where policy and block do not fit, and ``PolicyAuditError`` where the first call of its
+        kind holds other values than planned. A kernel may hold other memory for the same values: that is in the
+        report."""
         call = running.run
         if isinstance(call, Observation):
             return self._plan(running, call, list(returned))

@@ -58,13 +58,10 @@ Pair = tuple["CheckpointContext", "CheckpointContext"]
 
 
 class Contexts(partial[Pair]):
-    """The ``context_fn`` of ``torch.utils.checkpoint.checkpoint``. Each call serves one forward.
-
-    ``torch.compile`` takes plain functions there, which are not pickled, and partials of them, which are: the arguments
-    of a trainer are stored with everything in them. A loaded one has the policy, and the blocks of the model that was
-    stored along with it; without a model it has none. A copy is the same object, since it does not know what it is
-    called for.
-    """
+    """The ``context_fn`` of a checkpoint. Each call serves one forward. ``torch.compile`` takes partials of functions,
+    which are pickled: the arguments of a trainer are stored with everything in them. A loaded one has the policy, and
+    the blocks of the model that was stored along with it. A copy is the same object, since it does not know what it is
+    called for."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Contexts:
         return self
@@ -193,11 +190,9 @@ class Session:
 
     def check_unmatched(self, *, in_backward: bool = False) -> None:
         """Raise ``PolicyMatchError`` for each rule that matched nothing in any block, once all have been called, or a
-        backward begins. A block that has not been called by then would do what one does that is made alike; one unlike
-        all others is waited for, with a warning. What is trained without a checkpoint is not under the policy.
-
-        Blocks without anything for their backward to read say nothing. A copied model has its own of each block.
-        """
+        backward begins. A block that has not been called by then counts as one that is made alike; one unlike all
+        others is waited for, with a warning. Blocks trained without a checkpoint, or without anything for their
+        backward to read, say nothing."""
         if self.unmatched_compared or len(self.names) < 2:
             return
         numbered, missing = self._numbered(), self._not_called()
@@ -335,9 +330,7 @@ class CheckpointContext:
 
     def give_way(self, policy: Policy) -> None:
         """Code that our compiler made under a policy is about to run: it knows what to save, so autograd is to keep it.
-
-        Raises ``PolicyMatchError`` where it is another policy than that of the checkpoint.
-        """
+        Raises ``PolicyMatchError`` where the checkpoint has another policy."""
         if self.mode is not None or graph_being_traced() is not None:
             return
         self.session.follow(policy)

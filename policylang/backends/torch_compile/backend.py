@@ -47,12 +47,9 @@ from policylang.torch_compat.eager import compiled_around
 def watched(
     compiled: Callable[..., Any], graph: CompiledGraph, is_answered: Callable[[], bool], check: Callable[[], None]
 ) -> Callable[..., Any]:
-    """``compiled``, with ``check`` called when the first backward through it starts, unless it ``is_answered`` by then.
-
-    By then every graph of the forward has been compiled: that is the earliest moment at which "matches nothing" is
-    known, and the last at which the user has lost nothing but one forward. Where no output leads to a backward,
-    ``check`` is called at the second call instead.
-    """
+    """``compiled``, with ``check`` called when the first backward through it starts, unless it ``is_answered`` by then;
+    where no output leads to a backward, at the second call. By then every graph of the forward has been compiled: that
+    is the earliest moment at which "matches nothing" is known, and the user has lost nothing but one forward."""
     unhooked = False
 
     def call(*arguments: Any) -> Any:
@@ -79,11 +76,9 @@ _THROUGH_FORWARD = re.compile(r"(\.forward)+\.__self__")
 
 
 def take_out(gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
-    """Put the content of each checkpoint of ours in its place, also where checkpoints lie in one another.
-
-    Returns the sessions that the checkpoints belonged to; and, where the graph was one checkpoint and nothing beside
-    it, the session of whose model it is a block, compiled on its own.
-    """
+    """Put the content of each checkpoint of ours in its place, also where checkpoints lie in one another. Returns the
+    sessions that they belonged to; and, where the graph was one checkpoint and nothing beside it, the session of whose
+    model it is a block, compiled on its own."""
     found: dict[Session, None] = {}
     calls = [node for node in gm.graph.nodes if node.op.startswith("call_") and node.target is not operator.getitem]
     only = _behind(gm, calls[0]) if len(calls) == 1 else None
@@ -213,10 +208,8 @@ class PolicyBackend:
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
-        """Compile one graph of Dynamo's. ``mode`` and ``options`` are Inductor's, as in ``torch.compile``.
-
-        Raises ``PolicyError`` subclasses, which ``torch.compile`` passes on as they are.
-        """
+        """Compile one graph of Dynamo's. ``mode`` and ``options`` are Inductor's, as in ``torch.compile``. Raises
+        ``PolicyError`` subclasses, which ``torch.compile`` passes on as they are."""
         try:
             return self._compile(gm, example_inputs, inductor.inductor_options(self.inner, mode, options))
         except PolicyError as error:
@@ -236,11 +229,9 @@ class PolicyBackend:
 
     def check(self) -> None:
         """Raise ``PolicyMatchError`` if a rule matched nothing in any of the graphs compiled so far, and
-        ``PolicyGraphError`` if there is none: nothing has run yet, or Dynamo has compiled nothing.
-
-        That a rule matched nothing is raised by itself when the first backward starts; call it once the model has run
-        forward to know earlier. Where nothing was compiled, nothing of ours runs that could say so by itself.
-        """
+        ``PolicyGraphError`` if there is none. The first is raised by itself when the first backward starts; call this
+        once the model has run forward to know earlier. Where nothing was compiled, nothing of ours runs that could say
+        so by itself."""
         if not self._graphs or (self.left and all(graph.kind == "inference" for graph in self._graphs)):
             raise PolicyGraphError([refusals.nothing_decided(checkpointed=False, compiled=True, left=self.left)])
         self._check_matches()
@@ -292,9 +283,7 @@ class PolicyBackend:
 
     def _checkpoints(self, gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
         """Take the checkpoints of ours out of a graph. Their sessions, and the one of which the graph is a block.
-
-        Raises ``PolicyMatchError`` where one of them has another policy.
-        """
+        Raises ``PolicyMatchError`` where one of them has another policy."""
         sessions, block = take_out(gm)
         around = innermost()
         if around is not None:
@@ -305,11 +294,8 @@ class PolicyBackend:
         return sessions, block
 
     def _for_block(self, session: Session) -> tuple[JointPartitioner, str, str]:
-        """Partitioner, key and root for a block of a model that is compiled on its own.
-
-        It stands for all blocks, since they share what is compiled. Raises ``PolicyMatchError`` where the policy tells
-        them apart.
-        """
+        """Partitioner, key and root for a block of a model that is compiled on its own. It stands for all blocks, since
+        they share what is compiled. Raises ``PolicyMatchError`` where the policy tells them apart."""
         names = session.block_names()
         apart = telling_apart(self.policy, () if self.root else names)
         if apart:
@@ -371,13 +357,9 @@ def policy_around(gm: fx.GraphModule) -> Policy | None:
 
 def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:
     """The graphs compiled for a model, a compiled model or a backend, and by how many of its modules each is run; None
-    for anything else.
-
-    A model's graphs are those that were called with one of its parameters, whatever was handed to ``torch.compile``:
-    the model, its blocks, or a function that calls it. Where it was compiled again, with another backend, they are the
-    later ones; what ``torch.compile`` returned keeps to its own backend. Where no graph was called with a parameter, a
-    compiled model's are those of its backend.
-    """
+    for anything else. A model's graphs are those that were called with one of its parameters, whatever was handed to
+    ``torch.compile``; those of its last backend, where it was compiled again. Where no graph was called with a
+    parameter, a compiled model's are those of its backend."""
     if isinstance(subject, PolicyBackend):
         return of_backend(subject.graphs)
     if not isinstance(subject, torch.nn.Module) or isinstance(subject, fx.GraphModule):

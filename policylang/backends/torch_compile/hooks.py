@@ -31,19 +31,24 @@ from policylang.backends.tags import HookPath
 from policylang.backends.torch_compile import inductor
 from policylang.backends.torch_compile.backend import graph_uses_of
 from policylang.backends.torch_compile.inductor import KeyedPartitioner, KeyedPass
-from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
+from policylang.errors import PolicyError
 from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
-from policylang.language.diagnostics import diagnose
 from policylang.language.syntax import Policy
 from policylang.ranks.comparison import AgreedAccounts, comparing
 from policylang.torch_compat import compilers
 from policylang.torch_compat.distributed import mesh_ranks
 
-WRONG_HOOK = "APL331"
-_JOINT_HOOK = (
+WRONG_HOOK = refusals.Problem(
+    "APL331",
+    "behind `{hook}` this is a {kind} graph, where nothing is decided about what is saved",
     "set `joint_custom_post_pass`; of a half, lines that rewrite or order collectives are carried out by "
-    "`policylang.backend`, or by a pass in a list of your own"
+    "`policylang.backend`, or by a pass in a list of your own",
+)
+ORDER_NOT_KEPT = refusals.Problem(
+    "APL344",
+    "the order that this line gives is not kept behind `custom_partitioner_fn`: Inductor sorts both halves anew",
+    "compile with `policylang.backend`, which has Inductor keep it",
 )
 
 
@@ -62,15 +67,12 @@ class PolicyPass(KeyedPass):
         return f"policylang.pass_({self.policy.name!r})"
 
     def __call__(self, graph: fx.Graph | fx.GraphModule, *ignored: Any, **also_ignored: Any) -> fx.GraphModule | None:
-        """Apply the policy, in place. The other arguments of passes (example inputs) are not needed.
-
-        Raises as ``policylang.apply`` does, and behind a hook ``PolicyMatchError`` and ``PolicyGraphError`` with what
-        cannot be done there.
-        """
+        """Apply the policy, in place. The other arguments of passes (example inputs) are not needed. Raises as
+        ``policylang.apply`` does, and behind a hook with what cannot be done there."""
         if isinstance(graph, fx.GraphModule):
             return apply_policy(graph, self.policy, self.mesh, agree=self.agree)
         if not isinstance(graph, fx.Graph):
-            raise PolicyGraphError([refusals.not_a_graph(graph, "a pass is called with a graph module or a graph")])
+            raise refusals.not_a_graph(graph, "a pass is called with a graph module or a graph")
         owner = graph.owning_module
         gm = owner if owner is not None else fx.GraphModule(nn.Module(), graph)
         hooks = compilers.hooks_that_hold(self)
@@ -90,15 +92,12 @@ class PolicyPass(KeyedPass):
             return  # a model that runs without gradients: it keeps nothing, so nothing is decided
         path = HookPath()
         if not path.recognises(facts):
-            what = f"behind `{hooks[0]}` this is a {facts.kind.value} graph"
-            message = f"{what}, where nothing is decided about what is saved"
-            raise PolicyGraphError([diagnose(WRONG_HOOK, message, help=_JOINT_HOOK)])
+            raise WRONG_HOOK.error(hook=hooks[0], kind=facts.kind.value)
         path.apply(gm, self.policy, facts)
 
 
 _INDUCTOR = "inductor"
 """Inductor's name for itself when it calls a partitioner."""
-ORDER_NOT_KEPT = "APL344"
 _THIS_PROCESS = uuid.uuid4().hex
 
 
@@ -128,10 +127,7 @@ class PolicyPartitioner(KeyedPartitioner):
         settings = inductor.comparable_settings
         try:
             if self.policy.scheduling and options.get("compiler") == _INDUCTOR:
-                what = "the order that this line gives is not kept behind `custom_partitioner_fn`"
-                message, span = f"{what}: Inductor sorts both halves anew", self.policy.scheduling[0].span
-                help = "compile with `policylang.backend`, which has Inductor keep it"
-                raise PolicyMatchError([diagnose(ORDER_NOT_KEPT, message, span, help=help)])
+                raise ORDER_NOT_KEPT.refused(self.policy.scheduling[0].span)
             with comparing(topic, self.agree, known=known, settings=settings), partitions() as done:
                 halves = self._partitioner(gm, joint_inputs, **options)
         except PolicyError as error:

@@ -42,8 +42,9 @@ from policylang.backends.records import (
     findings_of,
     findings_to_json,
 )
+from policylang.backends.refusals import Problem
 from policylang.errors import PolicyAuditError, PolicyDivergenceError, PolicyMeaningError, PolicyWarning
-from policylang.language.diagnostics import Diagnostic, diagnose, is_error
+from policylang.language.diagnostics import Diagnostic, Span, is_error
 from policylang.language.syntax import Policy
 from policylang.operators.calls import describe
 from policylang.operators.names import HOST_COPIES
@@ -113,10 +114,8 @@ def _bad(message: str, help: str | None = None) -> Diagnostic:
 
 
 def parse_options(options: Mapping[str, Any] | None, mode: str | None, known: Policy | None = None) -> Options:
-    """``known``: the policy where none is named, from a checkpoint that has one.
-
-    Raises ``PolicyMeaningError`` with everything that is wrong with the options.
-    """
+    """``known``: the policy where none is named, from a checkpoint that has one. Raises ``PolicyMeaningError`` with
+    everything that is wrong with the options."""
     given = dict(options or {})
     problems: list[Diagnostic] = []
     path = given.pop("policy", known)
@@ -179,9 +178,26 @@ def _check_settings(given: Mapping[str, Any], inner: str) -> list[Diagnostic]:
     return found
 
 
-OPTION_AGAINST_ORDER = "APL342"
-SETTING_TURNED_OFF = "APL343"
-TAKEN_APART = "APL348"
+OPTION_AGAINST_ORDER = Problem(
+    "APL342",
+    "the option `{name}` of torch.compile and this line both say in which order collectives run",
+    "leave out `{name}`, or this line",
+)
+PASS_AGAINST_ORDER = Problem(
+    "APL342",
+    "this torch takes one `{name}`, there is one already, and what keeps this line's order is another",
+    "leave it out, or this line; from torch 2.13 on both can be",
+)
+SETTING_TURNED_OFF = Problem(
+    "APL343",
+    "`torch._inductor.config.{name}` is set, and off for what is compiled under this policy",
+    "the order is the one that this line gives",
+)
+TAKEN_APART = Problem(
+    "APL348",
+    "compiled autograd takes the backward apart and compiles it anew, where this line's order is not kept",
+    "leave `torch._dynamo.config.compiled_autograd` off, or the line out",
+)
 
 _LAST_PASS = "post_grad_custom_post_pass"
 _HARMLESS = frozenset({"reorder_for_peak_memory"})
@@ -219,50 +235,36 @@ def _after(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
 
 def settings_to_keep(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Inductor's settings for a policy that orders; ``given``: what ``torch.compile`` was given, which stays.
-
-    Raises ``PolicyMeaningError`` where that asks for another order, and under compiled autograd; warns where the
-    program's settings do.
-    """
+    """Inductor's settings for a policy that orders; ``given``: what ``torch.compile`` was given, which stays. Raises
+    ``PolicyMeaningError`` where that asks for another order, and under compiled autograd; warns where the program's
+    settings do."""
     if compilers.compiles_backwards_anew():
-        message = "compiled autograd takes the backward apart and compiles it anew, where this line's order is not kept"
-        help = "leave `torch._dynamo.config.compiled_autograd` off, or the line out"
-        raise PolicyMeaningError([_at_order(policy, TAKEN_APART, message, help)])
+        raise PolicyMeaningError([TAKEN_APART.diagnostic(span=_order_span(policy))])
     keep = compilers.settings_in_order()
     against = {name: value for name, value in keep.items() if name not in _HARMLESS}
     if asked := [name for name, value in against.items() if name in given and given[name] != value]:
-        message = "the option `{}` of torch.compile and this line both say in which order collectives run"
-        help = "leave out `{}`, or this line"
         raise PolicyMeaningError(
-            [_at_order(policy, OPTION_AGAINST_ORDER, message.format(name), help.format(name)) for name in asked]
+            [OPTION_AGAINST_ORDER.diagnostic(span=_order_span(policy), name=name) for name in asked]
         )
     unheard = [
         name for name, value in against.items()
         if name not in given and compilers.is_set(name) and compilers.setting(name) != value
     ]  # fmt: skip
     if unheard:
-        message = "`torch._inductor.config.{}` is set, and off for what is compiled under this policy"
-        help = "the order is the one that this line gives"
-        found = [_at_order(policy, SETTING_TURNED_OFF, message.format(name), help) for name in unheard]
+        found = [SETTING_TURNED_OFF.diagnostic(span=_order_span(policy), name=name) for name in unheard]
         warnings.warn(str(PolicyMeaningError(found)), PolicyWarning, stacklevel=2)
     return {**keep, **given}
 
 
 def last_passes(policy: Policy, given: Mapping[str, Any], key: str) -> Any:
-    """Inductor's last passes on a graph: the user's own, then the one that makes the order binding.
-
-    Raises ``PolicyMeaningError`` where the user has one and this torch takes no second.
-    """
+    """Inductor's last passes on a graph: the user's own, then the one that makes the order binding. Raises
+    ``PolicyMeaningError`` where the user has one and this torch takes no second."""
     own = given[_LAST_PASS] if _LAST_PASS in given else compilers.setting(_LAST_PASS)
     ours = BindingOrder(f"order:{key}")
     if not own:
         return {_LAST_PASS: ours}
     if not compilers.takes_lists_of_passes():
-        message = (
-            f"this torch takes one `{_LAST_PASS}`, there is one already, and what keeps this line's order is another"
-        )
-        help = "leave it out, or this line; from torch 2.13 on both can be"
-        raise PolicyMeaningError([_at_order(policy, OPTION_AGAINST_ORDER, message, help)])
+        raise PolicyMeaningError([PASS_AGAINST_ORDER.diagnostic(span=_order_span(policy), name=_LAST_PASS)])
     return {_LAST_PASS: [*(own if isinstance(own, (list, tuple)) else (own,)), ours]}
 
 
@@ -282,9 +284,9 @@ def _watched_graph(code: CodeAudit, graph: fx.Graph, is_backward: bool) -> Calla
     return lambda source: _raise_code_errors(read(source))
 
 
-def _at_order(policy: Policy, code: str, message: str, help: str) -> Diagnostic:
-    """A diagnostic at the first line that orders collectives."""
-    return diagnose(code, message, (*policy.scheduling, *policy.buckets)[0].span, help=help)
+def _order_span(policy: Policy) -> Span:
+    """The first line that orders collectives."""
+    return (*policy.scheduling, *policy.buckets)[0].span
 
 
 log = logging.getLogger(__name__)
@@ -341,12 +343,9 @@ def with_inductor(
     settings: Mapping[str, Any],
     compare: Compare,
 ) -> CompiledCode:
-    """Compile, and store what was decided beside Inductor's caches; on a hit, read it from there.
-
-    A hit whose sidecar is lost is compiled once more without the caches: a policy is not assumed to hold unseen. The
-    process groups that a cached graph names are made before it runs. A rank that has the graph in its caches compares
-    the plan of the sidecar with those of ranks that partition, where these compare theirs.
-    """
+    """Compile, and store what was decided beside Inductor's caches; on a hit, read it from there. A hit whose sidecar
+    is lost is compiled once more without the caches: a policy is not assumed to hold unseen. The process groups that a
+    cached graph names are made before it runs, and its plan is compared with those of ranks that partition."""
     policy = partitioner.policy
     inference = partitioner.for_inference
     is_differentiated = needs_gradients(gm, inputs)
