@@ -11,11 +11,11 @@ from torch import fx, nn
 
 from policylang.api.load import DeviceLike, PolicyLike, policy_of
 from policylang.backends import records, refusals
-from policylang.backends.dispatch import apply_policy, checked_module
 from policylang.backends.eager.checkpoint import contexts_for, put_on, take_off
 from policylang.backends.eager.session import Contexts
 from policylang.backends.finalize import gradients_of
 from policylang.backends.joint import JointPartitioner
+from policylang.backends.path import apply_policy, checked_module
 from policylang.backends.rewriting import first_difference
 from policylang.graph.phases import has_backward
 from policylang.language.syntax import Policy

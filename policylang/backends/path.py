@@ -18,6 +18,7 @@ from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
 from policylang.backends import records, rewriting
 from policylang.backends.records import AppliedPlan, Findings, announce, findings_of
+from policylang.backends.refusals import not_a_graph, refuse_another
 from policylang.backends.runtime import timed
 from policylang.errors import PolicyAuditError, PolicyMatchError
 from policylang.graph.collect import collect
@@ -30,7 +31,7 @@ from policylang.planning.checkpoints import BlockContext
 from policylang.planning.decisions.fsdp_parameters import FsdpParameters
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
-from policylang.ranks.comparison import agree_on_plan, ranks_of
+from policylang.ranks.comparison import agree_on_plan, comparing, ranks_of
 
 
 class BackendPath:
@@ -150,6 +151,26 @@ def path_named(name: str) -> BackendPath:
     """The path of a name, imported now."""
     made: BackendPath = _imported(path_entry(name).implementation)()
     return made
+
+
+def apply_policy(
+    gm: object, policy: Policy, mesh: Any = None, *, agree: bool = True, facts: Facts | None = None
+) -> fx.GraphModule:
+    """See :func:`policylang.apply`. ``facts``: where the caller knows more of the graph than its nodes say."""
+    with comparing("apply", agree, mesh=mesh):
+        module = checked_module(gm, "a policy is applied to a graph module")
+        for followed in records.checkpoints_of(module):
+            refuse_another(followed, policy, "the graph")
+        known = collect(module, mesh=mesh) if facts is None else facts
+        path_named(capabilities.path_taking(known.kind).name).apply(module, policy, known)
+        return module
+
+
+def checked_module(gm: object, wanted: str) -> fx.GraphModule:
+    """A graph module; raises ``PolicyGraphError`` for anything else."""
+    if not isinstance(gm, fx.GraphModule):
+        raise not_a_graph(gm, wanted)
+    return gm
 
 
 def _imported(dotted: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from os.path import basename
 from typing import Any
 
@@ -12,10 +13,12 @@ from torch import nn
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph.facts import Flag, Phase
 from policylang.language.diagnostics import Diagnostic, Span, diagnose
+from policylang.language.syntax import Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals as planning_refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.decide import why_unsafe
+from policylang.planning.digest import policy_text
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import saves
@@ -90,6 +93,11 @@ NOTHING_TO_REPORT = Problem(
     "of a compiled function, give the backend: `backend = policylang.backend(policy)`",
 )
 RUNS_AS_IT_IS = Problem("APL425", "{frame}, and follows no policy: {why}", _LEFT)
+TWO_POLICIES = Problem(
+    "APL397",
+    "a block is under two policies: the checkpoint follows {ours}, {whose} {theirs}",
+    "give the same policy to both",
+)
 NOTHING_DECIDED = "APL327"
 
 
@@ -178,3 +186,19 @@ def runs_as_it_is(frame: FrameLeft) -> Diagnostic:
 
 def of_frame(frame: FrameLeft) -> str:
     return f"Dynamo runs `{frame.name}` ({basename(frame.file)}:{frame.line}) as it is"
+
+
+def refuse_another(ours: Policy, other: Policy, whose: str) -> None:
+    """Raises ``PolicyMatchError`` where ``whose`` policy does not say what the checkpoint's does."""
+    texts = policy_text(ours), policy_text(other)
+    if texts[0] == texts[1]:
+        return
+    lines = zip_longest(*(text.splitlines() for text in texts), fillvalue="nothing more")
+    first = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
+    details = f"the checkpoint's says `{first[0].strip()}`", f"{whose}'s says `{first[1].strip()}`"
+    raise PolicyMatchError([TWO_POLICIES.diagnostic(details, ours=_told(ours), theirs=_told(other), whose=whose)])
+
+
+def _told(policy: Policy) -> str:
+    sources = dict.fromkeys(each.span.source.name for each in policy.rules if each.span is not None)
+    return f"`{policy.name}` ({', '.join(sources)})" if sources else f"`{policy.name}`"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from itertools import zip_longest
 from typing import Any
 
 from torch import nn
 
 from policylang.backends.refusals import Problem
-from policylang.errors import PolicyMatchError, PolicyWarning
+from policylang.errors import PolicyWarning
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Policy
 from policylang.planning.checkpoints import WHOLE_GRAPH
-from policylang.planning.digest import policy_text
 from policylang.planning.refusals import NO_SUCH_BLOCKS, PATH_CANNOT
 
 AROUND_IT = "the model around this checkpoint"
@@ -183,12 +180,6 @@ RUNS_UNCOMPILED = Problem(  # only a warning: what the compiler leaves to eager,
     "{name} was to be compiled, and `torch.compile` runs it as it is: the policy is followed operator by operator",
     "`TORCH_LOGS=recompiles,graph_breaks` says why",
 )
-TWO_POLICIES = Problem(
-    "APL397",
-    "a block is under two policies: the checkpoint follows {ours}, {whose} {theirs}",
-    "give the same policy to both",
-)
-
 NOT_FULLY_SHARDED = Problem(
     "APL387",
     "this asks for an order of gathers, which `fully_shard` keeps in eager and `{name}` does not",
@@ -261,19 +252,3 @@ def operator(found: Any) -> str:
 
 def warn(found: Diagnostic) -> None:
     warnings.warn(f"{found.message} ({found.code}); {found.help}", PolicyWarning, stacklevel=3)
-
-
-def refuse_another(ours: Policy, other: Policy, whose: str) -> None:
-    """Raises ``PolicyMatchError`` where ``whose`` policy does not say what the checkpoint's does."""
-    texts = policy_text(ours), policy_text(other)
-    if texts[0] == texts[1]:
-        return
-    lines = zip_longest(*(text.splitlines() for text in texts), fillvalue="nothing more")
-    first = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
-    details = f"the checkpoint's says `{first[0].strip()}`", f"{whose}'s says `{first[1].strip()}`"
-    raise PolicyMatchError([TWO_POLICIES.diagnostic(details, ours=_told(ours), theirs=_told(other), whose=whose)])
-
-
-def _told(policy: Policy) -> str:
-    sources = dict.fromkeys(each.span.source.name for each in policy.rules if each.span is not None)
-    return f"`{policy.name}` ({', '.join(sources)})" if sources else f"`{policy.name}`"

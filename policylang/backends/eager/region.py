@@ -6,35 +6,43 @@ The key of a plan is all of a call that changes which operators it runs, as far 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
+from policylang.audit.graphs import audit_eager
 from policylang.audit.outcome import Audit
 from policylang.backends.eager import problems
 from policylang.backends.eager.block_trace import BlockTrace, fingerprint, trace_of
 from policylang.backends.eager.first_call import Observation, is_first_fsdp
-from policylang.backends.eager.followed_call import FollowedCall, PlannedInstructions, observed_call, unfinished_call
+from policylang.backends.eager.followed_call import (
+    FollowedCall,
+    PlannedInstructions,
+    instructions_of,
+    observed_call,
+    unfinished_call,
+)
 from policylang.backends.eager.origins import HeldResult, tensors_in
-from policylang.backends.eager.path import EagerPath, HeldTensors
 from policylang.backends.eager.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.fsdp_weights import NamedBlock, weights_of_blocks
-from policylang.backends.path import raise_differences
+from policylang.backends.path import BackendPath, raise_differences, raise_errors
 from policylang.backends.records import AppliedPlan, announce
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
 from policylang.graph.blocks import BlockTable, blocks_of
+from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Policy
 from policylang.planning.checkpoints import BlockContext
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
-from policylang.ranks.comparison import AgreedAccounts, comparing, tell_stopped
+from policylang.ranks.comparison import AgreedAccounts, agree_on_collectives, comparing, tell_stopped
+from policylang.ranks.rank_account import GraphRun
 from policylang.torch_compat.compilers import compiled_in_place, compiler_of, is_compiled
 from policylang.torch_compat.eager import (
     differentiated_by_transform,
@@ -94,6 +102,19 @@ def check_parts(module: nn.Module, root: str) -> None:
     for inner, path in parts.items():
         if is_first_fsdp(inner):
             raise problems.FIRST_FSDP.error(name=name, part=problems.block(inner, path))
+
+
+class EagerPath(BackendPath):
+    """A block of a model is traced the first time it is called in some way; its trace is what is planned, and a
+    checkpoint follows the plan operator by operator."""
+
+    name: ClassVar[str] = "eager"
+    front: ClassVar[str] = "policylang.backends.torch_compile.hooks:of_checkpoints"
+
+    def refuse(self, found: Sequence[Diagnostic], deferred: Collection[str]) -> None:
+        """All or nothing: what other blocks may answer is raised with what none can."""
+        if any(is_error(each) and each.code not in deferred for each in found):
+            raise_errors(found)
 
 
 _PATH = EagerPath()
@@ -206,7 +227,9 @@ class CheckpointRegion:
             if plan.block_names and number >= 0 and len(set(plan.block_of)) == 1:  # one block, whichever it is
                 names = (plan.block_names[number],)
                 plan = evolve(plan, block_of=array("i", bytes(4 * len(plan.facts))), block_names=names)
-            instructions = _PATH.lower(trace, plan, {})
+            instructions = instructions_of(trace, plan)
+            again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))
+            agree_on_collectives(plan, [GraphRun("forward", trace.facts), GraphRun("backward", trace.facts, again)])
             before, volatile = observation.before, observation.before.volatile()
             kept = self.kept[key] = CachedPlan(instructions, volatile)
             call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
@@ -242,9 +265,10 @@ class CheckpointRegion:
 
     def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before) -> None:
         instructions = kept.instructions
-        rows = [(at, instructions.rows[at]) for at in call.entries if instructions.is_planned(at)]
-        held = {row: _read(call.entries[at], instructions.read.get(at)) for at, row in rows}
-        kept.audit = _PATH.audit(instructions.plan, HeldTensors(instructions.needs, held, before.alive()))
+        planned = [at for at in call.entries if instructions.is_planned(at)]
+        held = {instructions.rows[at]: _read(call.entries[at], instructions.read.get(at)) for at in planned}
+        outside = take_apart(before.alive())[0]
+        kept.audit = audit_eager(instructions.plan, instructions.needs, held, outside)
         kept.saved = kept.audit.saved_bytes, kept.audit.saved_bytes
         raise_differences([found for found in kept.audit.differences if is_error(found)])
 
@@ -277,10 +301,11 @@ def is_alike(module: nn.Module, other: nn.Module) -> bool:
 
 
 def _read(held: HeldResult, read: frozenset[int] | None) -> list[Tensor]:
-    """The results of an operator that anyone reads: the others have placeholders."""
-    if read is None or not isinstance(held.value, tuple | list):
-        return list(tensors_in(held.value))
-    return list(tensors_in([part for at, part in enumerate(held.value) if at in read]))
+    """The results of an operator that anyone reads, as plain tensors: the others have placeholders."""
+    value = held.value
+    if read is not None and isinstance(value, tuple | list):
+        value = [part for at, part in enumerate(value) if at in read]
+    return take_apart(list(tensors_in(value)))[0]
 
 
 def call_key(modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:

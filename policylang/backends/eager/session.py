@@ -31,6 +31,7 @@ from policylang.backends.eager.region import (
     traced_for_others,
 )
 from policylang.backends.fsdp_weights import NamedBlock
+from policylang.backends.refusals import refuse_another
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
@@ -146,7 +147,7 @@ class Session:
         self.compiled = True
         if policy is self.policy or any(policy is each for each in self.agreed):
             return
-        problems.refuse_another(self.policy, policy, "the compiler")
+        refuse_another(self.policy, policy, "the compiler")
         self.agreed.append(policy)
 
     def block_names(self) -> tuple[str, ...]:

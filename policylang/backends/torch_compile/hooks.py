@@ -23,9 +23,9 @@ from torch import fx, nn
 
 from policylang.backends import caching, refusals
 from policylang.backends.compiled_graphs import GraphUse
-from policylang.backends.dispatch import apply_policy
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.joint import JointPartitioner, partitions
+from policylang.backends.path import apply_policy
 from policylang.backends.records import AppliedPlan, Findings, findings_of
 from policylang.backends.tags import HookPath
 from policylang.backends.torch_compile import inductor
