@@ -326,7 +326,8 @@ class Observation:
         outside = {number: NotedTensor.of(each) for number, each in read if self.origins.lies_outside(each)}
         if outside:
             self.noted[at] = outside
-            self.origins_noted[at] = {number: self.origins.of_parts(each.tensor) for number, each in outside.items()}
+            parts = {number: take_apart([each.tensor])[0] for number, each in outside.items()}
+            self.origins_noted[at] = {number: [*map(self.origins.known, own)] for number, own in parts.items()}
         if numbers := numbers_among(args, kwargs):
             self.numbers[at] = numbers
             stream.numbered.add(at)

@@ -18,7 +18,6 @@ from policylang.backends.eager.origins import (
     HeldResult,
     NotedTensor,
     addresses,
-    changes_only_geometry,
     draws,
     gives_number,
     gives_what_it_writes,
@@ -140,8 +139,8 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     recomputed = (at for at, kind in enumerate(kinds[: stream.reach]) if kind in (RUN, DRAW))
     outside = {at: found for at in recomputed if (found := stream.from_outside.get(at))}
     for at in written:
-        if changes_only_geometry(stream.operators[at]):  # replayed: a saved tensor keeps its original shape
-            kinds[at] = RUN
+        if torch.Tag.inplace_view in getattr(stream.operators[at], "tags", ()):
+            kinds[at] = RUN  # a change of geometry is replayed: a saved tensor keeps its original shape
     return PlannedInstructions(
         operators=(*stream.operators, None),
         kinds=(*kinds, RUN),
