@@ -1,4 +1,7 @@
-"""Loss, gradients and buffers under a policy are those without one, to the bit, on the same inner compiler."""
+"""Steps under a policy are those without one, to the bit, on the same inner compiler.
+
+The models of the zoo under AOTAutograd are in ``tests/policies/test_bundled.py`` and ``test_partition_models.py``.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +15,14 @@ from torch import nn
 
 import policylang
 from policylang.backends.torch_compile.backend import PolicyBackend
-from tests.support.compiled import WITHOUT, assert_bitwise_equal, assert_same_as_without, train
-from tests.support.models import ZOO, Example, llama, mlp
+from tests.support.compiled import WITHOUT, assert_bitwise_equal, train
+from tests.support.models import Example, llama, mlp
 
 SAVE_PRODUCTS = "optional recompute everything; optional save matmul or attention or aten.convolution"
-SAVE_ALL = "save everything"
-HALF_DECIDED = "optional recompute pointwise; optional save matmul"  # min-cut decides the rest
 
 
 def under(backend: PolicyBackend) -> Callable[[nn.Module], Callable[..., Any]]:
     return lambda model: torch.compile(model, backend=backend)
-
-
-QUICK = [(model, SAVE_PRODUCTS) for model in ("resnet", "aliased_output", "counter", "shared_parameters")]
-QUICK += [("mlp", SAVE_ALL), ("mlp", HALF_DECIDED), ("dropout", "recompute everything")]
-REST = [
-    (model, text) for text in (SAVE_PRODUCTS, SAVE_ALL, HALF_DECIDED) for model in ZOO if (model, text) not in QUICK
-]
-
-
-@pytest.mark.parametrize(
-    ("model", "text"), [*QUICK, *(pytest.param(model, text, marks=pytest.mark.slow) for model, text in REST)]
-)
-def test_aot_eager(model: str, text: str) -> None:
-    assert_same_as_without(ZOO[model], policylang.backend(policylang.parse(text), inner="aot_eager"))
 
 
 def test_a_batch_norm_may_run_twice_before_the_backward() -> None:

@@ -16,7 +16,7 @@ from policylang import PolicyGraphError, PolicyMatchError, PolicyWarning
 from policylang.backends.compiled_graphs import CompiledGraph
 from policylang.backends.torch_compile.backend import PolicyBackend, _warn_of_policies_never_applied, graph_uses_of
 from tests.support.compiled import WITHOUT, assert_bitwise_equal, assert_same_as_without, fresh_dynamo, train
-from tests.support.models import Example, llama, mlp, square_loss
+from tests.support.models import Example, mlp, square_loss
 
 
 def graphs_of(subject: object) -> tuple[CompiledGraph, ...]:
@@ -366,13 +366,3 @@ def test_autocast() -> None:
     with_policy = train(mlp(), under_autocast(backend), steps=1)  # type: ignore[arg-type]
     without = train(mlp(), under_autocast(WITHOUT), steps=1)  # type: ignore[arg-type]
     assert_bitwise_equal(with_policy, without)
-
-
-def test_fullgraph_over_a_real_model() -> None:
-    model, inputs, loss_fn = llama()
-    backend = backend_for("blocks layers.*; recompute everything in block; save every 2nd mm per block")
-    loss_fn(torch.compile(model, backend=backend, fullgraph=True)(*inputs)).backward()
-    report = policylang.report(model)
-    assert report.blocks == 2
-    assert report.audit.agrees
-    assert "graph 0 (" in backend.graphs[0].label

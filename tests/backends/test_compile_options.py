@@ -49,10 +49,6 @@ def test_the_backend_is_found_by_name(policy_file: Path) -> None:
     assert report.saved.names
 
 
-def test_a_path_object_is_a_path(policy_file: Path) -> None:
-    run(policy=policy_file, inner="aot_eager")
-
-
 def test_a_changed_file_is_read_again(policy_file: Path) -> None:
     example = mlp()
     compiled = named(policy=policy_file, inner="aot_eager")
