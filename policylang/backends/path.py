@@ -51,10 +51,6 @@ class BackendPath:
     def capabilities(self) -> Capabilities:
         return self.entry.capabilities
 
-    def recognises(self, facts: Facts) -> bool:
-        """True if a graph is one that this path takes."""
-        return facts.kind in self.entry.kinds
-
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
         """Raise ``PolicyGraphError`` for a graph of the right kind that the policy cannot be applied to."""
 

@@ -165,17 +165,14 @@ def nothing_decided(
     if skipped is not None:
         return diagnose(NOTHING_DECIDED, skipped.message, help=skipped.help)
     if checkpointed:
-        help = "run the model once, with gradients: a block is planned when its checkpoint first runs it"
+        then = ": a block is planned when its checkpoint first runs it"
     elif compiled:
-        help = (
-            "run the model once, with gradients: a graph is planned when it is compiled, on the first call; "
-            "after that, nothing of it was compiled, and `fullgraph=True` says why"
-        )
+        then = ": a graph is planned when it is compiled, on the first call; after that, nothing of it was compiled, "
+        then += "and `fullgraph=True` says why"
     else:
-        help = (
-            "run the model once, with gradients, under a policy: with the checkpoints of `policylang.checkpoint_model("
-            "model, policy)`, or compiled with `policylang.backend(policy)`"
-        )
+        then = ", under a policy: with the checkpoints of `policylang.checkpoint_model(model, policy)`, or compiled "
+        then += "with `policylang.backend(policy)`"
+    help = f"run the model once, with gradients{then}"
     return diagnose(NOTHING_DECIDED, "no policy has decided anything here yet", help=help)
 
 

@@ -91,7 +91,7 @@ class PolicyPass(KeyedPass):
         if facts.kind is GraphKind.FORWARD and all(name.startswith("joint_") for name in hooks):
             return  # a model that runs without gradients: it keeps nothing, so nothing is decided
         path = HookPath()
-        if not path.recognises(facts):
+        if facts.kind not in path.entry.kinds:
             raise WRONG_HOOK.error(hook=hooks[0], kind=facts.kind.value)
         path.apply(gm, self.policy, facts)
 

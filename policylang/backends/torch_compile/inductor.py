@@ -130,8 +130,6 @@ def parse_options(options: Mapping[str, Any] | None, mode: str | None, known: Po
     root = given.pop("root", "")
     agree = given.pop("agree", True)
     problems += check_own(inner, root, agree)
-    if not problems:
-        problems += _check_settings(given, inner)
     if problems:
         raise PolicyMeaningError(problems)
     policy = path if isinstance(path, Policy) else Path(path)
@@ -155,7 +153,12 @@ def check_own(inner: object, root: object, agree: object) -> list[Diagnostic]:
 def inductor_options(inner: Inner, mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Inductor's settings for ``torch.compile``'s ``mode`` and options. Raises ``PolicyMeaningError``."""
     given = dict(options or {})
-    problems = _check_settings(given, inner)
+    known = compilers.inductor_settings() if inner == "inductor" and given else {}
+    said = f"the options are {', '.join(_OWN)}" + (" and the settings of Inductor" if known else "")
+    problems: list[Diagnostic] = []
+    for name in (name for name in given if name.replace("-", "_") not in known):
+        near = get_close_matches(name, [*_OWN, *known], n=1)
+        problems.append(_bad(f"unknown option `{name}`", f"did you mean `{near[0]}`?" if near else said))
     named: dict[str, Any] = {}
     if mode not in (None, "default") and inner == "inductor":
         try:
@@ -165,17 +168,6 @@ def inductor_options(inner: Inner, mode: str | None, options: Mapping[str, Any] 
     if problems:
         raise PolicyMeaningError(problems)
     return {**named, **{name.replace("-", "_"): value for name, value in given.items()}}
-
-
-def _check_settings(given: Mapping[str, Any], inner: str) -> list[Diagnostic]:
-    """Names that are neither ours nor, under Inductor, one of Inductor's settings."""
-    known = compilers.inductor_settings() if inner == "inductor" else {}
-    options = f"the options are {', '.join(_OWN)}" + (" and the settings of Inductor" if known else "")
-    found = []
-    for name in (name for name in given if name.replace("-", "_") not in known):
-        near = get_close_matches(name, [*_OWN, *known], n=1)
-        found.append(_bad(f"unknown option `{name}`", f"did you mean `{near[0]}`?" if near else options))
-    return found
 
 
 OPTION_AGAINST_ORDER = Problem(
