@@ -138,7 +138,7 @@ def test_a_mode_alone_is_told_where_modes_go() -> None:
 
 def test_backend_checks_its_own_arguments(policy_file: Path) -> None:
     with pytest.raises(PolicyMeaningError, match="unknown inner compiler `nvcc`"):
-        policylang.backend(policy_file, inner="nvcc")  # type: ignore[arg-type]
+        policylang.backend(policy_file, inner="nvcc")
 
 
 def test_what_cannot_be_recomputed_is_raised_at_once() -> None:

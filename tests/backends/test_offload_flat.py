@@ -193,7 +193,6 @@ def test_saved_bytes_are_those_on_the_device(mlp: Flat) -> None:
     flat, moving = applied(mlp, "undecided -> save; offload gelu; expect every gelu offloaded")
     assert moving.audit.saved_bytes == saving.audit.saved_bytes - moving.audit.offloaded_bytes
     report = policylang.report(policylang.apply(mlp.fresh().gm, policylang.parse("undecided -> save; offload gelu")))
-    assert report.offloaded is not None
     assert report.offloaded.bytes == report.rules[0].offloaded_bytes == moving.audit.offloaded_bytes
     assert "offloaded   1.5 KiB in 3 values" in str(report)
     assert from_plain(Report, report.to_dict()) == report

@@ -85,7 +85,7 @@ def test_other_arguments_of_passes_are_accepted_and_what_is_no_graph_is_refused(
     joint = capture_joint(*ZOO["mlp"]())
     assert made("save mm, addmm")(joint.gm, joint.joint_inputs) is joint.gm
     with pytest.raises(PolicyGraphError, match="with a graph module or a graph, and this is a `Linear`"):
-        made("save mm")(nn.Linear(2, 2))  # type: ignore[arg-type]
+        made("save mm")(nn.Linear(2, 2))
 
 
 def test_a_policy_that_means_nothing_makes_no_pass(tmp_path):

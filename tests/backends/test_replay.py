@@ -63,7 +63,7 @@ def first_step(make: Callable[[], Example], policy: str) -> First:
     def step(backend: Callable[..., Any]) -> None:
         torch.manual_seed(3)
         losses.append(loss_fn(torch.compile(module, backend=backend, fullgraph=True)(*inputs)))
-        losses[0].backward()  # type: ignore[no-untyped-call]
+        losses[0].backward()
 
     once = partitioned_once(step, policy)
     return First(example, *once, losses[0].detach(), taken_gradients(example))
@@ -215,7 +215,6 @@ def test_a_record_that_is_lost_is_an_error_and_not_a_smaller_partition() -> None
         torch.compile(module, backend=policylang.backend(replay(), inner="aot_eager"))(*first.arguments)
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "APL310"
-    assert diagnostic.span is not None
     assert diagnostic.span.text == "everything where recorded saved"
     assert "`silu` is lost" in diagnostic.message
     assert diagnostic.details == ("silu: no forward node of this graph comes of it",)
@@ -246,7 +245,7 @@ def test_autograd_sums_in_its_own_order_the_second_time() -> None:
     _, plain = second_step(first, "aot_eager_default_partitioner")
     assert saved_values(done[0]) == saved_values(first.partition)
     for again, other in zip(gradients, plain, strict=True):
-        assert again is None or torch.equal(again, other)  # type: ignore[arg-type]
+        assert again is None or torch.equal(again, other)
 
 
 def test_dropout_draws_for_itself_again() -> None:
@@ -259,7 +258,7 @@ def test_dropout_draws_for_itself_again() -> None:
     loss, gradients = second_step(first, policylang.backend(replay(), inner="aot_eager"))
     assert torch.equal(loss, first.loss)
     for again, before in zip(gradients, first.gradients, strict=True):
-        assert torch.equal(again, before)  # type: ignore[arg-type]
+        assert torch.equal(again, before)
 
 
 def test_the_record_lies_on_the_operator_of_a_tuple() -> None:
@@ -267,7 +266,6 @@ def test_the_record_lies_on_the_operator_of_a_tuple() -> None:
     module = recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
     (attention,) = (node for node in module.graph.nodes if "scaled_dot_product" in node.name)
     record = from_annotation(marks.custom(attention.meta)[marks.SAVED])
-    assert record is not None
     assert (record.name, record.value, record.several, record.partly) == (attention.name, True, True, False)
     assert not any(marks.SAVED in marks.custom(piece.meta) for piece in attention.users)
 

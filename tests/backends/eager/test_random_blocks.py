@@ -179,5 +179,5 @@ def test_many_random_blocks(data: st.DataObject) -> None:
     rules = data.draw(st.lists(st.sampled_from(RULES), max_size=5, unique=True))
     ground = data.draw(st.sampled_from(["recompute everything in block", "save everything in block"]))
     run = data.draw(st.sampled_from([plainly, forwards_first]))
-    inner = test_random_blocks_train_on_the_same_bits.hypothesis.inner_test  # type: ignore[attr-defined]
+    inner = test_random_blocks_train_on_the_same_bits.hypothesis.inner_test
     inner(programs, ground, rules, run)
