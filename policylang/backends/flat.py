@@ -108,7 +108,7 @@ def _check_same_graph(nodes: Sequence[fx.Node], facts: Facts) -> None:
         raise GRAPH_CHANGED.error(at=at, planned=planned or "nothing more", found=found or "nothing more")
 
 
-def _check_copies(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> None:
+def _check_recomputations(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> None:
     """Raise PolicyMatchError for every copy that would not compute what the forward computed."""
     reasons: dict[int, str] = {}
     for (kind, row, _), anchor in zip(plan.schedule, plan.schedule.next_first_runs(), strict=True):
@@ -153,7 +153,7 @@ def rematerialise(gm: fx.GraphModule, plan: Plan) -> None:
     nodes = list(gm.graph.nodes)
     _check_same_graph(nodes, plan.facts)
     memory = memory_of(nodes, plan.facts.phases)
-    _check_copies(plan, nodes, memory)
+    _check_recomputations(plan, nodes, memory)
     tags.write(gm.graph, plan)  # before there are copies: a backward node carries no tag
     _Rematerializer(gm, nodes, plan, memory).run()
 

@@ -98,7 +98,9 @@ def _exempt_statistics(graph: fx.Graph, facts: Facts) -> None:
         desc = node.meta.get("desc")
         others = [user for user in node.users if function(user) != "copy_.default" or user.args[0] is not node]
         # Dynamo has buffers written in the graph; what else reads one of these returns it updated
-        is_copied_to = len(others) < len(node.users) and all(node in unread(u, describe(u.target)) for u in others)
+        is_copied_to = len(others) < len(node.users) and all(
+            node in unread(user, describe(user.target)) for user in others
+        )
         is_written = (desc is not None and desc in written) or is_copied_to
         if is_written and not facts.has(facts.index[node.name], _IN_BACKWARD):
             node.meta["saved_tensor_with_no_vc_check"] = True
