@@ -20,6 +20,7 @@ from policylang.language.plain_data import from_plain
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.memory import simulate
 from tests.support import models
+from tests.support.drawn import examples
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph
 from tests.support.hand import Hand
 from tests.support.late import Late, copied_over
@@ -99,7 +100,11 @@ rules = st.sampled_from(
 
 
 @given(numbers, rules, st.integers(2, 6), st.integers(0, 9))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=examples(25, 60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 def test_random_graphs_give_the_same_bits(drawn: list[int], text: str, segments: int, seed: int) -> None:
     flat = random_flat(drawn, segments)
     expected = flat.fresh()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import policylang
+from tests.support.drawn import examples
 from tests.support.eager import differences, train
 
 
@@ -149,7 +150,7 @@ def forwards_first(model: nn.Module, number: int) -> Tensor:
     rules=st.lists(st.sampled_from(RULES), max_size=3, unique=True),
     run=st.sampled_from([plainly, forwards_first]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 60), deadline=None)
 def test_random_blocks_train_on_the_same_bits(
     programs: list[list[str]], ground: str, rules: list[str], run: Callable[[nn.Module, int], Tensor]
 ) -> None:
