@@ -24,7 +24,7 @@ from policylang.language.loader import parse_policy
 from policylang.language.syntax import Policy
 from tests.graph.captured import facts_of_model
 from tests.support.compiled import Trained, assert_bitwise_equal, train
-from tests.support.models import ZOO, Example, counter, gpt2, llama, mixtral, mlp, square_loss
+from tests.support.models import Example, counter, gpt2, llama, mixtral, mlp, square_loss
 
 
 @pytest.fixture(autouse=True)
@@ -54,22 +54,22 @@ def report_on(text: str, example: Example) -> Report:
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ("save mm in layers.*.self_atn.o_proj", "nearest module paths: model.model.layers.0.self_attn"),
+        ("save addmm in layers.*.upp", "nearest module paths: layers.0.up"),
         ("save aten.convolution", "aten.convolution: 0 nodes"),
     ],
 )
 def test_a_misspelt_path_or_an_operator_that_does_not_occur_is_an_error(rule: str, said: str) -> None:
     """TorchTitan's ``full_recompute_save_ops`` saved 0 nodes without a word; so did maxtext#971, DeepSpeed#5704."""
     with pytest.raises(policylang.PolicyMatchError) as caught:
-        trained(llama(), backend_of(f"recompute everything; {rule}"))
+        trained(mlp(), backend_of(f"recompute everything; {rule}"))
     assert f"`{rule}` matches nothing" in str(caught.value)
     assert said in str(caught.value)
 
 
 def test_an_operator_without_overload_means_all_of_them() -> None:
     """pytorch#176065: the documented ``aten.mm`` matched nothing."""
-    report = report_on("save aten.mm", llama())
-    assert report.rules[0].matched == 15  # seven projections in two layers, and the head
+    report = report_on("save aten.addmm", mlp())
+    assert report.rules[0].matched == 6  # two projections in three layers
 
 
 def test_the_attention_of_every_kernel_is_attention() -> None:
@@ -80,7 +80,6 @@ def test_the_attention_of_every_kernel_is_attention() -> None:
         policy = parse_policy(f"save attention except {name}").policy
         assert isinstance(policy, Policy), f"{name} is no operator"
     assert len(facts.by_target["aten._scaled_dot_product_flash_attention_for_cpu.default"]) == 2
-    assert report_on("recompute everything; save attention", llama()).rules[1].decided == 2
 
 
 def test_a_rule_says_what_it_does_and_does_no_more() -> None:
@@ -132,9 +131,9 @@ def test_a_budget_does_not_undo_a_rule(budget: float) -> None:
 
 def test_dropout_is_recomputed_with_the_mask_it_drew() -> None:
     """pytorch#190758, OLMo-core#828: with a fresh one, gradients were wrong and nothing said so."""
-    plain = trained(gpt2(), "aot_eager")
+    plain = trained(gpt2(1), "aot_eager")
     backend = backend_of("recompute everything in block")
-    assert_bitwise_equal(trained(gpt2(), backend), plain)
+    assert_bitwise_equal(trained(gpt2(1), backend), plain)
     report = policylang.report(backend)
     assert any("dropout" in name for name in report.recomputed.names)
 
@@ -178,32 +177,33 @@ def test_counters_move_once_a_step() -> None:
     assert_bitwise_equal(ours, train(counter(), steps=3))
 
 
-@pytest.mark.parametrize("text", ["recompute everything", "recompute everything; save topk"])
+@pytest.mark.parametrize(
+    "text", ["recompute everything", pytest.param("recompute everything; save topk", marks=pytest.mark.slow)]
+)
 def test_tokens_go_to_the_experts_they_went_to(text: str) -> None:
     """torchtitan#1117, pytorch#186572: the routing flipped between forward and recomputation."""
-    plain = trained(mixtral(), "aot_eager")
+    plain = trained(mixtral(1), "aot_eager")
     backend = backend_of(text)
-    assert_bitwise_equal(trained(mixtral(), backend), plain)
+    assert_bitwise_equal(trained(mixtral(1), backend), plain)
     report = policylang.report(backend)
-    assert [rule.decided for rule in report.rules[1:]] == [2][: text.count(";")]
-    assert [report.decisions[name].action for name in ("topk", "topk_1")] == ["save", "save"]
-    assert not {"topk", "topk_1"} & {*report.recomputed.names}
+    assert [rule.decided for rule in report.rules[1:]] == [1][: text.count(";")]
+    assert report.decisions["topk"].action == "save"
+    assert "topk" not in report.recomputed.names
     assert len(report.notes) == 1 - text.count(";")
 
 
 def test_attention_without_dropout_is_recomputed_as_any_other_operator() -> None:
     """pytorch#187985: SDPA is tagged random whatever its dropout, and was refused."""
-    plain = trained(llama(), "aot_eager")
+    plain = trained(llama(1), "aot_eager")
     backend = backend_of("recompute everything")
-    assert_bitwise_equal(trained(llama(), backend), plain)
+    assert_bitwise_equal(trained(llama(1), backend), plain)
     recomputed = policylang.report(backend).recomputed.names
-    assert sum(name.startswith("_scaled_dot_product") for name in recomputed) == 2
+    assert sum(name.startswith("_scaled_dot_product") for name in recomputed) == 1
 
 
-@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.slow), "mlp"])
-def test_a_changed_policy_decides_anew(name: str) -> None:
+def test_a_changed_policy_decides_anew() -> None:
     """pytorch#194658, #169959, in one process and without a reset: each backend's own policy holds."""
-    module, inputs, loss_fn = ZOO[name]()
+    module, inputs, loss_fn = mlp()
     saved = []
     for text in ("recompute everything", "save everything", "recompute everything"):
         backend = backend_of(text)

@@ -11,12 +11,12 @@ from torch import fx, nn
 
 from policylang.api.load import DeviceLike, PolicyLike, policy_of
 from policylang.backends import records, refusals
-from policylang.backends.dispatch import apply_policy, checked_module
 from policylang.backends.eager.checkpoint import contexts_for, put_on, take_off
 from policylang.backends.eager.session import Contexts
-from policylang.backends.joint import JointPartitioner, returns_gradients
+from policylang.backends.finalize import gradients_of
+from policylang.backends.joint import JointPartitioner
+from policylang.backends.path import apply_policy, checked_module
 from policylang.backends.rewriting import first_difference
-from policylang.errors import PolicyGraphError
 from policylang.graph.phases import has_backward
 from policylang.language.syntax import Policy
 from policylang.ranks.comparison import comparing
@@ -77,15 +77,15 @@ def partition(
     applied = records.plan_of(gm)
     given = policy if policy is not None or applied is None else applied.policy
     if given is None:
-        raise PolicyGraphError([refusals.no_policy()])
+        raise refusals.NO_POLICY.error()
     with comparing("partition", agree):
         is_current = applied is not None and first_difference(gm.graph.nodes, applied.facts) is None
         prepared = (
             applied if policy is device is None and is_current else None
         )  # another pass may have changed the graph since
         wanted = policy_of(given, device)
-        if prepared is None and returns_gradients(gm, num_fwd_outputs) and not has_backward(gm.graph):
-            raise PolicyGraphError([refusals.not_a_joint_graph()])
+        if prepared is None and gradients_of(gm.graph, num_fwd_outputs) and not has_backward(gm.graph):
+            raise refusals.NOT_A_JOINT_GRAPH.error()
         made = JointPartitioner(wanted).partition(
             gm,
             num_fwd_outputs=num_fwd_outputs,

@@ -66,8 +66,8 @@ def report_on(subject: Any) -> Report:
             report = evolve(report, saved=ValuesReport(), recomputed=ValuesReport(), audit=AuditReport(True))
         return _with_orders(report, orders)
     if found is None:
-        no_policy = isinstance(subject, fx.GraphModule)
-        raise PolicyGraphError([refusals.no_policy() if no_policy else refusals.nothing_to_report(subject)])
+        wanted = refusals.NO_POLICY if isinstance(subject, fx.GraphModule) else refusals.NOTHING_TO_REPORT
+        raise wanted.error(kind=type(subject).__name__)
     left = () if sessions else frames_left_of(subject, others=not found)
     if not found:
         compiled = bool(getattr(subject, marks.COMPILER, False) or getattr(backend_of(subject), marks.COMPILER, False))

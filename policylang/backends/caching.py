@@ -1,8 +1,7 @@
 """Keys of compiled graphs, the source files they cover, and what is stored beside Inductor's caches.
 
-Inductor's caches key a graph by its code and its inputs. A policy also reads what is not in the code (module paths,
-annotations), so that has to enter the key of the partitioner, or a model whose modules were renamed would be handed
-the decisions of the old one.
+Inductor's caches key a graph by its code and its inputs. A policy also reads module paths and annotations, so these
+enter the key of the partitioner, or a model whose modules were renamed would be given the decisions of the old one.
 
 On a cache hit no partitioner runs, so there would be no plan to check and nothing to report. The cache sidecar, a small
 JSON file named by :func:`sidecar_key`, has what was decided. Losing one costs a compilation, never an answer.
@@ -107,10 +106,8 @@ def policy_key(policy: Policy, *, root: str) -> str:
 
 @cache
 def code_digest() -> str:
-    """Over the source files that decide what a policy does to a graph, and over which findings stop a compile.
-
-    The version of the language is in the files.
-    """
+    """Over the source files that decide what a policy does to a graph, the version of the language among them, and over
+    which findings stop a compile."""
     found = acting_sources(files("policylang"))
     words = [word for path, content in found.items() for word in (path, hashlib.sha256(content).hexdigest())]
     words += [f"{code} {CODES[code].severity.value}" for code in sorted(CODES)]
@@ -119,8 +116,12 @@ def code_digest() -> str:
 
 def context_of(graph: fx.GraphModule | Iterable[fx.Graph]) -> str:
     """Over what a policy may read of Dynamo's graph, and of those nested in it, that their code does not say."""
+    words = []
     graphs = (module.graph for module in _modules(graph)) if isinstance(graph, fx.GraphModule) else graph
-    return digest_of(word for each in graphs for node in each.nodes for word in _unwritten(node))
+    for node in (node for each in graphs for node in each.nodes):
+        words.append("|".join(str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()))
+        words.append(repr(sorted((str(name), repr(value)) for name, value in marks.custom(node.meta).items())))
+    return digest_of(words)
 
 
 def groups_key(policy: Policy) -> str:
@@ -135,15 +136,14 @@ def formulas_key() -> str:
 
 
 def sidecar_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """Over everything that decides which compiled graph Inductor would take from its caches.
-
-    ``key`` is the partitioner's. A sidecar names process groups as its rank knows them, so each rank has its own.
-    Symbolic sizes count by name: their present values say nothing of a cached graph.
-    """
+    """Over everything that decides which compiled graph Inductor would take from its caches; ``key`` is the
+    partitioner's. Each rank has its own, since a sidecar names process groups. Symbolic sizes count by name."""
     words = [key, torch.__version__, str(torch.is_grad_enabled()), distributed.place_among_ranks()]
     words += (module.code for module in _modules(graph))
     words += (_input_word(value) for value in inputs)
-    words += _autocast({"cpu"} | {value.device.type for value in inputs if isinstance(value, torch.Tensor)})
+    for device in sorted({"cpu"} | {value.device.type for value in inputs if isinstance(value, torch.Tensor)}):
+        if torch.is_autocast_enabled(device):
+            words.append(f"autocast {device} {torch.get_autocast_dtype(device)}")
     words += compilers.settings_lines("inductor", compilers.inductor_settings())
     words += compilers.settings_lines("functorch", partition.functorch_settings())
     return digest_of(words)
@@ -154,13 +154,6 @@ def _modules(graph: fx.GraphModule) -> Iterator[fx.GraphModule]:
     return (module for _, module in graph.named_modules() if isinstance(module, fx.GraphModule))
 
 
-def _unwritten(node: fx.Node) -> Iterator[str]:
-    stack = node.meta.get("nn_module_stack") or {}
-    yield "|".join(str(path) for path, _ in stack.values())
-    annotations = marks.custom(node.meta)
-    yield repr(sorted((str(name), repr(value)) for name, value in annotations.items()))
-
-
 def _input_word(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return f"{type(value).__name__} {value}"
@@ -168,12 +161,6 @@ def _input_word(value: Any) -> str:
     sizes = tuple(map(str, value.shape))
     kind = type(value).__name__
     return f"{kind} {value.dtype} {value.device} {sizes} {strides} {value.requires_grad}"
-
-
-def _autocast(devices: set[str]) -> Iterator[str]:
-    for name in sorted(devices):
-        if torch.is_autocast_enabled(name):
-            yield f"autocast {name} {torch.get_autocast_dtype(name)}"
 
 
 _SIDECAR_FORMAT = 1
@@ -206,7 +193,7 @@ def read_sidecar(key: str) -> dict[str, Any] | None:
         found = json.loads(_sidecar_path(key).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.get("format") != _SIDECAR_FORMAT or found.get("key") != key:
+    if not isinstance(found, dict) or (found.get("format"), found.get("key")) != (_SIDECAR_FORMAT, key):
         return None
     content = found.get("content")
     return content if isinstance(content, dict) else None

@@ -112,11 +112,8 @@ def of_backend(graphs: Sequence[CompiledGraph]) -> tuple[GraphUse, ...]:
 
 
 def of_model(backends: Iterable[Sequence[CompiledGraph]], model: torch.nn.Module) -> tuple[GraphUse, ...]:
-    """The graphs of each backend, earliest backend first, that were called with a parameter of ``model``, or with what
-    FSDP gathers for one.
-
-    Without the modules that later backends compiled anew: their parameters were all handed to the graphs of later ones.
-    """
+    """The graphs of each backend, earliest first, that were called with a parameter of ``model`` or what FSDP gathers
+    for one; without the modules that later backends compiled anew."""
     parameters = {id(each): each for each in (*model.parameters(), *gathered_parameters(model))}
     kept: list[GraphUse] = []
     later: frozenset[int] = frozenset()

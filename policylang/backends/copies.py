@@ -49,7 +49,6 @@ def _at_once(target: Tensor, source: Tensor) -> None:
 
 
 def _on_own_stream(device: torch.device) -> HostLink:
-    """Copies on a stream of their own, beside the one that computes."""
     stream = torch.Stream(device=device)
 
     def copy(target: Tensor, source: Tensor) -> Callable[[], None]:
@@ -95,7 +94,7 @@ def _like(source: Tensor, device: torch.device, *, pinned: bool = False) -> Tens
     return torch.empty_strided(size, stride, dtype=source.dtype, device=device, pin_memory=pinned)
 
 
-def _ticket() -> Tensor:
+def _ticket(*given: Any) -> Tensor:
     return torch.empty(1, dtype=torch.int64, device=HOST)
 
 
@@ -117,14 +116,9 @@ def _wait(ticket: Tensor, source: Tensor, device: torch.device) -> Tensor:
 
 _library = torch.library.Library("policylang", "DEF")
 for _name, _arguments, _kernel, _fake in (
-    ("offload", "Tensor value", _offload, lambda value: _ticket()),
-    ("reload", "Tensor host, Device device", _reload, lambda host, device: _ticket()),
-    (
-        "wait",
-        "Tensor ticket, Tensor source, Device device",
-        _wait,
-        lambda ticket, source, device: _like(source, device),
-    ),
+    ("offload", "Tensor value", _offload, _ticket),
+    ("reload", "Tensor host, Device device", _reload, _ticket),
+    ("wait", "Tensor ticket, Tensor source, Device device", _wait, lambda _, source, device: _like(source, device)),
 ):
     _library.define(f"{_name}({_arguments}) -> Tensor", tags=(torch.Tag.needs_exact_strides,))
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
@@ -138,6 +132,7 @@ WAIT_OP = torch.ops.policylang.wait.default
 _NOT_CARRIED = ("recompute", "ac_graph_id", "tensor_meta", "should_offload", "saved_for_offloading")
 """Tags, those of PyTorch's own offloading among them, and what is said of a value a second time."""
 _NOT_OF_A_COPY = (marks.SAVED, marks.RANDOM_STATE)
+_PHASES = ("phase", marks.PHASE)
 _STARTS = {OFFLOAD_OP: StepKind.COPY_TO_HOST, RELOAD_OP: StepKind.COPY_FROM_HOST}
 
 
@@ -177,7 +172,7 @@ def copy_in(
     region_of: Callable[[fx.Node], int],
 ) -> None:
     """Fetch values, given by row, before their readers of each region, which from then on read what came back."""
-    before = _following(graph, nodes)
+    following = _following(graph, nodes)
     readers: dict[tuple[int, int], list[fx.Node]] = {}
     for row, value in values.items():
         for reader in value.users:
@@ -187,13 +182,13 @@ def copy_in(
         if kind not in (StepKind.COPY_FROM_HOST, StepKind.WAIT_FROM_HOST) or (row, region) not in readers:
             continue
         value, host, reading = values[row], hosts[row], readers[row, region]
-        device, anchor = _device(value), min(before[step], *reading)
+        fake, anchor = value.meta.get("val"), min(following[step], *reading)
+        device = fake.device if isinstance(fake, Tensor) else HOST
         with graph.inserting_before(anchor):
             if kind == StepKind.COPY_FROM_HOST:
                 tickets[row] = _call(graph, value, "reload", RELOAD_OP, (host, device), anchor)
                 continue
-            args = (tickets[row], host, device)
-            back = _call(graph, value, "reloaded", WAIT_OP, args, anchor)
+            back = _call(graph, value, "reloaded", WAIT_OP, (tickets[row], host, device), anchor)
         for reader in reading:
             reader.replace_input_with(value, back)
 
@@ -201,12 +196,7 @@ def copy_in(
 def copies_in(nodes: Iterable[fx.Node]) -> dict[fx.Node, tuple[StepKind, str]]:
     """The copies among some nodes, in their order: which step each is, and the name of the value that it moves, as far
     back as the edges of the graph lead."""
-    found: dict[fx.Node, tuple[StepKind, str]] = {}
-    for node in nodes:
-        kind = _kind_of(node)
-        if kind is not None:
-            found[node] = kind, _moved(node).name
-    return found
+    return {node: (kind, _moved(node).name) for node in nodes if (kind := _kind_of(node)) is not None}
 
 
 def _kind_of(node: fx.Node) -> StepKind | None:
@@ -235,32 +225,18 @@ def _following(graph: fx.Graph, nodes: Nodes) -> list[fx.Node]:
     return found[::-1]
 
 
-def _device(value: fx.Node) -> torch.device:
-    fake = value.meta.get("val")
-    return fake.device if isinstance(fake, torch.Tensor) else HOST
-
-
 def _call(graph: fx.Graph, value: fx.Node, word: str, target: Any, args: tuple[Any, ...], beside: fx.Node) -> fx.Node:
+    """A call with the metadata of the value that it moves, in the phase of the node ``beside`` it."""
     node = graph.create_node("call_function", target, args, name=f"{value.name}_{word}")
-    node.meta = _meta(value, beside)
+    node.meta = without_marks(value.meta)
+    annotations = {key: own for key, own in node.meta["custom"].items() if key not in _PHASES}
+    annotations |= {key: theirs for key, theirs in marks.custom(beside.meta).items() if key in _PHASES}
+    node.meta["custom"] = {**annotations, marks.MOVED: value.name}
+    node.meta.pop("autograd_backward", None)
+    if beside.meta.get("autograd_backward"):
+        node.meta["autograd_backward"] = True
     node.meta["val"] = _value(target, args)
     return node
-
-
-def _meta(value: fx.Node, beside: fx.Node) -> dict[str, Any]:
-    """The metadata of the value, in the phase of the node ``beside`` its copy."""
-    meta = without_marks(value.meta)
-    annotations = marks.custom(meta)
-    theirs = marks.custom(beside.meta)
-    for key in ("phase", marks.PHASE):
-        annotations.pop(key, None)
-        if key in theirs:
-            annotations[key] = theirs[key]
-    meta.pop("autograd_backward", None)
-    if beside.meta.get("autograd_backward"):
-        meta["autograd_backward"] = True
-    meta["custom"] = {**annotations, marks.MOVED: value.name}
-    return meta
 
 
 def without_marks(found: Mapping[str, Any]) -> dict[str, Any]:

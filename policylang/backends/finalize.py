@@ -1,7 +1,7 @@
 """Finalizes a plan on the graph that is about to be split: equal nodes merged, min-cut's choices filled in.
 
 A plan is made on the user's graph. Before the graph is split, equal nodes are merged and, with ``undecided -> auto``,
-PyTorch's min-cut decides the values no rule touched. This module carries both into a plan of the same shape, from
+PyTorch's min-cut decides the values no rule touched. This module makes of both a plan of the same shape, from
 which :func:`policylang.planning.liveness.backward_needs` reads what is saved and what is recomputed.
 """
 
@@ -42,18 +42,16 @@ NOTHING_MERGED = Merged({}, {})
 
 
 def eliminate(graph: fx.Graph, plan: Plan) -> Merged:
-    """Merge equal nodes of a joint graph; ``plan`` was made on this graph as it is.
-
-    Random, mutating and effectful operators, higher-order operators, uninitialised memory, operators whose result
-    has a size of its own, and values that share memory with an output stay apart, as do nodes with a write between.
-    """
-    facts = plan.facts
-    index = facts.index
-    returned = _output_storages(graph)
+    """Merge equal nodes of the joint graph that ``plan`` was made on. Random, mutating, effectful and higher-order
+    operators, uninitialised memory, results with a size of their own, values that share memory with an output, and
+    nodes with a write between stay apart."""
+    facts, index, owners = plan.facts, plan.facts.index, plan.facts.owners
+    values = (node.meta.get("val") for node in graph.output_node().all_input_nodes)
+    returned = {eager.storage_address(value) for value in values if isinstance(value, torch.Tensor)} - {None}
+    used = _used_by_backward(plan)
     seen: dict[Hashable, fx.Node] = {}
     kept_for: dict[int, int] = {}
     strongest: dict[int, Decision] = {}
-    used = _used_by_backward(plan)
     writes = 0
     for node in graph.nodes:
         row = index.get(node.name)
@@ -63,8 +61,9 @@ def eliminate(graph: fx.Graph, plan: Plan) -> Merged:
             writes += 1
         if not _may_merge(node, row, facts, returned):
             continue
-        expression = _expression(node)
-        if expression is None:
+        try:
+            expression = (node.target, _frozen(node.args), _frozen(node.kwargs))
+        except TypeError:  # an argument has no stable identity
             continue
         phase = facts.phases[row]
         twin = seen.get((Phase.FORWARD, writes, expression)) if phase == Phase.BACKWARD else None
@@ -73,28 +72,21 @@ def eliminate(graph: fx.Graph, plan: Plan) -> Merged:
             twin = seen.setdefault((phase, writes, expression), node)
         if twin is node:
             continue
-        _merge(row, index[twin.name], plan, strongest, used)
-        kept_for[row] = index[twin.name]
+        kept = kept_for[row] = index[twin.name]
+        theirs, ours = plan.decisions[row], strongest.get(kept, plan.decisions[kept])
+        is_used = kept in strongest or owners[kept] in used
+        if theirs is not None and _strength(theirs, owners[row] in used) > _strength(ours, is_used):
+            strongest[kept] = theirs
         node.replace_all_uses_with(twin)
     for node in reversed(graph.nodes):
-        if facts.index.get(node.name) in kept_for:
+        if index.get(node.name) in kept_for:
             graph.erase_node(node)
     return Merged(kept_for, strongest)
 
 
 def _used_by_backward(plan: Plan) -> frozenset[int]:
     """The producers of the rows that the plan may need for the backward so far, whole or in pieces."""
-    needs = backward_needs(plan.facts, plan.decisions)
-    return frozenset(plan.facts.owners[row] for row in needs.all)
-
-
-def _merge(dropped: int, kept: int, plan: Plan, strongest: dict[int, Decision], used: frozenset[int]) -> None:
-    """Let the kept row, and whatever shares its decision, take over a stronger decision."""
-    owners, theirs = plan.facts.owners, plan.decisions[dropped]
-    ours = strongest.get(kept, plan.decisions[kept])
-    is_used = kept in strongest or owners[kept] in used
-    if theirs is not None and _strength(theirs, owners[dropped] in used) > _strength(ours, is_used):
-        strongest[kept] = theirs
+    return frozenset(plan.facts.owners[row] for row in backward_needs(plan.facts, plan.decisions).all)
 
 
 def _strength(decision: Decision | None, is_used: bool) -> int:
@@ -103,29 +95,13 @@ def _strength(decision: Decision | None, is_used: bool) -> int:
     return 1 if is_open(decision) else 3 if decision.outcome.is_held else 2
 
 
-def _may_merge(node: fx.Node, row: int, facts: Facts, returned: set[int]) -> bool:
+def _may_merge(node: fx.Node, row: int, facts: Facts, returned: Collection[int | None]) -> bool:
     if facts.flags[row] & _NEVER_EQUAL or facts.targets[row].startswith(_NOT_BY_VALUE):
         return False
     if node.meta.get("unbacked_bindings"):
         return False  # a size of its own, by which the shapes of its readers are known
-    value = node.meta.get("val")
+    value = node.meta.get("val")  # two results that were separate tensors stay so
     return not isinstance(value, torch.Tensor) or eager.storage_address(value) not in returned
-
-
-def _output_storages(graph: fx.Graph) -> set[int]:
-    """The memory that the graph returns: two results that were separate tensors must stay so."""
-    output = graph.output_node()
-    values = (node.meta.get("val") for node in output.all_input_nodes)
-    keys = (eager.storage_address(value) for value in values if isinstance(value, torch.Tensor))
-    return {key for key in keys if key is not None}
-
-
-def _expression(node: fx.Node) -> Hashable | None:
-    """The expression that a node computes, as a key; None where an argument has no stable identity."""
-    try:
-        return (node.target, _frozen(node.args), _frozen(node.kwargs))
-    except TypeError:
-        return None
 
 
 def _frozen(argument: Any) -> Hashable:
@@ -181,15 +157,12 @@ def merge(plan: Plan, merged: Merged) -> Plan:
 
 
 def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None = None) -> Plan:
-    """The plan with everything decided that is not the policy's to decide.
-
-    ``gradients`` are the rows that the backward returns. ``chosen`` are the rows that min-cut would save: an undecided
-    value is saved if it is among them and recomputed if not, and a value that was traced in the backward but needs
-    nothing of it is moved to the forward and saved where min-cut says so, unless it looks into memory that is
-    offloaded: the backward makes such a view of what came back. Symbolic sizes that the backward takes of a
-    forward tensor are taken in the forward, so that the tensor need not be kept for them. Backward nodes that lead to
-    nothing read nothing. What a moved or a dead node read no longer feeds the backward for its sake.
-    """
+    """The plan with everything decided that is not the policy's to decide. ``gradients`` are the rows that the backward
+    returns, ``chosen`` those that min-cut would save: an undecided value is saved if it is among them and recomputed if
+    not, and one traced in the backward that needs nothing of it moves to the forward where min-cut saves it, unless it
+    looks into offloaded memory. Symbolic sizes that the backward takes of a forward tensor are taken in the forward, so
+    that the tensor need not be kept for them. Backward nodes that lead to nothing read nothing, and what a moved or a
+    dead node read no longer feeds the backward."""
     facts = plan.facts
     phases, inputs, flags, decisions = list(facts.phases), list(facts.inputs), list(facts.flags), list(plan.decisions)
     for row in gradients:
@@ -220,14 +193,12 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
 
 
 def resolve_offloads_again(plan: Plan) -> Plan:
-    """The plan with its offloads decided once more: merged nodes share memory, and so does what min-cut saves.
-
-    What stays on the device after all is in the diagnostics.
-    """
+    """The plan with its offloads decided once more: merged nodes share memory, and so does what min-cut saves. What
+    stays on the device after all is in the diagnostics."""
     if not any(map(offloads, plan.decisions)):
         return plan
     policy, decisions = plan.policy, list(plan.decisions)
-    facts = evolve(plan.facts, users=users_of(plan.facts.inputs))  # what was merged has other readers by now
+    facts = evolve(plan.facts, users=users_of(plan.facts.inputs))  # merged nodes have other readers by now
     stays = resolve_offloads(policy, facts, decisions, backward_needs(facts, decisions))
     notes = offload_diagnostics(policy, facts, decisions, backward_needs(facts, decisions), stays)
     return evolve(plan, decisions=decisions, diagnostics=(*plan.diagnostics, *notes))
@@ -251,12 +222,10 @@ def _sizes_of_forward_values(facts: Facts) -> list[int]:
 
 def gradient_rows(graph: fx.Graph, facts: Facts, num_fwd_outputs: int) -> list[int]:
     """The rows that the backward returns."""
-    gradients = returned(graph)[num_fwd_outputs:]
-    return [facts.index[value.name] for value in gradients if isinstance(value, fx.Node)]
+    return [facts.index[value.name] for value in gradients_of(graph, num_fwd_outputs)]
 
 
-def returned(graph: fx.Graph) -> list[Any]:
-    """The outputs of a graph, flat, in order."""
-    output = graph.output_node()
-    leaves: list[Any] = pytree.tree_leaves(output.args[0], is_leaf=lambda value: value is None)
-    return leaves
+def gradients_of(graph: fx.Graph, num_fwd_outputs: int) -> list[fx.Node]:
+    """The nodes that the backward returns."""
+    returned = pytree.tree_leaves(graph.output_node().args[0], is_leaf=lambda value: value is None)
+    return [value for value in returned[num_fwd_outputs:] if isinstance(value, fx.Node)]

@@ -1,7 +1,7 @@
 """Rematerialises a flat graph (forward, loss and backward in one), where no partitioner acts on tags.
 
 :func:`rematerialise` applies a plan in place, in the order of its schedule. Each backward region gets copies of
-what it has to run again; forward nodes that do not run any more go. What is saved across from forward to backward
+what it has to recompute; forward nodes that do not run any more go. What is saved across from forward to backward
 afterwards is what the plan saves, and nothing but copies is new: no node is rebuilt, other passes' metadata stays.
 
 The technique is that of PyTorch's ``remat_using_tags_for_fwd_loss_bwd_graph`` and TorchTitan's
@@ -12,7 +12,7 @@ backward regions, and memory written in place is understood (:mod:`policylang.gr
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -24,9 +24,10 @@ from policylang.audit.outcome import Audit
 from policylang.backends import tags
 from policylang.backends.copies import copy_in, copy_out
 from policylang.backends.path import BackendPath
+from policylang.backends.refusals import Problem
 from policylang.backends.rewriting import first_difference
 from policylang.backends.runtime import timed
-from policylang.errors import PolicyGraphError, PolicyMatchError
+from policylang.errors import PolicyMatchError
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.memory import GraphMemory, memory_of
@@ -53,15 +54,18 @@ class Drawing:
 
 
 def keep_state(node: fx.Node, drawn: str, kept: str) -> tuple[Drawing, fx.Node]:
-    """Make a random operator keep the state it starts from; also return the node that now holds its result.
-
-    ``drawn`` and ``kept``: the names of the nodes that return the result and the state. The node stays where it is,
-    under its name, and returns ``(state, result)``; two ``getitem`` follow it.
-    """
+    """Make a random operator keep the state it starts from; also return the node that now holds its result. The node
+    stays where it is, under its name, and returns ``(state, result)``; two ``getitem`` follow, named ``drawn`` and
+    ``kept``, which return the result and the state."""
     save, _ = partition.random_state_operators()
     graph = node.graph
-    target, args, kwargs = node.target, node.args, _with_device(node)
+    target, args, kwargs = node.target, node.args, dict(node.kwargs)
     value = node.meta.get("val")
+    tensor = next((leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)), None)
+    names_device = kwargs.get("device") is not None or any(isinstance(each, fx.Node) for each in args)
+    takes_device = isinstance(target, OpOverload) and any(each.name == "device" for each in schema_of(target).arguments)
+    if tensor is not None and takes_device and not names_device:
+        kwargs["device"] = tensor.device  # the operators that keep and take a state go by it
     users = list(node.users)
     with graph.inserting_after(node):
         result = graph.create_node("call_function", operator.getitem, (node, 1), name=drawn)
@@ -69,12 +73,10 @@ def keep_state(node: fx.Node, drawn: str, kept: str) -> tuple[Drawing, fx.Node]:
     result.name, state.name = drawn, kept
     for user in users:
         user.replace_input_with(node, result)
-    node.target = save
-    node.args = (target, *args)
-    node.kwargs = kwargs
+    node.target, node.args, node.kwargs = save, (target, *args), kwargs
     result.meta = dict(node.meta)
     state.meta = {key: node.meta[key] for key in ("nn_module_stack", "seq_nr", "custom") if key in node.meta}
-    state_value = _state_value(value)
+    state_value = None if tensor is None else _state_beside(tensor)
     for each, val in ((node, (state_value, value)), (result, value), (state, state_value)):
         each.meta["val"] = val
         each.meta.pop("tensor_meta", None)
@@ -82,62 +84,40 @@ def keep_state(node: fx.Node, drawn: str, kept: str) -> tuple[Drawing, fx.Node]:
     return Drawing(state, target, args, kwargs), result
 
 
-def repeat(
-    drawing: Drawing, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Target, arguments and keywords of a call that draws again what ``drawing`` drew."""
-    _, replay = partition.random_state_operators()
-    return replay, (drawing.state, drawing.target, *args), kwargs
-
-
-def _with_device(node: fx.Node) -> dict[str, Any]:
-    """The keywords, with a device where neither they nor a tensor argument name one: the state operators go by it."""
-    kwargs = dict(node.kwargs)
-    if kwargs.get("device") is not None or any(isinstance(argument, fx.Node) for argument in node.args):
-        return kwargs
-    takes_device = isinstance(node.target, OpOverload) and any(
-        argument.name == "device" for argument in schema_of(node.target).arguments
-    )
-    tensor = _first_tensor(node.meta.get("val"))
-    if takes_device and tensor is not None:
-        kwargs["device"] = tensor.device
-    return kwargs
-
-
-def _state_value(value: Any) -> torch.Tensor | None:
-    """A generator's state as a fake tensor beside ``value``; None where the graph carries no fake values."""
-    tensor = _first_tensor(value)
+def _state_beside(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A generator's state as a fake tensor; None where the graph carries no fake values."""
     mode = getattr(tensor, "fake_mode", None)
-    if tensor is None or mode is None:
+    if mode is None:
         return None
-    size = 16 if tensor.device.type == "cuda" else torch.get_rng_state().numel()
     with mode:
+        size = 16 if tensor.device.type == "cuda" else torch.get_rng_state().numel()
         return torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
-def _first_tensor(value: Any) -> torch.Tensor | None:
-    return next((leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)), None)
+GRAPH_CHANGED = Problem(
+    "APL381",
+    "the graph changed after it was planned: node {at} was `{planned}` and is `{found}`",
+    "plan again after the last pass that changes the graph",
+)
 
 
-GRAPH_CHANGED = "APL381"
-
-
-def check_same_graph(nodes: Sequence[fx.Node], facts: Facts) -> None:
+def _check_same_graph(nodes: Sequence[fx.Node], facts: Facts) -> None:
     """Raise PolicyGraphError where the graph is not the one that ``facts`` describe."""
-    difference = first_difference(nodes, facts)
-    if difference is None:
-        return
-    at, found, planned = difference
-    names = f"node {at} was `{planned or 'nothing more'}` and is `{found or 'nothing more'}`"
-    message = f"the graph changed after it was planned: {names}"
-    help = "plan again after the last pass that changes the graph"
-    raise PolicyGraphError([diagnose(GRAPH_CHANGED, message, help=help)])
+    if (difference := first_difference(nodes, facts)) is not None:
+        at, found, planned = difference
+        raise GRAPH_CHANGED.error(at=at, planned=planned or "nothing more", found=found or "nothing more")
 
 
-def check(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> None:
+def _check_recomputations(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> None:
     """Raise PolicyMatchError for every copy that would not compute what the forward computed."""
+    reasons: dict[int, str] = {}
+    for (kind, row, _), anchor in zip(plan.schedule, plan.schedule.next_first_runs(), strict=True):
+        if kind == StepKind.SECOND_RUN and row not in reasons:
+            reason = _why_not_again(nodes[row], row, plan.facts, memory, anchor)
+            if reason is not None:
+                reasons[row] = reason
     found = []
-    for row, reason in _unsafe(plan, nodes, memory):
+    for row, reason in reasons.items():
         rule = plan.rule_of(row)
         who, span = (f"`{rule.text}`", rule.span) if rule is not None else ("the policy", None)
         message = f"{who} cannot recompute `{plan.facts.names[row]}`: {reason}"
@@ -146,17 +126,7 @@ def check(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> None:
         raise PolicyMatchError(found)
 
 
-def _unsafe(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> Iterator[tuple[int, str]]:
-    seen: set[int] = set()
-    for (kind, row, _), anchor in zip(plan.schedule, plan.schedule.next_first_runs(), strict=True):
-        if kind == StepKind.SECOND_RUN and row not in seen:
-            reason = _reason(nodes[row], row, plan.facts, memory, anchor)
-            if reason is not None:
-                seen.add(row)
-                yield row, reason
-
-
-def _reason(node: fx.Node, row: int, facts: Facts, memory: GraphMemory, anchor: int) -> str | None:
+def _why_not_again(node: fx.Node, row: int, facts: Facts, memory: GraphMemory, anchor: int) -> str | None:
     if row in memory.written:
         return "it writes to memory that outlives it, which a second run would do again"
     if node.kwargs.get("generator") is not None:
@@ -165,8 +135,7 @@ def _reason(node: fx.Node, row: int, facts: Facts, memory: GraphMemory, anchor: 
         return "it is written to while others read it, so a second run would give another value"
     if memory.reads_no_bytes[row]:
         return None
-    left_out = memory.statistics.get(row, ())
-    ignored = {node.args[at] for at in left_out}
+    ignored = {node.args[at] for at in memory.statistics.get(row, ())}
     unit = memory.units[row]
     for read, read_node in zip(facts.inputs[row], node.all_input_nodes, strict=True):
         if read_node in ignored or (unit >= 0 and memory.units[read] == unit):
@@ -178,16 +147,13 @@ def _reason(node: fx.Node, row: int, facts: Facts, memory: GraphMemory, anchor: 
 
 
 def rematerialise(gm: fx.GraphModule, plan: Plan) -> None:
-    """Apply ``plan`` to the flat graph it was made for, in place; linear in the graph.
-
-    Raises:
-        PolicyMatchError: a value would be recomputed from other bytes than the forward saw. The graph is untouched.
-        PolicyGraphError: the graph is not the one that was planned.
-    """
+    """Apply ``plan`` to the flat graph it was made for, in place; linear in the graph. Raises ``PolicyMatchError``
+    where a value would be recomputed from other bytes than the forward saw, and ``PolicyGraphError`` where the graph is
+    not the one that was planned; the graph is then untouched."""
     nodes = list(gm.graph.nodes)
-    check_same_graph(nodes, plan.facts)
+    _check_same_graph(nodes, plan.facts)
     memory = memory_of(nodes, plan.facts.phases)
-    check(plan, nodes, memory)
+    _check_recomputations(plan, nodes, memory)
     tags.write(gm.graph, plan)  # before there are copies: a backward node carries no tag
     _Rematerializer(gm, nodes, plan, memory).run()
 
@@ -196,12 +162,8 @@ class _Rematerializer:
     """The only part that touches the graph. Everything it does is in the plan's schedule."""
 
     def __init__(self, gm: fx.GraphModule, nodes: Sequence[fx.Node], plan: Plan, memory: GraphMemory) -> None:
-        self.gm = gm
-        self.graph = gm.graph
-        self.nodes = nodes
-        self.plan = plan
-        self.facts: Facts = plan.facts
-        self.schedule = plan.schedule
+        self.gm, self.graph, self.nodes = gm, gm.graph, nodes
+        self.plan, self.facts, self.schedule = plan, plan.facts, plan.schedule
         self.memory = memory
         self.names = RunNames(self.facts.names)
         self.drawings: dict[int, Drawing] = {}
@@ -213,12 +175,15 @@ class _Rematerializer:
 
     def run(self) -> None:
         self._keep_random_states()
-        self._run_again()
+        self._recompute()
         runs = frozenset(self.schedule.rows_of(StepKind.FIRST_RUN))
         for row in reversed(self.facts.forward):
             if row not in runs:
                 self.graph.erase_node(self.nodes[row])
-        self._move()
+        values = {row: self._result(row) for row in self.schedule.rows_of(StepKind.COPY_TO_HOST)}
+        if values:
+            hosts = copy_out(self.graph, self.schedule, self.ran, values)
+            copy_in(self.graph, self.schedule, self.ran, values, hosts, lambda node: self.in_region.get(node, 0))
         self._mark_saved()
         partition.recompile_when_called(self.gm)
 
@@ -228,12 +193,11 @@ class _Rematerializer:
             is_piece = facts.owners[row] != row and self.memory.units[row] < 0  # a `getitem` may carry the flag
             if is_piece or not facts.flags[row] & Flag.RANDOM:
                 continue
-            name = facts.names[row]
-            names = self.names.drawn(name), self.names.state(name)
-            self.drawings[row], self.results[row] = keep_state(self.nodes[row], *names)
+            drawn, kept = self.names.drawn(facts.names[row]), self.names.state(facts.names[row])
+            self.drawings[row], self.results[row] = keep_state(self.nodes[row], drawn, kept)
 
-    def _run_again(self) -> None:
-        """Insert each second run before the node that it is for, and let the nodes of its region read it."""
+    def _recompute(self) -> None:
+        """Insert each recomputation before the node that it is for, and let the nodes of its region read it."""
         copies: dict[fx.Node, fx.Node] = {}
         current = 0
         for (kind, row, region), anchor in zip(self.schedule, self.schedule.next_first_runs(), strict=True):
@@ -243,7 +207,9 @@ class _Rematerializer:
             if kind == StepKind.FIRST_RUN:
                 node = self.nodes[row]
                 if self.facts.phases[row] == Phase.BACKWARD:
-                    self._read_copies(node, copies)
+                    for read in node.all_input_nodes:
+                        if read in copies:
+                            node.replace_input_with(read, copies[read])
                     self.in_region[node] = region
             elif kind == StepKind.SECOND_RUN:
                 with self.graph.inserting_before(self.nodes[anchor]):
@@ -252,28 +218,24 @@ class _Rematerializer:
                 self.in_region[node] = region
             self.ran.append(node)
 
-    def _read_copies(self, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> None:
-        if any(read in copies for read in node.all_input_nodes):
-            node.args = fx.map_arg(node.args, lambda read: copies.get(read, read))
-            node.kwargs = fx.map_arg(node.kwargs, lambda read: copies.get(read, read))
-
     def _copy(self, row: int, copies: Mapping[fx.Node, fx.Node], anchor: fx.Node) -> fx.Node:
         node = self.nodes[row]
         drawing = self.drawings.get(row)
-        source_args, source_kwargs = (drawing.args, drawing.kwargs) if drawing else (node.args, node.kwargs)
+        target, args, kwargs = node.target, node.args, node.kwargs
+        if drawing:
+            target, args, kwargs = partition.random_state_operators()[1], drawing.args, drawing.kwargs
         if row in self.memory.statistics:
             left_out = self.memory.statistics[row]
-            source_args = tuple(None if at in left_out else value for at, value in enumerate(source_args))
+            args = tuple(None if at in left_out else value for at, value in enumerate(args))
 
         def copied(read: fx.Node) -> fx.Node:
-            found = copies.get(read)
-            if found is None:
-                return self._own_subgraph(read) if read.op == "get_attr" else read
-            return found
+            if read in copies:
+                return copies[read]
+            return self._own_subgraph(read) if read.op == "get_attr" else read
 
-        target, args, kwargs = node.target, fx.map_arg(source_args, copied), fx.map_arg(source_kwargs, copied)
+        args, kwargs = fx.map_arg((args, kwargs), copied)
         if drawing:
-            target, args, kwargs = repeat(drawing, args, kwargs)
+            args = (drawing.state, drawing.target, *args)
         name = self.names.second_run(self.facts.names[row])
         copy = self.graph.create_node("call_function", target, args, kwargs, name=name)
         copy.name = name  # torch does not give a name twice, not even that of a node that is gone
@@ -293,30 +255,19 @@ class _Rematerializer:
 
     def _meta(self, node: fx.Node, anchor: fx.Node, row: int) -> dict[str, Any]:
         """The forward node's metadata, as a node of the backward: a backward node carries no tag."""
-        meta = dict(node.meta)
-        meta.pop("recompute", None)
-        meta.pop("ac_graph_id", None)
-        annotations = {key: value for key, value in marks.custom(meta).items() if key != marks.SAVED}
+        meta = {key: value for key, value in node.meta.items() if key not in ("recompute", "ac_graph_id")}
+        annotations = dict(marks.custom(meta))
+        for key in (marks.SAVED, marks.RANDOM_STATE):
+            annotations.pop(key, None)
         if (phase := marks.custom(anchor.meta).get("phase")) is not None:
             annotations["phase"] = phase
         if marks.PHASE in annotations:
             annotations[marks.PHASE] = marks.BACKWARD
-        annotations.pop(marks.RANDOM_STATE, None)
         annotations[marks.RECOMPUTED] = self.facts.names[row]
         decision = self.plan.decisions[row]
         if decision is not None:
             annotations[marks.PROVENANCE] = tags.provenance(self.plan, decision)
-        meta["custom"] = annotations
-        meta["autograd_backward"] = True
-        return meta
-
-    def _move(self) -> None:
-        """Send what is offloaded to the host, and let the backward fetch it."""
-        values = {row: self._result(row) for row in self.schedule.rows_of(StepKind.COPY_TO_HOST)}
-        if values:
-            graph, schedule = self.graph, self.schedule
-            hosts = copy_out(graph, schedule, self.ran, values)
-            copy_in(graph, schedule, self.ran, values, hosts, lambda node: self.in_region.get(node, 0))
+        return {**meta, "custom": annotations, "autograd_backward": True}
 
     def _result(self, row: int) -> fx.Node:
         return self.results.get(row, self.nodes[row])
@@ -334,7 +285,11 @@ class _Rematerializer:
                 meta["custom"] = {**marks.custom(meta), marks.SAVED: True}
 
 
-APPLIED_BEFORE = "APL382"
+APPLIED_BEFORE = Problem(
+    "APL382",
+    "a policy was carried out on this graph before: `{node}` {verb} `{value}`",
+    "trace the step again, and apply one policy; `include` puts two policies into one",
+)
 _DONE = {marks.RECOMPUTED: "recomputes", marks.MOVED: "moves"}
 
 
@@ -346,10 +301,7 @@ class FlatPath(BackendPath):
         for node, found in ((node, marks.custom(node.meta)) for node in gm.graph.nodes):
             for mark, verb in _DONE.items():
                 if mark in found:
-                    done = f"`{node.name}` {verb} `{found[mark]}`"
-                    help = "trace the step again, and apply one policy; `include` puts two policies into one"
-                    message = f"a policy was carried out on this graph before: {done}"
-                    raise PolicyGraphError([diagnose(APPLIED_BEFORE, message, help=help)])
+                    raise APPLIED_BEFORE.error(node=node.name, verb=verb, value=found[mark])
 
     def lower(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
         super().lower(gm, plan, seconds)

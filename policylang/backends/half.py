@@ -3,7 +3,7 @@ where nothing is left to decide about saving."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from attrs import evolve, frozen
@@ -14,7 +14,6 @@ from policylang.backends.path import BackendPath, raise_errors
 from policylang.backends.records import AppliedPlan, announce, remember, without_gradients
 from policylang.backends.rewriting import apply_edits, put_in_order
 from policylang.backends.runtime import RankOrder
-from policylang.errors import PolicyGraphError
 from policylang.graph.chains import Chains
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, InputKind
@@ -31,8 +30,12 @@ from policylang.torch_compat.compilers import settings_lines
 from policylang.torch_compat.partition import functorch_settings
 
 ONLY_REWRITES = "APL329"
-NOTHING_LEFT = "APL419"
-_OF_ORDER = ("exposed", "step time", "peak")
+NOTHING_LEFT = refusals.Problem(
+    "APL419",
+    "`{line}` picks `{matched}` in the joint graph, and nothing in either half",
+    "what it picks does not run under this policy; make it `optional`, or drop it",
+)
+_BY_ORDER = ("exposed", "step time", "peak")
 
 
 @frozen(eq=False)
@@ -61,33 +64,30 @@ class HalfPath(BackendPath):
 
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
         if not (policy.rewrites or policy.orders):
-            raise PolicyGraphError([refusals.no_path(facts.kind)])
+            raise refusals.NO_PATH.error(kind=facts.kind.value)
 
     def part_of(self, policy: Policy) -> Policy:
-        """Without the lines that decide about values. Exposed time, step time and peak can be told of one graph."""
-        kept = tuple(each for each in policy.expectations if policy.orders and _is_of_order(each))
+        """Without the lines that decide about values."""
         blocks = policy.blocks if policy.orders else None
-        return evolve(policy, blocks=blocks, rules=(), undecided=None, expectations=kept)
+        return evolve(policy, blocks=blocks, rules=(), undecided=None, expectations=_of_order(policy))
 
     def notes(self, policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
-        idle = (each for each in policy.expectations if not (policy.orders and _is_of_order(each)))
+        idle = (each for each in policy.expectations if each not in _of_order(policy))
         why = f"a {kind.value} graph is one half of a partition, and what it saves is settled"
         help = "apply the policy to the joint graph; of a half, the lines that rewrite or order collectives are "
         return _note_on_idle((*policy.rules, *idle), "decide", why, f"{help}carried out")
 
 
-def _is_of_order(expectation: Expectation) -> bool:
-    """True if it is about a figure that the order of a graph decides."""
-    return isinstance(expectation, ExpectTotal) and expectation.figure in _OF_ORDER
+def _of_order(policy: Policy) -> tuple[Expectation, ...]:
+    """The expectations about figures that the order of one graph decides."""
+    kept = (each for each in policy.expectations if isinstance(each, ExpectTotal) and each.figure in _BY_ORDER)
+    return tuple(kept) if policy.orders else ()
 
 
 def rewrite_graph(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str = "") -> RewrittenGraph:
-    """Apply the ``fuse``, ``collapse``, ``bucket`` and scheduling lines of a joint graph's plan to the forward or the
-    backward graph, in place.
-
-    The ranks that share the joint graph agree on these rewrites too. Raises ``PolicyMatchError`` where lines and graph
-    do not fit; the graph is then as it was.
-    """
+    """Apply the ``fuse``, ``collapse``, ``bucket`` and scheduling lines of a joint graph's plan to its forward or
+    backward graph, in place; the ranks that share it agree on these rewrites too. Raises ``PolicyMatchError`` where
+    lines and graph do not fit; the graph is then as it was."""
     policy = joint.policy
     # these graphs follow from the joint graph: there the ranks have agreed, and the lines were checked
     lenient = evolve(
@@ -107,17 +107,13 @@ def rewrite_graph(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str
 
 
 def rewrite_inference(gm: fx.GraphModule, policy: Policy, *, root: str = "") -> RewrittenGraph:
-    """Apply a policy's ``fuse`` and ``collapse`` lines to a graph without gradients, in place.
-
-    Raises ``PolicyMatchError`` where a line and the graph do not fit, and ``PolicyDivergenceError`` where other ranks
-    have another plan; the graph is then as it was.
-    """
+    """Apply a policy's ``fuse`` and ``collapse`` lines to a graph without gradients, in place. Raises
+    ``PolicyMatchError`` where a line and the graph do not fit, and ``PolicyDivergenceError`` where other ranks have
+    another plan; the graph is then as it was."""
     facts = collect(gm, kind=GraphKind.FORWARD, root=root)
     made = HalfPath().plan(facts, without_gradients(policy))
     groups = apply_edits(gm, made)
-    if is_compared(made.before):
-        runs = [GraphRun("graph", collect(gm, kind=GraphKind.FORWARD, root=root))]
-        agree_on_collectives(made, runs, settings_lines("torch._functorch.config", functorch_settings()))
+    agree_on_halves(made, {"graph": (gm, GraphKind.FORWARD)}, root)
     idle = (*policy.rules, *policy.expectations, *policy.buckets, *policy.scheduling)
     why = "no gradient is computed through this graph, and it runs in the order of the trace"
     made = evolve(made, diagnostics=made.diagnostics + _note_on_idle(idle, "say", why))
@@ -125,6 +121,13 @@ def rewrite_inference(gm: fx.GraphModule, policy: Policy, *, root: str = "") -> 
     remember(done.applied, gm)
     announce(done.applied)
     return done
+
+
+def agree_on_halves(plan: Plan, graphs: Mapping[str, tuple[fx.GraphModule, GraphKind]], root: str) -> None:
+    """Raise ``PolicyDivergenceError`` unless the ranks that share these graphs run the same collectives in them."""
+    if is_compared(plan.before):
+        runs = [GraphRun(name, collect(gm, kind=kind, root=root)) for name, (gm, kind) in graphs.items()]
+        agree_on_collectives(plan, runs, settings_lines("torch._functorch.config", functorch_settings()))
 
 
 def _with_inputs(facts: Facts, joint: Facts) -> Facts:
@@ -149,9 +152,8 @@ def unanswered(joint: Plan, rewritten: Sequence[RewrittenGraph]) -> tuple[Diagno
         matched = [each.plan.order.outcomes[number].matched for each in rewritten if each.plan.order is not None]
         before = () if joint.order is None else joint.order.outcomes[number].matched
         if before and not any(matched) and not statement.optional:
-            what = f"`{statement.span.one_line}` picks `{before[0]}` in the joint graph, and nothing in either half"
-            help = "what it picks does not run under this policy; make it `optional`, or drop it"
-            found.append(diagnose(NOTHING_LEFT, what, statement.span, help=help))
+            line, span = statement.span.one_line, statement.span
+            found.append(NOTHING_LEFT.diagnostic(span=span, line=line, matched=before[0]))
     return tuple(found)
 
 

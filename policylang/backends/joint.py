@@ -13,7 +13,7 @@ schedule: the plan's, or that of the forward and the backward graph where collec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar
@@ -26,9 +26,16 @@ from policylang.audit.graphs import audit, audit_copies, read_halves
 from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
 from policylang.backends import copies, finalize, refusals, tags
-from policylang.backends.half import RewrittenGraph, rewrite_graph, rewrite_inference, unanswered, without_answered
+from policylang.backends.half import (
+    RewrittenGraph,
+    agree_on_halves,
+    rewrite_graph,
+    rewrite_inference,
+    unanswered,
+    without_answered,
+)
 from policylang.backends.path import BackendPath, raise_differences, raise_errors
-from policylang.backends.records import AppliedPlan, announce, remember
+from policylang.backends.records import AppliedPlan, announce, remember, without_gradients
 from policylang.backends.rewriting import apply_edits, arrange
 from policylang.backends.runtime import RankOrder, collector_paused, timed
 from policylang.errors import PolicyMatchError
@@ -47,11 +54,8 @@ from policylang.planning.graph_edit import Edits
 from policylang.planning.liveness import SavedForBackward, backward_needs
 from policylang.planning.plan import Plan
 from policylang.planning.schedule import with_host_copies
-from policylang.ranks.comparison import agree_on_collectives, is_compared
-from policylang.ranks.rank_account import GraphRun
 from policylang.torch_compat import graphs, partition
-from policylang.torch_compat.compilers import settings_lines
-from policylang.torch_compat.partition import cse_enabled, functorch_settings, min_cut_saved_values
+from policylang.torch_compat.partition import cse_enabled, min_cut_saved_values
 
 _IN_BACKWARD = Flag.FEEDS_BACKWARD | Flag.GRADIENT
 
@@ -59,11 +63,8 @@ _IN_BACKWARD = Flag.FEEDS_BACKWARD | Flag.GRADIENT
 def split(
     joint: fx.GraphModule, plan: Plan, needs: SavedForBackward, *, num_fwd_outputs: int, static_inputs: Sequence[int]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The forward that returns what ``needs`` keeps, and the backward that recomputes the rest of what it reads.
-
-    Both run in the order of the plan's schedule. What is offloaded crosses like what is saved, until
-    :func:`move_across`.
-    """
+    """The forward that returns what ``needs`` keeps, and the backward that recomputes the rest of what it reads, both
+    in the order of the plan's schedule. What is offloaded crosses like what is saved, until :func:`move_across`."""
     facts = plan.facts
     nodes = {node.name: node for node in joint.graph.nodes}
     rows = (*needs.saved, *needs.offloaded, *needs.inputs, *needs.symbolic)
@@ -89,25 +90,18 @@ def split(
 
 def _exempt_statistics(graph: fx.Graph, facts: Facts) -> None:
     """Spare inputs that the step writes, and only recomputed operators read, autograd's check that nobody wrote them.
-
-    Such an operator is recomputed only if what is written does not bear on its result: a BatchNorm in training takes
-    its running statistics to return them updated, and its backward needs neither. What the backward itself reads
-    stays under the check, as in eager.
-    """
+    What is written does not bear on their results: a BatchNorm in training takes its running statistics to return them
+    updated. What the backward itself reads stays under the check, as in eager."""
     output = graph.output_node()
     written = {graphs.mutated_input(desc) for desc in pytree.tree_leaves(output.meta.get("desc"))} - {None}
     for node in graph.find_nodes(op="placeholder"):
         desc = node.meta.get("desc")
-        is_written = (desc is not None and desc in written) or _is_copied_to(node)
+        others = [user for user in node.users if function(user) != "copy_.default" or user.args[0] is not node]
+        # Dynamo has buffers written in the graph; what else reads one of these returns it updated
+        is_copied_to = len(others) < len(node.users) and all(node in unread(user) for user in others)
+        is_written = (desc is not None and desc in written) or is_copied_to
         if is_written and not facts.has(facts.index[node.name], _IN_BACKWARD):
             node.meta["saved_tensor_with_no_vc_check"] = True
-
-
-def _is_copied_to(node: fx.Node) -> bool:
-    """The step writes an input that it reads nowhere else but in operators that return it updated: Dynamo has buffers
-    written in the graph."""
-    others = [user for user in node.users if function(user) != "copy_.default" or user.args[0] is not node]
-    return len(others) < len(node.users) and all(node in unread(user) for user in others)
 
 
 def finish(
@@ -124,11 +118,8 @@ def finish(
 
 
 def erase_strays(graph: fx.Graph, facts: Facts, phase: Phase) -> None:
-    """Remove the unused nodes of ``phase``, which belongs to the other graph.
-
-    Extraction copies whatever it has the inputs for, and dead-code elimination then spares random and effectful
-    operators: a dropout whose mask is saved would be drawn again in the backward, for nothing.
-    """
+    """Remove the unused nodes of ``phase``, which belongs to the other graph: dead-code elimination spares random and
+    effectful operators, and a dropout whose mask is saved would be drawn again in the backward."""
     index, phases = facts.index, facts.phases
     for node in reversed(graph.nodes):
         if node.users or node.op != "call_function" or partition.must_be_in_backward(node):
@@ -165,11 +156,28 @@ def crossings(
 def move_across(
     facts: Facts, schedule: Schedule, crossing: Sequence[Crossing], forward: fx.Graph, backward: fx.Graph
 ) -> None:
-    """Have the values that cross at these places wait on the host. Changes both graphs; one pass over each."""
+    """Have the values that cross at these places wait on the host: the forward returns their copies in place of them,
+    and the backward takes the copies and fetches them before what reads the values. One pass over each graph."""
     if not crossing:
         return
-    hosts = _send(schedule, _nodes(facts, schedule, forward, backward=False), crossing, forward)
-    _fetch(schedule, _nodes(facts, schedule, backward, backward=True), crossing, hosts, backward)
+    output = forward.output_node()
+    returned = list(output.args[0])
+    values = {place.row: returned[place.returned] for place in crossing}
+    sent = copies.copy_out(forward, schedule, _nodes(facts, schedule, forward, backward=False), values)
+    for place in crossing:
+        returned[place.returned] = sent[place.row]
+    output.args = (type(output.args[0])(returned),)
+    steps = _nodes(facts, schedule, backward, backward=True)
+    inputs = backward.find_nodes(op="placeholder")
+    values = {place.row: inputs[place.taken] for place in crossing}
+    hosts: dict[int, fx.Node] = {}
+    for row, value in values.items():
+        with backward.inserting_before(value):
+            host = hosts[row] = backward.placeholder(sent[row].name)
+        host.meta = {**copies.without_marks(value.meta), "val": sent[row].meta.get("val")}
+    copies.copy_in(backward, schedule, steps, values, hosts, lambda reader: 1)
+    for value in values.values():
+        backward.erase_node(value)
 
 
 def rows_in(plan: Plan, graph: fx.Graph, *, backward: bool) -> dict[str, int]:
@@ -204,38 +212,6 @@ def schedule_of_graphs(
                 kind = StepKind.SECOND_RUN if region and row in again else StepKind.FIRST_RUN
                 steps.append((kind, row, region))
     return Schedule.of(with_host_copies(plan.facts, steps, mask_of(needs.offloaded, len(plan.facts))))
-
-
-def _send(schedule: Schedule, steps: copies.Nodes, crossing: Sequence[Crossing], graph: fx.Graph) -> dict[int, fx.Node]:
-    """Copy the values out in the forward, which returns the copies; gives their nodes by row."""
-    output = graph.output_node()
-    returned = list(output.args[0])
-    values = {place.row: returned[place.returned] for place in crossing}
-    hosts = copies.copy_out(graph, schedule, steps, values)
-    for place in crossing:
-        returned[place.returned] = hosts[place.row]
-    output.args = (type(output.args[0])(returned),)
-    return hosts
-
-
-def _fetch(
-    schedule: Schedule,
-    steps: copies.Nodes,
-    crossing: Sequence[Crossing],
-    sent: dict[int, fx.Node],
-    graph: fx.Graph,
-) -> None:
-    """Take the copies in place of the values, and fetch them before what reads the values."""
-    inputs = graph.find_nodes(op="placeholder")
-    values = {place.row: inputs[place.taken] for place in crossing}
-    hosts: dict[int, fx.Node] = {}
-    for row, value in values.items():
-        with graph.inserting_before(value):
-            host = hosts[row] = graph.placeholder(sent[row].name)
-        host.meta = {**copies.without_marks(value.meta), "val": sent[row].meta.get("val")}
-    copies.copy_in(graph, schedule, steps, values, hosts, lambda reader: 1)
-    for value in values.values():
-        graph.erase_node(value)
 
 
 def _nodes(facts: Facts, schedule: Schedule, graph: fx.Graph, *, backward: bool) -> list[fx.Node | None]:
@@ -274,116 +250,34 @@ class Partition:
         return AppliedPlan("joint", self.plan, self.audit, self.seconds, self.halves, self.orders)
 
 
-@collector_paused()
-def partition_planned(
-    gm: fx.GraphModule,
-    plan: Plan,
-    *,
-    num_fwd_outputs: int,
-    static_inputs: Sequence[int],
-    root: str,
-    seconds: dict[str, float],
-    groups: Sequence[RankOrder],
-) -> Partition:
-    """Split a joint graph by a plan whose edits are applied and whose facts are the graph's. Changes ``gm``.
-
-    A gather that is recomputed has fewer readers in the backward than it had in the joint graph, so the forward and the
-    backward graph are rewritten once more. The order of collectives is planned on each of them.
-
-    Raises ``PolicyAuditError`` where the graphs that come out do not do what the plan says, and ``PolicyMatchError``
-    where min-cut, left to decide a rest, finds none that a decided recomputation allows, or decides it so that an
-    expectation fails.
-    """
-    with timed(seconds, "cse"):
-        merged = finalize.eliminate(gm.graph, plan) if cse_enabled() else finalize.NOTHING_MERGED
-        merged_plan = finalize.resolve_offloads_again(finalize.merge(plan, merged))
-    with timed(seconds, "tag"):
-        tags.write(gm.graph, merged_plan)
-    with timed(seconds, "choose"):
-        final, needs = _choose(gm, merged_plan, num_fwd_outputs, static_inputs)
-        plan, failures = check_deferred(evolve(plan, diagnostics=final.diagnostics), final, needs)
-        raise_errors(failures)
-    with timed(seconds, "split"):
-        tags.mark_saved(gm.graph, _saved_marks(final.facts, needs))
-        forward, backward = split(gm, final, needs, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
-    with timed(seconds, "audit"):
-        found = read_halves(final, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
-        result = audit(final, needs, found)
-    raise_differences(result.differences)
-    crossing = crossings(final.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
-    rewritten: tuple[RewrittenGraph, ...] = ()
-    graphs = (forward.graph, backward.graph)
-    rows = [rows_in(final, each, backward=each is graphs[1]) for each in graphs if plan.policy.orders]
-    if plan.policy.rewrites or plan.policy.orders:
-        with timed(seconds, "rewrite halves"):
-            kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
-            rewritten = tuple(rewrite_graph(each, plan, kind, root=root) for each, kind in kinds)
-        plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, rewritten))
-        raise_errors(unanswered(plan, rewritten))
-    schedule = final.schedule
-    if plan.policy.orders:
-        schedule = schedule_of_graphs(final, needs, graphs, rows, [each.edits for each in rewritten])
-    with timed(seconds, "move"):
-        move_across(final.facts, schedule, crossing, forward.graph, backward.graph)
-        raise_differences(audit_copies(final, needs, found, forward.graph, backward.graph))
-    with timed(seconds, "finish"):
-        forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
-    if plan.policy.orders:
-        with timed(seconds, "audit order"):
-            raise_differences(_order_differences(rewritten, forward, backward))
-    if is_compared(plan.before):
-        kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
-        runs = [GraphRun(kind.value, collect(each, kind=kind, root=root)) for each, kind in kinds]
-        agree_on_collectives(plan, runs, settings_lines("torch._functorch.config", functorch_settings()))
-    made = {*groups, *(group for each in rewritten for group in each.groups)}
-    edits = {each.kind.value: each.edits for each in rewritten}
-    orders = {each.kind.value: each.plan for each in rewritten if each.plan.order is not None}
-    partition = Partition(forward, backward, plan, result, seconds, edits, tuple(sorted(made)), schedule, orders)
-    remember(partition.applied, gm, forward, backward)
-    announce(partition.applied)
-    return partition
-
-
-def _order_differences(
-    rewritten: Sequence[RewrittenGraph], forward: fx.GraphModule, backward: fx.GraphModule
-) -> Sequence[Diagnostic]:
-    """Errors where the forward and the backward graph do not run in their planned orders."""
-    graphs = {GraphKind.FORWARD: forward.graph, GraphKind.BACKWARD: backward.graph}
-    orders = ((each.plan.order, graphs[each.kind]) for each in rewritten)
-    return [found for order, graph in orders if order is not None for found in audit_order(order, graph)]
+_KINDS = (GraphKind.FORWARD, GraphKind.BACKWARD)
 
 
 def _choose(
     gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]
 ) -> tuple[Plan, SavedForBackward]:
-    """Decide what is saved and recomputed; min-cut is asked only where it has something to decide."""
+    """Decide what is saved and recomputed. Where something is left to decide, PyTorch's min-cut is asked, with the
+    decided values as its fixed points."""
     gradients = finalize.gradient_rows(gm.graph, plan.facts, num_fwd_outputs)
     final = finalize.fit(plan, gradients)
     needs = backward_needs(final.facts, final.decisions)
     if not needs.final:
-        chosen = _ask_min_cut(gm, plan, num_fwd_outputs, static_inputs)
+        with tags.lent_to_min_cut(gm.graph, plan):
+            try:
+                saved = min_cut_saved_values(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
+            except RuntimeError as error:
+                raise PolicyMatchError([refusals.no_partition(plan, error)]) from error
+        index = plan.facts.index
+        chosen = [index[node.name] for node in saved or () if node.name in index]
         final = finalize.resolve_offloads_again(finalize.fit(plan, gradients, chosen))
         needs = backward_needs(final.facts, final.decisions)
     raise_errors(refusals.unsafe_after_all(final, needs, JOINT))
     return final, needs
 
 
-def _ask_min_cut(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]) -> list[int]:
-    """The rows that PyTorch's min-cut would save, with the decided values as its fixed points."""
-    index = plan.facts.index
-    with tags.lent_to_min_cut(gm.graph, plan):
-        try:
-            saved = min_cut_saved_values(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
-        except RuntimeError as error:
-            raise PolicyMatchError([refusals.no_partition(plan, error)]) from error
-    return [index[node.name] for node in saved or () if node.name in index]
-
-
 def _saved_marks(facts: Facts, needs: SavedForBackward) -> dict[str, bool | str]:
-    """The names of the saved values and of the multi-output operators they are pieces of, with their marks.
-
-    Min-cut may save one piece of a tuple and recompute another; a decision on the operator cannot repeat that.
-    """
+    """The names of the saved values and of the multi-output operators they are pieces of, with their marks. Min-cut may
+    save one piece of a tuple and recompute another; a decision on the operator cannot repeat that."""
     recomputed = frozenset(needs.recomputed)
     marked: dict[str, bool | str] = {}
     for row in (*needs.saved, *needs.offloaded):
@@ -395,7 +289,7 @@ def _saved_marks(facts: Facts, needs: SavedForBackward) -> dict[str, bool | str]
 
 
 class JointPath(BackendPath):
-    """``apply`` prepares a graph. What it saves is audited once :func:`partition_planned` has split it."""
+    """``apply`` prepares a graph. What it saves is audited once :meth:`JointPartitioner.partition` has split it."""
 
     name: ClassVar[str] = "joint"
     front: ClassVar[str] = "policylang.backends.torch_compile.hooks:of_compiled"
@@ -412,21 +306,15 @@ class JointPath(BackendPath):
         """Nothing: the forward and the backward graph are put in order once they are split."""
 
 
-def returns_gradients(gm: fx.GraphModule, num_fwd_outputs: int) -> bool:
-    return any(isinstance(each, fx.Node) for each in finalize.returned(gm.graph)[num_fwd_outputs:])
-
-
 Done = Partition | RewrittenGraph
 _partitioned: ContextVar[list[Done] | None] = ContextVar("policylang_partitioned", default=None)
 
 
 @contextmanager
 def partitions() -> Iterator[list[Done]]:
-    """Collects what partitioners do meanwhile, and the graphs without gradients that are rewritten.
-
-    They are called from deep inside torch, and a list on the partitioner would be part of the caches' key. What an
-    inner collection gets, the outer one gets too.
-    """
+    """Collects what partitioners do meanwhile, deep inside torch, and the graphs without gradients that are rewritten.
+    A list on the partitioner would be part of the caches' key. What an inner collection gets, the outer one gets
+    too."""
     outer = _partitioned.get()
     collected: list[Done] = []
     token = _partitioned.set(collected)
@@ -459,10 +347,8 @@ class JointPartitioner:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Split ``gm``. ``options`` (such as Inductor's ``compiler``) do not bear on a plan and are accepted.
-
-        Raises ``PolicyMatchError`` before the graph is touched, ``PolicyAuditError`` after.
-        """
+        """Split ``gm``; ``options`` (such as Inductor's ``compiler``) do not bear on a plan. Raises as
+        :meth:`partition` does."""
         partition = self.partition(
             gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
         )
@@ -476,17 +362,16 @@ class JointPartitioner:
         static_inputs: Sequence[int] | None = None,
         seconds: dict[str, float] | None = None,
     ) -> Plan:
-        """Plan a joint graph, without touching it. A graph that returns no gradient has no backward to plan for.
-
-        Raises as :meth:`JointPath.plan` does, and ``PolicyGraphError`` for a graph that is not a joint graph.
-        """
+        """Plan a joint graph, without touching it. A graph that returns no gradient has no backward to plan for. Raises
+        as :meth:`JointPath.plan` does, and ``PolicyGraphError`` for a graph that is not a joint graph."""
         seconds = {} if seconds is None else seconds
-        kind = GraphKind.JOINT if returns_gradients(gm, num_fwd_outputs) else GraphKind.FORWARD
+        kind = GraphKind.JOINT if finalize.gradients_of(gm.graph, num_fwd_outputs) else GraphKind.FORWARD
         with timed(seconds, "collect"):
             facts = collect(gm, kind=kind, static_inputs=static_inputs, root=self.root)
         with timed(seconds, "plan"):
             return JointPath().plan(facts, self.policy, aside=self.aside, deferred=self.deferred)
 
+    @collector_paused()
     def partition(
         self,
         gm: fx.GraphModule,
@@ -495,29 +380,88 @@ class JointPartitioner:
         static_lifetime_input_indices: Sequence[int] | None = None,
         prepared: Plan | None = None,
     ) -> Partition:
-        """Split ``gm``, and return all that is known of the partition. ``prepared``: the plan of a graph on which its
-        edits are applied."""
-        static, seconds = static_lifetime_input_indices, dict[str, float]()
-        groups: tuple[RankOrder, ...] = ()
-        if prepared is None:
-            prepared = self.plan(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static, seconds=seconds)
-            with timed(seconds, "rewrite"):
-                groups = apply_edits(gm, prepared)
-        done = partition_planned(
-            gm,
-            prepared,
-            num_fwd_outputs=num_fwd_outputs,
-            static_inputs=static or (),
-            root=self.root,
-            seconds=seconds,
-            groups=groups,
-        )
-        _collect(done)
-        return done
+        """Split ``gm``, which changes it, and return all that is known of the partition.
 
-    def rewrite_inference(self, gm: fx.GraphModule) -> None:
-        """Rewrite collectives in a graph without gradients, for which no partitioner is called."""
-        _collect(rewrite_inference(gm, self.policy, root=self.root))
+        ``prepared``: the plan of a graph on which its edits are applied. A gather that is recomputed has fewer readers
+        in the backward than it had in the joint graph, so the forward and the backward graph are rewritten once more.
+        The order of collectives is planned on each of them.
+
+        Raises as :meth:`plan` does, ``PolicyAuditError`` where the graphs that come out do not do what the plan says,
+        and ``PolicyMatchError`` where min-cut, left to decide a rest, finds none that a decided recomputation allows,
+        or decides it so that an expectation fails.
+        """
+        static, seconds = static_lifetime_input_indices, dict[str, float]()
+        sizes: dict[str, Any] = {"num_fwd_outputs": num_fwd_outputs, "static_inputs": static or ()}
+        groups: set[RankOrder] = set()
+        plan = prepared
+        if plan is None:
+            plan = self.plan(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static, seconds=seconds)
+            with timed(seconds, "rewrite"):
+                groups.update(apply_edits(gm, plan))
+        with timed(seconds, "cse"):
+            merged = finalize.eliminate(gm.graph, plan) if cse_enabled() else finalize.NOTHING_MERGED
+            merged_plan = finalize.resolve_offloads_again(finalize.merge(plan, merged))
+        with timed(seconds, "tag"):
+            tags.write(gm.graph, merged_plan)
+        with timed(seconds, "choose"):
+            final, needs = _choose(gm, merged_plan, **sizes)
+            plan, failures = check_deferred(evolve(plan, diagnostics=final.diagnostics), final, needs)
+            raise_errors(failures)
+        with timed(seconds, "split"):
+            tags.mark_saved(gm.graph, _saved_marks(final.facts, needs))
+            forward, backward = split(gm, final, needs, **sizes)
+        with timed(seconds, "audit"):
+            found = read_halves(final, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
+            result = audit(final, needs, found)
+        raise_differences(result.differences)
+        crossing = crossings(final.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
+        rewritten: tuple[RewrittenGraph, ...] = ()
+        schedule, graphs = final.schedule, (forward.graph, backward.graph)
+        rows = [rows_in(final, each, backward=each is graphs[1]) for each in graphs if plan.policy.orders]
+        if plan.policy.rewrites or plan.policy.orders:
+            with timed(seconds, "rewrite halves"):
+                rewritten = tuple(
+                    rewrite_graph(each, plan, kind, root=self.root)
+                    for each, kind in zip((forward, backward), _KINDS, strict=True)
+                )
+            plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, rewritten))
+            raise_errors(unanswered(plan, rewritten))
+        if plan.policy.orders:
+            schedule = schedule_of_graphs(final, needs, graphs, rows, [each.edits for each in rewritten])
+        with timed(seconds, "move"):
+            move_across(final.facts, schedule, crossing, forward.graph, backward.graph)
+            raise_differences(audit_copies(final, needs, found, forward.graph, backward.graph))
+        with timed(seconds, "finish"):
+            forward, backward = finish(forward, backward, **sizes)
+        if plan.policy.orders:
+            with timed(seconds, "audit order"):
+                orders = zip((each.plan.order for each in rewritten), (forward, backward), strict=True)
+                raise_differences([wrong for order, gm in orders if order for wrong in audit_order(order, gm.graph)])
+        halves = zip((forward, backward), _KINDS, strict=True)
+        agree_on_halves(plan, {kind.value: (each, kind) for each, kind in halves}, self.root)
+        partition = Partition(
+            forward,
+            backward,
+            plan,
+            result,
+            seconds,
+            halves={each.kind.value: each.edits for each in rewritten},
+            groups=tuple(sorted(groups.union(*(each.groups for each in rewritten)))),
+            schedule=schedule,
+            orders={each.kind.value: each.plan for each in rewritten if each.plan.order is not None},
+        )
+        remember(partition.applied, gm, forward, backward)
+        announce(partition.applied)
+        _collect(partition)
+        return partition
+
+    @property
+    def for_inference(self) -> Callable[[fx.GraphModule], None] | None:
+        """Rewrites collectives in a graph without gradients, for which no partitioner is called; None where no line of
+        the policy holds on one."""
+        if not without_gradients(self.policy).rewrites:
+            return None
+        return lambda gm: _collect(rewrite_inference(gm, self.policy, root=self.root))
 
 
 def _collect(done: Done) -> None:

@@ -18,6 +18,7 @@ from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
 from policylang.backends import records, rewriting
 from policylang.backends.records import AppliedPlan, Findings, announce, findings_of
+from policylang.backends.refusals import not_a_graph, refuse_another
 from policylang.backends.runtime import timed
 from policylang.errors import PolicyAuditError, PolicyMatchError
 from policylang.graph.collect import collect
@@ -30,7 +31,7 @@ from policylang.planning.checkpoints import BlockContext
 from policylang.planning.decisions.fsdp_parameters import FsdpParameters
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
-from policylang.ranks.comparison import agree_on_plan, ranks_of
+from policylang.ranks.comparison import agree_on_plan, comparing, ranks_of
 
 
 class BackendPath:
@@ -50,10 +51,6 @@ class BackendPath:
     def capabilities(self) -> Capabilities:
         return self.entry.capabilities
 
-    def recognises(self, facts: Facts) -> bool:
-        """True if a graph is one that this path takes."""
-        return facts.kind in self.entry.kinds
-
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
         """Raise ``PolicyGraphError`` for a graph of the right kind that the policy cannot be applied to."""
 
@@ -66,11 +63,9 @@ class BackendPath:
         aside: FsdpParameters | None = None,
         deferred: Collection[str] = (),
     ) -> Plan:
-        """Plan a graph without touching it. ``aside``: the weights that FSDP gathers around it.
-
-        Raises ``PolicyMatchError`` with every error whose code is not deferred, and ``PolicyDivergenceError`` where
-        other ranks have another plan.
-        """
+        """Plan a graph without touching it. ``aside``: the weights that FSDP gathers around it. Raises
+        ``PolicyMatchError`` with every error whose code is not deferred, and ``PolicyDivergenceError`` where other
+        ranks have another plan."""
         ranks = ranks_of(facts, policy, facts.kind.value) if self.compares_ranks else None
         made = make_plan(self.part_of(policy), facts, self.capabilities, place, ranks=ranks, aside=aside)
         self.refuse((*made.diagnostics, *self.refusals(made)), deferred)
@@ -106,10 +101,8 @@ class BackendPath:
         return None
 
     def put_in_order(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
-        """Apply the planned order of collectives, and compare the graph with it.
-
-        Raises ``PolicyAuditError`` where they differ.
-        """
+        """Apply the planned order of collectives, and compare the graph with it; raise ``PolicyAuditError`` where they
+        differ."""
         if plan.order is None:
             return
         with timed(seconds, "order"):
@@ -118,11 +111,8 @@ class BackendPath:
             raise_differences(audit_order(plan.order, gm.graph))
 
     def apply(self, gm: fx.GraphModule, policy: Policy, facts: Facts | None = None) -> AppliedPlan:
-        """Apply a policy to a graph, in place.
-
-        Raises as :meth:`check` and :meth:`plan` do, with the graph as it was, and ``PolicyAuditError`` where what came
-        out is not what was planned.
-        """
+        """Apply a policy to a graph, in place. Raises as :meth:`check` and :meth:`plan` do, with the graph as it was,
+        and ``PolicyAuditError`` where what came out is not what was planned."""
         seconds: dict[str, float] = {}
         with timed(seconds, "collect"):
             facts = collect(gm, kind=self.entry.kinds[0]) if facts is None else facts
@@ -157,6 +147,26 @@ def path_named(name: str) -> BackendPath:
     """The path of a name, imported now."""
     made: BackendPath = _imported(path_entry(name).implementation)()
     return made
+
+
+def apply_policy(
+    gm: object, policy: Policy, mesh: Any = None, *, agree: bool = True, facts: Facts | None = None
+) -> fx.GraphModule:
+    """See :func:`policylang.apply`. ``facts``: where the caller knows more of the graph than its nodes say."""
+    with comparing("apply", agree, mesh=mesh):
+        module = checked_module(gm, "a policy is applied to a graph module")
+        for followed in records.checkpoints_of(module):
+            refuse_another(followed, policy, "the graph")
+        known = collect(module, mesh=mesh) if facts is None else facts
+        path_named(capabilities.path_taking(known.kind).name).apply(module, policy, known)
+        return module
+
+
+def checked_module(gm: object, wanted: str) -> fx.GraphModule:
+    """A graph module; raises ``PolicyGraphError`` for anything else."""
+    if not isinstance(gm, fx.GraphModule):
+        raise not_a_graph(gm, wanted)
+    return gm
 
 
 def _imported(dotted: str) -> Any:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
 from attrs import evolve
 from torch import fx
 
 from policylang.backends import refusals
-from policylang.errors import PolicyGraphError
 from policylang.graph import marks
 from policylang.graph.facts import Flag
 from policylang.graph.marks import SavedMarker
@@ -30,20 +28,9 @@ from policylang.operators.names import (
 )
 
 
-def dead_operators(graph: fx.Graph) -> dict[fx.Node, None]:
-    """The operators that lead to no output, last first. What only the backward read, autograd makes anew."""
-    found: dict[fx.Node, None] = {}
-    for node in reversed(graph.nodes):
-        if node.op == "call_function" and not node.is_impure() and all(user in found for user in node.users):
-            found[node] = None
-    return found
-
-
 def leave_markers(graph: fx.Graph, saved: Mapping[fx.Node, object], gone: Collection[fx.Node]) -> None:
-    """Write the markers of the ``saved`` nodes, given with the mark that the partition left on each.
-
-    ``gone``: the nodes that tracing will not meet. What autograd kept of an input needs no marker: inputs stay alive.
-    """
+    """Write the markers of the ``saved`` nodes, given with the mark that the partition left on each. ``gone``: the
+    nodes that tracing will not meet. What autograd kept of an input needs no marker: inputs stay alive."""
     drafts: dict[fx.Node, SavedMarker] = {}
     for node, mark in saved.items():
         bearer = _maker(node, gone)
@@ -58,7 +45,11 @@ def leave_markers(graph: fx.Graph, saved: Mapping[fx.Node, object], gone: Collec
             partly=draft.partly or mark == marks.PARTLY,
         )
     _number(graph, drafts)
-    partition = _digest(graph, drafts)
+    digest = hashlib.sha256()  # of the partition, equal in every process: a second compilation is cached by it
+    for node in graph.nodes:
+        name = describe(node.target).name if node.op == "call_function" else node.op
+        digest.update(repr((node.name, name, [read.name for read in node.all_input_nodes], drafts.get(node))).encode())
+    partition = digest.hexdigest()[:16]
     for bearer, draft in drafts.items():
         marker = evolve(draft, partition=partition)
         bearer.meta["custom"] = {**marks.custom(bearer.meta), marks.SAVED: marker.annotation()}
@@ -71,7 +62,11 @@ def _draft(node: fx.Node) -> SavedMarker:
 
 def _number(graph: fx.Graph, drafts: dict[fx.Node, SavedMarker]) -> None:
     """Number what has to be found again, and let the base of a saved view represent the view."""
-    memory = _memory_of(graph)
+    memory: dict[fx.Node, fx.Node] = {}  # the operator or the input in whose memory each value lies
+    for node in graph.nodes:
+        described = describe(node.target) if node.op == "call_function" and node.all_input_nodes else None
+        is_view = described and (described.flags & Flag.VIEW or described.name in (GETITEM, *VIEWS_UNSAID))
+        memory[node] = memory[node.all_input_nodes[0]] if is_view else node
     numbered = [node for node in graph.nodes if node in drafts and memory[node].op == "call_function"]
     views: dict[fx.Node, list[int]] = {}
     for number, bearer in enumerate(numbered):
@@ -83,21 +78,6 @@ def _number(graph: fx.Graph, drafts: dict[fx.Node, SavedMarker]) -> None:
         drafts[base] = evolve(drafts.get(base) or _draft(base), stands_for=numbers)
     for bearer, draft in drafts.items():
         drafts[bearer] = evolve(draft, count=len(numbered))
-
-
-def _memory_of(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """The operator or the input in whose memory each value lies."""
-    memory: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        memory[node] = memory[node.all_input_nodes[0]] if _is_view(node) else node
-    return memory
-
-
-def _is_view(node: fx.Node) -> bool:
-    if node.op != "call_function" or not node.all_input_nodes:
-        return False
-    described = describe(node.target)
-    return bool(described.flags & Flag.VIEW) or described.name in (GETITEM, *VIEWS_UNSAID)
 
 
 def _is_copy(node: fx.Node) -> bool:
@@ -112,16 +92,6 @@ def _maker(node: fx.Node, gone: Collection[fx.Node]) -> fx.Node:
             break
         node = source
     return node
-
-
-def _digest(graph: fx.Graph, drafts: Mapping[fx.Node, SavedMarker]) -> str:
-    """A digest of the partition, equal in every process: the caches of a second compilation are keyed by it."""
-    digest = hashlib.sha256()
-    for node in graph.nodes:
-        name = describe(node.target).name if node.op == "call_function" else node.op
-        words = (node.name, name, [read.name for read in node.all_input_nodes], drafts.get(node))
-        digest.update(repr(words).encode())
-    return digest.hexdigest()[:16]
 
 
 _FORWARD_ONLY = ("recompute", "ac_graph_id", "partitioner_tag")
@@ -140,7 +110,7 @@ def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphMo
     for node in forward.graph.nodes:
         operator_called = describe(node.target) if node.op == "call_function" else None
         if operator_called is not None and (operator_called.flags & Flag.WRITES or unread(node)):
-            raise PolicyGraphError([refusals.updates_buffer(node.name, operator_called.name)])
+            raise refusals.UPDATES_BUFFER.error(node=node.name, target=operator_called.name)
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in forward.graph.nodes:
@@ -153,7 +123,10 @@ def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphMo
         for node in copies
         if node.op == "call_function" and (mark := marks.custom(node.meta).get(marks.SAVED))
     }
-    gone = dead_operators(graph)
+    gone: dict[fx.Node, None] = {}  # what only the backward read, autograd makes anew
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and not node.is_impure() and all(user in gone for user in node.users):
+            gone[node] = None
     leave_markers(graph, saved, gone)
     for node in gone:
         graph.erase_node(node)
@@ -161,12 +134,9 @@ def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphMo
 
 
 def _copied(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
-    kept = _without_kept_state(node)
-    if kept is not None:
-        operator, arguments, keywords = kept
-        copy = graph.call_function(
-            operator, fx.map_arg(arguments, copies.__getitem__), fx.map_arg(keywords, copies.__getitem__)
-        )
+    if function(node) in (SAVES_RANDOM_STATE, RUNS_WITH_RANDOM_STATE[1]):  # around the operator that draws
+        keywords = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
+        copy = graph.call_function(node.args[0], *fx.map_arg((tuple(node.args[1:]), keywords), copies.__getitem__))
         copy.meta = dict(node.meta)
     elif piece_of_draw(node) == 1:
         copy = copies[node.args[0]]
@@ -178,11 +148,3 @@ def _copied(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> f
     if annotations:
         copy.meta["custom"] = annotations
     return copy
-
-
-def _without_kept_state(node: fx.Node) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
-    """The random operator inside a wrapper that keeps its generator's state for the backward."""
-    if function(node) not in (SAVES_RANDOM_STATE, RUNS_WITH_RANDOM_STATE[1]):
-        return None
-    keywords = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
-    return node.args[0], tuple(node.args[1:]), keywords

@@ -18,8 +18,6 @@ from policylang.audit.report import (
     NO_GRADIENTS,
     AuditReport,
     Report,
-    RewriteReport,
-    ScheduledLine,
     order_figures,
 )
 from policylang.audit.summary import partition_report, plan_report
@@ -130,10 +128,7 @@ def findings_to_json(findings: Findings) -> dict[str, Any]:
 
 def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
     """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that is not what :func:`findings_to_json` writes.
-
-    The policy may have been laid out differently when the sidecar was written: the places of its rules and their
-    spelling are taken from ``policy``.
-    """
+    The places of the rules and their spelling are taken from ``policy``, which may be laid out differently by now."""
     report = from_plain(Report, data["report"])
     if report.half:
         policy = without_gradients(policy)
@@ -143,27 +138,21 @@ def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
         name: evolve(decision, rule=moved.get(decision.rule, decision.rule) if decision.rule else None)
         for name, decision in report.decisions.items()
     }
+    first = [account for account in report.rewrites if not account.half]  # one a line, in their order
+    now = {account.source: line.span.location for account, line in zip(first, policy.rewrites, strict=True)}
+    orders = []
+    for order in report.orders:
+        lines = zip(order.lines, (*policy.buckets, *policy.scheduling), strict=True)
+        orders.append(evolve(order, lines=tuple(evolve(each, source=line.span.location) for each, line in lines)))
     report = evolve(
         report,
-        rewrites=_moved(report.rewrites, policy),
-        orders=tuple(evolve(each, lines=_moved_lines(each.lines, policy)) for each in report.orders),
+        rewrites=tuple(evolve(each, source=now.get(each.source, each.source)) for each in report.rewrites),
+        orders=tuple(orders),
         rules=tuple(evolve(account, source=rule.source, text=rule.text) for account, rule in pairs),
         decisions=decisions,
         from_cache=True,
     )
     return Findings(model_wide_errors.from_json(data["complaints"]), report)
-
-
-def _moved(accounts: Sequence[RewriteReport], policy: Policy) -> tuple[RewriteReport, ...]:
-    """The accounts with the present places of the lines. The first accounts are one a line, in their order."""
-    first = [account for account in accounts if not account.half]
-    now = {account.source: statement.span.location for account, statement in zip(first, policy.rewrites, strict=True)}
-    return tuple(evolve(account, source=now.get(account.source, account.source)) for account in accounts)
-
-
-def _moved_lines(lines: Sequence[ScheduledLine], policy: Policy) -> tuple[ScheduledLine, ...]:
-    now = zip(lines, (*policy.buckets, *policy.scheduling), strict=True)
-    return tuple(evolve(line, source=statement.span.location) for line, statement in now)
 
 
 log = logging.getLogger("policylang")
@@ -217,21 +206,15 @@ def _log(report: Report, level: int, graph: str) -> None:
         found.append(f"{format_quantity(report.recomputed.flops, 'flops')} again{time}")
     gone = sum(rewrite.gone for rewrite in report.rewrites)
     found += [f"{counted(gone, 'collective')} fewer"] if gone else []
-    found += _order(report)
+    figures = order_figures(report.orders)
+    found += [counted(int(buckets), "bucket")] if (buckets := figures.get("buckets")) else []
+    if "exposed_seconds" in figures and "exposed_seconds_as_traced" in figures:
+        before, after = (format_quantity(figures[f"exposed_seconds{end}"], "seconds") for end in ("_as_traced", ""))
+        found.append(f"exposed {before} -> {after}")
     found += [counted(len(report.warnings), "warning")] if report.warnings else []
     if report.audit is not None:
         found.append("audit agrees" if report.audit.agrees else "audit differs")
     log.log(level, "%s on %s: %s", report.policy, graph, ", ".join(found))
-
-
-def _order(report: Report) -> list[str]:
-    """The number of buckets, and the exposed time before and after."""
-    figures = order_figures(report.orders)
-    said = [counted(int(buckets), "bucket")] if (buckets := figures.get("buckets")) else []
-    if "exposed_seconds" in figures and "exposed_seconds_as_traced" in figures:
-        before, after = (format_quantity(figures[f"exposed_seconds{end}"], "seconds") for end in ("_as_traced", ""))
-        said.append(f"exposed {before} -> {after}")
-    return said
 
 
 def _snapshot(done: AppliedPlan) -> str:

@@ -3,36 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from os.path import basename
+from typing import Any
 
+from attrs import frozen
 from torch import nn
 
-from policylang.graph.facts import Flag, GraphKind, Phase
-from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.errors import PolicyGraphError, PolicyMatchError
+from policylang.graph.facts import Flag, Phase
+from policylang.language.diagnostics import Diagnostic, Span, diagnose
+from policylang.language.syntax import Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals as planning_refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.decide import why_unsafe
+from policylang.planning.digest import policy_text
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import saves
 from policylang.torch_compat.compilers import FrameLeft
 
-UNSAVEABLE = "APL321"
-NO_PARTITION = "APL322"
-NOT_A_JOINT_GRAPH = "APL323"
-NO_PATH = "APL324"
-NO_POLICY = "APL325"
-UPDATES_BUFFER = "APL326"
-NOTHING_DECIDED = "APL327"
-NOT_A_GRAPH = "APL328"
-RUNS_AS_IT_IS = "APL425"
+
+@frozen
+class Problem:
+    """A diagnostic; its message is formatted with what is found, mostly the ``name`` of a :func:`block`."""
+
+    code: str
+    message: str
+    help: str
+
+    def diagnostic(self, details: Sequence[str] = (), span: Span | None = None, **found: Any) -> Diagnostic:
+        message, help = self.message.format(**found), self.help.format(**found)
+        return diagnose(self.code, message, span, help=help, details=tuple(details))
+
+    def error(self, details: Sequence[str] = (), span: Span | None = None, **found: Any) -> PolicyGraphError:
+        return PolicyGraphError([self.diagnostic(details, span, **found)])
+
+    def refused(self, span: Span, **found: Any) -> PolicyMatchError:
+        return PolicyMatchError([self.diagnostic(span=span, **found)])
+
 
 _MOST_FRAMES = 8
 _LEFT = (
     "change what Dynamo names, or have the policy followed without it, by "
     "`policylang.checkpoint_model(model, policy)`; `TORCH_LOGS=graph_breaks` says more"
 )
+
+
+UNSAVEABLE = Problem(
+    "APL321",
+    "{asked} `{name}` ({target}): it returns several values at once, and `{reader}` in the backward reads them as one",
+    "recompute it with a later rule",
+)
+NO_PARTITION = Problem(
+    "APL322",
+    "PyTorch's min-cut finds no way to decide what the rules of this policy leave to it",
+    "write `undecided -> save` or `undecided -> recompute`",
+)
+NOT_A_JOINT_GRAPH = Problem(
+    "APL323",
+    "this is no joint graph: none of its inputs is a tangent",
+    "partition what AOTAutograd hands its `partition_fn`; a flat graph is done with `policylang.apply` alone",
+)
+NO_PATH = Problem(
+    "APL324",
+    "this is a {kind} graph, one half of a partition, and the policy has no line that acts on one",
+    "apply the policy to the joint graph, or compile the model with `policylang.backend(policy)`; of a half, "
+    "the lines that rewrite or order collectives are carried out",
+)
+NO_POLICY = Problem(
+    "APL325",
+    "no policy was applied to this graph",
+    "call `policylang.apply(gm, policy)` first, or pass `policy=`",
+)
+UPDATES_BUFFER = Problem(
+    "APL326",
+    "the forward updates a buffer (`{node}`, {target}), which torch cannot differentiate a second time",
+    "update the buffers outside of what is compiled twice, or freeze them (`module.eval()` for BatchNorm)",
+)
+NOT_A_GRAPH = Problem(
+    "APL328",
+    "{wanted}, and this is a `{kind}`",
+    "{comes} out of `policylang.trace_step` or AOTAutograd; or compile the model with `policylang.backend`",
+)
+NOTHING_TO_REPORT = Problem(
+    "APL328",
+    "a report is on a graph, a traced step, a model or a backend, and this is a `{kind}`",
+    "of a compiled function, give the backend: `backend = policylang.backend(policy)`",
+)
+RUNS_AS_IT_IS = Problem("APL425", "{frame}, and follows no policy: {why}", _LEFT)
+TWO_POLICIES = Problem(
+    "APL397",
+    "a block is under two policies: the checkpoint follows {ours}, {whose} {theirs}",
+    "give the same policy to both",
+)
+NOTHING_DECIDED = "APL327"
+
+
+def not_a_graph(given: object, wanted: str) -> PolicyGraphError:
+    kind = type(given).__name__
+    comes = f"the graph of a `{kind}` comes" if isinstance(given, nn.Module) else "a graph comes"
+    return NOT_A_GRAPH.error(wanted=wanted, kind=kind, comes=comes)
 
 
 def unsaveable(plan: Plan) -> tuple[Diagnostic, ...]:
@@ -48,11 +120,10 @@ def unsaveable(plan: Plan) -> tuple[Diagnostic, ...]:
             continue
         rule = plan.rule_of(row)
         asked, span = (f"`{rule.text}` cannot save", rule.span) if rule is not None else ("nothing can save", None)
-        message = (
-            f"{asked} `{facts.names[row]}` ({facts.targets[row]}): it returns several values at once, and "
-            f"`{facts.names[reader]}` in the backward reads them as one"
+        name, target = facts.names[row], facts.targets[row]
+        found.append(
+            UNSAVEABLE.diagnostic(span=span, asked=asked, name=name, target=target, reader=facts.names[reader])
         )
-        found.append(diagnose(UNSAVEABLE, message, span, help="recompute it with a later rule"))
     return tuple(found)
 
 
@@ -77,36 +148,8 @@ def unsafe_after_all(plan: Plan, needs: SavedForBackward, capabilities: Capabili
 def no_partition(plan: Plan, error: RuntimeError) -> Diagnostic:
     """PyTorch's min-cut gave up: a decided recomputation needs what it can neither save nor recompute."""
     undecided = plan.policy.undecided
-    return diagnose(
-        NO_PARTITION,
-        "PyTorch's min-cut finds no way to decide what the rules of this policy leave to it",
-        span=None if undecided is None else undecided.span,
-        help="write `undecided -> save` or `undecided -> recompute`",
-        details=tuple(line for line in str(error).splitlines() if line.startswith("  "))[:8],
-    )
-
-
-def not_a_graph(given: object, wanted: str) -> Diagnostic:
-    kind = f"the graph of a `{type(given).__name__}` comes" if isinstance(given, nn.Module) else "a graph comes"
-    return diagnose(
-        NOT_A_GRAPH,
-        f"{wanted}, and this is a `{type(given).__name__}`",
-        help=f"{kind} out of `policylang.trace_step` or AOTAutograd; or compile the model with `policylang.backend`",
-    )
-
-
-def not_a_joint_graph() -> Diagnostic:
-    help = "partition what AOTAutograd hands its `partition_fn`; a flat graph is done with `policylang.apply` alone"
-    return diagnose(NOT_A_JOINT_GRAPH, "this is no joint graph: none of its inputs is a tangent", help=help)
-
-
-def no_path(kind: GraphKind) -> Diagnostic:
-    message = f"this is a {kind.value} graph, one half of a partition, and the policy has no line that acts on one"
-    help = (
-        "apply the policy to the joint graph, or compile the model with `policylang.backend(policy)`; of a half, "
-        "the lines that rewrite or order collectives are carried out"
-    )
-    return diagnose(NO_PATH, message, help=help)
+    details = [line for line in str(error).splitlines() if line.startswith("  ")]
+    return NO_PARTITION.diagnostic(details[:8], None if undecided is None else undecided.span)
 
 
 def nothing_decided(
@@ -122,43 +165,37 @@ def nothing_decided(
     if skipped is not None:
         return diagnose(NOTHING_DECIDED, skipped.message, help=skipped.help)
     if checkpointed:
-        help = "run the model once, with gradients: a block is planned when its checkpoint first runs it"
+        then = ": a block is planned when its checkpoint first runs it"
     elif compiled:
-        help = (
-            "run the model once, with gradients: a graph is planned when it is compiled, on the first call; "
-            "after that, nothing of it was compiled, and `fullgraph=True` says why"
-        )
+        then = ": a graph is planned when it is compiled, on the first call; after that, nothing of it was compiled, "
+        then += "and `fullgraph=True` says why"
     else:
-        help = (
-            "run the model once, with gradients, under a policy: with the checkpoints of `policylang.checkpoint_model("
-            "model, policy)`, or compiled with `policylang.backend(policy)`"
-        )
+        then = ", under a policy: with the checkpoints of `policylang.checkpoint_model(model, policy)`, or compiled "
+        then += "with `policylang.backend(policy)`"
+    help = f"run the model once, with gradients{then}"
     return diagnose(NOTHING_DECIDED, "no policy has decided anything here yet", help=help)
 
 
 def runs_as_it_is(frame: FrameLeft) -> Diagnostic:
     """Dynamo compiled nothing of a piece of code, and other parts of the model."""
-    return diagnose(RUNS_AS_IT_IS, f"{of_frame(frame)}, and follows no policy: {frame.why}", help=_LEFT)
+    return RUNS_AS_IT_IS.diagnostic(frame=of_frame(frame), why=frame.why)
 
 
 def of_frame(frame: FrameLeft) -> str:
     return f"Dynamo runs `{frame.name}` ({basename(frame.file)}:{frame.line}) as it is"
 
 
-def nothing_to_report(given: object) -> Diagnostic:
-    return diagnose(
-        NOT_A_GRAPH,
-        f"a report is on a graph, a traced step, a model or a backend, and this is a `{type(given).__name__}`",
-        help="of a compiled function, give the backend: `backend = policylang.backend(policy)`",
-    )
+def refuse_another(ours: Policy, other: Policy, whose: str) -> None:
+    """Raises ``PolicyMatchError`` where ``whose`` policy does not say what the checkpoint's does."""
+    texts = policy_text(ours), policy_text(other)
+    if texts[0] == texts[1]:
+        return
+    lines = zip_longest(*(text.splitlines() for text in texts), fillvalue="nothing more")
+    first = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
+    details = f"the checkpoint's says `{first[0].strip()}`", f"{whose}'s says `{first[1].strip()}`"
+    raise PolicyMatchError([TWO_POLICIES.diagnostic(details, ours=_told(ours), theirs=_told(other), whose=whose)])
 
 
-def no_policy() -> Diagnostic:
-    help = "call `policylang.apply(gm, policy)` first, or pass `policy=`"
-    return diagnose(NO_POLICY, "no policy was applied to this graph", help=help)
-
-
-def updates_buffer(node: str, target: str) -> Diagnostic:
-    message = f"the forward updates a buffer (`{node}`, {target}), which torch cannot differentiate a second time"
-    help = "update the buffers outside of what is compiled twice, or freeze them (`module.eval()` for BatchNorm)"
-    return diagnose(UPDATES_BUFFER, message, help=help)
+def _told(policy: Policy) -> str:
+    sources = dict.fromkeys(each.span.source.name for each in policy.rules if each.span is not None)
+    return f"`{policy.name}` ({', '.join(sources)})" if sources else f"`{policy.name}`"

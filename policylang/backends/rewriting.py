@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, NoReturn
 
@@ -45,10 +45,8 @@ def apply_edits(gm: fx.GraphModule, plan: Plan) -> tuple[RankOrder, ...]:
     """Change the graph that was planned, in place; returns the process groups that it did not name before.
 
     Linear in what changes, but for one look at every node. To be called once the ranks agree, since a group is made by
-    all its members: it blocks until they have come.
-
-    Raises:
-        PolicyAuditError: APL408 where the graph is not the one that was planned, or comes out otherwise.
+    all its members: it blocks until they have come. Raises ``PolicyAuditError`` (APL408) where the graph is not the one
+    that was planned, or comes out otherwise.
     """
     if not plan.edits:
         return ()
@@ -122,15 +120,26 @@ class _GraphEditor:
             place.prepend(nodes[name])
         dead = {nodes[name] for name in edit.dead}
         for old, new_name in edit.replaced:
-            _move_mark(nodes[old], nodes[new_name])
+            meta = nodes[new_name].meta
+            if (saved := marks.custom(nodes[old].meta).get(marks.SAVED)) is not None:
+                meta["custom"] = {**marks.custom(meta), marks.SAVED: saved}
             nodes[old].replace_all_uses_with(nodes[new_name], delete_user_cb=lambda user: user not in dead)
         for name in reversed(edit.dead):
             self.graph.erase_node(nodes.pop(name))
         for name, stride in edit.restrided:
-            _lay_out_anew(nodes[name], stride)
+            meta = nodes[name].meta
+            shape, dtype = tuple(meta["val"].shape), _dtype(meta["val"])
+            meta["val"] = _value(nodes[name])
+            meta.pop("tensor_meta", None)
+            _check_value(nodes[name], shape, stride, dtype)
 
     def _insert(self, new: NewNode, who: str) -> fx.Node:
-        target = _operator(new.target)
+        namespace, _, rest = new.target.partition(".")
+        if namespace == "builtin":
+            target = getattr(operator, rest)
+        else:
+            bare, _, overload = rest.rpartition(".")
+            target = getattr(getattr(getattr(torch.ops, namespace), bare), overload)
         args, kwargs = self._arguments(target, new.arguments)
         node = self.graph.create_node("call_function", target, args, kwargs, name=new.name)
         node.name = new.name  # torch does not give a name twice, not even that of a node that is gone
@@ -148,9 +157,11 @@ class _GraphEditor:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for given, value in zip(schema_of(target).arguments, planned, strict=False):
-            made = self._argument(value)
-            if isinstance(value, str):
-                made = _constant(value, str(given.type))
+            made, kind = self._argument(value), str(given.type)
+            if isinstance(value, str) and "Device" in kind:
+                made = torch.device(value)
+            elif isinstance(value, str) and "int" in kind:  # a dtype, a layout or a memory format
+                made = getattr(torch, value)
             if given.kwarg_only:
                 kwargs[given.name] = made
             else:
@@ -167,33 +178,8 @@ class _GraphEditor:
         return planned
 
 
-def _operator(name: str) -> Any:
-    namespace, _, rest = name.partition(".")
-    if namespace == "builtin":
-        return getattr(operator, rest)
-    bare, _, overload = rest.rpartition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), bare), overload)
-
-
-def _constant(text: str, kind: str) -> Any:
-    """The value of a text where the schema has ``kind``: dtypes, layouts and memory formats count as numbers."""
-    if "Device" in kind:
-        return torch.device(text)
-    return getattr(torch, text) if "int" in kind else text
-
-
-def _move_mark(old: fx.Node, new: fx.Node) -> None:
-    """Move the mark of a saved value to the node that has the value now."""
-    saved = marks.custom(old.meta).get(marks.SAVED)
-    if saved is not None:
-        new.meta["custom"] = {**marks.custom(new.meta), marks.SAVED: saved}
-
-
-def _lay_out_anew(node: fx.Node, stride: tuple[int, ...]) -> None:
-    old = node.meta["val"]
-    node.meta["val"] = _value(node)
-    node.meta.pop("tensor_meta", None)
-    _check_value(node, tuple(old.shape), stride, str(old.dtype).removeprefix("torch."))
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 def _value(node: fx.Node) -> Any:
@@ -207,13 +193,10 @@ def _check_value(node: fx.Node, shape: tuple[int, ...], stride: tuple[int, ...],
     value = node.meta["val"]
     if not isinstance(value, Tensor):  # the tuple of a split, whose pieces are checked
         return
-    found = tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch.")
-    if found != (shape, stride, dtype):
-        refuse(f"`{node.name}` came out as {_said(*found)}, and was planned as {_said(shape, stride, dtype)}")
-
-
-def _said(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str) -> str:
-    return f"{dtype}{list(shape)} with strides {list(stride)}"
+    found, planned = (tuple(value.shape), tuple(value.stride()), _dtype(value)), (shape, stride, dtype)
+    if found != planned:
+        is_so, wanted = (f"{each[2]}{list(each[0])} with strides {list(each[1])}" for each in (found, planned))
+        refuse(f"`{node.name}` came out as {is_so}, and was planned as {wanted}")
 
 
 def first_difference(nodes: Iterable[fx.Node], facts: Facts) -> tuple[int, str, str] | None:
@@ -239,14 +222,11 @@ def refuse(message: str) -> NoReturn:
 
 
 def arrange(graph: fx.Graph, names: Iterable[str]) -> None:
-    """Order the operators of a graph as ``names`` are, which may name more than it has.
-
-    One rule for the nodes that a schedule does not know, constants and what torch adds: a ``getitem`` comes right
-    behind what it reads, a node with an effect or without readers right behind the one it came behind, any other right
-    before the first node that reads it. And no node comes behind one that reads it, whatever the schedule says. For a
-    backward that is the order that PyTorch's ``reordering_to_mimic_autograd_engine`` and ``raise_getitems`` make.
-    O(nodes + edges), plus the sorting of what is pulled before a node together.
-    """
+    """Order the operators of a graph as ``names`` are, which may name more than it has. One rule for the nodes that a
+    schedule does not know: a ``getitem`` comes right behind what it reads, a node with an effect or without readers
+    right behind the one it came behind, any other right before the first node that reads it; and no node comes behind
+    one that reads it. For a backward that is the order of PyTorch's ``reordering_to_mimic_autograd_engine`` and
+    ``raise_getitems``. O(nodes + edges), plus the sorting of what is pulled before a node together."""
     by_name = {node.name: node for node in graph.nodes if node.op == "call_function"}
     arrange_nodes(graph, [by_name[name] for name in names if name in by_name])
 
@@ -330,10 +310,8 @@ def check_order(order: OrderPlan) -> None:
 
 
 def put_in_order(gm: fx.GraphModule, policy: Policy, order: OrderPlan) -> tuple[RankOrder, ...]:
-    """Apply buckets and order, in place; returns the process groups that the graph did not name before.
-
-    O(nodes + edges). Raises ``PolicyAuditError`` (APL408) where the graph is not the one that was planned.
-    """
+    """Apply buckets and order, in place; returns the process groups that the graph did not name before. O(nodes +
+    edges). Raises ``PolicyAuditError`` (APL408) where the graph is not the one that was planned."""
     graph = gm.graph
     check_order(order)
     beside = copies_in(graph.nodes)
@@ -374,19 +352,9 @@ def _in_order(graph: fx.Graph, facts: Facts, schedule: Schedule) -> Iterator[fx.
     copies: dict[tuple[StepKind, str], list[fx.Node]] = {}
     for node, key in copies_in(graph.nodes).items():
         copies.setdefault(key, []).append(node)
-    by_region = _numbered(sorted(_copy_steps(facts, schedule), key=lambda step: step[2]))
+    waiting = {key: iter(each) for key, each in copies.items()}
+    steps = sorted(_copy_steps(facts, schedule), key=lambda step: step[2])
+    copy_of = {(kind, name, region): next(waiting[kind, name]) for kind, name, region in steps}
     for kind, row, region in schedule:
         name = facts.names[row]
-        if kind <= _SECOND_RUN:
-            yield nodes[name]
-        else:
-            yield copies[StepKind(kind), name][by_region[StepKind(kind), name, region]]
-
-
-def _numbered(steps: Iterable[tuple[StepKind, str, int]]) -> Mapping[tuple[StepKind, str, int], int]:
-    seen: Counter[tuple[StepKind, str]] = Counter()
-    found = {}
-    for kind, name, region in steps:
-        found[kind, name, region] = seen[kind, name]
-        seen[kind, name] += 1
-    return found
+        yield nodes[name] if kind <= _SECOND_RUN else copy_of[StepKind(kind), name, region]

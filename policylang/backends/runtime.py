@@ -6,7 +6,7 @@ import gc
 import hashlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
@@ -32,12 +32,9 @@ def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No automatic collection within; what it found before holds again after.
-
-    Splitting a graph makes hundreds of thousands of objects that all stay. Each full collection on the way walks every
-    node of every graph in memory to free none of them: on a 32-layer Llama they took half of the whole partition, and
-    they make its time grow faster than the graph.
-    """
+    """No automatic collection within; what it found before holds again after. Splitting a graph makes hundreds of
+    thousands of objects that all stay, and each full collection walks every node in memory to free none of them: on a
+    32-layer Llama half of the partition's time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -67,17 +64,11 @@ class RankOrder:
 
 
 def ensure_groups(orders: Iterable[RankOrder]) -> None:
-    """Have a group for each, made where there is none. Blocks until the other members do the same.
-
-    A group is found or made once a process. Its name follows from its ranks, so every member calls it the same without
-    asking, and a compiled graph that a later process takes from a cache finds the group that was made for it. Where
-    torch.distributed knows a group of exactly this order, a flattened mesh's for one, its name is used too.
-
-    Only members make a group. Ranks that share a graph make the same groups; what other ranks of the world do (another
-    pipeline stage has another graph) does not matter. torch keeps the table of names: it ends with the default group.
-    All ranks make them in one order, that of the ranks: of the groups that are waited for, the first one's members all
-    wait for that one.
-    """
+    """Have a group for each, made where there is none. Blocks until the other members do the same. A group's name
+    follows from its ranks, so every member calls it the same without asking, and a compiled graph that a later process
+    takes from a cache finds it. Where torch.distributed knows a group of exactly this order, a flattened mesh's for
+    one, its name is used too. Only members make a group: what other ranks of the world do (another pipeline stage has
+    another graph) does not matter. All make them in one order, that of the ranks, so that none waits in a circle."""
     for order in sorted(set(orders)):
         if group_ranks(order.name) == order.ranks:
             continue
@@ -124,21 +115,18 @@ _COPIES = {
 
 def recomputation(source: str) -> str:
     """The name of the range around a recomputed operator. ``source``: the line, or what else decided."""
-    return f"{PREFIX}recompute, {source}" if source else f"{PREFIX}recompute"
+    return f"{PREFIX}recompute, {source}".removesuffix(", ")
 
 
 def asked_for(node: fx.Node, *, is_backward: bool = False) -> str | None:
-    """The name of the range around a node; None for what the model itself does.
-
-    ``is_backward``: in the backward graph of a partition, a node that was decided on is recomputed.
-    """
+    """The name of the range around a node; None for what the model itself does. ``is_backward``: in the backward graph
+    of a partition, a node that was decided on is recomputed."""
     found = marks.custom(node.meta)
     source = found.get(marks.PROVENANCE, "")
     if node.op != "call_function":
         return None
     if marks.MOVED in found and node.target in _COPIES:
-        what = _COPIES[node.target]
-        return f"{PREFIX}{what}, {source}" if source else f"{PREFIX}{what}"
+        return f"{PREFIX}{_COPIES[node.target]}, {source}".removesuffix(", ")
     if marks.REWRITTEN in found:
         return f"{PREFIX}fused collective, {found[marks.REWRITTEN]}"
     if marks.RECOMPUTED in found or (is_backward and marks.PROVENANCE in found):
@@ -153,9 +141,7 @@ class _Ranged(fx.Interpreter):  # type: ignore[misc]  # torch does not say what 
 
     def run_node(self, n: fx.Node) -> Any:
         name = asked_for(n, is_backward=self._is_backward)
-        if name is None:
-            return super().run_node(n)
-        with named_range(name):
+        with nullcontext() if name is None else named_range(name):
             return super().run_node(n)
 
 

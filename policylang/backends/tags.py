@@ -30,10 +30,8 @@ _UNSAFE = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED
 
 
 def write(graph: fx.Graph, plan: Plan) -> None:
-    """Tag the nodes of ``graph`` with what ``plan`` decided, and untag every node policylang no longer decides.
-
-    What the user's ``checkpoint`` decided keeps its own tag, except where torch's border rule turned it into a save.
-    """
+    """Tag the nodes of ``graph`` with what ``plan`` decided, and untag every other node. What the user's ``checkpoint``
+    decided keeps its own tag, except where torch's border rule turned it into a save."""
     index, decisions = plan.facts.index, plan.decisions
     for node in graph.nodes:
         remove(node)
@@ -50,13 +48,10 @@ def write(graph: fx.Graph, plan: Plan) -> None:
 
 @contextmanager
 def lent_to_min_cut(graph: fx.Graph, plan: Plan) -> Iterator[None]:
-    """Within, every value that may not be recomputed is tagged ``MUST_SAVE``, the one tag that min-cut takes for that.
-
-    What is offloaded is such a value: it comes back, so min-cut need not save what is made of it. Min-cut knows no
-    ``PREFER_SAVE``, and takes values that cannot be recomputed correctly for ordinary ones. The
-    collectives of the backward stay there: min-cut, which recomputes none without a tag, would move those that need no
-    gradient into the forward and save what they gather. What it writes itself is taken off again: no rule said so.
-    """
+    """Within, every value that may not be recomputed is tagged ``MUST_SAVE``, the one tag that min-cut takes for that,
+    also what is offloaded: it comes back, so min-cut need not save what is made of it. The collectives of the backward
+    are tagged to stay there: min-cut would move those that need no gradient into the forward and save what they gather.
+    All of it is taken off again: no rule said so."""
     before = {node: node.meta[_RECOMPUTE] for node in graph.nodes if _RECOMPUTE in node.meta}
     facts = plan.facts
     communicated = _communicated_in_backward(facts)

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.caching import policy_key
-from policylang.backends.dispatch import apply_policy
+from policylang.backends.path import apply_policy
 from policylang.errors import PolicyGraphError
 from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind

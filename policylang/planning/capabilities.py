@@ -83,7 +83,7 @@ class PathEntry:
 
 
 PATHS = (
-    PathEntry("eager", EAGER, "policylang.backends.eager.path:EagerPath", compared=True),
+    PathEntry("eager", EAGER, "policylang.backends.eager.region:EagerPath", compared=True),
     PathEntry("joint", JOINT, "policylang.backends.joint:JointPath", (GraphKind.JOINT,), plans=True, compared=True),
     PathEntry("flat", FLAT, "policylang.backends.flat:FlatPath", (GraphKind.FLAT,), plans=True, compared=True),
     PathEntry("half", HALF, "policylang.backends.half:HalfPath", (GraphKind.FORWARD, GraphKind.BACKWARD)),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import policylang
 from policylang.audit.graphs import audit_eager
 from policylang.audit.outcome import Audit
-from policylang.backends.eager import path
+from policylang.backends.eager import region
 from policylang.language.diagnostics import Severity
 
 POLICY = "recompute everything\nsave sin"
@@ -33,7 +33,7 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, ...]]:
         seen.append((plan, needs, dict(held), list(outside)))
         return audit_eager(plan, needs, held, outside)
 
-    monkeypatch.setattr(path, "audit_eager", noted)
+    monkeypatch.setattr(region, "audit_eager", noted)
     model = policylang.checkpoint_model(nn.Sequential(Block()), policylang.parse("blocks *\n" + POLICY), strict=True)
     model(torch.randn(4, 4, requires_grad=True)).sum().backward()
     yield from seen

@@ -15,7 +15,7 @@ AUDITED = ("policylang.backends", "policylang.tracing", "policylang.simulation")
 REPORTS = ("policylang.audit.summary", "policylang.audit.report")
 WHO_CALLS_IT = {
     "backends/compiled_graphs.py": {"CodeAudit"},
-    "backends/eager/path.py": {"audit_eager"},
+    "backends/eager/region.py": {"audit_eager"},
     "backends/flat.py": {"audit_flat"},
     "backends/joint.py": {"audit", "audit_copies", "audit_order", "read_halves"},
     "backends/path.py": {"audit_order"},

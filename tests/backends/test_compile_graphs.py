@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +71,6 @@ def test_a_rule_that_matches_in_no_graph_fails_the_first_backward() -> None:
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "APL301"
     assert diagnostic.message == "`save aten.embedding` matches nothing in any of the 2 graphs of this model"
-    assert diagnostic.span is not None
     assert diagnostic.span.text == "aten.embedding"
     assert diagnostic.help is not None
     assert "optional save aten.embedding" in diagnostic.help
@@ -108,7 +109,7 @@ def test_blocks_compiled_on_their_own_are_named_by_root() -> None:
     backend = backend_for(text, root="layers.0")
 
     def per_block(model: nn.Module) -> nn.Module:
-        for layer in model.layers:  # type: ignore[union-attr]
+        for layer in model.layers:
             layer.compile(backend=backend)
         return model
 
@@ -124,7 +125,7 @@ def test_blocks_compiled_on_their_own_are_named_by_root() -> None:
 def test_blocks_compiled_on_their_own_without_root_are_told_of_it() -> None:
     model, inputs, loss_fn = mlp()
     backend = backend_for("blocks layers.*; recompute everything in block")
-    for layer in model.layers:  # type: ignore[union-attr]
+    for layer in model.layers:
         layer.compile(backend=backend)
     loss = loss_fn(model(*inputs))
     with pytest.raises(PolicyMatchError) as caught:
@@ -142,7 +143,7 @@ def test_one_backend_per_block_with_its_own_root() -> None:
     text = "blocks layers.*; recompute everything in block; optional save matmul in blocks 0..0"
 
     def per_block(model: nn.Module) -> nn.Module:
-        for number, layer in enumerate(model.layers):  # type: ignore[arg-type]
+        for number, layer in enumerate(model.layers):
             layer.compile(backend=backend_for(text, root=f"layers.{number}"))
         return model
 
@@ -170,7 +171,7 @@ def test_recompiles_for_other_shapes(dynamic: bool | None) -> None:
         loss_fn(plain(batch)).backward()
     assert len(backend.graphs) == (1 if dynamic else 2)
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(ours.grad, theirs.grad)  # type: ignore[arg-type]
+        assert torch.equal(ours.grad, theirs.grad)
 
 
 def test_a_marked_dimension_is_dynamic() -> None:
@@ -217,7 +218,7 @@ def test_where_dynamo_compiles_nothing_that_is_said(by_name: bool, tmp_path: Pat
     model = Recurrent(nn.Identity())
     options = {"policy": tmp_path / "mine.apl", "inner": "aot_eager"}
     more = {"backend": "policylang", "options": options} if by_name else {"backend": backend}
-    compiled = torch.compile(model, **more)  # type: ignore[call-overload]
+    compiled = torch.compile(model, **more)
     compiled(torch.ones(2, 3, 8)).sum().backward()
     checks = [partial(policylang.report, each) for each in (compiled, model, backend)]
     for check in (*checks, backend.check):
@@ -299,12 +300,11 @@ def test_parts_of_a_model_may_follow_different_policies() -> None:
     module, inputs, loss_fn = mlp(layers=2)
     texts = ("recompute everything; save matmul", "save everything")
     backends = [backend_for(text) for text in texts]
-    for layer, backend in zip(module.layers, backends, strict=True):  # type: ignore[arg-type]
+    for layer, backend in zip(module.layers, backends, strict=True):
         layer.compile(backend=backend)
     loss_fn(module(*inputs)).backward()
     report = policylang.report(module)
     assert [rule.text for rule in report.rules] == ["recompute everything", "save matmul", "save everything"]
-    assert report.audit is not None
     assert report.audit.agrees
 
 
@@ -363,16 +363,33 @@ def test_autocast() -> None:
         return compiled
 
     backend = backend_for("recompute everything; save matmul")
-    with_policy = train(mlp(), under_autocast(backend), steps=1)  # type: ignore[arg-type]
-    without = train(mlp(), under_autocast(WITHOUT), steps=1)  # type: ignore[arg-type]
+    with_policy = train(mlp(), under_autocast(backend), steps=1)
+    without = train(mlp(), under_autocast(WITHOUT), steps=1)
     assert_bitwise_equal(with_policy, without)
 
 
-def test_fullgraph_over_a_real_model() -> None:
-    model, inputs, loss_fn = llama()
-    backend = backend_for("blocks layers.*; recompute everything in block; save every 2nd mm per block")
-    loss_fn(torch.compile(model, backend=backend, fullgraph=True)(*inputs)).backward()
-    report = policylang.report(model)
-    assert report.blocks == 2
-    assert report.audit.agrees
-    assert "graph 0 (" in backend.graphs[0].label
+def test_a_batch_norm_may_run_twice_before_the_backward() -> None:
+    """The second forward writes the running statistics, which the recomputation of the first is given and not read."""
+
+    def trained(backend: Any) -> list[Any]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8), nn.ReLU())
+        x = torch.randn(4, 8)
+        step = torch.compile(model, backend=backend)
+        (step(x).sum() + step(2 * x).square().sum()).backward()
+        return [*(each.grad for each in model.parameters()), *model.buffers()]
+
+    backend = policylang.backend(policylang.parse("recompute everything"), inner="aot_eager")
+    assert all(map(torch.equal, trained(WITHOUT), trained(backend)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [mlp, pytest.param(partial(llama, layers=1), id="llama")])
+def test_a_whole_training_step_of_inductor(model: Callable[[], Example]) -> None:
+    """Inductor fuses a recomputed operator into other kernels than a saved one, and may round otherwise there; for the
+    float32 kernels of these models it does not. Among the fast ones, `test_offload_joint.py` compares an mlp's bits."""
+    backend = policylang.backend(policylang.parse("recompute everything; optional save matmul or attention"))
+    without = train(model(), torch.compile)
+    assert_bitwise_equal(train(model(), lambda module: torch.compile(module, backend=backend)), without)
+    assert policylang.report(backend).audit.agrees

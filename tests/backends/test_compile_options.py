@@ -49,10 +49,6 @@ def test_the_backend_is_found_by_name(policy_file: Path) -> None:
     assert report.saved.names
 
 
-def test_a_path_object_is_a_path(policy_file: Path) -> None:
-    run(policy=policy_file, inner="aot_eager")
-
-
 def test_a_changed_file_is_read_again(policy_file: Path) -> None:
     example = mlp()
     compiled = named(policy=policy_file, inner="aot_eager")
@@ -142,7 +138,7 @@ def test_a_mode_alone_is_told_where_modes_go() -> None:
 
 def test_backend_checks_its_own_arguments(policy_file: Path) -> None:
     with pytest.raises(PolicyMeaningError, match="unknown inner compiler `nvcc`"):
-        policylang.backend(policy_file, inner="nvcc")  # type: ignore[arg-type]
+        policylang.backend(policy_file, inner="nvcc")
 
 
 def test_what_cannot_be_recomputed_is_raised_at_once() -> None:

@@ -80,7 +80,7 @@ def test_an_eager_checkpoint_reads_no_generator_where_nothing_draws(monkeypatch:
             self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layers[1](self.layers[0](x))  # type: ignore[no-any-return]
+            return self.layers[1](self.layers[0](x))
 
     model = Model()
     policylang.checkpoint_model(model, policylang.parse("recompute everything"), preserve_rng_state=False)

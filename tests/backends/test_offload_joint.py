@@ -17,7 +17,6 @@ import policylang
 from policylang.backends import copies as copy_operators
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.graph import marks
-from policylang.planning.liveness import saved_and_recomputed
 from tests.support import models
 from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.compiled import WITHOUT, Trained, assert_bitwise_equal, fresh_dynamo, train
@@ -54,7 +53,7 @@ def traced(function: Callable[..., Any], *inputs: Tensor, dynamic: bool = False)
 
 @cache
 def example(name: str) -> Traced:
-    return trace(*ZOO[name]())
+    return trace(*(models.llama(layers=1) if name == "llama" else ZOO[name]()))
 
 
 @cache
@@ -75,17 +74,11 @@ def copies(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
 
 QUICK = [
     ("mlp", SAVE + "offload gelu, addmm"),
-    pytest.param("llama", "recompute everything\noffload mm", marks=pytest.mark.slow),
-    ("gpt2", "offload everything"),
     ("resnet", "recompute everything\noffload convolution"),
     ("shared_parameters", SAVE + "offload addmm up to 4 KiB per rank"),
 ]
-REST = [
-    pytest.param(name, text, marks=pytest.mark.slow)
-    for name in ZOO
-    for text in ("offload everything", "optional offload matmul", "optional offload pointwise")
-    if (name, text) not in QUICK
-]
+TEXTS = ("offload everything", *(f"optional offload {each}" for each in ("matmul", "pointwise", "mm")))
+REST = [pytest.param(name, text, marks=pytest.mark.slow) for name in ZOO for text in TEXTS]
 
 
 @pytest.mark.parametrize(("name", "text"), [*QUICK, *REST])
@@ -121,16 +114,6 @@ def test_min_cut_decides_the_rest_around_what_is_offloaded() -> None:
     index, mm = plan.facts.index, {plan.facts.names[row] for row in plan.rules[0].decided}
     assert {plan.facts.names[plan.facts.owners[index[name]]] for name in audit.offloaded} <= mm
     assert not {*audit.saved} & mm
-
-
-def test_a_budget_leaves_the_rest_saved() -> None:
-    whole = mlp().partition(SAVE + "offload gelu").audit
-    one = whole.offloaded_bytes // len(whole.offloaded)
-    partition = mlp().partition(SAVE + f"offload gelu up to {2 * one} B per rank")
-    assert partition.audit.offloaded == whole.offloaded[:2]
-    assert whole.offloaded[2] in partition.audit.saved
-    (note,) = [found for found in partition.plan.diagnostics if found.code == "APL313"]
-    assert note.message.endswith("the budget is full")
 
 
 def test_what_the_caller_holds_or_gave_stays() -> None:
@@ -310,9 +293,9 @@ DRAWN = ("mm", "addmm", "mul", "add", "permute, t, view", "bernoulli", "gelu or 
 
 
 @given(st.data())
-@settings(max_examples=examples(15, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_random_policies_give_the_same_bits(data: st.DataObject) -> None:
-    graph = example(data.draw(st.sampled_from(["gpt2", "resnet", "mlp", "shared_parameters"])))
+    graph = example(data.draw(st.sampled_from(["dropout", "resnet", "mlp", "shared_parameters"])))
     fate = data.draw(st.sampled_from(["save", "recompute", "auto"]))
     lines = [f"undecided -> {fate}"]
     for what in data.draw(st.lists(st.sampled_from(DRAWN), min_size=1, max_size=5, unique=True)):
@@ -326,38 +309,7 @@ def test_random_policies_give_the_same_bits(data: st.DataObject) -> None:
     assert_same_result(result, without_policy(graph))
 
 
-# --- why copies are awaited ------------------------------------------------------------------------------------------
-
-
-def test_without_the_wait_the_values_are_wrong() -> None:
-    """What the tests of the audit rest on."""
-
-    def not_awaited(ticket: Tensor, source: Tensor, device: torch.device) -> Tensor:
-        return copy_operators._copies[int(ticket)].target
-
-    partition = mlp().partition(SAVE + "offload gelu")
-    for node in copies(partition.backward, copy_operators.WAIT_OP):
-        node.target = not_awaited
-    partition.backward.recompile()
-    with copied_over(Late()):
-        _, gradients, _ = mlp().execute(partition.forward, partition.backward)
-    assert any(value.isnan().any() for value in gradients if isinstance(value, Tensor))
-
-
 # --- figures, and what stays refused -------------------------------------------------------------------------------
-
-
-def test_saved_bytes_are_those_on_the_device() -> None:
-    saving, moving = (
-        mlp().partition(SAVE + "save gelu"),
-        mlp().partition(SAVE + "offload gelu\nexpect every gelu offloaded"),
-    )
-    assert moving.audit.saved_bytes == saving.audit.saved_bytes - moving.audit.offloaded_bytes
-    report = policylang.report(moving.forward)
-    assert report.offloaded.bytes == report.rules[0].offloaded_bytes == moving.audit.offloaded_bytes
-    assert saved_and_recomputed(moving.plan).offloaded_bytes == moving.audit.offloaded_bytes
-    with pytest.raises(policylang.PolicyMatchError, match="does not hold"):
-        mlp().partition(SAVE + f"offload gelu\nexpect saved > {moving.audit.saved_bytes} B")
 
 
 def test_an_expectation_is_settled_when_min_cut_has_decided() -> None:

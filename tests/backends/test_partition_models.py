@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from functools import cache, partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.value_outcome import Why
 from tests.support.compiled import assert_bitwise_equal
 from tests.support.heap import settle
-from tests.support.models import ZOO, gpt2, llama
+from tests.support.models import ZOO, gpt2, llama, mlp
 from tests.support.run_partition import (
     Result,
     Traced,
@@ -58,27 +59,18 @@ def _unpartitioned(model: str, dynamic: bool) -> Result:
     return _traced(model, dynamic).run(default_partition)
 
 
-ONE_LAYER = {"llama": partial(llama, 1), "gpt2": partial(gpt2, 1)}
+ONE_LAYER = {"llama": partial(llama, 1), "gpt2": partial(gpt2, 1), "mlp": mlp}
 """Tracing with sizes that are not known takes long."""
-FOR_EVERY_MODEL = ("save all", "selective")
-"""Every policy runs on Llama, GPT-2 and the small models; what sets the others apart shows under these. Qwen3 is a
-Llama with two more norms a layer."""
+LARGE = ("qwen3", "mixtral", "bart", "flex", "gpt2")
+"""What sets them apart from a Llama and the small models shows in other fast tests, under one policy each."""
 
 
-def pairs() -> list[Any]:
-    variants = {"mixtral", "bart", "flex"}
-    return [
-        pytest.param(
-            model,
-            policy,
-            marks=pytest.mark.slow if model == "qwen3" or (model in variants and policy not in FOR_EVERY_MODEL) else (),
-        )
-        for model in ZOO
-        for policy in POLICIES
-    ]
+def some_slow(names: Iterable[str], slow: Container[str] = LARGE) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
 
 
-@pytest.mark.parametrize(("model", "policy"), pairs())
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("model", some_slow(ZOO))
 def test_computes_what_it_does_without_a_policy(model: str, policy: str) -> None:
     result = traced(model).run(POLICIES[policy])
     assert_same_result(unpartitioned(model), result)
@@ -88,20 +80,18 @@ def test_computes_what_it_does_without_a_policy(model: str, policy: str) -> None
         assert audit.saved
         assert not audit.recomputed
     elif policy == "recompute all" and model != "counter":
-        assert result.partition is not None
         facts = result.partition.plan.facts
         kept = {facts.targets[facts.owners[facts.index[name]]] for name in audit.saved}
         assert kept == ({"aten.topk.default"} if model == "mixtral" else set())  # it is not chosen again
         assert audit.recomputed
     elif policy == "min-cut alone":
-        assert result.partition is not None
         plan = result.partition.plan
         decided = (plan.decisions[plan.facts.index[name]] for name in (*audit.saved, *audit.recomputed))
         assert all(decision is None or decision.why is Why.UNDECIDED for decision in decided)
 
 
 @pytest.mark.parametrize("policy", ["save all", "recompute all", "selective"])
-@pytest.mark.parametrize("model", ["llama", "mixtral", "gpt2", "resnet", "shared_parameters"])
+@pytest.mark.parametrize("model", some_slow(("llama", "mixtral", "gpt2", "resnet", "shared_parameters")))
 def test_saves_what_the_plan_foresees(model: str, policy: str) -> None:
     partition = traced(model).partition(POLICIES[policy])
     foreseen = saved_and_recomputed(partition.plan)
@@ -113,11 +103,10 @@ def test_saves_what_the_plan_foresees(model: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("model", [pytest.param("llama", marks=pytest.mark.slow), "gpt2"])
+@pytest.mark.parametrize("model", some_slow(ONE_LAYER, {"llama", "gpt2"}))
 def test_dynamic_batch_and_sequence(model: str, policy: str) -> None:
     result = traced(model, dynamic=True).run(POLICIES[policy])
     assert_same_result(unpartitioned(model, dynamic=True), result)
-    assert result.partition is not None
     kept = result.partition.forward.graph.output_node().args[0]
     assert any(isinstance(value.meta["val"], torch.SymInt) for value in kept)
 

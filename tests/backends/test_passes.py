@@ -19,7 +19,7 @@ from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningE
 from policylang.torch_compat import compilers
 from tests.support.flat_graphs import assert_bitwise_equal, flat_graph
 from tests.support.joint import capture_joint
-from tests.support.models import ZOO
+from tests.support.models import ZOO, llama
 
 KEEPS_MATMULS = "recompute everything\nsave mm"
 SAME_RULES = "# a comment moves every line\n\nrecompute  everything\nsave mm"
@@ -43,17 +43,17 @@ def through(passes: list[Callable[[Any], Any]], gm: fx.GraphModule) -> fx.GraphM
 
 
 def test_in_a_list_of_passes_on_a_joint_graph():
-    joint = capture_joint(*ZOO["llama"]())
+    joint = capture_joint(*llama(1))
     gm = through([lint, policylang.pass_("llama3_sac"), lint], joint.gm)
     assert gm is joint.gm
     report = policylang.report(gm)
     tagged = [node.name for node in gm.graph.nodes if "recompute" in node.meta]
     assert tagged == [name for name, decision in report.decisions.items() if decision.rule]
-    assert len(tagged) > 100
+    assert len(tagged) > 50
 
 
 def test_in_a_list_of_passes_on_a_flat_graph():
-    traced = flat_graph(ZOO["llama"]())
+    traced = flat_graph(llama(1))
     expected, flat = traced.fresh().run(), traced.fresh()
     gm = through([lint, policylang.pass_("llama3_sac"), lint], flat.gm)
     assert policylang.report(gm).audit.agrees
@@ -61,7 +61,7 @@ def test_in_a_list_of_passes_on_a_flat_graph():
 
 
 def test_in_a_list_of_passes_on_halves():
-    joint = capture_joint(*ZOO["llama"]())
+    joint = capture_joint(*llama(1))
     halves = policylang.partition(
         joint.gm, joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs, policy="save_all"
     )
@@ -85,7 +85,7 @@ def test_other_arguments_of_passes_are_accepted_and_what_is_no_graph_is_refused(
     joint = capture_joint(*ZOO["mlp"]())
     assert made("save mm, addmm")(joint.gm, joint.joint_inputs) is joint.gm
     with pytest.raises(PolicyGraphError, match="with a graph module or a graph, and this is a `Linear`"):
-        made("save mm")(nn.Linear(2, 2))  # type: ignore[arg-type]
+        made("save mm")(nn.Linear(2, 2))
 
 
 def test_a_policy_that_means_nothing_makes_no_pass(tmp_path):

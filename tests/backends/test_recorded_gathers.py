@@ -17,6 +17,7 @@ from tests.support.shared_graphs import BACKWARD, process_groups, shared_graph
 from tests.support.versions import needs_groups_in_any_order
 
 
+@pytest.mark.slow
 @needs_groups_in_any_order
 def test_the_graph_is_the_one_that_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """128 ranks are not here, so their groups are not made; all else is done."""

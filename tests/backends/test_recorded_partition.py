@@ -1,5 +1,5 @@
 """The recorded step of Llama-3 8B on 128 ranks, whose model checkpoints its layers itself, split after FSDP's contracts
-and after `llama3_sac`."""
+and after `llama3_sac`. On a small sharded model: ``tests/policies/test_fsdp.py``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from policylang.planning.liveness import saved_and_recomputed
 from tests.planning.test_recorded_graphs import FSDP, LAYERS, SAVED_PER_BLOCK, gather_lines
 from tests.support.shared_graphs import JOINT, shared_facts, shared_graph
 
+pytestmark = pytest.mark.slow
 GATHERS = 290
 """All-gathers that start at a parameter; no two of them on one line."""
 STATIC = list(range(292))
-BOTH = ["fsdp_reshard_always", pytest.param("fsdp_reshard_never", marks=pytest.mark.slow)]
+RESHARD = ["fsdp_reshard_always", "fsdp_reshard_never"]
 
 
 def tags_of(gm: fx.GraphModule) -> dict[str, str]:
@@ -59,7 +60,7 @@ def saved_of_lines(made: Partition) -> list[str]:
     return [facts.targets[facts.index[name]] for name in made.audit.saved if name in lines()]
 
 
-@pytest.mark.parametrize("checkpointed", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("checkpointed", [True, False])
 def test_always_every_line_is_tagged_and_no_gathered_value_is_saved(checkpointed: bool) -> None:
     made = partitioned("include <fsdp_reshard_always>", checkpointed=checkpointed)
     assert made.audit.agrees
@@ -68,7 +69,6 @@ def test_always_every_line_is_tagged_and_no_gathered_value_is_saved(checkpointed
     assert {tags[name] for name in lines()} == {"MUST_RECOMPUTE"}
 
 
-@pytest.mark.slow
 def test_never_the_gathered_value_of_each_line_is_saved_and_nothing_beside_it() -> None:
     made = partitioned("include <fsdp_reshard_never>", checkpointed=True)
     assert made.audit.agrees
@@ -79,7 +79,7 @@ def test_never_the_gathered_value_of_each_line_is_saved_and_nothing_beside_it() 
     assert {tags[name] for name in lines()} == {"MUST_SAVE", "MUST_RECOMPUTE"}
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", RESHARD)
 def test_the_tags_of_the_models_own_checkpoint_stand_everywhere_else(name: str) -> None:
     before = tags_of(recording(True))
     untouched = tagged("undecided -> auto", checkpointed=True)
@@ -93,7 +93,7 @@ def test_the_tags_of_the_models_own_checkpoint_stand_everywhere_else(name: str) 
     assert len(before.keys() - lines()) > 3_000
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", RESHARD)
 def test_the_gather_of_the_tokens_is_left_and_named(name: str) -> None:
     """They are an input of the model, sharded and gathered like a weight."""
     (note,) = [
@@ -104,7 +104,6 @@ def test_the_gather_of_the_tokens_is_left_and_named(name: str) -> None:
     assert note.details == ("all_gather_into_tensor: of the input `primals_293`, 2 MiB",)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "mebibytes"),
     [
@@ -141,7 +140,7 @@ def gathers(half: fx.GraphModule) -> int:
     return sum("all_gather_into_tensor" in str(node.target) for node in half.graph.nodes)
 
 
-@pytest.mark.parametrize("checkpointed", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("checkpointed", [False, True])
 def test_what_is_saved_is_what_was_planned_to_the_byte(checkpointed: bool) -> None:
     """With the tags of the model's own checkpoint, equal views of one value differ in their tags: merging them saved 64
     hidden states that the backward had no use for."""
@@ -154,7 +153,6 @@ def test_what_is_saved_is_what_was_planned_to_the_byte(checkpointed: bool) -> No
         assert made.audit.saved_bytes == LAYERS * SAVED_PER_BLOCK
 
 
-@pytest.mark.slow
 def test_each_weight_is_gathered_again() -> None:
     """290 lines of the forward run again; the recording has 125 gathers of its own in the backward, and the rest are
     those of activations."""
@@ -166,7 +164,6 @@ def test_each_weight_is_gathered_again() -> None:
     assert len(again) >= 290
 
 
-@pytest.mark.slow
 def test_min_cut_moves_no_gather_of_the_backward_into_the_forward() -> None:
     """Left alone it moves 93 gathers of weights there and saves what they gather, whatever FSDP's line says."""
     made = sac("auto", checkpointed=False)

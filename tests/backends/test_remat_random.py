@@ -16,6 +16,7 @@ from policylang.graph import marks
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Phase
 from tests.support.decided import decided
+from tests.support.drawn import examples
 from tests.support.flat_graphs import assert_bitwise_equal
 from tests.support.random_flat import random_flat
 
@@ -24,7 +25,11 @@ choices = st.lists(st.booleans(), min_size=1, max_size=60)
 
 
 @given(numbers, choices, st.integers(2, 6))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=examples(50, 150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 def test_same_bits_and_the_planned_live_set(drawn: list[int], recompute: list[bool], segments: int) -> None:
     before = random_flat(drawn, segments)
     after = before.fresh()

@@ -178,7 +178,6 @@ def test_a_rule_that_the_tags_outrank_is_an_error() -> None:
     with pytest.raises(PolicyMatchError) as caught:
         partitioned_twice(one(block), arguments(), policylang.parse("override save mm"), again)
     (diagnostic,) = [found for found in caught.value.diagnostics if found.code == "APL317"]
-    assert diagnostic.span is not None
     assert diagnostic.span.text == "save everything where recorded saved"
     assert diagnostic.details == ("mm", "mm_1")
     assert diagnostic.help == "write `override save everything where recorded saved`"

@@ -94,8 +94,8 @@ def partitioned_twice() -> None:
 
 
 def checkpointed() -> None:
-    example = llama()
-    policylang.checkpoint_model(example.module, "llama3_sac")
+    example = llama(1)
+    policylang.checkpoint_model(example.module, "torchtitan_full")
     example.loss_fn(example.module(*example.inputs)).backward()
     policylang.report(example.module)
 

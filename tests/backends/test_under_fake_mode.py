@@ -75,7 +75,7 @@ def partition_with(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     with FakeTensorMode():
         policy = policylang.parse(f"undecided -> save\n{FUSE.removesuffix(' over dp, tp')}")
-        return policylang.partition(gm, joint_inputs, policy=policy, **options)  # type: ignore[arg-type]
+        return policylang.partition(gm, joint_inputs, policy=policy, **options)
 
 
 @needs_groups_in_any_order

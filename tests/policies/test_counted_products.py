@@ -68,7 +68,7 @@ def graph(name: str) -> tuple[Facts, Products]:
     return GRAPHS[name]()
 
 
-VARIANTS = {"Hugging Face's qwen3", "TorchTitan's deepseek_v3", "TorchTitan's qwen3"}
+VARIANTS = {name for name in GRAPHS if name not in ("Hugging Face's llama", "TorchTitan's llama3")}
 """Products of the forms that others have as well."""
 
 

@@ -121,8 +121,3 @@ def test_a_policy_for_another_model_says_so_and_leaves_the_step_as_it_was(policy
         step.apply(policy)
     assert {found.code for found in caught.value.diagnostics if found.severity.value == "error"} <= {"APL301", "APL302"}
     assert [node.name for node in step.gm.graph.nodes] == [node.name for node in traced.step.gm.graph.nodes]
-
-
-def test_fsdp_refuses_a_step_that_is_not_sharded(zoo):
-    with pytest.raises(PolicyMatchError, match="must_recompute fsdp_line"):
-        zoo("mlp").with_policy(str(policies_folder() / "fsdp.apl"))

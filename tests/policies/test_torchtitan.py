@@ -42,7 +42,9 @@ def torchtitan(nodes: list[tuple[str, str, str]]) -> dict[str, str]:
     return decisions
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen3", "mixtral", "gpt2"])
+@pytest.mark.parametrize(
+    "model", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "mixtral", "gpt2"))]
+)
 def test_the_decisions_of_torchtitan(model):
     joint = capture_joint(*ZOO[model]())
     report = policylang.report(policylang.apply(joint.gm, "torchtitan_op_sac"))

@@ -143,8 +143,6 @@ def _plain(value: Any) -> Hashable:
 
 @define(eq=False)
 class _Graph:
-    """An observation as an FX graph."""
-
     observation: Observation
     graph: fx.Graph = field(factory=fx.Graph)
     nodes: list[list[fx.Node]] = field(factory=list)
@@ -158,8 +156,12 @@ class _Graph:
         origins = self.observation.origins
         for number, external in enumerate(origins.externals):
             self.results[TensorOrigin(OUTSIDE, number)] = self._input(external, number)
-        for number, first in origins.same_memory().items():
-            self._other_name(TensorOrigin(OUTSIDE, number), TensorOrigin(OUTSIDE, first))
+        for number, first in origins.same_memory().items():  # what writes to one writes to the other
+            origin = TensorOrigin(OUTSIDE, number)
+            node = self.graph.call_function(_READER, (self.results[TensorOrigin(OUTSIDE, first)],))
+            node.meta |= {"custom": {PHASE: FORWARD}, "val": self.results[origin].meta["val"]}
+            self.results[origin] = node
+            self.other_names.append(node)
         for number, operation in enumerate(self.observation.operations):
             self.nodes.append(self._operation(number, operation))
         readers = [self._reader(origin) for origin in reversed(self.observation.read_by_backward)]
@@ -178,16 +180,11 @@ class _Graph:
         outside = [number for number, each in enumerate(origins.externals) if origins.is_state(each.tensor)]
         return [self.results[TensorOrigin(OUTSIDE, number)] for number in outside]
 
-    def _other_name(self, origin: TensorOrigin, first: TensorOrigin) -> None:
-        """Two tensors from outside in one memory, to which the block writes: what writes to one writes to the other."""
-        given = self.results[origin]
-        node = self.graph.call_function(_READER, (self.results[first],))
-        node.meta |= {"custom": {PHASE: FORWARD}, "val": given.meta["val"]}
-        self.results[origin] = node
-        self.other_names.append(node)
-
     def _operation(self, number: int, operation: Operation) -> list[fx.Node]:
-        args, kwargs = self._filled(operation.args), self._filled(operation.kwargs)
+        def filled(leaf: Any) -> Any:
+            return self.results[leaf] if isinstance(leaf, TensorOrigin) else leaf
+
+        args, kwargs = mapped(filled, operation.args), mapped(filled, operation.kwargs)
         node = self._call(operation.operator, args, kwargs, operation)
         written = [node]
         for count, result in enumerate(self._results(node, operation.results, operation, written)):
@@ -206,7 +203,8 @@ class _Graph:
                 yield from self._results(piece, part, operation, written)
 
     def _call(self, target: Any, args: Any, kwargs: Any, operation: Operation) -> fx.Node:
-        node = self.graph.create_node("call_function", target, args, kwargs, name=_name_for(target))
+        name = getattr(getattr(target, "overloadpacket", target), "__name__", None) or type(target).__name__
+        node = self.graph.create_node("call_function", target, args, kwargs, name=name)
         node.meta["custom"] = {**dict.fromkeys(operation.annotations, True), PHASE: FORWARD}
         node.meta["nn_module_stack"] = {operation.path: (operation.path, operation.kind)}
         return node
@@ -218,9 +216,6 @@ class _Graph:
         node.meta["autograd_backward"] = True
         node.meta["val"] = read.meta["val"]
         return node
-
-    def _filled(self, value: Any) -> Any:
-        return mapped(lambda leaf: self.results[leaf] if isinstance(leaf, TensorOrigin) else leaf, value)
 
     def _value(self, described: Any) -> Any:
         if isinstance(described, list):
@@ -238,12 +233,6 @@ class _Graph:
                     found = torch.empty_strided(facts.shape, facts.stride, dtype=facts.dtype, device=facts.device)
             self.fakes[facts] = found
         return found
-
-
-def _name_for(target: Any) -> str:
-    packet = getattr(target, "overloadpacket", None)
-    name = getattr(packet, "__name__", None) or getattr(target, "__name__", None)
-    return str(name or type(target).__name__)
 
 
 def _row(facts: Facts, names: Sequence[str]) -> int:

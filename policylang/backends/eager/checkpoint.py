@@ -29,13 +29,15 @@ from policylang.language.syntax import Policy
 
 
 def blocks_in(model: nn.Module, policy: Policy, root: str) -> dict[nn.Module, str]:
-    """Each block below a model and its path, in the order of the model's modules.
-
-    Those that the policy's ``blocks`` names; without it, the numbered children of the ``ModuleList`` with the most
-    parameters; lists of one child give way to any list of two. A model that is itself a block has none below it.
-    """
+    """Each block below a model and its path, in module order: those that the policy's ``blocks`` names; without it, the
+    numbered children of the ``ModuleList`` with the most parameters, preferably of two or more. A model that is itself
+    a block has none below it."""
     if policy.blocks is None:
-        return {} if root else _largest_list(model)
+        lists = [(path, each) for path, each in model.named_modules() if isinstance(each, nn.ModuleList)]
+        if root or not lists:
+            return {}
+        path, largest = max(lists, key=lambda each: (len(each[1]) > 1, sum(map(torch.numel, each[1].parameters()))))
+        return {child: normalise(f"{path}.{name}")[1] for name, child in largest.named_children()}
     glob = PathGlob(policy.blocks.glob)
     if root and glob.outermost(root) is not None:
         return {}
@@ -47,26 +49,13 @@ def blocks_in(model: nn.Module, policy: Policy, root: str) -> dict[nn.Module, st
     return found
 
 
-def _largest_list(model: nn.Module) -> dict[nn.Module, str]:
-    modules = model.named_modules()
-    lists = [(path, module) for path, module in modules if isinstance(module, nn.ModuleList)]
-    if not lists:
-        return {}
-    path, largest = max(lists, key=lambda each: (len(each[1]) > 1, sum(map(torch.numel, each[1].parameters()))))
-    return {child: normalise(f"{path}.{name}")[1] for name, child in largest.named_children()}
-
-
 _known: WeakKeyDictionary[nn.Module, dict[Any, Contexts]] = WeakKeyDictionary()
 """By module and policy, so that ``context_fn`` may be written inside a training loop."""
 
 
 def contexts_for(module: nn.Module, policy: Callable[[], Policy], identity: Any, root: str, strict: bool) -> Contexts:
-    """The contexts of a module's checkpoints; the same object for the same ``identity`` of a policy.
-
-    Args:
-        policy: gives the policy where it is not known by its identity yet.
-        root, strict: as in ``policylang.context_fn``.
-    """
+    """The contexts of a module's checkpoints; the same object for the same ``identity`` of a policy, which ``policy``
+    gives where it is not known by that yet. ``root`` and ``strict`` as in ``policylang.context_fn``."""
     known = _known.setdefault(module, {})
     key = (identity, root, strict)
     if key not in known:
@@ -88,7 +77,7 @@ def contexts_for(module: nn.Module, policy: Callable[[], Policy], identity: Any,
 
 
 def _without_layers(model: nn.Module, policy: Policy) -> str:
-    """The empty list of layers of a model, as in a pipeline stage of a norm and a head; else empty."""
+    """The name of an empty list of layers, as in a pipeline stage of a norm and a head; empty where there is none."""
     glob = None if policy.blocks is None else PathGlob(policy.blocks.glob)
     for path, module in model.named_modules():
         child = f"{normalise(path)[1]}.0".lstrip(".")
@@ -114,7 +103,7 @@ def put_on(model: nn.Module, policy: Policy, *, strict: bool, preserve_rng_state
         raise problems.NO_BLOCKS.error(span=policy.blocks.span, glob=policy.blocks.glob, kind=kind)
     _refuse_replaced(blocks)
     put_order_on(model, policy, partial(blocks_in, policy=policy, root=""))
-    if policy.orders and not decides_about_values(policy):
+    if policy.orders and not (policy.rules or policy.undecided):  # scheduling lines alone need no checkpoint
         for expectation in policy.expectations:  # no block is planned
             problems.warn(problems.UNCHECKED.diagnostic(span=expectation.span, line=expectation.span.one_line))
         for block in blocks:
@@ -122,17 +111,11 @@ def put_on(model: nn.Module, policy: Policy, *, strict: bool, preserve_rng_state
         return
     session = Session(policy, strict, tuple(blocks.values()))
     for number, (block, name) in enumerate(blocks.items()):
-        session.add(block, name, number)
         own = block.__dict__.get("forward")
         inner = own.forward if isinstance(own, Checkpointed) else block.forward
         block.forward = Checkpointed(block, inner, session, name, number, preserve_rng_state)
         if not isinstance(own, Checkpointed):
-            block.register_forward_pre_hook(_note_replica)
-
-
-def decides_about_values(policy: Policy) -> bool:
-    """A policy that says what is saved or recomputed; one of scheduling lines alone needs no checkpoint."""
-    return bool(policy.rules or policy.undecided)
+            block.register_forward_pre_hook(_refuse_shallow_copy)
 
 
 def take_off(model: nn.Module) -> None:
@@ -147,7 +130,7 @@ def take_off(model: nn.Module) -> None:
 
 def _refuse_replaced(modules: Mapping[nn.Module, str]) -> None:
     for module, name in modules.items():
-        if _replica_hooks(module) and not isinstance(module.__dict__.get("forward"), Checkpointed):
+        if _hooks_of_ours(module) and not isinstance(module.__dict__.get("forward"), Checkpointed):
             raise problems.REPLACED.error(name=problems.block(module, name))
 
 
@@ -157,12 +140,21 @@ def _take_off(block: nn.Module) -> None:
         del block.forward
         if own.forward != MethodType(type(block).forward, block):
             block.forward = own.forward
-        for key in _replica_hooks(block):
+        for key in _hooks_of_ours(block):
             del block._forward_pre_hooks[key]
 
 
-def _replica_hooks(block: nn.Module) -> list[int]:
-    return [key for key, hook in block._forward_pre_hooks.items() if hook is _note_replica]
+def _hooks_of_ours(block: nn.Module) -> list[int]:
+    return [key for key, hook in block._forward_pre_hooks.items() if hook is _refuse_shallow_copy]
+
+
+def _refuse_shallow_copy(module: nn.Module, _args: Any) -> None:
+    """A shallow copy, as ``nn.DataParallel`` makes them, has the ``forward`` of the block, on the block's weights."""
+    if torch.compiler.is_compiling():  # first of all: Dynamo names modules by what it has looked at
+        return
+    own = module.__dict__.get("forward")
+    if isinstance(own, Checkpointed) and own.module is not module:
+        raise problems.ONLY_ONE_BLOCK.error(name=problems.block(own.module, own.root))
 
 
 @define(eq=False)
@@ -177,17 +169,13 @@ class Checkpointed:
     preserve_rng_state: bool
     contexts: Contexts = field(init=False)
 
-    @contexts.default
-    def _of_session(self) -> Contexts:
-        return self.session.context_fn()
+    def __attrs_post_init__(self) -> None:
+        self.session.add(self.module, self.root, self.number)
+        self.contexts = self.session.context_fn()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            replica = _take_replica(self)
-            if replica is not None:
-                return self._for(replica)(*args, **kwargs)
-            if stands_aside(self.module, self.root, args, kwargs):
-                return self.forward(*args, **kwargs)
+        if not torch.compiler.is_compiling() and stands_aside(self.module, self.root, args, kwargs):
+            return self.forward(*args, **kwargs)
         return checkpoint(
             self._run,
             *args,
@@ -201,25 +189,14 @@ class Checkpointed:
         """A copied model has blocks of its own under the same policy."""
         session = memo.get(id(self.session))
         if session is None:
-            session = memo[id(self.session)] = self.session.for_copy()
+            session = memo[id(self.session)] = Session(self.session.policy, self.session.strict, self.session.names)
         module = copy.deepcopy(self.module, memo)
-        session.add(module, self.root, self.number)
         return evolve(self, module=module, forward=copy.deepcopy(self.forward, memo), session=session)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For ``torch.save(model)``: what is loaded follows the policy as it was."""
         parts = (self.module, self.forward, self.session, self.root, self.number, self.preserve_rng_state)
-        return _restored, parts
-
-    def _for(self, replica: nn.Module) -> Checkpointed:
-        """For a copy of the block that has the same ``forward``, as ``nn.DataParallel`` makes them.
-
-        Raises ``PolicyGraphError`` where the forward is not that of the class, and only knows the block itself.
-        """
-        function = getattr(self.forward, "__func__", None)
-        if function is None or getattr(self.forward, "__self__", None) is not self.module:
-            raise problems.ONLY_ONE_BLOCK.error(name=problems.block(self.module, self.root))
-        return evolve(self, module=replica, forward=MethodType(function, replica))
+        return Checkpointed, parts
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # our compiler takes the checkpoint out, others ask for its contexts
@@ -239,37 +216,13 @@ class Checkpointed:
         return output
 
 
-def _restored(*parts: Any) -> Checkpointed:
-    own = Checkpointed(*parts)
-    own.session.add(own.module, own.root, own.number)
-    return own
-
-
-def _note_replica(module: nn.Module, _args: Any) -> None:
-    """A shallow copy of a block has the very ``forward`` of the block, which does not see what it is called for."""
-    if torch.compiler.is_compiling():
-        return
-    own = module.__dict__.get("forward")
-    if isinstance(own, Checkpointed) and own.module is not module:
-        this_thread.replica = module
-
-
-def _take_replica(own: Checkpointed) -> nn.Module | None:
-    replica = this_thread.replica
-    if replica is None or replica.__dict__.get("forward") is not own:
-        return None
-    this_thread.replica = None
-    return replica
-
-
 @frozen(eq=False)
 class Watch:
     """The hooks of one block that say that a checkpoint runs it, and with what inputs.
 
     Either the block is called inside the checkpoint, or the checkpoint lies in the block's own call, around its
-    forward. The hooks come after what other hooks do before a forward (FSDP gathers weights there) and before what they
-    do after it: that is none of the block's. A copied model has watches of its own, which know its blocks by what they
-    are called.
+    forward. The hooks lie inside those of others (FSDP gathers weights in them), which are none of the block's. A
+    copied model has watches of its own, which know its blocks by their names.
     """
 
     session: Session

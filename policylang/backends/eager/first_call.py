@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import count
@@ -104,13 +104,9 @@ def unseen_since(moment: int) -> AbstractContextManager[None]:
     return _suspended(lambda mode: mode.began >= moment)
 
 
-def only_readers(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Of the operators that run meanwhile, blocks see only those that read one of these tensors."""
-    return _suspended(lambda mode: not mode.suspended, frozenset(map(id, tensors)))
-
-
 @contextmanager
 def _suspended(which: Callable[[BlockMode], bool], reading: frozenset[int] = frozenset()) -> Iterator[None]:
+    """Operators that run meanwhile are hidden from some blocks, but for those that read the tensors with these ids."""
     modes = [mode for mode in active_modes() if isinstance(mode, BlockMode) and which(mode)]
     before = [mode.reading for mode in modes]
     for mode in modes:
@@ -133,20 +129,13 @@ class _Aside:
     """The number of running blocks that put it there."""
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:
-        with only_readers(tensors_in(given)):
+        with _suspended(lambda mode: not mode.suspended, frozenset(map(id, tensors_in(given)))):
             return self.hook(module, *given)
 
 
 def gathers(module: nn.Module) -> bool:
     """FSDP gathers weights before the module runs."""
     return any(_is_either(hook) for hook in module._forward_pre_hooks.values())
-
-
-def gathered_over(block: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The groups of the meshes over which FSDP gathers weights inside a block, as far as their parts are in place."""
-    modules = (module for module in block.modules() if gathers(module))
-    meshes = (getattr(weight, "device_mesh", None) for module in modules for weight in module.parameters())
-    return {name: ranks for mesh in meshes if mesh is not None for name, ranks in mesh_groups(mesh).items()}
 
 
 def is_first_fsdp(module: nn.Module) -> bool:
@@ -183,35 +172,24 @@ def thrown_away(
     entries: Mapping[int, HeldResult],
     spans: Sequence[tuple[int, int]],
     reads: Sequence[Any],
-    needed: Collection[int],
+    needed: Iterable[int],
 ) -> list[int]:
     """The operators, of those with ``entries``, that nobody can read any more. Linear in operations and what they read.
 
-    Args:
-        spans: by operator, its operations: the first, and the first of the next.
-        reads: by operation its arguments, tensors as their origins.
-        needed: operations that are needed in any case.
+    ``spans``: by operator, its operations, as in :class:`Observation`; ``reads``: by operation its arguments, tensors
+    as their origins; ``needed``: operations that are needed in any case.
     """
     parts = {at: take_apart(list(tensors_in(each.value)))[0] for at, each in entries.items()}
-    ours = Counter(storage_address(part) for own in parts.values() for part in own)
-    live = bytearray(len(reads))
-    for call in needed:
-        live[call] = True
-    for at, own in parts.items():
-        if any(_is_held_elsewhere(part, ours) for part in own):
-            for call in range(*spans[at]):
-                live[call] = True
+    places = {at: [(part, storage_address(part)) for part in own] for at, own in parts.items()}
+    ours = Counter(place for own in places.values() for _, place in own)
+    live = set(needed)
+    for at, own in places.items():
+        if any(place is None or storage_users(part) > ours[place] for part, place in own):  # held elsewhere
+            live.update(range(*spans[at]))
     for call in range(len(reads) - 1, -1, -1):
-        if live[call]:
-            for origin in leaves_in(reads[call], TensorOrigin):
-                if origin.call >= 0:
-                    live[origin.call] = True
-    return [at for at, own in parts.items() if own and not any(live[call] for call in range(*spans[at]))]
-
-
-def _is_held_elsewhere(part: Tensor, ours: Mapping[int | None, int]) -> bool:
-    at = storage_address(part)
-    return at is None or storage_users(part) > ours[at]
+        if call in live:
+            live.update(origin.call for origin in leaves_in(reads[call], TensorOrigin))
+    return [at for at, own in parts.items() if own and live.isdisjoint(range(*spans[at]))]
 
 
 _LOOKS_FROM = 32 << 20
@@ -259,7 +237,7 @@ class Observation:
     origins: Origins
     before: Before
     gathered_over: Mapping[str, tuple[int, ...]]
-    """The groups that FSDP gathers weights over inside the block, each time it runs."""
+    """The groups that FSDP gathers weights over inside the block, as far as their parts are in place."""
     stream: OperatorStream = field(factory=OperatorStream)
     spans: list[tuple[int, int]] = field(factory=list)
     """By operator, its operations: the first, and the first of the next."""
@@ -295,13 +273,20 @@ class Observation:
     def of(cls, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Observation:
         before = Before.of(list(module.modules()), (args, kwargs))
         origins = Origins(described(module, tensors_in((args, kwargs))))
-        return cls(name, module, origins, before, gathered_over(module), path=[("", type(module))])
+        inside = (inner for inner in module.modules() if gathers(inner))
+        meshes = (getattr(weight, "device_mesh", None) for inner in inside for weight in inner.parameters())
+        over = {name: ranks for mesh in meshes if mesh is not None for name, ranks in mesh_groups(mesh).items()}
+        return cls(name, module, origins, before, over, path=[("", type(module))])
 
     def operation(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator on plain tensors and note it."""
-        if is_ignored(func):
+        if is_ignored(func):  # autograd asks for it as often as it likes: it gives its argument
             out = func(*args, **kwargs)
-            self._same(args, out)
+            before = next(tensors_in(args), None)
+            if isinstance(out, Tensor) and before is not None:
+                for old, new in zip(take_apart([before])[0], take_apart([out])[0], strict=False):
+                    if (known := self.origins.known(old)) is not None:
+                        self.origins.put(new, known)
             return out
         call = len(self.operations)
         read = mapped(lambda leaf: self.origins.of(leaf) if isinstance(leaf, Tensor) else leaf, (tuple(args), kwargs))
@@ -328,7 +313,7 @@ class Observation:
             else:
                 self.hooked = True
                 ours = pair[0].__module__.startswith(f"{__package__.partition('.')[0]}.")
-                self.own_checkpoint = self.own_checkpoint or ours or are_of_checkpoint(pair)
+                self.own_checkpoint |= ours or are_of_checkpoint(pair)
         out = run()
         written = list(tensors_in(written_by(func, args, kwargs)))
         if written:
@@ -341,7 +326,8 @@ class Observation:
         outside = {number: NotedTensor.of(each) for number, each in read if self.origins.lies_outside(each)}
         if outside:
             self.noted[at] = outside
-            self.origins_noted[at] = {number: self.origins.of_parts(each.tensor) for number, each in outside.items()}
+            parts = {number: take_apart([each.tensor])[0] for number, each in outside.items()}
+            self.origins_noted[at] = {number: [*map(self.origins.known, own)] for number, own in parts.items()}
         if numbers := numbers_among(args, kwargs):
             self.numbers[at] = numbers
             stream.numbered.add(at)
@@ -369,30 +355,17 @@ class Observation:
 
     def finish(self) -> None:
         """Called when the block has returned: only then is it known what it writes, and what autograd keeps."""
-        self.origins.finish()
+        origins, stream = self.origins, self.stream
+        origins.finish()
         for at, outside in self.noted.items():
-            state = [number for number, each in outside.items() if self.origins.is_state(each.tensor)]
             parts = self.origins_noted[at]
-            other = [
-                number for number in outside if number not in state and self.origins.is_from_outside(parts[number])
-            ]
-            kept = [number for number in (*other, *state) if self._is_kept(at, number)]
-            self.stream.from_outside[at] = tuple(other)
-            self.stream.kept[at], self.stream.state[at] = tuple(kept), tuple(each for each in state if each in kept)
-
-    def _is_kept(self, at: int, number: int) -> bool:
-        """An operator that writes keeps what was there before."""
-        parts = self.origins_noted[at][number]
-        return not writes(self.stream.operators[at]) and any(each in self.read_by_backward for each in parts)
-
-    def _same(self, args: Sequence[Any], out: Any) -> None:
-        """An operator that autograd asks for as often as it likes has given its argument."""
-        before = next(tensors_in(args), None)
-        if isinstance(out, Tensor) and before is not None:
-            for old, new in zip(take_apart([before])[0], take_apart([out])[0], strict=False):
-                found = self.origins.known(old)
-                if found is not None:
-                    self.origins.put(new, found)
+            state = [number for number, each in outside.items() if origins.is_state(each.tensor)]
+            other = [each for each in outside if each not in state and origins.is_from_outside(parts[each])]
+            kept: list[int] = []
+            if not writes(stream.operators[at]):  # one that writes keeps what was there before
+                kept = [each for each in (*other, *state) if not self.read_by_backward.keys().isdisjoint(parts[each])]
+            stream.from_outside[at], stream.kept[at] = tuple(other), tuple(kept)
+            stream.state[at] = tuple(each for each in state if each in kept)
 
     def saved(self, value: Any) -> None:
         """Autograd keeps a value for the backward."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from policylang.backends.eager.origins import (
     HeldResult,
     NotedTensor,
     addresses,
-    changes_only_geometry,
     draws,
     gives_number,
     gives_what_it_writes,
@@ -105,8 +104,6 @@ class Instructions:
 
 @frozen(eq=False, kw_only=True)
 class PlannedInstructions(Instructions):
-    """The instructions of a plan."""
-
     plan: Plan
     needs: SavedForBackward
     rows: tuple[int, ...]
@@ -121,13 +118,6 @@ class PlannedInstructions(Instructions):
         row = self.rows[at] if at < len(self.rows) else -1
         decision = self.plan.decisions[row] if row >= 0 else None
         return "" if decision is None else tags.provenance(self.plan, decision)
-
-
-def instructions_so_far(observation: Observation) -> Instructions:
-    """For a call without a plan yet: everything it has made is held, and everything it has written stays written."""
-    operators, held = observation.stream.operators, observation.entries
-    kinds = [_write(each) if writes(each) else KEEP if at in held else RUN for at, each in enumerate(operators)]
-    return Instructions((*operators, None), (*kinds, RUN), len(operators))
 
 
 def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
@@ -145,16 +135,20 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     for at, kind in enumerate(kinds):
         if kind == KEEP:
             holders.setdefault(owners[at], []).append(at)
-    outside = {at: found for at, found in stream.from_outside.items() if at < stream.reach and kinds[at] in (RUN, DRAW)}
-    kept = {at: found for at, found in stream.kept.items() if at <= stream.reach and found}
+    written = {at: tuple(holders.get(owners[at], ())) for at, kind in enumerate(kinds) if kind == HELD}
+    recomputed = (at for at, kind in enumerate(kinds[: stream.reach]) if kind in (RUN, DRAW))
+    outside = {at: found for at in recomputed if (found := stream.from_outside.get(at))}
+    for at in written:
+        if torch.Tag.inplace_view in getattr(stream.operators[at], "tags", ()):
+            kinds[at] = RUN  # a change of geometry is replayed: a saved tensor keeps its original shape
     return PlannedInstructions(
         operators=(*stream.operators, None),
-        kinds=(*map(_second, kinds, stream.operators), RUN),
+        kinds=(*kinds, RUN),
         reach=stream.reach,
         read=trace.read,
-        written={at: tuple(holders.get(owners[at], ())) for at, kind in enumerate(kinds) if kind == HELD},
-        outside={at: found for at, found in outside.items() if found},
-        kept=kept,
+        written=written,
+        outside=outside,
+        kept={at: found for at, found in stream.kept.items() if at <= stream.reach and found},
         state=stream.state,
         differentiable=stream.differentiable,
         numbered=stream.numbered,
@@ -162,11 +156,6 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
         needs=needs,
         rows=trace.rows,
     )
-
-
-def _second(kind: int, operator: Any) -> int:
-    """In-place geometry changes are replayed on saved tensors: a saved tensor keeps its original shape."""
-    return RUN if kind == HELD and changes_only_geometry(operator) else kind
 
 
 def _write(operator: Any) -> int:
@@ -255,12 +244,10 @@ class FollowedCall:
         if numbers := numbers_among(args, kwargs):
             self.numbers[at] = numbers
         own = self._own_buffers()
-        read = {
-            number: each
-            for number, each in enumerate(tensors_in((args, kwargs)))
-            if not own.isdisjoint(addresses([each]))
-        }
+        given = enumerate(tensors_in((args, kwargs)))
+        read = {number: each for number, each in given if not own.isdisjoint(addresses([each]))}
         self.noted[at] = {number: NotedTensor.of(each) for number, each in read.items()}
+        is_view = bool(describe(func).flags & Category.VIEW)
         out = func(*args, **kwargs)
         written = list(tensors_in(written_by(func, args, kwargs)))
         if updated_statistics(func, args):
@@ -270,12 +257,13 @@ class FollowedCall:
             self.passed[at] = written
             note_write(written)
         elif gives_number(out) or (
-            read and self._has_written(read.values()) and not written and not describe(func).flags & Category.VIEW
+            not (written or is_view)
+            and not addresses(read.values()).isdisjoint(addresses(each for own in self.passed.values() for each in own))
         ):
             kind = KEEP
         if kind == KEEP:
             self.entries[at] = HeldResult.of(without_history(out))
-        if kind not in (RUN, DRAW) or describe(func).flags & Category.VIEW:
+        if kind not in (RUN, DRAW) or is_view:
             del self.noted[at]
         self.tail.append((func, kind))
         return out
@@ -287,10 +275,6 @@ class FollowedCall:
             found = (each for table in tables for each in table if isinstance(each, Tensor) and not each.requires_grad)
             self._own = addresses(found)
         return self._own
-
-    def _has_written(self, tensors: Iterable[Tensor]) -> bool:
-        written = addresses(each for passed in self.passed.values() for each in passed)
-        return not written.isdisjoint(addresses(tensors))
 
     def count_writes(self) -> None:
         """Called when the block has returned: its own writes to held values are expected."""
@@ -361,9 +345,13 @@ def observed_call(call: FollowedCall, observation: Observation) -> FollowedCall:
 
 
 def unfinished_call(observation: Observation) -> FollowedCall:
-    """A call that is still being observed and recomputes a part of itself: everything it has made so far is held."""
+    """A call that is still being observed and recomputes a part of itself: everything it has made so far is held, and
+    everything it has written stays written."""
+    operators, held = observation.stream.operators, observation.entries
+    kinds = [_write(each) if writes(each) else KEEP if at in held else RUN for at, each in enumerate(operators)]
+    instructions = Instructions((*operators, None), (*kinds, RUN), len(operators))
     found = observation.before.surroundings(observation.before.volatile())
-    return FollowedCall(observation.name, instructions_so_far(observation), problems.warn, found, observation.entries)
+    return FollowedCall(observation.name, instructions, problems.warn, found, held)
 
 
 def _without_unread(held: HeldResult, read: frozenset[int] | None) -> HeldResult:

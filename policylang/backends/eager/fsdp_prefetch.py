@@ -6,7 +6,7 @@ FSDP is told waits, where it has to, for the first forward; by then FSDP also kn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -80,11 +80,6 @@ class _Sharding:
             units_of[aside.block][weight.together] = unit
         return cls(blocks, [*units.values()], [[*each.values()] for each in units_of], groups)
 
-    @property
-    def is_whole(self) -> bool:
-        """All blocks are sharded."""
-        return bool(self.blocks) and all(self.units_of)
-
     def prefetched(self, statement: Prefetch, policy: Policy) -> str | Diagnostic:
         """Notes how far ahead each unit is gathered, and says how many blocks have one."""
         line, span = statement.span.one_line, statement.span
@@ -118,22 +113,21 @@ class _Sharding:
         running = [block for block in running if self.units_of[block]]
         farthest = max((unit.reach for unit in self.units), default=0)
         modules = list(self.blocks)
+
+        def ahead(blocks: Iterable[Sequence[_GatheredModule]]) -> tuple[nn.Module, ...]:
+            """Those to gather of some blocks, given by their units, the nearest block first."""
+            wanted = (unit.module for far, units in enumerate(blocks, 1) for unit in units if unit.reach >= far)
+            return tuple(dict.fromkeys(wanted))
+
         told = {}
         for at, block in enumerate(running):
             module = modules[block] if is_sharded(modules[block]) else self.units_of[block][0].module
-            after = [self.units_of[each] for each in running[at + 1 : at + 1 + farthest]]
-            before = [self.units_of[each][::-1] for each in reversed(running[max(0, at - farthest) : at])]
-            told[module] = _ahead(after), _ahead(before)
+            before = reversed(running[max(0, at - farthest) : at])
+            told[module] = (
+                ahead(self.units_of[each] for each in running[at + 1 : at + 1 + farthest]),
+                ahead(self.units_of[each][::-1] for each in before),
+            )
         return told
-
-    def names(self) -> dict[nn.Module, str]:
-        return {**{unit.module: unit.path for unit in self.units}, **self.blocks}
-
-
-def _ahead(blocks: Sequence[Sequence[_GatheredModule]]) -> tuple[nn.Module, ...]:
-    """``blocks``: their units, the nearest block first."""
-    wanted = (unit.module for far, units in enumerate(blocks, 1) for unit in units if unit.reach >= far)
-    return tuple(dict.fromkeys(wanted))
 
 
 @define(eq=False)
@@ -161,7 +155,7 @@ class FsdpOrder:
                 said = f"left: {said.message}"
             lines.append((statement, said))
         raise_errors(wrong)
-        self.lines, self.names = lines, sharding.names()
+        self.lines, self.names = lines, {**{unit.module: unit.path for unit in sharding.units}, **sharding.blocks}
         self.told = sharding.lists(running or range(len(sharding.blocks)))
         if self.before is None:
             self.before = {module: gathered_ahead(module) for module in self.told}
@@ -196,24 +190,6 @@ class FsdpOrder:
         said = tuple(LineByFsdpReport(line.span.location, line.span.one_line, phrase) for line, phrase in lines)
         return FsdpOrderReport(self.policy.name, said, tuple(self.differences()))
 
-    def refuse_without_root(self) -> None:
-        """FSDP gathers ahead on streams that all sharded modules inside one share; apart, torch fails on the first."""
-        alone = [module for module in self.told if not lies_within_another(module)]
-        if alone and len(self.told) > 1 and any(map(any, self.told.values())):
-            self.undo()
-            name = self.names.get(alone[0]) or own_class(alone[0])
-            raise problems.WITHOUT_ROOT.refused(_first_line(self.policy).span, name=name)
-
-    def agree(self, sharding: _Sharding) -> None:
-        """Raises ``PolicyDivergenceError`` unless all ranks gather alike: a backward that gathers farther ahead on one
-        rank has another order of collectives."""
-        if all(len(ranks) < 2 for ranks in sharding.groups.values()):
-            return
-        with comparing("order of the weights' gathers", settings=self.words, around=sharding.groups) as comparison:
-            graph = GraphBuilder()
-            graph.add("weights", "input", ())
-            comparison.begin(graph.facts(GraphKind.FORWARD), self.policy)
-
     def _named(self, modules: Sequence[nn.Module]) -> str:
         return ", ".join(f"`{self.names.get(each) or own_class(each)}`" for each in modules) or "nothing"
 
@@ -231,7 +207,7 @@ _orders: WeakKeyDictionary[nn.Module, FsdpOrder] = WeakKeyDictionary()
 @frozen(eq=False)
 class _Settle:
     """The hook before a model's first forward. It finds the order by the model that it is called with: a copy has an
-    order of its own."""
+    order of its own. Raises ``PolicyDivergenceError`` where another rank gathers otherwise."""
 
     policy: Policy
     blocks: BlocksOf
@@ -243,8 +219,18 @@ class _Settle:
         sharding = _Sharding.of(self.blocks(model))
         if self.policy.orders:
             found.settle(sharding)
-        found.refuse_without_root()
-        found.agree(sharding)
+        # FSDP gathers ahead on streams that all sharded modules inside one share; apart, torch fails on the first
+        alone = [module for module in found.told if not lies_within_another(module)]
+        if alone and len(found.told) > 1 and any(map(any, found.told.values())):
+            found.undo()
+            name = found.names.get(alone[0]) or own_class(alone[0])
+            raise problems.WITHOUT_ROOT.refused(_first_line(self.policy).span, name=name)
+        if any(len(ranks) > 1 for ranks in sharding.groups.values()):  # all ranks have to gather alike
+            topic = "order of the weights' gathers"
+            with comparing(topic, settings=found.words, around=sharding.groups) as comparison:
+                graph = GraphBuilder()
+                graph.add("weights", "input", ())
+                comparison.begin(graph.facts(GraphKind.FORWARD), self.policy)
         _take_off(model, _Settle)
         if found.told:
             model.register_forward_hook(_Compare(self.blocks))
@@ -273,11 +259,8 @@ class _Compare:
 
 def put_order_on(model: nn.Module, policy: Policy, blocks: BlocksOf) -> None:
     """Have FSDP gather as the policy's `prefetch` lines say, from the first forward on; what is sharded already is told
-    now. Takes what an earlier policy said back. A policy without such lines is compared with those of other ranks all
-    the same: one of them may have lines.
-
-    Raises ``PolicyMatchError`` for what eager cannot do, and where ``fully_shard`` was called otherwise.
-    """
+    now. A policy without such lines is compared with those of other ranks all the same. Raises ``PolicyMatchError`` for
+    what eager cannot do, and where ``fully_shard`` was called otherwise."""
     take_order_off(model)
     raise_errors(cannot_order(policy, EAGER))
     _orders[model] = found = FsdpOrder(policy)
@@ -288,7 +271,7 @@ def put_order_on(model: nn.Module, policy: Policy, blocks: BlocksOf) -> None:
     if others and not _is_optional(policy):
         raise problems.NOT_FULLY_SHARDED.refused(_first_line(policy).span, name=type(others[0]).__name__)
     sharding = _Sharding.of(blocks(model))
-    if sharding.is_whole:
+    if sharding.blocks and all(sharding.units_of):
         found.settle(sharding)
 
 

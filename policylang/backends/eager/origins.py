@@ -54,11 +54,9 @@ Geometry = tuple[int, int, tuple[int, ...], tuple[int, ...], Any]
 
 @define(eq=False)
 class Origins:
-    """The origins of the plain tensors of one call of a block; tensor subclasses are looked up part by part.
-
-    A tensor is known by identity while it lives. Where autograd returns another object for the same value, as it does
-    for saved tensors, it is known by its place in memory: the origin is the last call that returned that place.
-    """
+    """The origins of the plain tensors of one call of a block; tensor subclasses are looked up part by part. A tensor
+    is known by identity while it lives. Where autograd returns another object for the same value, as for saved tensors,
+    it is known by its place in memory: the origin is the last call that returned that place."""
 
     given: dict[int, tuple[InputKind, str]]
     """Tensors from outside, by ``id``; they live as long as the call."""
@@ -106,9 +104,6 @@ class Origins:
         freed = addresses(gone)
         self._by_place = {place: origin for place, origin in self._by_place.items() if place[0] not in freed}
 
-    def of_parts(self, tensor: Tensor) -> list[TensorOrigin | None]:
-        return [self.known(part) for part in take_apart([tensor])[0]]
-
     def is_from_outside(self, parts: Iterable[TensorOrigin | None]) -> bool:
         """A parameter, a buffer or a constant, not an argument of the call."""
         return all(
@@ -145,23 +140,16 @@ def addresses(tensors: Iterable[Tensor]) -> set[int]:
 def described(module: nn.Module, inputs: Iterable[Tensor]) -> dict[int, tuple[InputKind, str]]:
     """The kind and name of a block's inputs and state, by ``id``. A tensor that is both is an input."""
     state = read_state(module)
-    found: dict[int, tuple[InputKind, str]] = {}
     named = [
         *((tensor, InputKind.PARAMETER, name) for name, tensor in state.parameters.items()),
         *((tensor, InputKind.BUFFER, name) for name, tensor in (state.buffers | state.attributes).items()),
         *((tensor, InputKind.USER, f"input {number}") for number, tensor in enumerate(inputs)),
     ]
-    for tensor, kind, name in named:
-        for part in take_apart([tensor])[0]:
-            found[id(part)] = kind, name
-    return found
+    return {id(part): (kind, name) for tensor, kind, name in named for part in take_apart([tensor])[0]}
 
 
-Memory = tuple[int, int]
-"""The version of a tensor's memory, and its size."""
-
-
-def memory_of(tensor: Tensor) -> Memory:
+def memory_of(tensor: Tensor) -> tuple[int, int]:
+    """The version of a tensor's memory, and its size."""
     return version(tensor), storage_bytes(tensor)
 
 
@@ -170,7 +158,7 @@ class HeldResult:
     """An operator's result, as tensors without a history, and the memory of each."""
 
     value: Any
-    memory: list[Memory]
+    memory: list[tuple[int, int]]
 
     @classmethod
     def of(cls, value: Any) -> HeldResult:
@@ -302,11 +290,6 @@ def numbers_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     return found
 
 
-def gives_number(out: Any) -> bool:
-    """The result tells Python about the data of a tensor."""
-    return isinstance(out, bool | int | float | complex)
-
-
 def draws(operator: Any) -> bool:
     """torch tags the operator as drawing random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
@@ -326,10 +309,9 @@ def traces_again(operator: Any) -> bool:
     return isinstance(operator, HigherOrderOperator) and operator.name() in ("cond", "map_impl", "scan")
 
 
-@cache
-def changes_only_geometry(operator: Any) -> bool:
-    """In place, the operator changes the shape or strides of a tensor, not its data."""
-    return torch.Tag.inplace_view in getattr(operator, "tags", ())
+def gives_number(out: Any) -> bool:
+    """The result tells Python about the data of a tensor."""
+    return isinstance(out, bool | int | float | complex)
 
 
 @cache

@@ -177,7 +177,6 @@ class ForwardMode(BlockMode):
             if found is not None:
                 self._at, call.left_out = found, True
                 return self.__torch_dispatch__(func, types, args, kwargs)
-        if call.drifted_at is None:
             self._drift(func)
         return call.run_unplanned(func, args, kwargs)
 
@@ -191,10 +190,8 @@ class ForwardMode(BlockMode):
 
 
 class RecomputeMode(BlockMode):
-    """The recomputation: gives what is held, runs the rest.
-
-    ``within`` says that the block itself is still running: it differentiates a part of itself.
-    """
+    """The recomputation: gives what is held, runs the rest. ``within``: the block itself is still running, and
+    differentiates a part of itself."""
 
     def __init__(self, call: FollowedCall, within: bool = False) -> None:
         super().__init__()
@@ -250,10 +247,8 @@ class RecomputeMode(BlockMode):
         """The return value of an operator that writes: the arguments that it wrote to."""
         targets = written_by(func, args, kwargs)
         self._leave_uncounted(targets)
-        returns = schema_of(func).returns
-        if not returns:
-            return None
-        return targets[0] if len(returns) == 1 else tuple(targets)
+        returns = len(schema_of(func).returns)
+        return (targets[0] if returns == 1 else tuple(targets)) if returns else None
 
     def _leave_uncounted(self, targets: Sequence[Any]) -> None:
         self._not_written += [(each, version(each)) for each in tensors_in(targets)]
@@ -268,9 +263,8 @@ class RecomputeMode(BlockMode):
     def end(self) -> None:
         """Called when the block has returned, and nothing has interrupted it."""
         call, at = self._call, self._at
-        if self._within or at >= call.reach or call.after_what_is_made_once(at, None) is not None:
-            return
-        raise self._diverged(None)
+        if not self._within and at < call.reach and call.after_what_is_made_once(at, None) is None:
+            raise self._diverged(None)
 
     def _diverged(self, came: Any) -> PolicyGraphError:
         call, at = self._call, self._at
@@ -285,9 +279,9 @@ class RecomputeMode(BlockMode):
             rest = enumerate(call.instructions.operators[at:], at)
             return next((position for position, operator in rest if operator is func), None)
         found = call.after_what_is_made_once(at, func)
-        if found is not None:
-            return found
-        raise self._diverged(func)
+        if found is None:
+            raise self._diverged(func)
+        return found
 
     def _check_numbers(self, at: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Raises ``PolicyGraphError`` where an operator is called with other numbers, whether or not it runs: what has

@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
-from attrs import frozen
 from torch import nn
 
-from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyWarning
-from policylang.language.diagnostics import Diagnostic, Span, diagnose
-from policylang.language.syntax import Policy
+from policylang.backends.refusals import Problem
+from policylang.errors import PolicyWarning
+from policylang.language.diagnostics import Diagnostic
 from policylang.planning.checkpoints import WHOLE_GRAPH
-from policylang.planning.digest import policy_text
 from policylang.planning.refusals import NO_SUCH_BLOCKS, PATH_CANNOT
 
 AROUND_IT = "the model around this checkpoint"
 _COMPILE = "`block.compile(backend=policylang.backend(...))`; `torch.compile` of the model takes the same backend"
-
-
-@frozen
-class Problem:
-    """A diagnostic; its message is formatted with what is found, mostly the ``name`` of a :func:`block`."""
-
-    code: str
-    message: str
-    help: str
-
-    def diagnostic(self, details: Sequence[str] = (), span: Span | None = None, **found: Any) -> Diagnostic:
-        return diagnose(self.code, self.message.format(**found), span, help=self.help, details=tuple(details))
-
-    def error(self, details: Sequence[str] = (), span: Span | None = None, **found: Any) -> PolicyGraphError:
-        return PolicyGraphError([self.diagnostic(details, span, **found)])
-
-    def refused(self, span: Span, **found: Any) -> PolicyMatchError:
-        return PolicyMatchError([self.diagnostic(span=span, **found)])
 
 
 DRIFTED = Problem(  # in the forward: another operator than in the first call
@@ -202,12 +180,6 @@ RUNS_UNCOMPILED = Problem(  # only a warning: what the compiler leaves to eager,
     "{name} was to be compiled, and `torch.compile` runs it as it is: the policy is followed operator by operator",
     "`TORCH_LOGS=recompiles,graph_breaks` says why",
 )
-TWO_POLICIES = Problem(
-    "APL397",
-    "a block is under two policies: the checkpoint follows {ours}, {whose} {theirs}",
-    "give the same policy to both",
-)
-
 NOT_FULLY_SHARDED = Problem(
     "APL387",
     "this asks for an order of gathers, which `fully_shard` keeps in eager and `{name}` does not",
@@ -280,19 +252,3 @@ def operator(found: Any) -> str:
 
 def warn(found: Diagnostic) -> None:
     warnings.warn(f"{found.message} ({found.code}); {found.help}", PolicyWarning, stacklevel=3)
-
-
-def refuse_another(ours: Policy, other: Policy, whose: str) -> None:
-    """Raises ``PolicyMatchError`` where ``whose`` policy does not say what the checkpoint's does."""
-    texts = policy_text(ours), policy_text(other)
-    if texts[0] == texts[1]:
-        return
-    lines = zip_longest(*(text.splitlines() for text in texts), fillvalue="nothing more")
-    first = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
-    details = f"the checkpoint's says `{first[0].strip()}`", f"{whose}'s says `{first[1].strip()}`"
-    raise PolicyMatchError([TWO_POLICIES.diagnostic(details, ours=_told(ours), theirs=_told(other), whose=whose)])
-
-
-def _told(policy: Policy) -> str:
-    sources = dict.fromkeys(each.span.source.name for each in policy.rules if each.span is not None)
-    return f"`{policy.name}` ({', '.join(sources)})" if sources else f"`{policy.name}`"

@@ -6,36 +6,43 @@ The key of a plan is all of a call that changes which operators it runs, as far 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
+from policylang.audit.graphs import audit_eager
 from policylang.audit.outcome import Audit
 from policylang.backends.eager import problems
 from policylang.backends.eager.block_trace import BlockTrace, fingerprint, trace_of
 from policylang.backends.eager.first_call import Observation, is_first_fsdp
-from policylang.backends.eager.followed_call import FollowedCall, PlannedInstructions, observed_call, unfinished_call
+from policylang.backends.eager.followed_call import (
+    FollowedCall,
+    PlannedInstructions,
+    instructions_of,
+    observed_call,
+    unfinished_call,
+)
 from policylang.backends.eager.origins import HeldResult, tensors_in
-from policylang.backends.eager.path import EagerPath, HeldTensors
 from policylang.backends.eager.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.fsdp_weights import NamedBlock, weights_of_blocks
-from policylang.backends.path import raise_differences
+from policylang.backends.path import BackendPath, raise_differences, raise_errors
 from policylang.backends.records import AppliedPlan, announce
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
 from policylang.graph.blocks import BlockTable, blocks_of
+from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Policy
 from policylang.planning.checkpoints import BlockContext
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
-from policylang.ranks.comparison import AgreedAccounts, comparing, tell_stopped
+from policylang.ranks.comparison import AgreedAccounts, agree_on_collectives, comparing, tell_stopped
+from policylang.ranks.rank_account import GraphRun
 from policylang.torch_compat.compilers import compiled_in_place, compiler_of, is_compiled
 from policylang.torch_compat.eager import (
     differentiated_by_transform,
@@ -61,11 +68,8 @@ def runs_for_backward(module: nn.Module) -> bool:
 
 
 def stands_aside(module: nn.Module, root: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """The block is to run without its checkpoint. Warns where a backward could follow.
-
-    Raises ``PolicyGraphError`` under a transformation that differentiates by itself: nothing it keeps can be saved or
-    recomputed from here.
-    """
+    """The block is to run without its checkpoint. Warns where a backward could follow. Raises ``PolicyGraphError``
+    under a transformation that differentiates by itself, whose values no checkpoint reaches."""
     if traced_for_others() or any(isinstance(each, fx.Proxy) for each in (*args, *kwargs.values())):
         return True
     if not transformed():
@@ -84,10 +88,8 @@ def carries_policies(module: nn.Module) -> bool:
 
 
 def check_parts(module: nn.Module, root: str) -> None:
-    """Raises ``PolicyGraphError`` where a block or a part of it does not run as operators that repeat.
-
-    A block that policylang's compiler left to eager is followed there; any other compiled code has no operators.
-    """
+    """Raises ``PolicyGraphError`` where a block or a part of it does not run as operators that repeat. A block that
+    policylang's compiler left to eager is followed there; any other compiled code has no operators."""
     name = problems.block(module, root)
     parts = {inner: ".".join(filter(None, (root, path))) for path, inner in module.named_modules()}
     for inner, path in parts.items():
@@ -100,6 +102,19 @@ def check_parts(module: nn.Module, root: str) -> None:
     for inner, path in parts.items():
         if is_first_fsdp(inner):
             raise problems.FIRST_FSDP.error(name=name, part=problems.block(inner, path))
+
+
+class EagerPath(BackendPath):
+    """A block of a model is traced the first time it is called in some way; its trace is what is planned, and a
+    checkpoint follows the plan operator by operator."""
+
+    name: ClassVar[str] = "eager"
+    front: ClassVar[str] = "policylang.backends.torch_compile.hooks:of_checkpoints"
+
+    def refuse(self, found: Sequence[Diagnostic], deferred: Collection[str]) -> None:
+        """All or nothing: what other blocks may answer is raised with what none can."""
+        if any(is_error(each) and each.code not in deferred for each in found):
+            raise_errors(found)
 
 
 _PATH = EagerPath()
@@ -128,9 +143,7 @@ class RunningBlock:
 
     def so_far(self) -> FollowedCall:
         """The results so far, for a part of the block that is recomputed from within."""
-        if isinstance(self.run, FollowedCall):
-            return self.run
-        return unfinished_call(self.run)
+        return self.run if isinstance(self.run, FollowedCall) else unfinished_call(self.run)
 
     def failed(self, error: BaseException) -> None:
         """It will never return. Ranks that run the block for the first time, too, are about to wait for this one."""
@@ -176,12 +189,10 @@ class CheckpointRegion:
         return RunningBlock(self, key, module, self._call(key, module, kept, found), kept)
 
     def end(self, running: RunningBlock, returned: Iterable[Tensor]) -> FollowedCall | None:
-        """After the forward: what its backward is to follow; None where nothing is read by any.
-
-        Raises ``PolicyMatchError`` where policy and block do not fit, and ``PolicyAuditError`` where the first call of
-        its kind holds other values than planned. Other memory for the same values, which is a kernel's choice, is said
-        in the report.
-        """
+        """After the forward: what its backward is to follow; None where nothing is read by any. Raises
+        ``PolicyMatchError`` where policy and block do not fit, and ``PolicyAuditError`` where the first call of its
+        kind holds other values than planned. A kernel may hold other memory for the same values: that is in the
+        report."""
         call = running.run
         if isinstance(call, Observation):
             return self._plan(running, call, list(returned))
@@ -211,7 +222,14 @@ class CheckpointRegion:
                 self.traces[same] = trace_of(observation, returned)
             self.seen[same] = self.traces[same]
             trace = self.traces[same].under(self.root)
-            instructions, self.nothing[key] = self._instructions(trace, module)
+            plan, self.nothing[key] = self._planned(trace, module)
+            number = plan.block_of[0] if len(plan.block_of) else -1
+            if plan.block_names and number >= 0 and len(set(plan.block_of)) == 1:  # one block, whichever it is
+                names = (plan.block_names[number],)
+                plan = evolve(plan, block_of=array("i", bytes(4 * len(plan.facts))), block_names=names)
+            instructions = instructions_of(trace, plan)
+            again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))
+            agree_on_collectives(plan, [GraphRun("forward", trace.facts), GraphRun("backward", trace.facts, again)])
             before, volatile = observation.before, observation.before.volatile()
             kept = self.kept[key] = CachedPlan(instructions, volatile)
             call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
@@ -223,16 +241,12 @@ class CheckpointRegion:
         """The topic of its comparison among ranks."""
         return f"checkpoint of {self._named(module)}"
 
-    def _instructions(self, trace: BlockTrace, module: nn.Module) -> tuple[PlannedInstructions, tuple[Diagnostic, ...]]:
-        """The instructions for the block, and the errors that say "matches nothing"."""
-        plan, nothing = self._planned(trace, module)
-        return _PATH.lower(trace, _of_one_block(plan, self._named(module)), {}), nothing
-
     def unmatched_in(self, trace: BlockTrace, module: nn.Module) -> tuple[Diagnostic, ...]:
         """The errors that say "matches nothing", should the block do what another was seen to do."""
         return self._planned(trace.under(self.root), module)[1]
 
     def _planned(self, trace: BlockTrace, module: nn.Module) -> tuple[Plan, tuple[Diagnostic, ...]]:
+        """The plan for the block, and the errors that say "matches nothing"."""
         deferred = (MATCHES_NOTHING,) if len(self.names) > 1 else ()
         block = NamedBlock(module, self.root, max(0, self.number or 0))
         aside = weights_of_blocks([block], self.names or (self.root or type(module).__name__,))
@@ -241,37 +255,37 @@ class CheckpointRegion:
         return plan, tuple(found for found in plan.diagnostics if is_error(found))
 
     def _call(self, key: Hashable, module: nn.Module, kept: CachedPlan, found: Surroundings) -> FollowedCall:
-        return FollowedCall(self._named(module), kept.instructions, partial(self._drifted, key), found)
+        def drifted(problem: Diagnostic) -> None:
+            self.kept.pop(key, None)
+            if self.strict:
+                raise PolicyGraphError([problem])
+            problems.warn(problem)
+
+        return FollowedCall(self._named(module), kept.instructions, drifted, found)
 
     def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before) -> None:
         instructions = kept.instructions
-        rows = [(at, instructions.rows[at]) for at in call.entries if instructions.is_planned(at)]
-        held = {row: _read(call.entries[at], instructions.read.get(at)) for at, row in rows}
-        kept.audit = _PATH.audit(instructions.plan, HeldTensors(instructions.needs, held, before.alive()))
+        planned = [at for at in call.entries if instructions.is_planned(at)]
+        held = {instructions.rows[at]: _read(call.entries[at], instructions.read.get(at)) for at in planned}
+        outside = take_apart(before.alive())[0]
+        kept.audit = audit_eager(instructions.plan, instructions.needs, held, outside)
         kept.saved = kept.audit.saved_bytes, kept.audit.saved_bytes
         raise_differences([found for found in kept.audit.differences if is_error(found)])
 
     def _place(self, trace: BlockTrace, module: nn.Module) -> BlockContext:
         place, facts = BlockContext(trace.reach_row, unchanged=trace.unchanged, inner=trace.inner), trace.facts
-        if self.number is not None:
-            blocks = BlockTable(array("i", [self.number]) * len(facts), self.names, alone=self.number)
-            return evolve(place, blocks=blocks)
-        if self.policy.blocks is not None:
-            glob = PathGlob(self.policy.blocks.glob)
-            is_block = bool(self.root) and glob.outermost(self.root) == self.root
-            if not is_block and blocks_of(facts, glob).names:
+        number, names = self.number or 0, self.names
+        if self.number is None:
+            names = (self.root or type(module).__name__,)
+            glob = None if self.policy.blocks is None else PathGlob(self.policy.blocks.glob)
+            is_block = glob is None or (bool(self.root) and glob.outermost(self.root) == self.root)
+            if glob is not None and not is_block and blocks_of(facts, glob).names:
                 return place
-        name = self.root or type(module).__name__
-        return evolve(place, blocks=BlockTable(array("i", bytes(4 * len(facts))), (name,), alone=0), numbered=False)
+        blocks = BlockTable(array("i", [number]) * len(facts), names, alone=number)
+        return evolve(place, blocks=blocks, numbered=self.number is not None)
 
     def _named(self, module: nn.Module) -> str:
         return problems.block(module, self.root)
-
-    def _drifted(self, key: Hashable, found: Diagnostic) -> None:
-        self.kept.pop(key, None)
-        if self.strict:
-            raise PolicyGraphError([found])
-        problems.warn(found)
 
 
 def is_alike(module: nn.Module, other: nn.Module) -> bool:
@@ -286,22 +300,12 @@ def is_alike(module: nn.Module, other: nn.Module) -> bool:
     return one == two
 
 
-def _of_one_block(plan: Plan, name: str) -> Plan:
-    """The plan of a block that is the whole graph counts it as one block, whichever it is."""
-    number = plan.block_of[0] if len(plan.block_of) else 0
-    if not plan.block_names or len(set(plan.block_of)) > 1 or number < 0:
-        return plan
-    return evolve(plan, block_of=array("i", bytes(4 * len(plan.facts))), block_names=(plan.block_names[number],))
-
-
 def _read(held: HeldResult, read: frozenset[int] | None) -> list[Tensor]:
-    """The results of an operator that anyone reads: the others have placeholders."""
-    if read is None or not isinstance(held.value, tuple | list):
-        return list(tensors_in(held.value))
-    return list(tensors_in([part for at, part in enumerate(held.value) if at in read]))
-
-
-# --- the key of a plan ------------------------------------------------------------------------------------------------
+    """The results of an operator that anyone reads, as plain tensors: the others have placeholders."""
+    value = held.value
+    if read is not None and isinstance(value, tuple | list):
+        value = [part for at, part in enumerate(value) if at in read]
+    return take_apart(list(tensors_in(value)))[0]
 
 
 def call_key(modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:

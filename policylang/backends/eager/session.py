@@ -31,6 +31,7 @@ from policylang.backends.eager.region import (
     traced_for_others,
 )
 from policylang.backends.fsdp_weights import NamedBlock
+from policylang.backends.refusals import refuse_another
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
@@ -58,13 +59,10 @@ Pair = tuple["CheckpointContext", "CheckpointContext"]
 
 
 class Contexts(partial[Pair]):
-    """The ``context_fn`` of ``torch.utils.checkpoint.checkpoint``. Each call serves one forward.
-
-    ``torch.compile`` takes plain functions there, which are not pickled, and partials of them, which are: the arguments
-    of a trainer are stored with everything in them. A loaded one has the policy, and the blocks of the model that was
-    stored along with it; without a model it has none. A copy is the same object, since it does not know what it is
-    called for.
-    """
+    """The ``context_fn`` of a checkpoint. Each call serves one forward. ``torch.compile`` takes partials of functions,
+    which are pickled: the arguments of a trainer are stored with everything in them. A loaded one has the policy, and
+    the blocks of the model that was stored along with it. A copy is the same object, since it does not know what it is
+    called for."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Contexts:
         return self
@@ -105,6 +103,15 @@ class Session:
         """A loaded model is observed anew."""
         return Session, (self.policy, self.strict, self.names)
 
+    def named(self, block: nn.Module) -> str:
+        """A block as a sentence names it."""
+        return problems.block(block, self.regions[block].root)
+
+    def around(self) -> CheckpointContext | None:
+        """The innermost context that is entered, if it is one of ours and nothing is being traced."""
+        found = innermost()
+        return found if found is not None and found.session is self and graph_being_traced() is None else None
+
     def add(self, module: nn.Module, root: str, number: int | None = None) -> CheckpointRegion:
         """``number``: which of the model's blocks it is, where that is known."""
         region = self.regions.get(module)
@@ -119,14 +126,6 @@ class Session:
         """The policy as a block plans it: the order of gathers is FSDP's, for the model as a whole."""
         rewrites = tuple(each for each in self.policy.rewrites if not isinstance(each, Bucket))
         return evolve(self.policy, rewrites=rewrites, scheduling=()) if self.policy.orders else self.policy
-
-    def for_copy(self) -> Session:
-        """For a copy of the model, still without its blocks."""
-        return Session(self.policy, self.strict, self.names)
-
-    def named(self, block: nn.Module) -> str:
-        """A block as a sentence names it."""
-        return problems.block(block, self.regions[block].root)
 
     def context_fn(self) -> Contexts:
         """The same object each time: ``torch.compile`` identifies the checkpoint by its function."""
@@ -148,7 +147,7 @@ class Session:
         self.compiled = True
         if policy is self.policy or any(policy is each for each in self.agreed):
             return
-        problems.refuse_another(self.policy, policy, "the compiler")
+        refuse_another(self.policy, policy, "the compiler")
         self.agreed.append(policy)
 
     def block_names(self) -> tuple[str, ...]:
@@ -157,15 +156,9 @@ class Session:
 
     def numbered_blocks(self) -> tuple[list[NamedBlock], tuple[str, ...]]:
         """The blocks that a checkpoint may run, and their names; of a block without a name, the class."""
-        regions = [
-            (module, region) for module, region in self.regions.items() if region.number is not None or not self.names
-        ]
-        names = tuple(region.root or type(module).__name__ for module, region in regions)
-        return [NamedBlock(each, region.root, at) for at, (each, region) in enumerate(regions)], names
-
-    def name_of_a_block(self) -> str:
-        """The class of a block, where no name is known."""
-        return next((type(module).__name__ for module in self.regions), "block")
+        regions = self._numbered() if self.names else self.regions
+        names = tuple(region.root or type(module).__name__ for module, region in regions.items())
+        return [NamedBlock(each, region.root, at) for at, (each, region) in enumerate(regions.items())], names
 
     def nothing_ran(self) -> PolicyGraphError:
         """A checkpoint ran none of the blocks, or one whose hooks the compiler has taken away."""
@@ -198,23 +191,20 @@ class Session:
 
     def check_unmatched(self, *, in_backward: bool = False) -> None:
         """Raise ``PolicyMatchError`` for each rule that matched nothing in any block, once all have been called, or a
-        backward begins. A block that has not been called by then would do what one does that is made alike; one unlike
-        all others is waited for, with a warning. What is trained without a checkpoint is not under the policy.
-
-        Blocks without anything for their backward to read say nothing. A copied model has its own of each block.
-        """
+        backward begins. A block that has not been called by then counts as one that is made alike; one unlike all
+        others is waited for, with a warning. Blocks trained without a checkpoint, or without anything for their
+        backward to read, say nothing."""
         if self.unmatched_compared or len(self.names) < 2:
             return
-        numbered = [(module, region) for module, region in self.regions.items() if region.number is not None]
-        ways = [found for _, region in numbered for found in region.nothing.values()]
-        missing = self._not_called()
+        numbered, missing = self._numbered(), self._not_called()
+        ways = [found for region in numbered.values() for found in region.nothing.values()]
         if not ways or (missing and not in_backward) or any(map(is_compiled, missing)):
             return
         unlike = []
         for module, region in missing.items():
             if region.number in self.ran_without:
                 continue
-            alike = next((other for made, other in numbered if other.seen and is_alike(module, made)), None)
+            alike = next((other for made, other in numbered.items() if other.seen and is_alike(module, made)), None)
             if alike is None:
                 unlike.append(region.root)
             else:
@@ -222,20 +212,20 @@ class Session:
         shared = set.intersection(*({(each.message, each.span) for each in found} for found in ways))
         wrong = [each for each in ways[0] if (each.message, each.span) in shared]
         self.unmatched_compared = not unlike or not wrong
-        if wrong and unlike:
-            if not self.waits:
-                self.waits = True
-                problems.warn(problems.NOTHING_YET.diagnostic(found=wrong[0].message, names=folded_names(unlike)))
-        elif wrong:
+        if wrong and unlike and not self.waits:
+            self.waits = True
+            problems.warn(problems.NOTHING_YET.diagnostic(found=wrong[0].message, names=folded_names(unlike)))
+        elif wrong and not unlike:
             raise PolicyMatchError([evolve(each, details=(*each.details, *self.outside())) for each in wrong])
+
+    def _numbered(self) -> dict[nn.Module, CheckpointRegion]:
+        return {module: region for module, region in self.regions.items() if region.number is not None}
 
     def _not_called(self) -> dict[nn.Module, CheckpointRegion]:
         """The model's blocks that no checkpoint has run, nor a copy of them."""
-        regions = [*self.regions.items()]
-        called = {region.number for _, region in regions if region.nothing or region.idle}
-        return {
-            module: region for module, region in regions if region.number is not None and region.number not in called
-        }
+        numbered = self._numbered()
+        called = {region.number for region in numbered.values() if region.nothing or region.idle}
+        return {module: region for module, region in numbered.items() if region.number not in called}
 
     def outside(self) -> list[str]:
         """Sentences that name the blocks which are not under the policy, those without a checkpoint first."""
@@ -256,11 +246,6 @@ class Session:
         said = "sizes that come from data are those of the first call"
         return [f"{said}: of {counted(len(sized), 'block')}, the calls so far saved {least} to {most}"] if sized else []
 
-    def around(self) -> CheckpointContext | None:
-        """The innermost context that is entered, if it is one of ours and nothing is being traced."""
-        found = innermost()
-        return found if found is not None and found.session is self and graph_being_traced() is None else None
-
 
 def innermost() -> CheckpointContext | None:
     """The innermost context that is entered in this thread."""
@@ -279,13 +264,11 @@ class _Running(threading.local):
     def __init__(self) -> None:
         self.around: list[CheckpointContext] = []
         self.called: list[BlockCall] = []
-        self.replica: nn.Module | None = None
         self.begun = 0
 
 
 this_thread = _Running()
-"""The contexts that are entered, the blocks that are called outside of any, a shallow copy that is called next, and how
-many blocks have begun in a context."""
+"""The contexts that are entered, the blocks that are called outside of any, and how many have begun in a context."""
 
 
 @frozen(eq=False)
@@ -348,9 +331,7 @@ class CheckpointContext:
 
     def give_way(self, policy: Policy) -> None:
         """Code that our compiler made under a policy is about to run: it knows what to save, so autograd is to keep it.
-
-        Raises ``PolicyMatchError`` where it is another policy than that of the checkpoint.
-        """
+        Raises ``PolicyMatchError`` where the checkpoint has another policy."""
         if self.mode is not None or graph_being_traced() is not None:
             return
         self.session.follow(policy)
@@ -417,17 +398,16 @@ class CheckpointContext:
         if isinstance(self.running.run, Observation):
             self._look_around(block)
         clear_cast_weights()
-        self._contexts.enter_context(noting_saved(self.saved, self.session.named(block.module), self._check_given))
+
+        def check_given(value: Tensor, written: int) -> None:
+            if self.call is not None:
+                self.call.check_given(value, written)
+
+        self._contexts.enter_context(noting_saved(self.saved, self.session.named(block.module), check_given))
         self._contexts.enter_context(gathers_aside(block.module))
         run = self.running.run
-        if isinstance(run, FollowedCall):
-            self.mode = self._contexts.enter_context(ForwardMode(run))
-        else:
-            self.mode = self._contexts.enter_context(watched(run))
-
-    def _check_given(self, value: Tensor, written: int) -> None:
-        if self.call is not None:
-            self.call.check_given(value, written)
+        mode = ForwardMode(run) if isinstance(run, FollowedCall) else watched(run)
+        self.mode = self._contexts.enter_context(mode)
 
     def _look_around(self, block: BlockCall) -> None:
         """Warn of another checkpoint that runs the block as well."""

@@ -42,8 +42,8 @@ class Volatile:
     inside its arguments."""
 
     entries: dict[int, set[str]]
-    within: dict[int, set[str]]
-    """By table, the entries that hold a list, dictionary or object that is changed inside."""
+    within: list[tuple[int, str]]
+    """The entries, each with its table, that hold a list, dictionary or object that is changed inside."""
     arguments: bool
     draws: bool
     """They draw from a generator of Python's or numpy's."""
@@ -159,7 +159,7 @@ def surroundings(modules: Sequence[nn.Module], given: Any, volatile: Volatile) -
     held: list[_Held | _PythonDraws] = [_Held.of(tables[number], names) for number, names in volatile.entries.items()]
     if volatile.draws:
         held.append(_PythonDraws.now())
-    inside = tuple(tables[number].get(name) for number, names in volatile.within.items() for name in names)
+    inside = tuple(tables[number].get(name) for number, name in volatile.within)
     held += map(_Held.of, _containers((inside, given if volatile.arguments else ())))
     return Surroundings(_tensors(modules), held)
 
@@ -198,18 +198,13 @@ class Before:
         """The changes made by the call."""
         changed = {number: table.changed() - _STRUCTURE for number, table in enumerate(self.tables)}
         entries = {number: names for number, names in changed.items() if names}
-        within: dict[int, set[str]] = {}
-        for (number, name), held in self.within.items():
-            if any(each.changed() for each in held):
-                within.setdefault(number, set()).add(name)
+        within = [place for place, held in self.within.items() if any(each.changed() for each in held)]
         return Volatile(entries, within, any(each.changed() for each in self.arguments), self.draws.changed())
 
     def surroundings(self, volatile: Volatile) -> Surroundings:
         held: list[_Held | _PythonDraws] = [self.draws] if volatile.draws else []
         held += [evolve(self.tables[number], keys=frozenset(names)) for number, names in volatile.entries.items()]
-        inside = [
-            each for number, names in volatile.within.items() for name in names for each in self.within[number, name]
-        ]
+        inside = [each for place in volatile.within for each in self.within[place]]
         return Surroundings(self.tensors, [*held, *inside, *(self.arguments if volatile.arguments else ())])
 
 

@@ -9,7 +9,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
@@ -47,12 +47,9 @@ from policylang.torch_compat.eager import compiled_around
 def watched(
     compiled: Callable[..., Any], graph: CompiledGraph, is_answered: Callable[[], bool], check: Callable[[], None]
 ) -> Callable[..., Any]:
-    """``compiled``, with ``check`` called when the first backward through it starts, unless it ``is_answered`` by then.
-
-    By then every graph of the forward has been compiled: that is the earliest moment at which "matches nothing" is
-    known, and the last at which the user has lost nothing but one forward. Where no output leads to a backward,
-    ``check`` is called at the second call instead.
-    """
+    """``compiled``, with ``check`` called when the first backward through it starts, unless it ``is_answered`` by then;
+    where no output leads to a backward, at the second call. By then every graph of the forward has been compiled: that
+    is the earliest moment at which "matches nothing" is known, and the user has lost nothing but one forward."""
     unhooked = False
 
     def call(*arguments: Any) -> Any:
@@ -64,20 +61,14 @@ def watched(
             check()
         outputs = compiled(*arguments)
         if not is_answered():
-            unhooked = not _before_backward(outputs, check)
+            functions = {each.grad_fn: None for each in outputs if isinstance(each, torch.Tensor)}
+            functions.pop(None, None)
+            for function in functions:
+                function.register_prehook(lambda gradients: check())
+            unhooked = not functions
         return outputs
 
     return call
-
-
-def _before_backward(outputs: Iterable[Any], check: Callable[[], None]) -> bool:
-    """Call ``check`` when a gradient reaches one of the outputs; False where none can."""
-    functions = dict.fromkeys(
-        output.grad_fn for output in outputs if isinstance(output, torch.Tensor) and output.grad_fn is not None
-    )
-    for function in functions:
-        function.register_prehook(lambda gradients: check())
-    return bool(functions)
 
 
 _THROUGH_FORWARD = re.compile(r"(\.forward)+\.__self__")
@@ -85,44 +76,35 @@ _THROUGH_FORWARD = re.compile(r"(\.forward)+\.__self__")
 
 
 def take_out(gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
-    """Put the content of each checkpoint of ours in its place, also where checkpoints lie in one another.
-
-    Returns the sessions that the checkpoints belonged to; and, where the graph was one checkpoint and nothing beside
-    it, the session of whose model it is a block, compiled on its own.
-    """
+    """Put the content of each checkpoint of ours in its place, also where checkpoints lie in one another. Returns the
+    sessions that they belonged to; and, where the graph was one checkpoint and nothing beside it, the session of whose
+    model it is a block, compiled on its own."""
     found: dict[Session, None] = {}
-    alone = _alone(gm)
+    calls = [node for node in gm.graph.nodes if node.op.startswith("call_") and node.target is not operator.getitem]
+    only = _behind(gm, calls[0]) if len(calls) == 1 else None
+    alone = only[0] if only is not None and is_part_of_block(only[1], only[0]) else None
     graphs = [module for module in gm.modules() if isinstance(module, fx.GraphModule)]
     for module in graphs:
-        inside = list(_take_out_of(module))
+        inside: dict[Session, None] = {}
+        pending = list(module.graph.nodes)
+        while pending:
+            node = pending.pop()
+            behind = _behind(module, node)
+            if behind is not None:
+                inside[behind[0]] = None
+                pending += _inline(module, node, behind[1])
         if inside:
-            found.update(dict.fromkeys(inside))
+            found.update(inside)
             module.delete_all_unused_submodules()
             module.recompile()
     if found:
         for node in (node for module in graphs for node in module.graph.nodes):
             if stack := node.meta.get("nn_module_stack"):
-                node.meta["nn_module_stack"] = {key: _straight_entry(entry) for key, entry in stack.items()}
+                node.meta["nn_module_stack"] = {
+                    key: (_straight(entry[0]), *entry[1:]) if isinstance(entry, tuple) else entry
+                    for key, entry in stack.items()
+                }
     return tuple(found), alone
-
-
-def first_session(gm: fx.GraphModule) -> Session | None:
-    """The session of the first checkpoint of ours in a graph, which is left as it is."""
-    graphs = (module for module in gm.modules() if isinstance(module, fx.GraphModule))
-    return next(
-        (found[0] for module in graphs for node in module.graph.nodes if (found := _behind(module, node))), None
-    )
-
-
-def _take_out_of(module: fx.GraphModule) -> Iterator[Session]:
-    pending = list(module.graph.nodes)
-    while pending:
-        node = pending.pop()
-        found = _behind(module, node)
-        if found is not None:
-            session, body = found
-            yield session
-            pending += _inline(module, node, body)
 
 
 def _behind(module: fx.GraphModule, node: fx.Node) -> tuple[Session, fx.GraphModule] | None:
@@ -134,13 +116,6 @@ def _behind(module: fx.GraphModule, node: fx.Node) -> tuple[Session, fx.GraphMod
     body = attribute(module, str(holder.target)) if isinstance(holder, fx.Node) and holder.op == "get_attr" else None
     session = session_behind(body.meta.get(context)) if isinstance(body, fx.GraphModule) else None
     return None if session is None else (session, body)
-
-
-def _alone(gm: fx.GraphModule) -> Session | None:
-    """The session of a graph that is one of its blocks: one checkpoint, in which no path leads to a block."""
-    calls = [node for node in gm.graph.nodes if node.op.startswith("call_") and node.target is not operator.getitem]
-    found = _behind(gm, calls[0]) if len(calls) == 1 else None
-    return found[0] if found is not None and is_part_of_block(found[1], found[0]) else None
 
 
 def is_part_of_block(gm: fx.GraphModule, session: Session) -> bool:
@@ -159,7 +134,10 @@ def _inline(module: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> list
     made = [values[old] for old in body.graph.nodes if old.op not in ("placeholder", "output")]
     for new in made:
         if new.op == "get_attr":
-            new.target = _adopted(module, attribute(body, str(new.target)), str(new.target))
+            stem = str(new.target).replace(".", "_")
+            name = next(free for free in (f"{stem}_{number}" for number in count()) if not hasattr(module, free))
+            setattr(module, name, attribute(body, str(new.target)))
+            new.target = name
     _replace(node, output)
     return made
 
@@ -184,22 +162,8 @@ def _change(user: fx.Node, old: fx.Node, new: Any) -> None:
     user.kwargs = map_arg(user.kwargs, changed)
 
 
-def _straight_entry(entry: Any) -> Any:
-    return (_straight(entry[0]), *entry[1:]) if isinstance(entry, tuple) else entry
-
-
 def _straight(path: str) -> str:
     return _THROUGH_FORWARD.sub("", path)
-
-
-def _adopted(module: fx.GraphModule, value: Any, path: str) -> str:
-    """The name under which a module has what one of its inner graphs had."""
-    stem = path.replace(".", "_")
-    number = 0
-    while hasattr(module, name := f"{stem}_{number}"):
-        number += 1
-    setattr(module, name, value)
-    return name
 
 
 _NOWHERE = Span(Source("<block>", ""), 0, 0)
@@ -244,10 +208,8 @@ class PolicyBackend:
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
-        """Compile one graph of Dynamo's. ``mode`` and ``options`` are Inductor's, as in ``torch.compile``.
-
-        Raises ``PolicyError`` subclasses, which ``torch.compile`` passes on as they are.
-        """
+        """Compile one graph of Dynamo's. ``mode`` and ``options`` are Inductor's, as in ``torch.compile``. Raises
+        ``PolicyError`` subclasses, which ``torch.compile`` passes on as they are."""
         try:
             return self._compile(gm, example_inputs, inductor.inductor_options(self.inner, mode, options))
         except PolicyError as error:
@@ -267,11 +229,9 @@ class PolicyBackend:
 
     def check(self) -> None:
         """Raise ``PolicyMatchError`` if a rule matched nothing in any of the graphs compiled so far, and
-        ``PolicyGraphError`` if there is none: nothing has run yet, or Dynamo has compiled nothing.
-
-        That a rule matched nothing is raised by itself when the first backward starts; call it once the model has run
-        forward to know earlier. Where nothing was compiled, nothing of ours runs that could say so by itself.
-        """
+        ``PolicyGraphError`` if there is none. The first is raised by itself when the first backward starts; call this
+        once the model has run forward to know earlier. Where nothing was compiled, nothing of ours runs that could say
+        so by itself."""
         if not self._graphs or (self.left and all(graph.kind == "inference" for graph in self._graphs)):
             raise PolicyGraphError([refusals.nothing_decided(checkpointed=False, compiled=True, left=self.left)])
         self._check_matches()
@@ -323,9 +283,7 @@ class PolicyBackend:
 
     def _checkpoints(self, gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
         """Take the checkpoints of ours out of a graph. Their sessions, and the one of which the graph is a block.
-
-        Raises ``PolicyMatchError`` where one of them has another policy.
-        """
+        Raises ``PolicyMatchError`` where one of them has another policy."""
         sessions, block = take_out(gm)
         around = innermost()
         if around is not None:
@@ -336,17 +294,14 @@ class PolicyBackend:
         return sessions, block
 
     def _for_block(self, session: Session) -> tuple[JointPartitioner, str, str]:
-        """Partitioner, key and root for a block of a model that is compiled on its own.
-
-        It stands for all blocks, since they share what is compiled. Raises ``PolicyMatchError`` where the policy tells
-        them apart.
-        """
+        """Partitioner, key and root for a block of a model that is compiled on its own. It stands for all blocks, since
+        they share what is compiled. Raises ``PolicyMatchError`` where the policy tells them apart."""
         names = session.block_names()
         apart = telling_apart(self.policy, () if self.root else names)
         if apart:
             raise PolicyMatchError(apart)
         known = self.root or next(filter(None, names), "")
-        root = known or session.name_of_a_block()
+        root = known or next((type(module).__name__ for module in session.regions), "block")
         policy = self.policy
         if policy.blocks is None or not known:  # else the largest list of modules in it would be taken for the blocks
             policy = evolve(policy, blocks=Blocks(f"/{root}", _NOWHERE))
@@ -393,19 +348,18 @@ def _warn_of_policies_never_applied() -> None:
 def policy_around(gm: fx.GraphModule) -> Policy | None:
     """The policy of the first checkpoint of ours in a graph, or of the one that it is compiled in."""
     around = innermost()
-    session = around.session if around is not None else first_session(gm)
-    return None if session is None else session.policy
+    if around is not None:
+        return around.session.policy
+    graphs = (module for module in gm.modules() if isinstance(module, fx.GraphModule))
+    found = (_behind(module, node) for module in graphs for node in module.graph.nodes)
+    return next((behind[0].policy for behind in found if behind is not None), None)
 
 
 def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:
     """The graphs compiled for a model, a compiled model or a backend, and by how many of its modules each is run; None
-    for anything else.
-
-    A model's graphs are those that were called with one of its parameters, whatever was handed to ``torch.compile``:
-    the model, its blocks, or a function that calls it. Where it was compiled again, with another backend, they are the
-    later ones; what ``torch.compile`` returned keeps to its own backend. Where no graph was called with a parameter, a
-    compiled model's are those of its backend.
-    """
+    for anything else. A model's graphs are those that were called with one of its parameters, whatever was handed to
+    ``torch.compile``; those of its last backend, where it was compiled again. Where no graph was called with a
+    parameter, a compiled model's are those of its backend."""
     if isinstance(subject, PolicyBackend):
         return of_backend(subject.graphs)
     if not isinstance(subject, torch.nn.Module) or isinstance(subject, fx.GraphModule):

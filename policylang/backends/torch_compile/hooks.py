@@ -22,25 +22,34 @@ from attrs import evolve
 from torch import fx, nn
 
 from policylang.backends import caching, refusals
-from policylang.backends.compiled_graphs import CompiledGraph, GraphUse
-from policylang.backends.dispatch import apply_policy
+from policylang.backends.compiled_graphs import GraphUse
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.joint import JointPartitioner, partitions
+from policylang.backends.path import apply_policy
 from policylang.backends.records import AppliedPlan, Findings, findings_of
 from policylang.backends.tags import HookPath
 from policylang.backends.torch_compile import inductor
 from policylang.backends.torch_compile.backend import graph_uses_of
 from policylang.backends.torch_compile.inductor import KeyedPartitioner, KeyedPass
-from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
+from policylang.errors import PolicyError
 from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
-from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import Policy
 from policylang.ranks.comparison import AgreedAccounts, comparing
 from policylang.torch_compat import compilers
 from policylang.torch_compat.distributed import mesh_ranks
 
-WRONG_HOOK = "APL331"
+WRONG_HOOK = refusals.Problem(
+    "APL331",
+    "behind `{hook}` this is a {kind} graph, where nothing is decided about what is saved",
+    "set `joint_custom_post_pass`; of a half, lines that rewrite or order collectives are carried out by "
+    "`policylang.backend`, or by a pass in a list of your own",
+)
+ORDER_NOT_KEPT = refusals.Problem(
+    "APL344",
+    "the order that this line gives is not kept behind `custom_partitioner_fn`: Inductor sorts both halves anew",
+    "compile with `policylang.backend`, which has Inductor keep it",
+)
 
 
 class PolicyPass(KeyedPass):
@@ -58,15 +67,12 @@ class PolicyPass(KeyedPass):
         return f"policylang.pass_({self.policy.name!r})"
 
     def __call__(self, graph: fx.Graph | fx.GraphModule, *ignored: Any, **also_ignored: Any) -> fx.GraphModule | None:
-        """Apply the policy, in place. The other arguments of passes (example inputs) are not needed.
-
-        Raises as ``policylang.apply`` does, and behind a hook ``PolicyMatchError`` and ``PolicyGraphError`` with what
-        cannot be done there.
-        """
+        """Apply the policy, in place. The other arguments of passes (example inputs) are not needed. Raises as
+        ``policylang.apply`` does, and behind a hook with what cannot be done there."""
         if isinstance(graph, fx.GraphModule):
             return apply_policy(graph, self.policy, self.mesh, agree=self.agree)
         if not isinstance(graph, fx.Graph):
-            raise PolicyGraphError([refusals.not_a_graph(graph, "a pass is called with a graph module or a graph")])
+            raise refusals.not_a_graph(graph, "a pass is called with a graph module or a graph")
         owner = graph.owning_module
         gm = owner if owner is not None else fx.GraphModule(nn.Module(), graph)
         hooks = compilers.hooks_that_hold(self)
@@ -74,36 +80,24 @@ class PolicyPass(KeyedPass):
             apply_policy(gm, self.policy, self.mesh, agree=self.agree)
             return None
         try:
-            _tag(gm, self.policy, self.mesh, hooks)
+            self._tag(gm, hooks)
         except PolicyError as error:
             raise compilers.through_dynamo(error, sys._getframe()) from None
         return None
 
-
-def _tag(gm: fx.GraphModule, policy: Policy, mesh: Any, hooks: tuple[str, ...]) -> None:
-    """Write a policy's tags on a joint graph, for min-cut."""
-    facts = collect(gm, mesh=mesh)
-    joint_only = all(name.startswith("joint_") for name in hooks)
-    if facts.kind is GraphKind.FORWARD and joint_only:
-        return  # a model that runs without gradients: it keeps nothing, so nothing is decided
-    path = HookPath()
-    if not path.recognises(facts):
-        raise PolicyGraphError([_wrong_hook(hooks, facts.kind)])
-    path.apply(gm, policy, facts)
-
-
-def _wrong_hook(hooks: tuple[str, ...], kind: GraphKind) -> Diagnostic:
-    return diagnose(
-        WRONG_HOOK,
-        f"behind `{hooks[0]}` this is a {kind.value} graph, where nothing is decided about what is saved",
-        help="set `joint_custom_post_pass`; of a half, lines that rewrite or order collectives are carried out by "
-        "`policylang.backend`, or by a pass in a list of your own",
-    )
+    def _tag(self, gm: fx.GraphModule, hooks: tuple[str, ...]) -> None:
+        """Write the policy's tags on a joint graph, for min-cut."""
+        facts = collect(gm, mesh=self.mesh)
+        if facts.kind is GraphKind.FORWARD and all(name.startswith("joint_") for name in hooks):
+            return  # a model that runs without gradients: it keeps nothing, so nothing is decided
+        path = HookPath()
+        if facts.kind not in path.entry.kinds:
+            raise WRONG_HOOK.error(hook=hooks[0], kind=facts.kind.value)
+        path.apply(gm, self.policy, facts)
 
 
 _INDUCTOR = "inductor"
 """Inductor's name for itself when it calls a partitioner."""
-ORDER_NOT_KEPT = "APL344"
 _THIS_PROCESS = uuid.uuid4().hex
 
 
@@ -133,7 +127,7 @@ class PolicyPartitioner(KeyedPartitioner):
         settings = inductor.comparable_settings
         try:
             if self.policy.scheduling and options.get("compiler") == _INDUCTOR:
-                raise PolicyMatchError([_unkept(self.policy)])
+                raise ORDER_NOT_KEPT.refused(self.policy.scheduling[0].span)
             with comparing(topic, self.agree, known=known, settings=settings), partitions() as done:
                 halves = self._partitioner(gm, joint_inputs, **options)
         except PolicyError as error:
@@ -148,26 +142,16 @@ class PolicyPartitioner(KeyedPartitioner):
         Dynamo is handing over and that the graph's code does not say."""
         context = caching.context_of(compilers.dynamo_graphs())
         surroundings = caching.groups_key(self.policy), caching.formulas_key()
-        return ":".join((self._key, context, *surroundings, self._process()))
-
-    def _process(self) -> str:
-        """A word that keeps the caches of other processes away where something has to happen before a graph runs."""
         compares = self.agree and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        return _THIS_PROCESS if compares or self.policy.rewrites else ""
+        # where something has to happen before a graph runs, the caches of other processes are kept away
+        process = _THIS_PROCESS if compares or self.policy.rewrites else ""
+        return ":".join((self._key, context, *surroundings, process))
 
     def __copy__(self) -> PolicyPartitioner:
         return self
 
     def __deepcopy__(self, memo: object) -> PolicyPartitioner:
         return self
-
-
-def _unkept(policy: Policy) -> Diagnostic:
-    message = (
-        "the order that this line gives is not kept behind `custom_partitioner_fn`: Inductor sorts both halves anew"
-    )
-    help = "compile with `policylang.backend`, which has Inductor keep it"
-    return diagnose(ORDER_NOT_KEPT, message, policy.scheduling[0].span, help=help)
 
 
 def of_compiled(subject: Any) -> Sequence[Findings] | None:
@@ -184,13 +168,11 @@ def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
     sessions = sessions_of(subject)
     if not sessions:
         return None
-    regions = [region for session in sessions for region in session.regions.values()]
     found: list[Findings] = []
-    for region in regions:
-        of_block = [
-            findings_of(AppliedPlan("eager", each.instructions.plan, each.audit)) for each in region.kept.values()
-        ]
-        found += [evolve(each, report=evolve(each.report, label=region.root)) for each in of_block]
+    for region in (region for session in sessions for region in session.regions.values()):
+        for kept in region.kept.values():
+            each = findings_of(AppliedPlan("eager", kept.instructions.plan, kept.audit))
+            found.append(evolve(each, report=evolve(each.report, label=region.root)))
     compiled = [session for session in sessions if session.compiled]
     if not compiled:
         return found
@@ -203,12 +185,11 @@ def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
 
 
 def _findings(uses: Iterable[GraphUse]) -> list[Findings]:
-    """The findings of a graph as often as modules run it: each of them keeps what the graph keeps."""
-    return [_with_code(found, use.graph) for use in uses for _ in range(use.modules) for found in use.graph.findings]
-
-
-def _with_code(found: Findings, graph: CompiledGraph) -> Findings:
-    """Add what the generated code was read to do, which is known of the backward only once that has run."""
-    if graph.code is None:
-        return found
-    return evolve(found, report=evolve(found.report, code=graph.code.reports()))
+    """The findings of a graph as often as modules run it: each of them keeps what the graph keeps. With what the
+    generated code was read to do, which is known of the backward only once that has run."""
+    return [
+        found if use.graph.code is None else evolve(found, report=evolve(found.report, code=use.graph.code.reports()))
+        for use in uses
+        for _ in range(use.modules)
+        for found in use.graph.findings
+    ]

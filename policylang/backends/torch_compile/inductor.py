@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
 from functools import partial
@@ -41,10 +41,10 @@ from policylang.backends.records import (
     findings_from_json,
     findings_of,
     findings_to_json,
-    without_gradients,
 )
+from policylang.backends.refusals import Problem
 from policylang.errors import PolicyAuditError, PolicyDivergenceError, PolicyMeaningError, PolicyWarning
-from policylang.language.diagnostics import Diagnostic, diagnose, is_error
+from policylang.language.diagnostics import Diagnostic, Span, is_error
 from policylang.language.syntax import Policy
 from policylang.operators.calls import describe
 from policylang.operators.names import HOST_COPIES
@@ -54,11 +54,8 @@ from policylang.ranks.rank_account import RankAccount
 from policylang.torch_compat import compilers
 from policylang.torch_compat.graphs import OpOverload
 
-_Pass: Any = compilers.graph_pass_base()
-_Partitioner: Any = compilers.partitioner_base()
 
-
-class KeyedForCaches:
+class _KeyedForCaches:
     """Is known to Inductor's caches by ``_key``, which has to cover all that its work depends on."""
 
     _key: str
@@ -72,19 +69,16 @@ class KeyedForCaches:
         return {"_key": self._key}
 
 
-class KeyedPass(KeyedForCaches, _Pass):  # type: ignore[misc]
+class KeyedPass(_KeyedForCaches, compilers.graph_pass_base()):  # type: ignore[misc]
     """A graph pass that Inductor's caches accept."""
 
 
-class KeyedPartitioner(KeyedForCaches, _Partitioner):  # type: ignore[misc]
+class KeyedPartitioner(_KeyedForCaches, compilers.partitioner_base()):  # type: ignore[misc]
     """A partitioner that Inductor's caches accept."""
 
 
 class CachedPartitioner(KeyedPartitioner):
-    """A partitioner under a key for Inductor's caches, which has to cover all that it depends on.
-
-    ``code``: is told the order of the forward and the backward graph.
-    """
+    """A partitioner under a key. ``code``: is told the order of the forward and the backward graph."""
 
     def __init__(self, partitioner: JointPartitioner, key: str, code: CodeAudit | None = None) -> None:
         self._partitioner = partitioner
@@ -115,11 +109,13 @@ class Options:
     """Inductor's own settings, passed on."""
 
 
-def parse_options(options: Mapping[str, Any] | None, mode: str | None, known: Policy | None = None) -> Options:
-    """``known``: the policy where none is named, from a checkpoint that has one.
+def _bad(message: str, help: str | None = None) -> Diagnostic:
+    return Diagnostic(BAD_OPTION, message, help=help)
 
-    Raises ``PolicyMeaningError`` with everything that is wrong with the options.
-    """
+
+def parse_options(options: Mapping[str, Any] | None, mode: str | None, known: Policy | None = None) -> Options:
+    """``known``: the policy where none is named, from a checkpoint that has one. Raises ``PolicyMeaningError`` with
+    everything that is wrong with the options."""
     given = dict(options or {})
     problems: list[Diagnostic] = []
     path = given.pop("policy", known)
@@ -134,8 +130,6 @@ def parse_options(options: Mapping[str, Any] | None, mode: str | None, known: Po
     root = given.pop("root", "")
     agree = given.pop("agree", True)
     problems += check_own(inner, root, agree)
-    if not problems:
-        problems += _check_settings(given, inner)
     if problems:
         raise PolicyMeaningError(problems)
     policy = path if isinstance(path, Policy) else Path(path)
@@ -152,46 +146,50 @@ def check_own(inner: object, root: object, agree: object) -> list[Diagnostic]:
             _bad(f"the option `root` is a module path, not a {type(root).__name__}", 'for example root="layers.0"')
         )
     if not isinstance(agree, bool):
-        problems.append(_bad(f"the option `agree` is True or False, not a {type(agree).__name__}", None))
+        problems.append(_bad(f"the option `agree` is True or False, not a {type(agree).__name__}"))
     return problems
 
 
 def inductor_options(inner: Inner, mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Inductor's settings for ``torch.compile``'s ``mode`` and options. Raises ``PolicyMeaningError``."""
     given = dict(options or {})
-    problems = _check_settings(given, inner)
+    known = compilers.inductor_settings() if inner == "inductor" and given else {}
+    said = f"the options are {', '.join(_OWN)}" + (" and the settings of Inductor" if known else "")
+    problems: list[Diagnostic] = []
+    for name in (name for name in given if name.replace("-", "_") not in known):
+        near = get_close_matches(name, [*_OWN, *known], n=1)
+        problems.append(_bad(f"unknown option `{name}`", f"did you mean `{near[0]}`?" if near else said))
     named: dict[str, Any] = {}
     if mode not in (None, "default") and inner == "inductor":
         try:
             named = compilers.inductor_mode(str(mode))
         except RuntimeError as error:
-            problems.append(_bad(str(error), None))
+            problems.append(_bad(str(error)))
     if problems:
         raise PolicyMeaningError(problems)
     return {**named, **{name.replace("-", "_"): value for name, value in given.items()}}
 
 
-def _check_settings(given: Mapping[str, Any], inner: str) -> list[Diagnostic]:
-    """Names that are neither ours nor, under Inductor, one of Inductor's settings."""
-    if not given:
-        return []
-    known = compilers.inductor_settings() if inner == "inductor" else {}
-    return [_unknown(name, known) for name in given if name.replace("-", "_") not in known]
-
-
-def _unknown(name: str, known: Mapping[str, Any]) -> Diagnostic:
-    near = get_close_matches(name, [*_OWN, *known], n=1)
-    options = f"the options are {', '.join(_OWN)}" + (" and the settings of Inductor" if known else "")
-    return _bad(f"unknown option `{name}`", f"did you mean `{near[0]}`?" if near else options)
-
-
-def _bad(message: str, help: str | None) -> Diagnostic:
-    return Diagnostic(BAD_OPTION, message, help=help)
-
-
-OPTION_AGAINST_ORDER = "APL342"
-SETTING_TURNED_OFF = "APL343"
-TAKEN_APART = "APL348"
+OPTION_AGAINST_ORDER = Problem(
+    "APL342",
+    "the option `{name}` of torch.compile and this line both say in which order collectives run",
+    "leave out `{name}`, or this line",
+)
+PASS_AGAINST_ORDER = Problem(
+    "APL342",
+    "this torch takes one `{name}`, there is one already, and what keeps this line's order is another",
+    "leave it out, or this line; from torch 2.13 on both can be",
+)
+SETTING_TURNED_OFF = Problem(
+    "APL343",
+    "`torch._inductor.config.{name}` is set, and off for what is compiled under this policy",
+    "the order is the one that this line gives",
+)
+TAKEN_APART = Problem(
+    "APL348",
+    "compiled autograd takes the backward apart and compiles it anew, where this line's order is not kept",
+    "leave `torch._dynamo.config.compiled_autograd` off, or the line out",
+)
 
 _LAST_PASS = "post_grad_custom_post_pass"
 _HARMLESS = frozenset({"reorder_for_peak_memory"})
@@ -229,69 +227,41 @@ def _after(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
 
 def settings_to_keep(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Inductor's settings for a policy that orders; ``given``: what ``torch.compile`` was given, which stays.
-
-    Raises ``PolicyMeaningError`` where that asks for another order, and under compiled autograd; warns where the
-    program's settings do.
-    """
+    """Inductor's settings for a policy that orders; ``given``: what ``torch.compile`` was given, which stays. Raises
+    ``PolicyMeaningError`` where that asks for another order, and under compiled autograd; warns where the program's
+    settings do."""
     if compilers.compiles_backwards_anew():
-        message = "compiled autograd takes the backward apart and compiles it anew, where this line's order is not kept"
-        help = "leave `torch._dynamo.config.compiled_autograd` off, or the line out"
-        raise PolicyMeaningError([_at_order(policy, TAKEN_APART, message, help)])
+        raise PolicyMeaningError([TAKEN_APART.diagnostic(span=_order_span(policy))])
     keep = compilers.settings_in_order()
     against = {name: value for name, value in keep.items() if name not in _HARMLESS}
     if asked := [name for name, value in against.items() if name in given and given[name] != value]:
-        message = "the option `{}` of torch.compile and this line both say in which order collectives run"
-        help = "leave out `{}`, or this line"
         raise PolicyMeaningError(
-            [_at_order(policy, OPTION_AGAINST_ORDER, message.format(name), help.format(name)) for name in asked]
+            [OPTION_AGAINST_ORDER.diagnostic(span=_order_span(policy), name=name) for name in asked]
         )
     unheard = [
         name for name, value in against.items()
         if name not in given and compilers.is_set(name) and compilers.setting(name) != value
     ]  # fmt: skip
     if unheard:
-        message = "`torch._inductor.config.{}` is set, and off for what is compiled under this policy"
-        help = "the order is the one that this line gives"
-        found = [_at_order(policy, SETTING_TURNED_OFF, message.format(name), help) for name in unheard]
+        found = [SETTING_TURNED_OFF.diagnostic(span=_order_span(policy), name=name) for name in unheard]
         warnings.warn(str(PolicyMeaningError(found)), PolicyWarning, stacklevel=2)
     return {**keep, **given}
 
 
 def last_passes(policy: Policy, given: Mapping[str, Any], key: str) -> Any:
-    """Inductor's last passes on a graph: the user's own, then the one that makes the order binding.
-
-    Raises ``PolicyMeaningError`` where the user has one and this torch takes no second.
-    """
+    """Inductor's last passes on a graph: the user's own, then the one that makes the order binding. Raises
+    ``PolicyMeaningError`` where the user has one and this torch takes no second."""
     own = given[_LAST_PASS] if _LAST_PASS in given else compilers.setting(_LAST_PASS)
     ours = BindingOrder(f"order:{key}")
     if not own:
         return {_LAST_PASS: ours}
     if not compilers.takes_lists_of_passes():
-        message = (
-            f"this torch takes one `{_LAST_PASS}`, there is one already, and what keeps this line's order is another"
-        )
-        help = "leave it out, or this line; from torch 2.13 on both can be"
-        raise PolicyMeaningError([_at_order(policy, OPTION_AGAINST_ORDER, message, help)])
+        raise PolicyMeaningError([PASS_AGAINST_ORDER.diagnostic(span=_order_span(policy), name=_LAST_PASS)])
     return {_LAST_PASS: [*(own if isinstance(own, (list, tuple)) else (own,)), ours]}
 
 
-def watched_graph(code: CodeAudit, graph: fx.Graph, is_backward: bool) -> Callable[[str], None]:
-    """From a graph as it comes to Inductor to what compares the code that is made of it with its order.
-
-    That raises ``PolicyAuditError``: of the forward while it is compiled, of the backward when the first one starts.
-    """
-    read = code.reader(graph, is_backward=is_backward)
-    return lambda source: _raise(read(source))
-
-
-def check_loaded(code: CodeAudit | None, loaded: Iterable[tuple[bool, str]]) -> None:
-    """Compare code that comes from a cache, with whether each is the backward. Raises ``PolicyAuditError``."""
-    if code is not None:
-        _raise(code.check_loaded(loaded))
-
-
-def _raise(found: Sequence[Diagnostic]) -> None:
+def _raise_code_errors(found: Sequence[Diagnostic]) -> None:
+    """Raise ``PolicyAuditError`` where generated code does not keep its order; warn where it cannot be read."""
     errors = [each for each in found if is_error(each)]
     if errors:
         raise PolicyAuditError(errors)
@@ -299,9 +269,16 @@ def _raise(found: Sequence[Diagnostic]) -> None:
         warnings.warn(str(PolicyAuditError(found)), PolicyWarning, stacklevel=2)
 
 
-def _at_order(policy: Policy, code: str, message: str, help: str) -> Diagnostic:
-    """A diagnostic at the first line that orders collectives."""
-    return diagnose(code, message, (*policy.scheduling, *policy.buckets)[0].span, help=help)
+def _watched_graph(code: CodeAudit, graph: fx.Graph, is_backward: bool) -> Callable[[str], None]:
+    """From a graph as it comes to Inductor to what compares the code that is made of it with its order: of the forward
+    while it is compiled, of the backward when the first one starts."""
+    read = code.reader(graph, is_backward=is_backward)
+    return lambda source: _raise_code_errors(read(source))
+
+
+def _order_span(policy: Policy) -> Span:
+    """The first line that orders collectives."""
+    return (*policy.scheduling, *policy.buckets)[0].span
 
 
 log = logging.getLogger(__name__)
@@ -346,7 +323,7 @@ def with_aot_eager(
     """Compile without a cache: the partitioner is called whenever a gradient is needed. ``compare``: opens the
     comparison of ranks."""
     with compare() as comparison, partitions() as done:
-        run = compilers.compile_with_aot_eager(gm, inputs, partitioner, runtime.boxed, _inference_rewriter(partitioner))
+        run = compilers.compile_with_aot_eager(gm, inputs, partitioner, runtime.boxed, partitioner.for_inference)
         return CompiledCode(run, _findings(done), comparison.why_gone())
 
 
@@ -358,14 +335,11 @@ def with_inductor(
     settings: Mapping[str, Any],
     compare: Compare,
 ) -> CompiledCode:
-    """Compile, and store what was decided beside Inductor's caches; on a hit, read it from there.
-
-    A hit whose sidecar is lost is compiled once more without the caches: a policy is not assumed to hold unseen. The
-    process groups that a cached graph names are made before it runs. A rank that has the graph in its caches compares
-    the plan of the sidecar with those of ranks that partition, where these compare theirs.
-    """
+    """Compile, and store what was decided beside Inductor's caches; on a hit, read it from there. A hit whose sidecar
+    is lost is compiled once more without the caches: a policy is not assumed to hold unseen. The process groups that a
+    cached graph names are made before it runs, and its plan is compared with those of ranks that partition."""
     policy = partitioner.policy
-    inference = _inference_rewriter(partitioner)
+    inference = partitioner.for_inference
     is_differentiated = needs_gradients(gm, inputs)
     if policy.offloads:
         settings = {**_IN_ORDER, **settings}
@@ -374,14 +348,15 @@ def with_inductor(
     with compare(settings=partial(comparable_settings, settings)) as comparison:
         key = f"{key}:{caching.context_of(gm)}:{caching.groups_key(policy)}:{caching.formulas_key()}"
         remembered_as = caching.sidecar_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
-        code = CodeAudit() if policy.orders and is_differentiated else None
-        watch = None if code is None else partial(watched_graph, code)
-        patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key, code)}
-        if code is not None:
+        code, watch = None, None
+        patched = {**settings}
+        loads: AbstractContextManager[list[tuple[bool, str]]] = nullcontext([])
+        if policy.orders and is_differentiated:
+            code, loads = CodeAudit(), compilers.code_from_caches()
+            watch = partial(_watched_graph, code)
             patched |= last_passes(policy, settings, key)
+        patched["custom_partitioner_fn"] = CachedPartitioner(partitioner, key, code)
         hits = compilers.cache_hits()
-        loads: AbstractContextManager[list[tuple[bool, str]]]
-        loads = nullcontext([]) if code is None else compilers.code_from_caches()
         with partitions() as done, loads as loaded:
             run = compilers.compile_with_inductor(gm, inputs, patched, watch, inference)
         if not (is_differentiated or inference):
@@ -390,7 +365,8 @@ def with_inductor(
             from_sidecar = _from_sidecar(remembered_as, policy)
             if from_sidecar is not None:
                 findings, code = from_sidecar
-                check_loaded(code, loaded)
+                if code is not None:
+                    _raise_code_errors(code.check_loaded(loaded))
                 for found in findings:
                     announce_cached(found.report)
                 return CompiledCode(run, findings, comparison.why_gone(), from_cache=True, code=code)
@@ -419,11 +395,6 @@ def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """True if AOTAutograd will look for a backward."""
     tensors = [*gm.parameters(), *(value for value in inputs if isinstance(value, torch.Tensor))]
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _inference_rewriter(partitioner: JointPartitioner) -> compilers.ChangeInference | None:
-    """Rewrites a graph without gradients; None where no line of the policy holds on one."""
-    return partitioner.rewrite_inference if without_gradients(partitioner.policy).rewrites else None
 
 
 def _findings(done: Sequence[Done]) -> tuple[Findings, ...]:

@@ -57,7 +57,7 @@ def each_wrapped(model: nn.Module, by: PolicyBackend) -> nn.Module:
 
 
 def whole(model: nn.Module, by: PolicyBackend) -> nn.Module:
-    return torch.compile(model, backend=by)  # type: ignore[return-value]
+    return torch.compile(model, backend=by)
 
 
 def checkpointed(model: nn.Module) -> nn.Module:
@@ -115,7 +115,7 @@ def operators_of_a_step(model: nn.Module, run: Callable[[nn.Module, int], Tensor
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_the_compiler_carries_the_policy_out_and_the_checkpoint_runs_nothing_again(way: Way) -> None:
-    example = models.gpt2()  # with dropout
+    example = models.gpt2(1)  # with dropout
     run = backward_of(loss_of(example))
     by = backend()
     model = way(twin(example.module), by)
@@ -127,7 +127,7 @@ def test_the_compiler_carries_the_policy_out_and_the_checkpoint_runs_nothing_aga
     assert report.saved.names
     assert report.recomputed.names
     assert all(rule.matched for rule in report.rules)
-    assert report.blocks == 2
+    assert report.blocks == 1
     torch.compiler.reset()
     by = backend(POLICY if way is WAYS["the model"] else ALONE)
     without = (whole if way is WAYS["the model"] else each_block)(twin(example.module), by)
@@ -172,7 +172,7 @@ def test_checkpoints_of_the_users_own(make: Callable[[PolicyBackend], nn.Module]
 
 @pytest.mark.parametrize("compiled", [each_block, whole])
 def test_the_switch_of_hugging_face(compiled: Way) -> None:
-    example = models.gpt2()
+    example = models.gpt2(1)
     run = backward_of(loss_of(example))
     model = twin(example.module)
     inner: Any = model.model
@@ -185,7 +185,7 @@ def test_the_switch_of_hugging_face(compiled: Way) -> None:
 
 
 def test_autocast_and_micro_batches_whose_forwards_run_first() -> None:
-    loss = loss_of(models.gpt2())
+    loss = loss_of(models.mlp(2))
 
     def run(model: nn.Module, step: int) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
@@ -196,7 +196,7 @@ def test_autocast_and_micro_batches_whose_forwards_run_first() -> None:
 
     def trained(way: Way, policy: Policy) -> list[Step]:
         torch.compiler.reset()
-        return train(way(twin(models.gpt2().module), backend(policy)), run)
+        return train(way(twin(models.mlp(2).module), backend(policy)), run)
 
     without = trained(each_block, ALONE)
     assert differences(without, trained(WAYS["each block around its checkpoint"], POLICY)) == []
@@ -236,7 +236,7 @@ def test_by_the_backends_name(tmp_path: Path, named: bool) -> None:
 
 
 def test_the_report_has_compiled_blocks_blocks_in_eager_and_the_head() -> None:
-    example = models.llama()
+    example = models.llama(2)
     policy = policylang.parse("recompute everything; save matmul")
     model = policylang.checkpoint_model(twin(example.module), policy)
     by = backend(policy)

@@ -41,7 +41,7 @@ class Model(nn.Module):
             if self.context_fn is None or at in without:
                 x = self.layers[at](x)
             else:
-                x = checkpoint(self.layers[at], x, use_reentrant=False, context_fn=self.context_fn)  # type: ignore[assignment]
+                x = checkpoint(self.layers[at], x, use_reentrant=False, context_fn=self.context_fn)
         x.sum().backward()
 
 

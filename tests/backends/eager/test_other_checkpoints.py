@@ -63,7 +63,7 @@ class Inside(Layer):
     reentrant = False
 
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(super().forward, x.requires_grad_(), use_reentrant=self.reentrant)  # type: ignore[no-any-return]
+        return checkpoint(super().forward, x.requires_grad_(), use_reentrant=self.reentrant)
 
 
 class InsideReentrant(Inside):

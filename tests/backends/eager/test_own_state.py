@@ -302,7 +302,7 @@ def block_model(forward: Callable[[nn.Module, Tensor], Tensor], policy: str = PO
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.ModuleDict({"layers": nn.ModuleList([Other([], [State()])])}))
-    model.forward = lambda x: model[0]["layers"][0](x)  # type: ignore[method-assign]
+    model.forward = lambda x: model[0]["layers"][0](x)
     return policylang.checkpoint_model(model, policylang.parse(policy.replace("layers.*", "*layers.*")))
 
 
@@ -381,5 +381,5 @@ def test_a_block_that_leaves_its_plan_and_writes_behind_autograds_back() -> None
 def test_many_random_states(data: st.DataObject) -> None:
     drawn = st.lists(st.lists(st.sampled_from(sorted(STATES)), min_size=1, max_size=4), min_size=1, max_size=3)
     chosen = [data.draw(each) for each in (drawn, st.sampled_from(POLICIES), st.sampled_from(sorted(ORDERS)))]
-    inner = test_random_states_are_right_or_refused.hypothesis.inner_test  # type: ignore[attr-defined]
+    inner = test_random_states_are_right_or_refused.hypothesis.inner_test
     inner(*chosen, data.draw(st.booleans()), data.draw(st.sampled_from([0, first_call._LOOKS_FROM])))

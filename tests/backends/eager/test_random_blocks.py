@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import policylang
+from tests.support.drawn import examples
 from tests.support.eager import differences, train
 
 
@@ -149,7 +150,7 @@ def forwards_first(model: nn.Module, number: int) -> Tensor:
     rules=st.lists(st.sampled_from(RULES), max_size=3, unique=True),
     run=st.sampled_from([plainly, forwards_first]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 60), deadline=None)
 def test_random_blocks_train_on_the_same_bits(
     programs: list[list[str]], ground: str, rules: list[str], run: Callable[[nn.Module, int], Tensor]
 ) -> None:
@@ -179,5 +180,5 @@ def test_many_random_blocks(data: st.DataObject) -> None:
     rules = data.draw(st.lists(st.sampled_from(RULES), max_size=5, unique=True))
     ground = data.draw(st.sampled_from(["recompute everything in block", "save everything in block"]))
     run = data.draw(st.sampled_from([plainly, forwards_first]))
-    inner = test_random_blocks_train_on_the_same_bits.hypothesis.inner_test  # type: ignore[attr-defined]
+    inner = test_random_blocks_train_on_the_same_bits.hypothesis.inner_test
     inner(programs, ground, rules, run)

@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 def plain(function: Function) -> Function:
-    return lambda x: checkpoint(function, x, use_reentrant=False)  # type: ignore[no-any-return]
+    return lambda x: checkpoint(function, x, use_reentrant=False)
 
 
 def under(policy: str) -> Around:
@@ -44,7 +44,7 @@ def under(policy: str) -> Around:
     def around(function: Function) -> Function:
         block = Block(function)
         contexts = policylang.context_fn(loaded, block, strict=True)
-        return lambda x: checkpoint(block, x, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
+        return lambda x: checkpoint(block, x, use_reentrant=False, context_fn=contexts)
 
     return around
 
