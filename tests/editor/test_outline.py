@@ -15,7 +15,7 @@ from policylang.editor.outline import flat, formatted, formatted_between, symbol
 from policylang.editor.state import Document, Positions, State, read_text
 from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
-from policylang.language.layout import LayoutChange, layout_changes, layout_changes_between
+from policylang.language.layout import LayoutChange, layout_changes
 from policylang.language.resources import policies_folder
 from tests.editor.policies import PoliciesAtHand
 from tests.language.test_layout import layouts
