@@ -166,16 +166,9 @@ def terminal_texts() -> Mapping[str, tuple[str, ...]]:
     return found
 
 
-@cache
 def word_pairs() -> Mapping[str, tuple[str, str]]:
     """The terminals of two words: the first of them, and the second or, where that is any of many, its terminal."""
-    pairs = {}
-    kinds = {terminal.pattern.value: terminal.name for terminal in _terminals()}
-    for terminal in _terminals():
-        first, between, second = terminal.pattern.value.partition(r"\s+")
-        if between and first.isidentifier():
-            pairs[terminal.name] = first, kinds.get(second, second)
-    return pairs
+    return lexer().pairs
 
 
 def words_until(source: Source, start: int, end: int) -> tuple[list[Lexeme], int | None]:
