@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain
 
 from attrs import evolve, frozen
 
@@ -232,8 +231,8 @@ _ONE_WORD = "`{bad}` is one word"
 _PLACE = "`{bad}` is a place, and stands behind a selector and `in`"
 
 
-def _order_rows() -> Iterator[_Row]:
-    """The order of collectives, by PyTorch's settings or by hearsay."""
+def _rows() -> Iterator[_Row]:
+    # the order of collectives, by PyTorch's settings or by hearsay
     for setting, line in _SETTINGS.items():
         yield (
             rf"^\s*(?P<bad>(?:[\w.]+\.)?{setting})\s*$",
@@ -256,10 +255,7 @@ def _order_rows() -> Iterator[_Row]:
         rf"{_START}bucket\s+(?:.*?\s)?(?P<bad>{size})\s*$",
         *("up to {size}", "how much one bucket holds is said by `up to`"),
     )
-
-
-def _statement_rows() -> Iterator[_Row]:
-    """Beginnings of statements, signs and quotes."""
+    # beginnings of statements, signs and quotes
     yield (
         r"(?P<bad>[‘’‚“”„«»'`](?P<text>[^‘’“”„«»'`\"\n]*)[‘’“”«»'`])",
         lambda match: (f'"{match["text"].strip()}"', match["text"].strip()),
@@ -307,10 +303,7 @@ def _statement_rows() -> Iterator[_Row]:
         rf"^(?!\s*device\b).*?(?P<bad>[A-Za-z_]\w*(?:[{_DASH}]\w+)+)",
         *(lambda match: re.sub(f"[{_DASH}]", "_", match["bad"]), "names are written with `_`", None, "APL005"),
     )
-
-
-def _selector_rows() -> Iterator[_Row]:
-    """Places, positions, and how selectors are joined."""
+    # places, positions, and how selectors are joined
     place = r"(?:in|outside)\s+(?:blocks?(?:\s+\d[\d.]*)?|(?:first|last)(?:\s+\d+)?\s+blocks?|[\w.*/\[\]{}]+)"
     yield (
         rf"{_VERB}\s+(?P<bad>(?P<place>{place})\s+(?P<what>{_LAST_WORD}))",
@@ -366,9 +359,7 @@ def _selector_rows() -> Iterator[_Row]:
     yield r"\boffload\b.*\s(?P<bad>to\s+(?:the\s+)?(?:cpu|host|ram))(?!\S)", "", "what is offloaded goes to the host"
     limit = r"(?P<bad>max|maximum|at\s+most|under|<=|less\s+than)"
     yield rf"\boffload\b.*\s{limit}\s+\d", "up to", "a budget stands behind `up to`"
-
-
-def _expectation_rows() -> Iterator[_Row]:
+    # expectations
     peak = r"(?:peak|maximum|max)\s+(?:memory|usage)"
     yield rf"^\s*expect\s+(?:the\s+)?(?P<bad>{peak})\b", "peak", "the peak of memory is `peak`"
     signs = rf"(?P<bad>(?:is\s+)?{_any_of([*_SIGNS, '='])}|of|to\s+be)(?=\s)"
@@ -384,9 +375,7 @@ def _expectation_rows() -> Iterator[_Row]:
         rf"^\s*expect\s+(?P<bad>(?P<what>{_LAST_WORD})\s+(?:is|are|be|to\s+be)\s+(?P<fate>{_any_of(OUTCOMES)}))",
         *("every {what} {fate}", "it is not said whether all of these nodes or none of them"),
     )
-
-
-def _predicate_rows() -> Iterator[_Row]:
+    # predicates
     yield r"\s(?P<bad>if|when|with|having|whose|such\s+that|that|which)\s", "where", "a condition follows `where`"
     yield (
         rf"^(?!\s*expect\b).*?\s(?P<bad>(?P<what>{_SUBJECT}|is|from|crosses|feeds|gathered|annotated|user))\s",
@@ -416,5 +405,4 @@ def _predicate_rows() -> Iterator[_Row]:
 @cache
 def mistakes() -> tuple[Mistake, ...]:
     """The rows, in the order in which they are tried; compiled once a statement cannot be read."""
-    rows = chain(_order_rows(), _statement_rows(), _selector_rows(), _expectation_rows(), _predicate_rows())
-    return tuple(Mistake(re.compile(pattern, re.DOTALL), *rest) for pattern, *rest in rows)
+    return tuple(Mistake(re.compile(pattern, re.DOTALL), *rest) for pattern, *rest in _rows())
