@@ -322,9 +322,11 @@ def fit_predicate(predicate: Predicate, report: Report) -> Predicate:
             return evolve(predicate, value=fit_quantity(predicate.quantity, predicate.value, report))
         case syntax.Match():
             return _fit_match(predicate, report)
-        case syntax.CrossesCut(size=None) | syntax.Is() | syntax.Annotated():
+        case syntax.Is() | syntax.Annotated():
             return predicate
         case syntax.CrossesCut():
+            if predicate.size is None:
+                return predicate
             size = fit_quantity(_CUT, predicate.size, report)
             if size.dimension == "bytes" and size.value < 1:
                 message = "a stage of less than a byte holds nothing"

@@ -267,11 +267,11 @@ def _ordinal(ordinal: Ordinal, words: str, inner: _Wording) -> _Wording:
     scope, start = ordinal.scope, ordinal.start
     if (scope is not None and within.unscoped) or (start is not None and within.unstarted):
         within = within.at(_ATOM)
-    own = (start and f"from {nth(start)}", scope and f"per {scope.value}")
+    own = (None if start is None else f"from {nth(start)}", None if scope is None else f"per {scope.value}")
     return _Wording(
         f"{words} {within.words}",
         _PHRASE,
-        (*within.tail, *filter(None, own)),
+        (*within.tail, *(each for each in own if each is not None)),
         unscoped=within.unscoped or scope is None,
         unstarted=within.unstarted or (ordinal.kind == "every" and start is None),
         open=within.open,

@@ -310,7 +310,7 @@ class BucketKind(StatementKind):
         per = loose[-1][0] if loose and loose[-1][1].end == selector.span.end else None
         if per is Scope.BLOCK or isinstance(per, int):
             loose.pop()
-            blocks = 1 if per is Scope.BLOCK else int(per)  # type: ignore[arg-type]
+            blocks = 1 if per is Scope.BLOCK else int(per)
         positions = (part for part in walk(selector.selector) if isinstance(part, syntax.Ordinal))
         ends = (each.scope for each in positions if each.span.end == selector.span.end)  # outside parentheses
         if blocks is None and (taken := next(filter(None, ends), None)) is not None:
