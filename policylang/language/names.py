@@ -101,7 +101,7 @@ class Definitions:
             return word
         if text in self._mine:
             self._used.add(text)
-            return Reference(text, word.span)
+            return Reference(text, span=word.span)
         if text in self.later:
             self._used.add(text)
             related = (Related("defined here", self.later[text]),)
@@ -110,7 +110,7 @@ class Definitions:
         let = prelude_group(text)
         if let is not None:
             self.lets.setdefault(text, let)
-            return Reference(text, word.span)
+            return Reference(text, span=word.span)
         return self._operator(word)
 
     def _operator(self, word: Word) -> Selector:

@@ -45,7 +45,7 @@ def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
         if statement is not None:
             statements.append(statement)
     diagnostics.sort(key=lambda diagnostic: diagnostic.span.start if diagnostic.span else 0)
-    return File(tuple(statements), Span(source, 0, len(source.text))), tuple(diagnostics)
+    return File(tuple(statements), span=Span(source, 0, len(source.text))), tuple(diagnostics)
 
 
 def _parse_statement(source: Source, start: int, end: int, diagnostics: list[Diagnostic]) -> Statement | None:

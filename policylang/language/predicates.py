@@ -105,15 +105,15 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
     """The rules of the grammar from ``predicate`` down."""
 
     def predicate(self, span: Span, *parts: Any) -> Predicate:
-        return Or(parts[::2], span)
+        return Or(parts[::2], span=span)
 
     def conjunction(self, span: Span, *parts: Any) -> Predicate:
-        return And(parts[::2], span)
+        return And(parts[::2], span=span)
 
     def negation(self, _span: Span, *words: Any) -> Predicate:
         predicate: Predicate = words[-1]
         for word in reversed(words[:-1]):
-            predicate = Not(predicate, word.span.to(predicate.span))
+            predicate = Not(predicate, span=word.span.to(predicate.span))
         return predicate
 
     def grouped(self, span: Span, _opened: Lexeme, predicate: Predicate, _closed: Lexeme) -> Predicate:
@@ -123,9 +123,9 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
         match = _NUMBER.fullmatch(str(number))
         if match is None or len(match.group(1)) > 60:
             number.report("APL016", f"`{str(number)[:40]}` is not a number")
-            return Quantity(0.0, "number", span)
+            return Quantity(0.0, "number", span=span)
         digits, name = match.groups()
-        plain = Quantity(float(digits), "number", span)
+        plain = Quantity(float(digits), "number", span=span)
         if unit is not None and name:
             help = "a figure has one unit: leave out the other"
             unit.report("APL010", f"`{unit}` cannot follow `{number}`", help=help)
@@ -136,7 +136,7 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
         if not name:
             return plain
         if name in UNITS:
-            return Quantity(*read(digits, name), span)
+            return Quantity(*read(digits, name), span=span)
         own = (_UNITS_ELSEWHERE[name],) if name in _UNITS_ELSEWHERE else _BARE_UNITS.get(name.upper(), ())
         meant = own or nearest(name, UNITS)
         place, before = (span, f"{digits} ") if unit is None else (unit.span, "")
@@ -159,7 +159,7 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
             subject.report("APL206", message, help=help, write=["shape[0]" if name == "shape" else name])
         elif name not in MEASURES:
             _unknown_property(subject)
-        return Compare(name, str(sign), value, index, span)  # type: ignore[arg-type]
+        return Compare(name, str(sign), value, index, span=span)  # type: ignore[arg-type]
 
     def match(self, span: Span, subject: Lexeme, sign: Lexeme, value: Lexeme) -> Predicate:
         name, _ = _subject(subject)
@@ -171,11 +171,11 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
         elif sign not in ("==", "!="):
             message = f"`{name}` is compared with `==` or `!=` alone"
             subject.report("APL206", message, sign.span, write=["==", "!="])
-        return Match(name, str(sign), quoted(value), span)  # type: ignore[arg-type]
+        return Match(name, str(sign), quoted(value), span=span)  # type: ignore[arg-type]
 
     def is_kind(self, span: Span, word: Lexeme, *rest: Lexeme) -> Predicate:
         predicate = self.flag(span, word, rest[-1])
-        return Not(predicate, span) if len(rest) == 2 else predicate
+        return Not(predicate, span=span) if len(rest) == 2 else predicate
 
     def flag(self, span: Span, first: Lexeme, second: Lexeme) -> Predicate:
         if first == "annotated":
@@ -183,12 +183,12 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
         text = f"{first} {second}"
         if text not in FLAGS:
             _unknown_flag(text, span, first)
-        return Is(text, span)  # type: ignore[arg-type]
+        return Is(text, span=span)  # type: ignore[arg-type]
 
     def annotated(self, span: Span, first: Lexeme, name: Lexeme) -> Predicate:
         if first != "annotated":
             _unknown_flag(f"{first} {name}", span, first)
-        return Annotated(quoted(name), span)
+        return Annotated(quoted(name), span=span)
 
     def crosses_cut(self, span: Span, first: Lexeme, second: Lexeme, _per: Lexeme, size: Any) -> Predicate:
         if first != "crosses":
@@ -196,7 +196,7 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
         if isinstance(size, Lexeme) and size != "auto":
             help = "write `auto`, or a size such as `2 GiB`"
             size.report("APL116", f"stages cannot be cut per `{size}`", help=help, write=["auto"])
-        return CrossesCut(None if isinstance(size, Lexeme) else size, span)
+        return CrossesCut(None if isinstance(size, Lexeme) else size, span=span)
 
 
 def _unknown_flag(text: str, span: Span, at: Lexeme) -> None:

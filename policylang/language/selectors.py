@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, assert_never
 
 from attrs import evolve, frozen
@@ -52,14 +53,14 @@ def union_of(parts: Sequence[Selector], span: Span) -> Selector:
     flat: list[Selector] = []
     for part in parts:
         flat.extend(part.parts if isinstance(part, syntax.Union) else (part,))
-    return flat[0] if len(flat) == 1 else syntax.Union(tuple(flat), span)
+    return flat[0] if len(flat) == 1 else syntax.Union(tuple(flat), span=span)
 
 
-_JOINED_BY: Mapping[str, Callable[[Selector, Selector, Span], Selector]] = {
+_JOINED_BY: Mapping[str, Callable[..., Selector]] = {
     "and": syntax.Intersection,
     "except": syntax.Difference,
-    "feeding": lambda left, right, span: syntax.Feeding(left, right, False, span),
-    "fed": lambda left, right, span: syntax.Feeding(left, right, True, span),
+    "feeding": syntax.Feeding,
+    "fed": partial(syntax.Feeding, reverse=True),
 }
 
 
@@ -77,7 +78,7 @@ class SelectorRules(PredicateRules):
             if joiner == "or":
                 alternatives.append(right.selector)
             else:
-                alternatives = [_JOINED_BY[joiner](union_of(alternatives, span), right.selector, span)]
+                alternatives = [_JOINED_BY[joiner](union_of(alternatives, span), right.selector, span=span)]
         return SpannedSelector(union_of(alternatives, span), whole)
 
     def joiner(self, _span: Span, word: Lexeme, *_by: Lexeme) -> str:
@@ -117,16 +118,17 @@ class SelectorRules(PredicateRules):
         return Ordinal("every", position(word), _OPEN, span=span)
 
     def step(self, span: Span, word: Any, _of: Lexeme) -> syntax.Step:
-        return syntax.Step(word.value, _OPEN, span)
+        return syntax.Step(word.value, _OPEN, span=span)
 
     def chain(self, span: Span, _word: Lexeme, where: Any) -> syntax.Chain:
-        return syntax.Chain(where.value, _OPEN, span)
+        return syntax.Chain(where.value, _OPEN, span=span)
 
     def atom(self, span: Span, word: Lexeme, inside: Any = None, _closed: Lexeme | None = None) -> SpannedSelector:
         if inside is not None:
             return SpannedSelector(inside.selector, span)
-        everything = word.type == "EVERYTHING"
-        return SpannedSelector(syntax.Everything(span) if everything else syntax.Word(str(word), span), span)
+        if word.type == "EVERYTHING":
+            return SpannedSelector(syntax.Everything(span=span), span)
+        return SpannedSelector(syntax.Word(str(word), span=span), span)
 
     # --- postfixes ---
 
@@ -134,10 +136,11 @@ class SelectorRules(PredicateRules):
         return evolve(place, outside=word == "outside", span=span)
 
     def where(self, span: Span, _word: Lexeme, predicate: Predicate) -> Selector:
-        return syntax.Where(_OPEN, predicate, span)
+        return syntax.Where(_OPEN, predicate, span=span)
 
     def chain_of(self, span: Span, _word: Lexeme, *cut: Any) -> Selector:
-        return syntax.ChainOf(_OPEN, cut[0].value, cut[1].selector, span) if cut else syntax.ChainOf(_OPEN, span=span)
+        side, marker = (cut[0].value, cut[1].selector) if cut else (None, None)
+        return syntax.ChainOf(_OPEN, side, marker, span=span)
 
     def per(self, span: Span, word: Lexeme, scope: Lexeme) -> _Tail:
         return _Tail(Scope(str(scope)), word, span)
@@ -151,34 +154,34 @@ class SelectorRules(PredicateRules):
     # --- places ---
 
     def in_module(self, span: Span, glob: Lexeme) -> InModule:
-        return InModule(_OPEN, quoted(glob), False, span)
+        return InModule(_OPEN, quoted(glob), False, span=span)
 
     def in_block(self, span: Span, _word: Lexeme, number: Lexeme | None = None) -> InBlock:
         at = None if number is None else integer(number)
-        return InBlock(_OPEN, BlockSet("any") if at is None else BlockSet("range", low=at, high=at), False, span)
+        return InBlock(_OPEN, BlockSet("any") if at is None else BlockSet("range", low=at, high=at), False, span=span)
 
     def in_blocks(self, span: Span, _word: Lexeme, numbers: Lexeme | None = None) -> InBlock:
         if numbers is None:
-            return InBlock(_OPEN, BlockSet("any"), False, span)
+            return InBlock(_OPEN, BlockSet("any"), False, span=span)
         low, high = (integer(numbers, text) for text in str(numbers).split(".."))
         if low > high:
             numbers.report("APL205", f"the range `{numbers}` runs backwards", write=[f"{high}..{low}"])
-        return InBlock(_OPEN, BlockSet("range", low=low, high=high), False, span)
+        return InBlock(_OPEN, BlockSet("range", low=low, high=high), False, span=span)
 
     def in_first_last(self, span: Span, word: Any, *rest: Lexeme) -> InBlock:
-        return InBlock(_OPEN, BlockSet(word.value, n=position(rest[0]) if len(rest) == 2 else 1), False, span)
+        return InBlock(_OPEN, BlockSet(word.value, n=position(rest[0]) if len(rest) == 2 else 1), False, span=span)
 
     def in_share(self, span: Span, word: Any, *rest: Lexeme) -> InBlock:
         share = Fraction(1, 2) if rest[0].type == "HALF_OF" else share_of(rest[0], rest[0].span.to(rest[1].span))
-        return InBlock(_OPEN, BlockSet(word.value, share=share), False, span)
+        return InBlock(_OPEN, BlockSet(word.value, share=share), False, span=span)
 
     def in_every(self, span: Span, word: Lexeme, _blocks: Lexeme, *start: Lexeme) -> InBlock:
         n = position(word)
-        return InBlock(_OPEN, BlockSet("every", n=n, start=position(start[1]) if start else n), False, span)
+        return InBlock(_OPEN, BlockSet("every", n=n, start=position(start[1]) if start else n), False, span=span)
 
     def in_nth(self, span: Span, word: Lexeme, _block: Lexeme) -> InBlock:
         at = position(word) - 1
-        return InBlock(_OPEN, BlockSet("range", low=at, high=at), False, span)
+        return InBlock(_OPEN, BlockSet("range", low=at, high=at), False, span=span)
 
 
 _LOOSE, _JOINED, _PHRASE, _FILTERED, _ATOM = range(5)

@@ -104,7 +104,7 @@ class PolicyNameKind(StatementKind):
 
     @staticmethod
     def build(span: Span, _word: Lexeme, name: Lexeme) -> syntax.PolicyName:
-        return syntax.PolicyName(str(name), span)
+        return syntax.PolicyName(str(name), span=span)
 
 
 class RequiresKind(StatementKind):
@@ -119,7 +119,7 @@ class RequiresKind(StatementKind):
     def build(span: Span, _word: Lexeme, name: Lexeme, sign: Lexeme, version: Lexeme) -> syntax.Requires:
         if name != "policylang":
             name.report("APL116", f"a policy can require `policylang` alone, not `{name}`")
-        return syntax.Requires(str(sign), str(version), span)  # type: ignore[arg-type]
+        return syntax.Requires(str(sign), str(version), span=span)  # type: ignore[arg-type]
 
     @staticmethod
     def check(requires: syntax.Requires) -> Iterator[Diagnostic]:
@@ -141,7 +141,7 @@ class IncludeKind(StatementKind):
 
     @staticmethod
     def build(span: Span, _word: Lexeme, target: Lexeme) -> syntax.Include:
-        return syntax.Include(quoted(target), target.type == "BUNDLED", span)
+        return syntax.Include(quoted(target), target.type == "BUNDLED", span=span)
 
 
 class DeviceKind(StatementKind):
@@ -153,7 +153,7 @@ class DeviceKind(StatementKind):
         if target.type != "STRING" and (not re.fullmatch(r"\w[\w.+-]*", target) or target.endswith(".toml")):
             message, good = "the file of a device profile stands in quotes", f'"{target}"'
             target.report("APL116", message, help=f"write `{good}`", write=[good])
-        return syntax.Device(quoted(target), span)
+        return syntax.Device(quoted(target), span=span)
 
 
 class LetKind(StatementKind):
@@ -161,7 +161,7 @@ class LetKind(StatementKind):
 
     @staticmethod
     def build(span: Span, _word: Lexeme, name: Lexeme, _equals: Lexeme, selector: SpannedSelector) -> syntax.Let:
-        return syntax.Let(str(name), selector.selector, span)
+        return syntax.Let(str(name), selector.selector, span=span)
 
     @staticmethod
     def text(let: Let) -> str:
@@ -173,7 +173,7 @@ class BlocksKind(StatementKind):
 
     @staticmethod
     def build(span: Span, _word: Lexeme, glob: Lexeme) -> syntax.Blocks:
-        return syntax.Blocks(quoted(glob), span)
+        return syntax.Blocks(quoted(glob), span=span)
 
     @staticmethod
     def text(blocks: syntax.Blocks) -> str:
@@ -197,7 +197,7 @@ class UndecidedKind(StatementKind):
             help = did_you_mean(meant) or "it is one of `auto`, `save`, `recompute`"
             message = f"values that no rule decides cannot be left to `{fate}`"
             fate.report("APL116", message, fate.span, help=help, write=meant)
-        return syntax.Undecided(str(fate), span)  # type: ignore[arg-type]
+        return syntax.Undecided(str(fate), span=span)  # type: ignore[arg-type]
 
     @staticmethod
     def text(undecided: syntax.Undecided) -> str:
@@ -232,7 +232,7 @@ class RuleKind(StatementKind):
             message = f"`{verb}` has no budget: only what is offloaded can be limited"
             fixes = [left_out(budget.span), *written(verb.span, ["offload"], is_choice=True)]
             verb.report("APL116", message, budget.span, help="leave it out, or write `offload`", fixes=fixes)
-        return Rule(action, selector.selector, "optional" in names, "override" in names, span, budget)
+        return Rule(action, selector.selector, "optional" in names, "override" in names, budget, span=span)
 
     @staticmethod
     def text(rule: Rule) -> str:
@@ -491,7 +491,7 @@ class ExpectTotalKind(StatementKind):
             message = f"`{limit.span.one_line}` does not say of what"
             share = f"{limit.span.one_line} of forward"
             figure.report("APL201", message, limit.span, help=f"write `{share}`", write=[share])
-        return syntax.ExpectTotal(name, str(sign), limit, bool(middle), span)  # type: ignore[arg-type]
+        return syntax.ExpectTotal(name, str(sign), limit, bool(middle), span=span)  # type: ignore[arg-type]
 
     @staticmethod
     def fit(expectation: syntax.ExpectTotal, report: Report) -> syntax.ExpectTotal:
@@ -516,7 +516,7 @@ class ExpectCountKind(StatementKind):
         if loose and loose[-1][1].end == selector.span.end and isinstance(loose[-1][0], Scope):
             scope = loose.pop()[0]
         said: Any = " ".join(bound)
-        return syntax.ExpectCount(said, integer(number), selector.selector, scope, span)
+        return syntax.ExpectCount(said, integer(number), selector.selector, scope, span=span)
 
     @staticmethod
     def text(expectation: syntax.ExpectCount) -> str:
@@ -536,7 +536,7 @@ class ExpectFateKind(StatementKind):
             message = "this expectation does not say whether all of these nodes or none of them"
             fixes = [prefixed(selector.span, quantifier) for quantifier in ("every", "no")]
             word.report("APL208", message, selector.span, help=help, fixes=fixes)
-        return syntax.ExpectFate(quantifier, selector.selector, str(fate), span)  # type: ignore[arg-type]
+        return syntax.ExpectFate(quantifier, selector.selector, str(fate), span=span)  # type: ignore[arg-type]
 
     @staticmethod
     def text(expectation: syntax.ExpectFate) -> str:

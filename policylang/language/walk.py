@@ -81,7 +81,7 @@ def rebuild(selector: Selector, change: Callable[[Selector], Selector]) -> Selec
         if isinstance(current, syntax.Union):
             new = evolve(current, parts=tuple(inner))
         elif inner:
-            held = (name for name in _fields_of(type(current), "Selector") if getattr(current, name) is not None)
+            held = (name for name in _fields_of(new.__class__, "Selector") if getattr(new, name) is not None)
             new = evolve(new, **dict(zip(held, inner, strict=True)))
         done.append(change(new))
     return done[0]
