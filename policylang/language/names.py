@@ -65,7 +65,13 @@ class Definitions:
         if bundled:
             self._bundled.add(let.name)
         elif len(self.diagnostics) == found:
-            self._warn_of_hiding(let)
+            hidden, help = "group", "choose another name, unless that is what you want"
+            if let.name not in group_names():
+                help = f"choose another name; the operator is written with its namespace, `aten.{let.name}`"
+                hidden = "operator" if self._is_operator(let.name) else ""
+            if hidden:
+                message = f"the name `{let.name}` hides the {hidden} of that name"
+                self._report("APL111", message, _name_span(let), help=help)
         self.lets[let.name] = resolved
 
     def resolve(self, selector: Selector, *, defining: str | None = None) -> Selector:
@@ -125,13 +131,11 @@ class Definitions:
 
     def _find_operator(self, word: Word) -> Operator | None:
         text = word.text
-        meant = self._meant_by(text)
-        if meant is not None:
-            help, write = meant
-            self._report("APL101", f"`{text}` is not the name of an operator", word.span, help=help, write=[write])
+        if (meant := self._meant_by(text)) is not None:
+            message = f"`{text}` is not the name of an operator"
+            self._report("APL101", message, word.span, help=meant[0], write=[meant[1]])
             return None
-        problem = name_glob_problem(text)
-        if problem:
+        if problem := name_glob_problem(text):
             self._report("APL112", f"the name `{text}` {problem}", word.span)
             return None
         operator = split_operator(text, self.operators.has_namespace)
@@ -164,10 +168,8 @@ class Definitions:
         return (f"write `{name}`", name) if self._is_known(name) else None
 
     def _is_known(self, text: str) -> bool:
-        operator = split_operator(text, self.operators.has_namespace)
-        if operator is None or name_glob_problem(text):
-            return False
-        return bool(self.operators.matches(operator.namespace, operator.name, operator.overload))
+        part = None if name_glob_problem(text) else split_operator(text, self.operators.has_namespace)
+        return part is not None and bool(self.operators.matches(part.namespace, part.name, part.overload))
 
     def _unknown(self, word: Word, operator: Operator) -> Operator | None:
         parts = word.text.split(".")
@@ -215,20 +217,8 @@ class Definitions:
         self._suggestions += 1
         if self._suggestions > _MAX_SUGGESTIONS:
             return ()
-        if "." not in text:
-            own = nearest(text, ["everything", *self._mine, *group_names()], limit=2)
-            return tuple(dict.fromkeys((*own, *self.operators.nearest(text))))[:3]
-        return self.operators.nearest(text)
-
-    def _warn_of_hiding(self, let: Let) -> None:
-        name = let.name
-        if name in group_names():
-            message = f"the name `{name}` hides the group of that name"
-            self._report("APL111", message, _name_span(let), help="choose another name, unless that is what you want")
-        elif self._is_operator(name):
-            message = f"the name `{name}` hides the operator of that name"
-            help = f"choose another name; the operator is written with its namespace, `aten.{name}`"
-            self._report("APL111", message, _name_span(let), help=help)
+        own = nearest(text, ["everything", *self._mine, *group_names()], limit=2) if "." not in text else ()
+        return tuple(dict.fromkeys((*own, *self.operators.nearest(text))))[:3]
 
     def _report(
         self,

@@ -10,6 +10,7 @@ from attrs import frozen
 from policylang.language.diagnostics import Diagnostic, Span, diagnose
 from policylang.language.globs import is_magic
 from policylang.language.operators import group_names, selector_of_groups
+from policylang.language.shown import joined
 from policylang.language.syntax import Bucket, Intersection, Operator, Rule, Scheduling, Selector
 from policylang.language.walk import parts, walk
 
@@ -152,7 +153,7 @@ def python_name(text: str) -> str | None:
 
 def traced_texts(name: str) -> tuple[str, ...]:
     """Selectors of the forms in which an operation is traced, the likeliest first."""
-    return TRACED_AS.get(_key(name), ())
+    return TRACED_AS.get(name.replace("_", "").lower(), ())
 
 
 @cache
@@ -171,8 +172,7 @@ def usual_forms(name: str) -> tuple[str, ...]:
 
 def shown_forms(texts: Iterable[str]) -> str:
     """```mm` or `addmm```."""
-    quoted = [f"`{text}`" for text in texts]
-    return " or ".join(filter(None, (", ".join(quoted[:-1]), *quoted[-1:])))
+    return joined([f"`{text}`" for text in texts], "or")
 
 
 _BEFORE_A_SELECTOR = frozenset(("save", "recompute", "offload", "leave", "="))
@@ -196,10 +196,6 @@ def _is_whole(text: str) -> bool:
     return " fed by " not in text
 
 
-def _key(name: str) -> str:
-    return name.replace("_", "").lower()
-
-
 SELDOM_IN_GRAPHS = "APL150"
 OF_BOTH = "APL151"
 
@@ -211,35 +207,21 @@ def doubtful_selectors(rule: Rule | Bucket | Scheduling) -> Iterator[Diagnostic]
         return
     inside = list(walk(rule.selector))
     leaves = [part for part in inside if not parts(part)]
-    names = [leaf for leaf in leaves if isinstance(leaf, Operator)]
-    if len(names) == len(leaves) and all(_is_seldom(name) for name in names):
-        for name in names:
-            texts = usual_forms(name.name)
-            message = f"graphs of a step seldom hold `{name.name}`: it is traced as {shown_forms(texts)}"
+    bare = [leaf.name for leaf in leaves if isinstance(leaf, Operator) and leaf.namespace is leaf.overload is None]
+    if len(bare) == len(leaves) and NEVER_TRACED.issuperset(bare):
+        for name, leaf in zip(bare, leaves, strict=True):
+            texts = usual_forms(name)
+            message = f"graphs of a step seldom hold `{name}`: it is traced as {shown_forms(texts)}"
             if texts == ("everything",):
-                message = f"`{name.name}` is the operator of that name, and every node is `everything`"
-            write = [in_place_of(name.span, texts)]
-            yield diagnose(SELDOM_IN_GRAPHS, message, name.span, help=f"write `{', '.join(texts)}`", write=write)
+                message = f"`{name}` is the operator of that name, and every node is `everything`"
+            write = [in_place_of(leaf.span, texts)]
+            yield diagnose(SELDOM_IN_GRAPHS, message, leaf.span, help=f"write `{', '.join(texts)}`", write=write)
     for part in inside:
-        if isinstance(part, Intersection) and (both := _two_operators(part.left, part.right)):
-            left, right = both
-            yield diagnose(
-                OF_BOTH,
-                f"`{left} and {right}` keeps what is both, and no node is both `{left}` and `{right}`",
-                part.span,
-                help=f"write `{left}, {right}` for the nodes of either",
-                write=[in_place_of(part.span, both)],
-            )
-
-
-def _is_seldom(name: Operator) -> bool:
-    return name.namespace is None and name.overload is None and name.name in NEVER_TRACED
-
-
-def _two_operators(left: Selector, right: Selector) -> tuple[str, str] | None:
-    """The names of two selectors that are an operator each, and not the same one."""
-    if isinstance(left, Operator) and isinstance(right, Operator):
-        if is_magic(left.text + right.text) or left.name == right.name:
-            return None
-        return left.text, right.text
-    return None
+        match part:
+            case Intersection(Operator() as left, Operator() as right):
+                if left.name != right.name and not is_magic(left.text + right.text):
+                    names = left.text, right.text
+                    message = "`{0} and {1}` keeps what is both, and no node is both `{0}` and `{1}`".format(*names)
+                    help = "write `{}, {}` for the nodes of either".format(*names)
+                    write = [in_place_of(part.span, names)]
+                    yield diagnose(OF_BOTH, message, part.span, help=help, write=write)
