@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import lark
@@ -40,14 +39,11 @@ def parser_of(transformer: object) -> Lark:
 
 @cache
 def tables() -> dict[str, Any]:
-    """The arguments ``data`` and ``memo`` from which lark loads a parser."""
-    return read_tables(grammar_file().read_text(encoding="utf-8"), TABLE)
-
-
-def read_tables(grammar: str, table: Path) -> dict[str, Any]:
-    """Reads the table file if it was made from this grammar, else works the tables out."""
+    """The arguments ``data`` and ``memo`` from which lark loads a parser: of the table file if it was made from this
+    grammar, else worked out."""
+    grammar = grammar_file().read_text(encoding="utf-8")
     try:
-        found = json.loads(table.read_text(encoding="utf-8"), object_hook=_numbered)
+        found = json.loads(TABLE.read_text(encoding="utf-8"), object_hook=_numbered)
         if found["key"] == key(grammar):
             return {"data": found["data"], "memo": found["memo"]}
     except (OSError, ValueError, LookupError, TypeError):

@@ -17,6 +17,7 @@ from attrs import field, frozen
 
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Source, Span
+from policylang.language.shown import Measured
 
 
 class Action(Enum):
@@ -238,7 +239,7 @@ class Quantity(_Spanned):
     ``%``."""
 
     value: float
-    dimension: Literal["number", "bytes", "flops", "seconds", "fraction"]
+    dimension: Measured
 
 
 TIMES = ("time", "time_per_gib")
