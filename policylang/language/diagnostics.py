@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache, cached_property
+from typing import Any
 
 from attrs import evolve, field, frozen
 
@@ -403,6 +404,14 @@ def diagnose(
     help = None if help is None else printable(help)
     details = tuple(map(printable, details))
     return Diagnostic(code, one_line(message), span, help, related, CODES[code].severity, details, fixes=fixes)
+
+
+class Findings(list[Diagnostic]):
+    """Diagnostics in the order in which they are found."""
+
+    def report(self, code: str, message: str, span: Span | None = None, **more: Any) -> None:
+        """Adds the diagnostic that :func:`diagnose` makes of these."""
+        self.append(diagnose(code, message, span, **more))
 
 
 def _comes_along(name: str) -> bool:

@@ -6,12 +6,13 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
+from typing import Any
 
 from attrs import define, field, frozen
 from lark import Token
 from lark.lexer import PatternStr, TerminalDef
 
-from policylang.language.diagnostics import Diagnostic, Fix, Source, Span, TextChange, diagnose
+from policylang.language.diagnostics import Diagnostic, Findings, Fix, Source, Span, TextChange, diagnose
 from policylang.language.syntax import Scope
 
 MAX_FILE = 4 * 1024 * 1024
@@ -201,7 +202,7 @@ class StatementOrigin:
     """State shared by the words of one statement: the source, and problems found while its tree is built."""
 
     source: Source
-    problems: list[Diagnostic] = field(factory=list)
+    problems: Findings = field(factory=Findings)
     loose: list[tuple[Scope | int, Span]] = field(factory=list)
     """Each ``per …`` that no position of its phrase has taken: an expectation or a bucket may, else it is an error. A
     number is one of blocks."""
@@ -223,18 +224,9 @@ class Lexeme(Token):
     def span(self) -> Span:
         return Span(self.origin.source, self.start_pos or 0, self.end_pos or 0)
 
-    def report(
-        self,
-        code: str,
-        message: str,
-        span: Span | None = None,
-        *,
-        help: str | None = None,
-        write: Sequence[str] = (),
-        fixes: Sequence[Fix] = (),
-    ) -> None:
-        """``write``: texts that can replace the span."""
-        self.origin.problems.append(diagnose(code, message, span or self.span, help=help, write=write, fixes=fixes))
+    def report(self, code: str, message: str, span: Span | None = None, **more: Any) -> None:
+        """Adds a problem of the statement; ``more`` goes to :func:`diagnose`."""
+        self.origin.problems.report(code, message, span or self.span, **more)
 
 
 class Lexer:

@@ -15,7 +15,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import meant_devices, read_device
 from policylang.language.diagnostics import (
     Diagnostic,
-    Fix,
+    Findings,
     Related,
     Source,
     Span,
@@ -90,7 +90,7 @@ class Expansion:
     """The statements of a policy in the order in which they count, and what was wrong with the files."""
 
     statements: list[PlacedStatement] = field(factory=list)
-    diagnostics: list[Diagnostic] = field(factory=list)
+    diagnostics: Findings = field(factory=Findings)
     files: dict[str, Path] = field(factory=dict)
     """By its name in reports, where each file lies, those that cannot be read among them; the text itself has none
     where it came from no file."""
@@ -109,7 +109,7 @@ class Expansion:
             if self._steps > MAX_STATEMENTS:
                 if not any(diagnostic.code == "APL106" for diagnostic in self.diagnostics):
                     message = f"the policy holds more than {MAX_STATEMENTS} statements, its includes expanded"
-                    self.diagnostics.append(diagnose("APL106", message, by))
+                    self.diagnostics.report("APL106", message, by)
                 return
             if isinstance(statement, Include):
                 self._include(statement, unit, chain)
@@ -182,21 +182,11 @@ class Expansion:
         self.diagnostics.append(evolve(source, related=_included_from(chain)))
         return None
 
-    def _report(
-        self,
-        code: str,
-        message: str,
-        include: Include,
-        chain: IncludeChain,
-        *,
-        help: str | None = None,
-        fixes: Sequence[Fix] = (),
-    ) -> None:
+    def _report(self, code: str, message: str, include: Include, chain: IncludeChain, **more: Any) -> None:
         if (code, include.span) in self._reported:  # a file that is included twice is read once, and taken twice
             return
         self._reported.add((code, include.span))
-        related = _included_from(chain)
-        self.diagnostics.append(diagnose(code, message, include.span, help=help, related=related, fixes=fixes))
+        self.diagnostics.report(code, message, include.span, related=_included_from(chain), **more)
 
 
 def _target_span(include: Include) -> Span:
@@ -250,7 +240,7 @@ def resolve(
 class _Resolver:
     source: Source
     names: Definitions
-    diagnostics: list[Diagnostic] = field(factory=list)
+    diagnostics: Findings = field(factory=Findings)
     rules: list[Rule] = field(factory=list)
     rewrites: list[syntax.Rewriting] = field(factory=list)
     scheduling: list[syntax.Scheduling] = field(factory=list)
@@ -304,7 +294,7 @@ class _Resolver:
             message = f"`{word}` is said twice of the same collectives"
             related = Related("said here before", earlier.span)
             help, fixes = "leave one of the two lines out", [removed(statement.span, "remove the second line")]
-            self._report("APL213", message, statement.span, related, help=help, fixes=fixes)
+            self.diagnostics.report("APL213", message, statement.span, related=(related,), help=help, fixes=fixes)
         others = list(self._others(statement.selector))
         for each in others:
             said = each.span.one_line
@@ -312,7 +302,7 @@ class _Resolver:
             if isinstance(each, Everything | Reference):
                 message = f"`{said}` is more than collectives, and `{word}` is said of them alone"
             help = "write `collective`, or one of `all_gather`, `reduce_scatter`, `all_reduce` and `all_to_all`"
-            self._report("APL215", message, each.span, help=help, fixes=written(each.span, _COLLECTIVES))
+            self.diagnostics.report("APL215", message, each.span, help=help, fixes=written(each.span, _COLLECTIVES))
         if not others:
             self.diagnostics.extend(doubtful_selectors(statement))
         return statement
@@ -367,7 +357,7 @@ class _Resolver:
         self.diagnostics.extend(self.names.finish(library=not decides))
         if not (decides or self.names.lets or any(map(is_error, self.diagnostics))):
             spans = [placed.statement.span for placed in statements if not placed.depth]
-            self._report("APL207", "the policy decides nothing: it has no rule", spans[0] if spans else None)
+            self.diagnostics.report("APL207", "the policy decides nothing: it has no rule", spans[0] if spans else None)
         return policy, tuple(self.diagnostics)
 
     def _policy_name(self, statement: syntax.PolicyName, placed: PlacedStatement) -> None:
@@ -375,7 +365,7 @@ class _Resolver:
             fixes = [removed(statement.span)]
             if self.first is not None and syntax.PolicyName not in self.once and not placed.depth:
                 fixes.insert(0, moved(statement.span, self.first, "move it to the top"))
-            self._report("APL202", "`policy` has to be the first statement", statement.span, fixes=fixes)
+            self.diagnostics.report("APL202", "`policy` has to be the first statement", statement.span, fixes=fixes)
         elif not placed.depth:
             self.once[syntax.PolicyName] = statement
 
@@ -397,33 +387,21 @@ class _Resolver:
             message = f"a policy has one device, and this is `{found.name}` beside `{self.device.name}`"
             if found.name == self.device.name:
                 message = f"a policy has one device, and there are two profiles that are called `{found.name}`"
-            related = Related(f"`{self.device.name}` is named here", earlier.span)
-            self._report("APL212", message, statement.span, related, fixes=[removed(statement.span)])
+            related = (Related(f"`{self.device.name}` is named here", earlier.span),)
+            fixes = [removed(statement.span)]
+            self.diagnostics.report("APL212", message, statement.span, related=related, fixes=fixes)
         self.device = self.device or found
 
     def _only_once(self, statement: syntax.Blocks | syntax.Undecided) -> None:
         earlier = self.once.get(type(statement))
         if earlier is not None:
-            message, related = (
-                f"a policy says `{kind_of(statement).opener}` once",
-                Related("said here before", earlier.span),
-            )
-            self._report("APL203", message, statement.span, related, fixes=[removed(statement.span)])
+            message = f"a policy says `{kind_of(statement).opener}` once"
+            related, fixes = (Related("said here before", earlier.span),), [removed(statement.span)]
+            self.diagnostics.report("APL203", message, statement.span, related=related, fixes=fixes)
             return
         self.once[type(statement)] = statement
         if isinstance(statement, syntax.Blocks):
             check_path_glob(statement.glob, statement.span, self.diagnostics.append)
-
-    def _report(
-        self,
-        code: str,
-        message: str,
-        span: Span | None,
-        *related: Related,
-        help: str | None = None,
-        fixes: Sequence[Fix] = (),
-    ) -> None:
-        self.diagnostics.append(diagnose(code, message, span, help=help, related=related, fixes=fixes))
 
 
 _BYTE_ORDER_MARK = "\ufeff"

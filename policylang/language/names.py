@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from attrs import define, evolve, field
 
-from policylang.language.diagnostics import Diagnostic, Fix, Related, Span, diagnose, removed
+from policylang.language.diagnostics import Diagnostic, Findings, Related, Span, removed
 from policylang.language.globs import name_glob_problem
 from policylang.language.operators import PLAIN_FUNCTIONS, OperatorTable, group_names, prelude_group, split_operator
 from policylang.language.predicates import check_path_glob, fit_predicate
@@ -34,7 +34,7 @@ class Definitions:
     """The first definition of each name."""
     lets: dict[str, Let] = field(factory=dict)
     """The resolved names so far, and the groups that were used."""
-    diagnostics: list[Diagnostic] = field(factory=list)
+    diagnostics: Findings = field(factory=Findings)
     _mine: dict[str, Let] = field(factory=dict)
     _bundled: set[str] = field(factory=set)
     _used: set[str] = field(factory=set)
@@ -57,7 +57,7 @@ class Definitions:
             if earlier.span != let.span:  # else the same line, of a file that is included twice
                 related = (Related("defined here before", earlier.span),)
                 message, fixes = f"the name `{let.name}` is defined twice", [removed(let.span)]
-                self._report("APL107", message, _name_span(let), related=related, fixes=fixes)
+                self.diagnostics.report("APL107", message, _name_span(let), related=related, fixes=fixes)
             return
         found = len(self.diagnostics)
         resolved = evolve(let, selector=self.resolve(let.selector, defining=let.name))
@@ -71,7 +71,7 @@ class Definitions:
                 hidden = "operator" if self._is_operator(let.name) else ""
             if hidden:
                 message = f"the name `{let.name}` hides the {hidden} of that name"
-                self._report("APL111", message, _name_span(let), help=help)
+                self.diagnostics.report("APL111", message, _name_span(let), help=help)
         self.lets[let.name] = resolved
 
     def resolve(self, selector: Selector, *, defining: str | None = None) -> Selector:
@@ -95,7 +95,7 @@ class Definitions:
         for name, let in self._mine.items():
             if name not in self._used and name not in self._bundled and not library:
                 fixes = [removed(let.span)]
-                self._report("APL110", f"the name `{name}` is never used", _name_span(let), fixes=fixes)
+                self.diagnostics.report("APL110", f"the name `{name}` is never used", _name_span(let), fixes=fixes)
         return self.diagnostics
 
     def _look_up(self, word: Word, defining: str | None) -> Selector:
@@ -103,7 +103,9 @@ class Definitions:
         if text == defining:
             help = f"an operator of that name is written `aten.{text}`"
             write = [f"aten.{text}"] if self._is_known(f"aten.{text}") else []
-            self._report("APL108", f"the name `{text}` is defined by itself", word.span, help=help, write=write)
+            self.diagnostics.report(
+                "APL108", f"the name `{text}` is defined by itself", word.span, help=help, write=write
+            )
             return word
         if text in self._mine:
             self._used.add(text)
@@ -111,7 +113,9 @@ class Definitions:
         if text in self.later:
             self._used.add(text)
             related = (Related("defined here", self.later[text]),)
-            self._report("APL109", f"the name `{text}` is used before it is defined", word.span, related=related)
+            self.diagnostics.report(
+                "APL109", f"the name `{text}` is used before it is defined", word.span, related=related
+            )
             return word
         let = prelude_group(text)
         if let is not None:
@@ -133,16 +137,16 @@ class Definitions:
         text = word.text
         if (meant := self._meant_by(text)) is not None:
             message = f"`{text}` is not the name of an operator"
-            self._report("APL101", message, word.span, help=meant[0], write=[meant[1]])
+            self.diagnostics.report("APL101", message, word.span, help=meant[0], write=[meant[1]])
             return None
         if problem := name_glob_problem(text):
-            self._report("APL112", f"the name `{text}` {problem}", word.span)
+            self.diagnostics.report("APL112", f"the name `{text}` {problem}", word.span)
             return None
         operator = split_operator(text, self.operators.has_namespace)
         parts = text.split(".")
         if operator is None or not all(parts) or any(part.isdecimal() for part in parts):
             help = "an operator is written as `mm`, `aten.mm` or `aten.mm.default`; a module path stands after `in`"
-            self._report("APL101", f"`{text}` is not the name of an operator", word.span, help=help)
+            self.diagnostics.report("APL101", f"`{text}` is not the name of an operator", word.span, help=help)
             return None
         found = self.operators.matches(operator.namespace, operator.name, operator.overload)
         if found:
@@ -184,7 +188,7 @@ class Definitions:
                 message = f"the graph does not call `{word.text}`, and others of its namespace are not known here"
                 fix = _REGISTERED
             near = self._nearest(word.text)
-            self._report("APL102", message, word.span, help=did_you_mean(near) or fix, write=near)
+            self.diagnostics.report("APL102", message, word.span, help=did_you_mean(near) or fix, write=near)
             return split_operator(word.text, lambda _: True) or operator
         kind = "operator" if namespace is not None else "operator, group or name"
         help, write = self._elsewhere(word.text)
@@ -193,7 +197,7 @@ class Definitions:
             help = did_you_mean(write)
         if help is None and namespace is not None and not listed and not self._is_operator(namespace):
             help = _REGISTERED
-        self._report("APL101", f"there is no {kind} `{word.text}`", word.span, help=help, write=write)
+        self.diagnostics.report("APL101", f"there is no {kind} `{word.text}`", word.span, help=help, write=write)
         return None
 
     def _elsewhere(self, text: str) -> tuple[str | None, Sequence[str]]:
@@ -219,19 +223,6 @@ class Definitions:
             return ()
         own = nearest(text, ["everything", *self._mine, *group_names()], limit=2) if "." not in text else ()
         return tuple(dict.fromkeys((*own, *self.operators.nearest(text))))[:3]
-
-    def _report(
-        self,
-        code: str,
-        message: str,
-        span: Span,
-        *,
-        help: str | None = None,
-        related: tuple[Related, ...] = (),
-        write: Sequence[str] = (),
-        fixes: Sequence[Fix] = (),
-    ) -> None:
-        self.diagnostics.append(diagnose(code, message, span, help=help, related=related, write=write, fixes=fixes))
 
 
 def _name_span(let: Let) -> Span:

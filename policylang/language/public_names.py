@@ -31,41 +31,37 @@ _BATCH_NORM = (
 )
 _CROSS_ENTROPY = ("nll_loss_forward", "nll_loss2d_forward", "neg fed by (squeeze fed by gather)")
 
-TRACED_AS: Mapping[str, tuple[str, ...]] = {
+_FORMS: Mapping[str, tuple[str, ...]] = {
     # products
-    **dict.fromkeys(("linear", "dense", "fc", "proj", "projection", "gemm"), _LINEAR),
-    **dict.fromkeys(("matmul", "einsum", "mv", "dot", "tensordot"), ("mm", "addmm", "bmm", "sum fed by mul")),
+    "linear dense fc proj projection gemm": _LINEAR,
+    "matmul einsum mv dot tensordot": ("mm", "addmm", "bmm", "sum fed by mul"),
     # attention
-    **dict.fromkeys(("sdpa", "scaleddotproductattention", "flashattention", "flashattn", "fa"), _ATTENTION),
-    **dict.fromkeys(("attn", "selfattention", "selfattn", "mha", "multiheadattention", "fa2", "fa3"), _ATTENTION),
-    **dict.fromkeys(("attention", "memoryefficientattention", "efficientattention", "sdpaattention"), _ATTENTION),
+    "sdpa scaleddotproductattention flashattention flashattn fa": _ATTENTION,
+    "attn selfattention selfattn mha multiheadattention fa2 fa3": _ATTENTION,
+    "attention memoryefficientattention efficientattention sdpaattention": _ATTENTION,
     "flexattention": ("higher_order.flex_attention",),
     # convolutions and pools
-    **dict.fromkeys(("conv", "conv1d", "conv2d", "conv3d", "convolution"), _CONVOLUTION),
-    **dict.fromkeys(("convtranspose1d", "convtranspose2d", "convtranspose3d", "deconv"), _CONVOLUTION),
-    **dict.fromkeys(("maxpool2d", "maxpool1d", "maxpool"), ("max_pool2d_with_indices", "_low_memory_max_pool*")),
-    **dict.fromkeys(("avgpool1d", "avgpool2d", "avgpool"), ("avg_pool2d",)),
-    **dict.fromkeys(("adaptiveavgpool2d", "adaptiveavgpool1d"), ("_adaptive_avg_pool2d", "mean")),
+    "conv conv1d conv2d conv3d convolution": _CONVOLUTION,
+    "convtranspose1d convtranspose2d convtranspose3d deconv": _CONVOLUTION,
+    "maxpool2d maxpool1d maxpool": ("max_pool2d_with_indices", "_low_memory_max_pool*"),
+    "avgpool1d avgpool2d avgpool": ("avg_pool2d",),
+    "adaptiveavgpool2d adaptiveavgpool1d": ("_adaptive_avg_pool2d", "mean"),
     # norms
-    **dict.fromkeys(("rmsnorm", "t5norm", "llamarmsnorm"), _RMS_NORM),
+    "rmsnorm t5norm llamarmsnorm": _RMS_NORM,
     "layernorm": ("native_layer_norm", *_MEAN_NORM),
     "groupnorm": ("native_group_norm", *_MEAN_NORM),
-    **dict.fromkeys(("batchnorm", "batchnorm1d", "batchnorm2d", "instancenorm"), _BATCH_NORM),
+    "batchnorm batchnorm1d batchnorm2d instancenorm": _BATCH_NORM,
     "norm": ("native_layer_norm", *_RMS_NORM, "linalg_vector_norm"),
     "normalize": ("div fed by (expand fed by clamp_min)",),
     # activations
-    **dict.fromkeys(("silu", "swish", "sigmoidlinearunit"), _SILU),
-    **dict.fromkeys(("gelu", "gelunew", "quickgelu", "gelutanh"), _GELU),
-    **dict.fromkeys(("swiglu", "siluandmul"), ("mul fed by silu", f"mul fed by ({_SIGMOID_PRODUCT})")),
+    "silu swish sigmoidlinearunit": _SILU,
+    "gelu gelunew quickgelu gelutanh": _GELU,
+    "swiglu siluandmul": ("mul fed by silu", f"mul fed by ({_SIGMOID_PRODUCT})"),
     "geglu": ("mul fed by gelu", "mul fed by (mul fed by (add fed by erf))"),
-    **dict.fromkeys(("activation", "act", "actfn", "nonlinearity"), ("activation",)),
-    **dict.fromkeys(("relu6", "hardtanh"), ("hardtanh", "clamp_max fed by clamp_min")),
-    **dict.fromkeys(
-        ("leakyrelu", "prelu"), ("leaky_relu", "_prelu_kernel", "(aten.where fed by gt) and (aten.where fed by mul)")
-    ),
-    **dict.fromkeys(
-        ("elu", "selu", "celu"), ("elu", "celu", "aten.where fed by (mul fed by expm1)", "aten.where fed by expm1")
-    ),
+    "activation act actfn nonlinearity": ("activation",),
+    "relu6 hardtanh": ("hardtanh", "clamp_max fed by clamp_min"),
+    "leakyrelu prelu": ("leaky_relu", "_prelu_kernel", "(aten.where fed by gt) and (aten.where fed by mul)"),
+    "elu selu celu": ("elu", "celu", "aten.where fed by (mul fed by expm1)", "aten.where fed by expm1"),
     "softplus": ("softplus", "aten.where fed by log1p"),
     "mish": ("mish", "mul fed by (tanh fed by aten.where)"),
     "hardswish": ("hardswish", "div fed by (mul fed by clamp_max)"),
@@ -74,36 +70,32 @@ TRACED_AS: Mapping[str, tuple[str, ...]] = {
     "softmax": ("_softmax", "div fed by exp"),
     "logsoftmax": ("_log_softmax", "sub fed by log"),
     "logsumexp": ("logsumexp", "add fed by log"),
-    **dict.fromkeys(
-        ("dropout", "dropout1d", "dropout2d"), ("native_dropout", "bernoulli", "bernoulli_", "mul fed by gt")
-    ),
+    "dropout dropout1d dropout2d": ("native_dropout", "bernoulli", "bernoulli_", "mul fed by gt"),
     # losses
-    **dict.fromkeys(("crossentropy", "crossentropyloss", "nllloss", "ce", "loss"), _CROSS_ENTROPY),
-    **dict.fromkeys(("mseloss", "mse"), ("mse_loss", "mean fed by (pow fed by sub)")),
-    **dict.fromkeys(("l1loss", "mae"), ("mean fed by (abs fed by sub)",)),
-    **dict.fromkeys(
-        ("bcewithlogits", "binarycrossentropywithlogits"),
-        ("binary_cross_entropy_with_logits", "mean fed by (sub fed by sub)"),
-    ),
+    "crossentropy crossentropyloss nllloss ce loss": _CROSS_ENTROPY,
+    "mseloss mse": ("mse_loss", "mean fed by (pow fed by sub)"),
+    "l1loss mae": ("mean fed by (abs fed by sub)",),
+    "bcewithlogits binarycrossentropywithlogits": ("binary_cross_entropy_with_logits", "mean fed by (sub fed by sub)"),
     # lookups, looks and copies
-    **dict.fromkeys(("embedding", "embed", "wte", "tokembeddings"), ("embedding", "index")),
-    **dict.fromkeys(("transpose", "t", "swapaxes", "mT", "permute", "rearrange"), ("permute", "transpose", "t")),
-    **dict.fromkeys(("reshape", "flatten", "unflatten", "viewas"), ("view", "_unsafe_view", "clone")),
+    "embedding embed wte tokembeddings": ("embedding", "index"),
+    "transpose t swapaxes mT permute rearrange": ("permute", "transpose", "t"),
+    "reshape flatten unflatten viewas": ("view", "_unsafe_view", "clone"),
     "contiguous": ("clone",),
-    **dict.fromkeys(("to", "float", "half", "bfloat16", "type", "typeas", "astype"), ("cast",)),
-    **dict.fromkeys(("chunk", "tensorsplit"), ("split", "split_with_sizes")),
-    **dict.fromkeys(("repeatinterleave", "repeatkv", "repeat", "tile"), ("repeat", "clone fed by expand")),
-    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), ("cat", "stack", "clone fed by expand")),
+    "to float half bfloat16 type typeas astype": ("cast",),
+    "chunk tensorsplit": ("split", "split_with_sizes"),
+    "repeatinterleave repeatkv repeat tile": ("repeat", "clone fed by expand"),
+    "cat concat concatenate stack": ("cat", "stack", "clone fed by expand"),
     "maskedfill": ("masked_fill", "aten.where"),
     "indexselect": ("index_select", "index"),
     "rsub": ("rsub", "sub"),
     "square": ("pow",),
-    **dict.fromkeys(("std", "var", "variance"), ("std", "var", "var_mean")),
+    "std var variance": ("std", "var", "var_mean"),
     "allgather": ("all_gather",),
-    **dict.fromkeys(("fsdp", "unshard", "gather_weights"), ("all_gather where from parameter",)),
-    **dict.fromkeys(("rng", "randomops"), ("random",)),
-    **dict.fromkeys(("all", "allops", "alloperators", "anything", "any"), ("everything",)),
+    "fsdp unshard gather_weights": ("all_gather where from parameter",),
+    "rng randomops": ("random",),
+    "all allops alloperators anything any": ("everything",),
 }
+TRACED_AS = {name: forms for names, forms in _FORMS.items() for name in names.split()}
 """By name, without capitals and underscores."""
 
 NEVER_TRACED = frozenset(
