@@ -56,7 +56,7 @@ OUTCOMES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectFate)["fate"])
 MissingRow = tuple[str, str, str, str | None]
 """The last word and the terminals that the parser accepts there (a minus: does not accept); then the name of what has
 to follow, and an example."""
-KINDS: list[type[StatementKind]] = []
+KINDS: list[StatementKind] = []
 """Every kind of statement, in the order of the grammar."""
 
 
@@ -78,20 +78,17 @@ class StatementKind:
     to the origin of the words."""
 
     def __init_subclass__(cls) -> None:
-        KINDS.append(cls)
+        KINDS.append(cls())
 
-    @classmethod
-    def terminal(cls) -> str:
+    def terminal(self) -> str:
         """The terminal of the words that open it."""
-        return cls.opener.upper().replace(" ", "_")
+        return self.opener.upper().replace(" ", "_")
 
-    @staticmethod
-    def check(statement: Any) -> Iterator[Diagnostic]:
+    def check(self, statement: Any) -> Iterator[Diagnostic]:
         """What is wrong with a statement whatever its names mean."""
         yield from ()
 
-    @staticmethod
-    def text(statement: Any) -> str:
+    def text(self, statement: Any) -> str:
         """The canonical text, without an `optional` before it."""
         raise TypeError(f"a {type(statement).__name__} is no part of a resolved policy")
 
@@ -102,8 +99,7 @@ class StatementKind:
 class PolicyNameKind(StatementKind):
     made, rule, opener = syntax.PolicyName, "policy", "policy"
 
-    @staticmethod
-    def build(span: Span, _word: Lexeme, name: Lexeme) -> syntax.PolicyName:
+    def build(self, span: Span, _word: Lexeme, name: Lexeme) -> syntax.PolicyName:
         return syntax.PolicyName(str(name), span=span)
 
 
@@ -115,14 +111,12 @@ class RequiresKind(StatementKind):
         ("", "", "`policylang`", "such as `requires policylang >= 0.2`"),
     )
 
-    @staticmethod
-    def build(span: Span, _word: Lexeme, name: Lexeme, sign: Lexeme, version: Lexeme) -> syntax.Requires:
+    def build(self, span: Span, _word: Lexeme, name: Lexeme, sign: Lexeme, version: Lexeme) -> syntax.Requires:
         if name != "policylang":
             name.report("APL116", f"a policy can require `policylang` alone, not `{name}`")
         return syntax.Requires(str(sign), str(version), span=span)  # type: ignore[arg-type]
 
-    @staticmethod
-    def check(requires: syntax.Requires) -> Iterator[Diagnostic]:
+    def check(self, requires: syntax.Requires) -> Iterator[Diagnostic]:
         parts = requires.version.split(".")
         if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
             message, help = f"`{requires.version}` is not a version", "a version is written as `0.2`"
@@ -139,8 +133,7 @@ class RequiresKind(StatementKind):
 class IncludeKind(StatementKind):
     made, rule, opener = syntax.Include, "include", "include"
 
-    @staticmethod
-    def build(span: Span, _word: Lexeme, target: Lexeme) -> syntax.Include:
+    def build(self, span: Span, _word: Lexeme, target: Lexeme) -> syntax.Include:
         return syntax.Include(quoted(target), target.type == "BUNDLED", span=span)
 
 
@@ -148,8 +141,7 @@ class DeviceKind(StatementKind):
     made, rule, opener = syntax.Device, "device", "device"
     missing = (("DEVICE", "", "a device profile", 'such as `h100-sxm`, or a file, `"cluster.toml"`'),)
 
-    @staticmethod
-    def build(span: Span, _word: Lexeme, target: Lexeme) -> syntax.Device:
+    def build(self, span: Span, _word: Lexeme, target: Lexeme) -> syntax.Device:
         if target.type != "STRING" and (not re.fullmatch(r"\w[\w.+-]*", target) or target.endswith(".toml")):
             message, good = "the file of a device profile stands in quotes", f'"{target}"'
             target.report("APL116", message, help=f"write `{good}`", write=[good])
@@ -159,24 +151,20 @@ class DeviceKind(StatementKind):
 class LetKind(StatementKind):
     made, rule, opener = syntax.Let, "let", "let"
 
-    @staticmethod
-    def build(span: Span, _word: Lexeme, name: Lexeme, _equals: Lexeme, selector: SpannedSelector) -> syntax.Let:
+    def build(self, span: Span, _word: Lexeme, name: Lexeme, _equals: Lexeme, selector: SpannedSelector) -> syntax.Let:
         return syntax.Let(str(name), selector.selector, span=span)
 
-    @staticmethod
-    def text(let: Let) -> str:
+    def text(self, let: Let) -> str:
         return f"let {let.name} = {format_selector(let.selector)}"
 
 
 class BlocksKind(StatementKind):
     made, rule, opener = syntax.Blocks, "blocks", "blocks"
 
-    @staticmethod
-    def build(span: Span, _word: Lexeme, glob: Lexeme) -> syntax.Blocks:
+    def build(self, span: Span, _word: Lexeme, glob: Lexeme) -> syntax.Blocks:
         return syntax.Blocks(quoted(glob), span=span)
 
-    @staticmethod
-    def text(blocks: syntax.Blocks) -> str:
+    def text(self, blocks: syntax.Blocks) -> str:
         return f"blocks {format_glob(blocks.glob)}"
 
 
@@ -189,18 +177,16 @@ class UndecidedKind(StatementKind):
         **dict.fromkeys(("default", "none", "min_cut", "mincut", "partitioner", "torch", "inductor", "leave"), "auto"),
     }
 
-    @classmethod
-    def build(cls, span: Span, _word: Lexeme, _arrow: Lexeme, fate: Lexeme) -> syntax.Undecided:
+    def build(self, span: Span, _word: Lexeme, _arrow: Lexeme, fate: Lexeme) -> syntax.Undecided:
         if fate not in FATES:
-            near = cls.elsewhere.get(str(fate).lower())
+            near = self.elsewhere.get(str(fate).lower())
             meant = (near,) if near else nearest(str(fate), FATES)
             help = did_you_mean(meant) or "it is one of `auto`, `save`, `recompute`"
             message = f"values that no rule decides cannot be left to `{fate}`"
             fate.report("APL116", message, fate.span, help=help, write=meant)
         return syntax.Undecided(str(fate), span=span)  # type: ignore[arg-type]
 
-    @staticmethod
-    def text(undecided: syntax.Undecided) -> str:
+    def text(self, undecided: syntax.Undecided) -> str:
         return f"undecided -> {undecided.fate}"
 
 
@@ -210,8 +196,7 @@ class UndecidedKind(StatementKind):
 class RuleKind(StatementKind):
     made, rule = Rule, "rule"
 
-    @staticmethod
-    def build(span: Span, *parts: Any) -> Rule:
+    def build(self, span: Span, *parts: Any) -> Rule:
         words = [part for part in parts if isinstance(part, Lexeme)]
         selector = next(part for part in parts if isinstance(part, SpannedSelector))
         modifiers = [word for word in words if word.type in ("OPTIONAL", "OVERRIDE")]
@@ -234,8 +219,7 @@ class RuleKind(StatementKind):
             verb.report("APL116", message, budget.span, help="leave it out, or write `offload`", fixes=fixes)
         return Rule(action, selector.selector, "optional" in names, "override" in names, budget, span=span)
 
-    @staticmethod
-    def text(rule: Rule) -> str:
+    def text(self, rule: Rule) -> str:
         limit = "" if rule.budget is None else f" up to {quantity_text(rule.budget)} per rank"
         return f"{'override ' if rule.override else ''}{rule.action.word} {format_selector(rule.selector)}{limit}"
 
@@ -255,10 +239,9 @@ class FuseKind(StatementKind):
         "all_gather": "all_gather", "allgather": "all_gather", "reduce_scatter": "reduce_scatter",
     }  # fmt: skip
 
-    @classmethod
-    def build(cls, span: Span, _word: Lexeme, collective: Lexeme, chains: Lexeme, *rest: Lexeme) -> syntax.Fuse:
-        if collective not in cls.collectives:
-            near = nearest(str(collective), cls.collectives)
+    def build(self, span: Span, _word: Lexeme, collective: Lexeme, chains: Lexeme, *rest: Lexeme) -> syntax.Fuse:
+        if collective not in self.collectives:
+            near = nearest(str(collective), self.collectives)
             help = did_you_mean(near) or "chains of `all_gather` or `reduce_scatter` are"
             message = f"chains of `{collective}` cannot be fused"
             collective.report("APL116", message, help=help, write=near)
@@ -266,11 +249,10 @@ class FuseKind(StatementKind):
             message = f"`fuse {collective}` is followed by `chains`, not by `{chains}`"
             chains.report("APL010", message, help="write `chains`", write=["chains"])
         dims = tuple(str(dim) for dim in rest[1::2])
-        known = cls.collectives.get(collective, "all_gather")
+        known = self.collectives.get(collective, "all_gather")
         return syntax.Fuse(known, dims, span=span)  # type: ignore[arg-type]
 
-    @staticmethod
-    def text(fuse: syntax.Fuse) -> str:
+    def text(self, fuse: syntax.Fuse) -> str:
         over = f" over {', '.join(fuse.dims)}" if fuse.dims else ""
         return f"fuse {fuse.collective} chains{over}"
 
@@ -280,15 +262,13 @@ class CollapseKind(StatementKind):
     closing = (("COLLAPSE", "round_trips"),)
     missing = (("", "", "`round_trips`", None),)
 
-    @staticmethod
-    def build(span: Span, _word: Lexeme, what: Lexeme) -> syntax.Collapse:
+    def build(self, span: Span, _word: Lexeme, what: Lexeme) -> syntax.Collapse:
         if what != "round_trips":
             message = f"`{what}` cannot be collapsed"
             what.report("APL116", message, help="write `collapse round_trips`", write=["round_trips"])
         return syntax.Collapse(span=span)
 
-    @staticmethod
-    def text(collapse: syntax.Collapse) -> str:
+    def text(self, collapse: syntax.Collapse) -> str:
         return "collapse round_trips"
 
 
@@ -304,8 +284,7 @@ class BucketKind(StatementKind):
     made, rule, opener, is_scheduling = syntax.Bucket, "bucket", "bucket", True
     missing = (_OF_COLLECTIVES, ("UP_TO", "INT", "a size", "such as `up to 256 MiB`"))
 
-    @staticmethod
-    def build(span: Span, word: Lexeme, selector: SpannedSelector, size: Quantity | None = None) -> syntax.Bucket:
+    def build(self, span: Span, word: Lexeme, selector: SpannedSelector, size: Quantity | None = None) -> syntax.Bucket:
         loose, blocks = word.origin.loose, None
         per = loose[-1][0] if loose and loose[-1][1].end == selector.span.end else None
         if per is Scope.BLOCK or isinstance(per, int):
@@ -324,12 +303,10 @@ class BucketKind(StatementKind):
             word.report("APL116", message, span, help=help, fixes=[said])
         return syntax.Bucket(selector.selector, blocks, size, span=span)
 
-    @staticmethod
-    def check(bucket: syntax.Bucket) -> Iterator[Diagnostic]:
+    def check(self, bucket: syntax.Bucket) -> Iterator[Diagnostic]:
         return _of_nothing(bucket.size, "in one bucket", "256 MiB")
 
-    @staticmethod
-    def text(bucket: syntax.Bucket) -> str:
+    def text(self, bucket: syntax.Bucket) -> str:
         per = {None: "", 1: " per block"}.get(bucket.blocks, f" per {bucket.blocks} blocks")
         limit = "" if bucket.size is None else f" up to {quantity_text(bucket.size)}"
         return f"bucket {format_picked(bucket.selector)}{per}{limit}"
@@ -345,17 +322,15 @@ class PrefetchKind(StatementKind):
         ("", "INT -STRING -BLOCK -COMPARISON", "how many blocks ahead", _AHEAD),
     )
 
-    @staticmethod
     def build(
-        span: Span, _word: Lexeme, selector: SpannedSelector, number: Lexeme, _block: Lexeme, ahead: Lexeme
+        self, span: Span, _word: Lexeme, selector: SpannedSelector, number: Lexeme, _block: Lexeme, ahead: Lexeme
     ) -> syntax.Prefetch:
         if ahead != "ahead":
             message = f"a prefetch is so many blocks `ahead`, not `{ahead}`"
             ahead.report("APL010", message, help="write `ahead`", write=["ahead"])
         return syntax.Prefetch(selector.selector, _distance(number), span=span)
 
-    @staticmethod
-    def text(prefetch: syntax.Prefetch) -> str:
+    def text(self, prefetch: syntax.Prefetch) -> str:
         return f"prefetch {format_picked(prefetch.selector)} {_blocks(prefetch.blocks)} ahead"
 
 
@@ -366,12 +341,12 @@ class DelayKind(StatementKind):
         ("", "INT -STRING -BLOCK -COMPARISON", "how many blocks later", "such as `delay reduce_scatter 1 block`"),
     )
 
-    @staticmethod
-    def build(span: Span, _word: Lexeme, selector: SpannedSelector, number: Lexeme, _block: Lexeme) -> syntax.Delay:
+    def build(
+        self, span: Span, _word: Lexeme, selector: SpannedSelector, number: Lexeme, _block: Lexeme
+    ) -> syntax.Delay:
         return syntax.Delay(selector.selector, _distance(number), span=span)
 
-    @staticmethod
-    def text(delay: syntax.Delay) -> str:
+    def text(self, delay: syntax.Delay) -> str:
         return f"delay {format_picked(delay.selector)} {_blocks(delay.blocks)}"
 
 
@@ -387,17 +362,14 @@ class OverlapKind(StatementKind):
         ("OF", "NAME", "`peak`", _OF_PEAK),
     )
 
-    @staticmethod
-    def build(span: Span, _word: Lexeme, selector: SpannedSelector, *limits: _Limit) -> syntax.Overlap:
+    def build(self, span: Span, _word: Lexeme, selector: SpannedSelector, *limits: _Limit) -> syntax.Overlap:
         found = {str(limit.of): limit.quantity for limit in limits}
         return syntax.Overlap(selector.selector, found.get("in flight"), found.get("peak"), span=span)
 
-    @staticmethod
-    def check(overlap: syntax.Overlap) -> Iterator[Diagnostic]:
+    def check(self, overlap: syntax.Overlap) -> Iterator[Diagnostic]:
         return _of_nothing(overlap.in_flight, "in flight", "2 GiB in flight")
 
-    @staticmethod
-    def text(overlap: syntax.Overlap) -> str:
+    def text(self, overlap: syntax.Overlap) -> str:
         in_flight, peak = overlap.in_flight, overlap.peak
         limits = "" if in_flight is None else f" up to {quantity_text(in_flight)} in flight"
         limits += "" if peak is None else f" within {quantity_text(peak)} of peak"
@@ -408,12 +380,10 @@ class KeepOrderKind(StatementKind):
     made, rule, opener, is_scheduling = syntax.KeepOrder, "keep_order", "keep order", True
     missing = (("KEEP_ORDER", "OF", "`of`", "such as `keep order of all_to_all`"), _OF_COLLECTIVES)
 
-    @staticmethod
-    def build(span: Span, _word: Lexeme, _of: Lexeme, selector: SpannedSelector) -> syntax.KeepOrder:
+    def build(self, span: Span, _word: Lexeme, _of: Lexeme, selector: SpannedSelector) -> syntax.KeepOrder:
         return syntax.KeepOrder(selector.selector, span=span)
 
-    @staticmethod
-    def text(statement: syntax.KeepOrder) -> str:
+    def text(self, statement: syntax.KeepOrder) -> str:
         return f"keep order of {format_picked(statement.selector)}"
 
 
@@ -464,8 +434,7 @@ class ExpectTotalKind(StatementKind):
         **dict.fromkeys(("exposed_time", "exposed_communication", "stall", "waiting", "idle"), "exposed"),
     }
 
-    @classmethod
-    def build(cls, span: Span, _word: Lexeme, figure: Lexeme, *rest: Any) -> syntax.ExpectTotal:
+    def build(self, span: Span, _word: Lexeme, figure: Lexeme, *rest: Any) -> syntax.ExpectTotal:
         *middle, sign, last = rest
         limit: Quantity = last.quantity
         name, end = " ".join(figure.split()), figure
@@ -473,7 +442,7 @@ class ExpectTotalKind(StatementKind):
             end = middle.pop(0)
             name = f"{name} {end}"
         if name not in FIGURES:
-            near = (cls.elsewhere[name],) if name in cls.elsewhere else nearest(name, FIGURES)
+            near = (self.elsewhere[name],) if name in self.elsewhere else nearest(name, FIGURES)
             help = did_you_mean(near) or f"the figures are {', '.join(FIGURES)}"
             if not near and limit.dimension == "number":
                 help = f"{help}; how many nodes there are is written as `expect exactly {limit.span.text} {name}`"
@@ -498,8 +467,7 @@ class ExpectTotalKind(StatementKind):
         """Converts the limit to the dimension of the figure; reports a misfit."""
         return evolve(expectation, limit=fit_quantity(expectation.figure, expectation.limit, report))
 
-    @staticmethod
-    def text(expectation: syntax.ExpectTotal) -> str:
+    def text(self, expectation: syntax.ExpectTotal) -> str:
         per = " per block" if expectation.per_block else ""
         of = " of forward" if expectation.of_forward else ""
         return f"expect {expectation.figure}{per} {expectation.op} {quantity_text(expectation.limit)}{of}"
@@ -508,8 +476,7 @@ class ExpectTotalKind(StatementKind):
 class ExpectCountKind(StatementKind):
     made, rule, opener = syntax.ExpectCount, "expect_count", "expect"
 
-    @staticmethod
-    def build(span: Span, word: Lexeme, *rest: Any) -> syntax.ExpectCount:
+    def build(self, span: Span, word: Lexeme, *rest: Any) -> syntax.ExpectCount:
         *bound, number, selector = rest
         loose = word.origin.loose
         scope: Any = None
@@ -518,8 +485,7 @@ class ExpectCountKind(StatementKind):
         said: Any = " ".join(bound)
         return syntax.ExpectCount(said, integer(number), selector.selector, scope, span=span)
 
-    @staticmethod
-    def text(expectation: syntax.ExpectCount) -> str:
+    def text(self, expectation: syntax.ExpectCount) -> str:
         counted = format_counted(expectation.selector, expectation.scope)
         return f"expect {expectation.bound} {expectation.n} {counted}"
 
@@ -527,8 +493,7 @@ class ExpectCountKind(StatementKind):
 class ExpectFateKind(StatementKind):
     made, rule, opener = syntax.ExpectFate, "expect_fate", "expect"
 
-    @staticmethod
-    def build(span: Span, word: Lexeme, *rest: Any) -> syntax.ExpectFate:
+    def build(self, span: Span, word: Lexeme, *rest: Any) -> syntax.ExpectFate:
         *said, selector, fate = rest
         quantifier: Any = "no" if said == ["no"] else "every"
         if not said and not selector.span.text.startswith("every"):
@@ -538,8 +503,7 @@ class ExpectFateKind(StatementKind):
             word.report("APL208", message, selector.span, help=help, fixes=fixes)
         return syntax.ExpectFate(quantifier, selector.selector, str(fate), span=span)  # type: ignore[arg-type]
 
-    @staticmethod
-    def text(expectation: syntax.ExpectFate) -> str:
+    def text(self, expectation: syntax.ExpectFate) -> str:
         return f"expect {expectation.quantifier} {format_picked(expectation.selector)} {expectation.fate}"
 
 
@@ -587,9 +551,9 @@ def _bytes(size: Quantity, span: Span, word: Lexeme, message: str, example: str)
     return evolve(size, span=span)
 
 
-def _callback(kind: type[StatementKind]) -> Callable[..., Statement]:
+def _callback(kind: StatementKind) -> Callable[..., Statement]:
     def build(_: object, span: Span, *parts: Any) -> Statement:
-        if kind is RuleKind or parts[0].type != "OPTIONAL":
+        if kind.made is Rule or parts[0].type != "OPTIONAL":
             return kind.build(span, *parts)  # type: ignore[no-any-return]
         return evolve(kind.build(span, *parts[1:]), optional=True)  # type: ignore[no-any-return]
 
@@ -600,7 +564,7 @@ StatementRules = spanned(type("StatementRules", (_LimitRules,), {kind.rule: _cal
 """The rules of the grammar from ``start`` down; a statement is built from the words of its rule."""
 
 
-def kind_of(statement: Statement) -> type[StatementKind]:
+def kind_of(statement: Statement) -> StatementKind:
     """The kind of a statement; a ``KeyError`` where none is registered."""
     return _BY_CLASS[type(statement)]
 
