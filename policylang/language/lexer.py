@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -13,6 +13,7 @@ from lark import Token
 from lark.lexer import PatternStr, TerminalDef
 
 from policylang.language.diagnostics import Diagnostic, Findings, Fix, Source, Span, TextChange, diagnose
+from policylang.language.shown import did_you_mean, nearest
 from policylang.language.syntax import Scope
 
 MAX_FILE = 4 * 1024 * 1024
@@ -227,6 +228,11 @@ class Lexeme(Token):
     def report(self, code: str, message: str, span: Span | None = None, **more: Any) -> None:
         """Adds a problem of the statement; ``more`` goes to :func:`diagnose`."""
         self.origin.problems.report(code, message, span or self.span, **more)
+
+    def misnamed(self, code: str, message: str, known: Iterable[str], otherwise: str, meant: str | None = None) -> None:
+        """Reports that this is none of the names known: did you mean the nearest, or ``meant``? Else another help."""
+        near = nearest(self, known) if meant is None else (meant,)
+        self.report(code, message, help=did_you_mean(near) or otherwise, write=near)
 
 
 class Lexer:

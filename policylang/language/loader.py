@@ -388,8 +388,7 @@ class _Resolver:
             if found.name == self.device.name:
                 message = f"a policy has one device, and there are two profiles that are called `{found.name}`"
             related = (Related(f"`{self.device.name}` is named here", earlier.span),)
-            fixes = [removed(statement.span)]
-            self.diagnostics.report("APL212", message, statement.span, related=related, fixes=fixes)
+            self.diagnostics.report("APL212", message, statement.span, related=related, fixes=[removed(statement.span)])
         self.device = self.device or found
 
     def _only_once(self, statement: syntax.Blocks | syntax.Undecided) -> None:

@@ -141,9 +141,8 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
         meant = own or nearest(name, UNITS)
         place, before = (span, f"{digits} ") if unit is None else (unit.span, "")
         fixes = written(place, [f"{before}{each}" for each in meant], near=True)
-        number.report(
-            "APL113", f"there is no unit `{name}`", place, help=did_you_mean(meant) or _UNITS_ARE, fixes=fixes
-        )
+        help = did_you_mean(meant) or _UNITS_ARE
+        number.report("APL113", f"there is no unit `{name}`", place, help=help, fixes=fixes)
         return plain
 
     def compare(self, span: Span, subject: Lexeme, sign: Lexeme, value: Quantity) -> Predicate:
@@ -201,11 +200,9 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
 
 def _unknown_flag(text: str, span: Span, at: Lexeme) -> None:
     kind = text.split()[-1].removesuffix("s")
-    near = (
-        (f"from {kind}",)
-        if f"from {kind}" in FLAGS
-        else nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
-    )
+    near: tuple[str, ...] = (f"from {kind}",)
+    if f"from {kind}" not in FLAGS:
+        near = nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
     help = did_you_mean(_SHOWN.get(word, word) for word in near)
     fixes = written(span, filter(None, (_in_place(word, span) for word in near)), near=True)
     at.report("APL114", f"nodes have no property `{text}`", span, help=help, fixes=fixes)
@@ -226,15 +223,12 @@ def _subject(word: Lexeme) -> tuple[str, int | None]:
 
 
 def _unknown_property(subject: Lexeme) -> None:
-    known = (*MEASURES, *PROPERTIES)
-    name = str(subject).lower()
-    near = (_ELSEWHERE[name],) if name in _ELSEWHERE else nearest(name, known)
-    help = did_you_mean(near) or f"the properties are {', '.join(known)}"
-    if name not in _OPERATORS:
-        subject.report("APL114", f"nodes have no property `{subject}`", help=help, write=near)
-        return
-    help = "an operator stands in place of a property: `save mm`, or joined with `and`"
-    subject.report("APL114", f"nodes have no property `{subject}`", help=help)
+    known, name, message = (*MEASURES, *PROPERTIES), subject.lower(), f"nodes have no property `{subject}`"
+    if name in _OPERATORS:
+        help = "an operator stands in place of a property: `save mm`, or joined with `and`"
+        subject.report("APL114", message, help=help)
+    else:
+        subject.misnamed("APL114", message, known, f"the properties are {', '.join(known)}", _ELSEWHERE.get(name))
 
 
 _GLOB_KINDS = frozenset({"NAME", "PATH", "INT", "NUMBER"})

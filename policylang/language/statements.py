@@ -179,11 +179,9 @@ class UndecidedKind(StatementKind):
 
     def build(self, span: Span, _word: Lexeme, _arrow: Lexeme, fate: Lexeme) -> syntax.Undecided:
         if fate not in FATES:
-            near = self.elsewhere.get(str(fate).lower())
-            meant = (near,) if near else nearest(str(fate), FATES)
-            help = did_you_mean(meant) or "it is one of `auto`, `save`, `recompute`"
             message = f"values that no rule decides cannot be left to `{fate}`"
-            fate.report("APL116", message, fate.span, help=help, write=meant)
+            otherwise = "it is one of `auto`, `save`, `recompute`"
+            fate.misnamed("APL116", message, FATES, otherwise, self.elsewhere.get(fate.lower()))
         return syntax.Undecided(str(fate), span=span)  # type: ignore[arg-type]
 
     def text(self, undecided: syntax.Undecided) -> str:
@@ -207,9 +205,7 @@ class RuleKind(StatementKind):
                 fixes = [Fix("leave it out", (TextChange(Span(word.span.source, word.span.start, end), ""),))]
                 word.report("APL209", f"`{word}` stands before this rule twice", fixes=fixes)
         if verb not in ACTIONS:
-            near = nearest(str(verb), ACTIONS)
-            help = did_you_mean(near) or f"the actions are {', '.join(ACTIONS)}"
-            verb.report("APL013", f"`{verb}` is not an action", help=help, write=near)
+            verb.misnamed("APL013", f"`{verb}` is not an action", ACTIONS, f"the actions are {', '.join(ACTIONS)}")
         names = [str(word) for word in modifiers]
         action = ACTIONS.get(verb, Action.LEAVE)
         budget = next((part for part in parts if isinstance(part, Quantity)), None)
@@ -241,10 +237,9 @@ class FuseKind(StatementKind):
 
     def build(self, span: Span, _word: Lexeme, collective: Lexeme, chains: Lexeme, *rest: Lexeme) -> syntax.Fuse:
         if collective not in self.collectives:
-            near = nearest(str(collective), self.collectives)
-            help = did_you_mean(near) or "chains of `all_gather` or `reduce_scatter` are"
             message = f"chains of `{collective}` cannot be fused"
-            collective.report("APL116", message, help=help, write=near)
+            otherwise = "chains of `all_gather` or `reduce_scatter` are"
+            collective.misnamed("APL116", message, self.collectives, otherwise)
         if chains != "chains":
             message = f"`fuse {collective}` is followed by `chains`, not by `{chains}`"
             chains.report("APL010", message, help="write `chains`", write=["chains"])

@@ -18,6 +18,7 @@ _RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` 
 _LINES = "a statement ends with its line; to go on over several lines, put the selector in parentheses"
 
 
+_OPENERS = (*OPENERS, *MODIFIERS, *ACTIONS)
 _WORDS = re.compile("`([^`]+)`")
 _ALL_WORDS = re.compile("`[^`]+`(?:(?:, | or )`[^`]+`)*")
 _KINDS = f"such as {', '.join(f'`{kind}`' for kind in IS_KINDS[:-1])} or `{IS_KINDS[-1]}`"
@@ -64,19 +65,12 @@ def explain_unexpected(error: UnexpectedToken, words: Sequence[Lexeme], keywords
     at = next(index for index, word in enumerate(words) if word is error.token)
     word = words[at]
     if at == 0:
-        near = () if word.type in _JOINING or word.type == "ARROW" else _near_openers(word)
         said = _LINES if word.type in _JOINING else "the selector comes before `->`" if word.type == "ARROW" else _RULE
-        word.report("APL012", f"no statement starts with `{word}`", help=did_you_mean(near) or said, write=near)
+        word.misnamed("APL012", f"no statement starts with `{word}`", _OPENERS if said == _RULE else (), said)
     elif at == 1 and words[0].type == "NAME" and word.type not in _JOINING:
-        message = f"`{words[0]}` does not start a statement"
-        near = _near_openers(words[0])
-        words[0].report("APL012", message, help=did_you_mean(near) or _RULE, write=near)
+        words[0].misnamed("APL012", f"`{words[0]}` does not start a statement", _OPENERS, _RULE)
     else:
         _report_word(word, words[:at], expected, keywords)
-
-
-def _near_openers(word: Lexeme) -> tuple[str, ...]:
-    return nearest(str(word), (*OPENERS, *MODIFIERS, *ACTIONS))
 
 
 def _report_end(words: Sequence[Lexeme], expected: frozenset[str]) -> None:
@@ -95,7 +89,7 @@ def _report_end(words: Sequence[Lexeme], expected: frozenset[str]) -> None:
     missing, help = _missing(words, expected)
     fixes = _missing_words(missing, last)
     if words[0].type not in {"EXPECT", "UNDECIDED"} and "ARROW" in expected:
-        near = _near_openers(words[0]) if words[0].type == "NAME" else ()
+        near = nearest(words[0], _OPENERS) if words[0].type == "NAME" else ()
         help = did_you_mean(near) or _RULE
         fixes = written(words[0].span, near, near=True)
     last.report("APL011", f"the statement ends where {missing} has to follow", caret, help=help, fixes=fixes)
