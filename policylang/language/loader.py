@@ -229,7 +229,8 @@ def resolve(
 ) -> tuple[Policy, tuple[Diagnostic, ...]]:
     """The policy that the statements make, and what is wrong with it. With an error among that, the policy is not
     to be used: what could not be looked up is missing from it."""
-    resolver = _Resolver(source, Definitions.of((each.statement for each in statements), operators))
+    lets = [each.statement for each in statements if isinstance(each.statement, Let)]
+    resolver = _Resolver(source, Definitions(operators, {let.name: let.span for let in reversed(lets)}))
     for placed in statements:
         check_cancelled()
         resolver.take(placed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from attrs import define, evolve, field
 
@@ -13,7 +13,7 @@ from policylang.language.predicates import check_path_glob, fit_predicate
 from policylang.language.public_names import MODULES, as_one, python_name, shown_forms, usual_forms
 from policylang.language.selectors import union_of
 from policylang.language.shown import did_you_mean, nearest
-from policylang.language.syntax import InModule, Let, Operator, Reference, Selector, Statement, Union, Where, Word
+from policylang.language.syntax import InModule, Let, Operator, Reference, Selector, Union, Where, Word
 from policylang.language.walk import rebuild
 
 _THE_REST = frozenset(("default", "otherwise", "rest", "fallback", "others", "remaining", "undecided"))
@@ -36,19 +36,10 @@ class Definitions:
     """The resolved names so far, and the groups that were used."""
     diagnostics: Findings = field(factory=Findings)
     _mine: dict[str, Let] = field(factory=dict)
-    _bundled: set[str] = field(factory=set)
     _used: set[str] = field(factory=set)
     _known: dict[str, tuple[Operator | None, tuple[Diagnostic, ...]]] = field(factory=dict)
     """The operator of each word looked up so far, and its problems."""
     _suggestions: int = 0
-
-    @classmethod
-    def of(cls, statements: Iterable[Statement], operators: OperatorTable) -> Definitions:
-        later: dict[str, Span] = {}
-        for each in statements:
-            if isinstance(each, Let):
-                later.setdefault(each.name, each.span)
-        return cls(operators, later)
 
     def define(self, let: Let, bundled: bool) -> None:
         """Take a ``let`` up; from here on its name is known."""
@@ -63,7 +54,7 @@ class Definitions:
         resolved = evolve(let, selector=self.resolve(let.selector, defining=let.name))
         self._mine[let.name] = let
         if bundled:
-            self._bundled.add(let.name)
+            self._used.add(let.name)
         elif len(self.diagnostics) == found:
             hidden, help = "group", "choose another name, unless that is what you want"
             if let.name not in group_names():
@@ -93,9 +84,9 @@ class Definitions:
     def finish(self, *, library: bool) -> list[Diagnostic]:
         """All problems. Unused names are among them, unless this is a library of names for others."""
         for name, let in self._mine.items():
-            if name not in self._used and name not in self._bundled and not library:
-                fixes = [removed(let.span)]
-                self.diagnostics.report("APL110", f"the name `{name}` is never used", _name_span(let), fixes=fixes)
+            if name not in self._used and not library:
+                message, fixes = f"the name `{name}` is never used", [removed(let.span)]
+                self.diagnostics.report("APL110", message, _name_span(let), fixes=fixes)
         return self.diagnostics
 
     def _look_up(self, word: Word, defining: str | None) -> Selector:
@@ -103,19 +94,17 @@ class Definitions:
         if text == defining:
             help = f"an operator of that name is written `aten.{text}`"
             write = [f"aten.{text}"] if self._is_known(f"aten.{text}") else []
-            self.diagnostics.report(
-                "APL108", f"the name `{text}` is defined by itself", word.span, help=help, write=write
-            )
+            message = f"the name `{text}` is defined by itself"
+            self.diagnostics.report("APL108", message, word.span, help=help, write=write)
             return word
         if text in self._mine:
             self._used.add(text)
             return Reference(text, span=word.span)
         if text in self.later:
             self._used.add(text)
-            related = (Related("defined here", self.later[text]),)
-            self.diagnostics.report(
-                "APL109", f"the name `{text}` is used before it is defined", word.span, related=related
-            )
+            message = f"the name `{text}` is used before it is defined"
+            related = Related("defined here", self.later[text])
+            self.diagnostics.report("APL109", message, word.span, related=(related,))
             return word
         let = prelude_group(text)
         if let is not None:
