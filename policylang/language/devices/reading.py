@@ -164,8 +164,6 @@ def _wrong(message: str, span: Span, help: str | None = None) -> Diagnostic:
     return diagnose("APL158", message, span, help=help)
 
 
-_TABLES = ("name", "compute", "memory", "operators", "host", "network")
-_NETWORK = ("ranks", "bandwidth", "latency", "times", "group")
 _OPERATOR = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)?", re.ASCII)
 _BYTES = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([KMGT]?i?B)\s*")
 _WITH_UNIT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµ%]+)(?:/s)?\s*")
