@@ -7,10 +7,10 @@ import secrets
 from pathlib import Path
 
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
-from policylang.language.lexer import MAX_FILE
 from policylang.language.resources import policies_folder
 from policylang.language.shown import did_you_mean, nearest
 
+MAX_FILE = 4 * 1024 * 1024
 SUFFIX = ".apl"
 ENDS = f"the name of a policy file ends in `{SUFFIX}`"
 _MOST_OF_A_NAME = 200

@@ -13,10 +13,10 @@ from lark import Token
 from lark.lexer import PatternStr, TerminalDef
 
 from policylang.language.diagnostics import Diagnostic, Findings, Fix, Source, Span, TextChange, diagnose
+from policylang.language.files import MAX_FILE
 from policylang.language.shown import did_you_mean, nearest
 from policylang.language.syntax import Scope
 
-MAX_FILE = 4 * 1024 * 1024
 MAX_STATEMENT = 64 * 1024
 MAX_STATEMENTS = 100_000
 MAX_DEPTH = 100
