@@ -230,7 +230,7 @@ def formatted(state: State) -> list[types.TextEdit] | None:
 
 
 def formatted_between(state: State, start: int, end: int) -> list[types.TextEdit]:
-    """The edits of the readable statements between two offsets, whatever else the document holds."""
+    """The edits of the lines between two offsets; none where a mistake leaves the document without canonical form."""
     return [_edit(state, each) for each in layout_changes_between(state.document.source, start, end)]
 
 
