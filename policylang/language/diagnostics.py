@@ -406,7 +406,7 @@ def diagnose(
     return Diagnostic(code, one_line(message), span, help, related, CODES[code].severity, details, fixes=fixes)
 
 
-class Findings(list[Diagnostic]):
+class DiagnosticList(list[Diagnostic]):
     """Diagnostics in the order in which they are found."""
 
     def report(self, code: str, message: str, span: Span | None = None, **more: Any) -> None:

@@ -12,7 +12,7 @@ from attrs import define, field, frozen
 from lark import Token
 from lark.lexer import PatternStr, TerminalDef
 
-from policylang.language.diagnostics import Diagnostic, Findings, Fix, Source, Span, TextChange, diagnose
+from policylang.language.diagnostics import Diagnostic, DiagnosticList, Fix, Source, Span, TextChange, diagnose
 from policylang.language.files import MAX_FILE
 from policylang.language.shown import did_you_mean, nearest
 from policylang.language.syntax import Scope
@@ -203,7 +203,7 @@ class StatementOrigin:
     """State shared by the words of one statement: the source, and problems found while its tree is built."""
 
     source: Source
-    problems: Findings = field(factory=Findings)
+    problems: DiagnosticList = field(factory=DiagnosticList)
     loose: list[tuple[Scope | int, Span]] = field(factory=list)
     """Each ``per …`` that no position of its phrase has taken: an expectation or a bucket may, else it is an error. A
     number is one of blocks."""

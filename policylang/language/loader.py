@@ -15,7 +15,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import meant_devices, read_device
 from policylang.language.diagnostics import (
     Diagnostic,
-    Findings,
+    DiagnosticList,
     Related,
     Source,
     Span,
@@ -90,7 +90,7 @@ class Expansion:
     """The statements of a policy in the order in which they count, and what was wrong with the files."""
 
     statements: list[PlacedStatement] = field(factory=list)
-    diagnostics: Findings = field(factory=Findings)
+    diagnostics: DiagnosticList = field(factory=DiagnosticList)
     files: dict[str, Path] = field(factory=dict)
     """By its name in reports, where each file lies, those that cannot be read among them; the text itself has none
     where it came from no file."""
@@ -241,7 +241,7 @@ def resolve(
 class _Resolver:
     source: Source
     names: Definitions
-    diagnostics: Findings = field(factory=Findings)
+    diagnostics: DiagnosticList = field(factory=DiagnosticList)
     rules: list[Rule] = field(factory=list)
     rewrites: list[syntax.Rewriting] = field(factory=list)
     scheduling: list[syntax.Scheduling] = field(factory=list)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from attrs import define, evolve, field
 
-from policylang.language.diagnostics import Diagnostic, Findings, Related, Span, removed
+from policylang.language.diagnostics import Diagnostic, DiagnosticList, Related, Span, removed
 from policylang.language.globs import name_glob_problem
 from policylang.language.operators import PLAIN_FUNCTIONS, OperatorTable, group_names, prelude_group, split_operator
 from policylang.language.predicates import check_path_glob, fit_predicate
@@ -34,7 +34,7 @@ class Definitions:
     """The first definition of each name."""
     lets: dict[str, Let] = field(factory=dict)
     """The resolved names so far, and the groups that were used."""
-    diagnostics: Findings = field(factory=Findings)
+    diagnostics: DiagnosticList = field(factory=DiagnosticList)
     _mine: dict[str, Let] = field(factory=dict)
     _used: set[str] = field(factory=set)
     _known: dict[str, tuple[Operator | None, tuple[Diagnostic, ...]]] = field(factory=dict)
