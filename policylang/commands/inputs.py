@@ -115,6 +115,8 @@ def read_policy(name: str, facts: Facts | None = None) -> Policy:
 def read_stdin() -> Source | Diagnostic:
     """The policy in the standard input, or why it cannot be read. What it includes is looked for from the current
     folder."""
+    from policylang.language.files import MAX_FILE
+
     return source_of(sys.stdin.buffer.read(MAX_FILE + 1), STDIN_NAME)
 
 

@@ -13,8 +13,7 @@ from policylang.language.shown import Measured, counted, format_quantity, printa
 from policylang.planning.inspection.breakdown import Amounts, Breakdown
 from policylang.planning.inspection.worth import Worth
 from policylang.report import layout
-from policylang.report.layout import seconds_text
-from policylang.report.report_text import bytes_text
+from policylang.report.layout import bytes_text, seconds_text
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """Noncharacters that mark code in a line; no text has them."""

@@ -46,9 +46,9 @@ from policylang.planning.plan import ExpectationOutcome, Plan, RuleOutcome
 from policylang.planning.selection.no_match import part_counts
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.value_outcome import Why
-from policylang.report.layout import exposed_text, plan_times_text, recomputed_text
+from policylang.report.layout import bytes_text, exposed_text, plan_times_text, recomputed_text
 from policylang.report.order_text import left_texts, proof_texts, said_of
-from policylang.report.report_text import bytes_text, rewrite_lines
+from policylang.report.report_text import rewrite_lines
 
 
 def selections_of(state: State) -> Selections | None:

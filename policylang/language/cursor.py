@@ -55,13 +55,12 @@ class Reading:
 @lru_cache(maxsize=2048)
 def reading(terminals: tuple[str, ...]) -> Reading:
     """Reads the beginning of a statement, given as the terminals of its words."""
-    if not terminals:
-        return Reading(_accepted(_fed(())[0]), ())
-    before, refused = _fed(terminals[:-1])
-    parser: InteractiveParser = before.copy(deepcopy_values=False)  # type: ignore[no-untyped-call]
-    if not _feed(parser, terminals[-1]):
-        refused = (*refused, len(terminals) - 1)
-    return Reading(_accepted(parser), refused)
+    parser, refused = _fed(terminals[:-1])
+    if terminals:
+        parser = parser.copy(deepcopy_values=False)  # type: ignore[no-untyped-call]
+        if not _feed(parser, terminals[-1]):
+            refused = (*refused, len(terminals) - 1)
+    return Reading(frozenset(parser.accepts()), refused)  # type: ignore[no-untyped-call]
 
 
 @lru_cache(maxsize=64)
@@ -83,11 +82,6 @@ def _feed(parser: InteractiveParser, terminal: str) -> bool:
         state.state_stack, state.value_stack = states, values
         return False
     return True
-
-
-def _accepted(parser: InteractiveParser) -> frozenset[str]:
-    accepted: set[str] = parser.accepts()  # type: ignore[no-untyped-call]
-    return frozenset(accepted)
 
 
 @frozen(slots=False)
@@ -128,29 +122,32 @@ def cursors_at(source: Source, offset: int) -> tuple[Cursor, ...]:
     There are several where the first word of a line may go on with a parenthesis that is not closed or begin a
     statement, and where the word before may open a statement or be a name.
     """
-    starts = starts_before(source, offset)
-    if starts is None:
-        return ()
-    starts = tuple(start for start in starts if offset - start <= MAX_STATEMENT)
+    starts = [start for start in starts_before(source, offset) or () if offset - start <= MAX_STATEMENT]
     if not starts:
         return ()
     readings = (_within(source, start, offset) for start in starts[:-1])
     inside = next((cursor for cursor, fits in readings if fits), None)
     outside = _within(source, starts[-1], offset)[0]
-    found = [outside]
-    if inside is not None:
-        found = [inside] if outside.words else [inside, outside]
+    found = [outside] if inside is None else [inside] if outside.words else [inside, outside]
     return (*found, *(other for cursor in found if (other := _as_a_name(cursor)) is not None))
 
 
 def _within(source: Source, start: int, offset: int) -> tuple[Cursor, bool]:
     """The cursor in a statement that begins at ``start``, and whether all words before it can be read."""
     begin, end = _word_at(source.text, start, offset)
-    words, skipped = _words(source, start, begin)
+    text, skipped = source, 0
+    words, wrong = words_until(text, start, begin)
+    while wrong is not None and wrong < begin and skipped < _MOST_SKIPPED:  # a character that no word has
+        text = Source(source.name, f"{text.text[:wrong]} {text.text[wrong + 1 :]}")
+        words, wrong = words_until(text, start, begin)
+        skipped += 1
     kinds = tuple(word.type for word in words)
     found = reading(kinds)
-    last = len(words) - 1
-    seconds = _seconds(words, kinds)
+    last, seconds = len(words) - 1, tuple[str, ...]()
+    if words:
+        before = reading(kinds[:-1]).accepted
+        pairs = word_pairs().items()
+        seconds = tuple(second for name, (first, second) in pairs if first == words[-1] and name in before)
     accepted = frozenset() if seconds and last in found.refused else found.accepted
     if words and _is_opener(words):
         accepted = _kept(accepted, words, words[-1].type)
@@ -188,29 +185,16 @@ def _is_opener(words: Sequence[Lexeme]) -> bool:
     return len(words) <= _MOST_BEFORE_SELECTOR and str(words[-1]) in lexer().openers and words[-1].type != "NAME"
 
 
-def _seconds(words: Sequence[Lexeme], kinds: tuple[str, ...]) -> tuple[str, ...]:
-    if not words:
-        return ()
-    before = reading(kinds[:-1]).accepted
-    return tuple(second for name, (first, second) in word_pairs().items() if first == words[-1] and name in before)
-
-
-def _words(source: Source, start: int, end: int) -> tuple[list[Lexeme], int]:
-    """The words between two offsets, and how many characters were passed over."""
-    words, wrong = words_until(source, start, end)
-    skipped = 0
-    while wrong is not None and wrong < end and skipped < _MOST_SKIPPED:
-        source = Source(source.name, f"{source.text[:wrong]} {source.text[wrong + 1 :]}")
-        words, wrong = words_until(source, start, end)
-        skipped += 1
-    return words, skipped
-
-
 def _word_at(text: str, start: int, offset: int) -> tuple[int, int]:
     """The range of the word that an offset is in or right behind; empty where there is none."""
+
+    def end(pattern: re.Pattern[str], at: int) -> int:
+        found = pattern.match(text, at)
+        return at if found is None else found.end()
+
     for opening, rest in ((_BUNDLED, _REST_OF_BUNDLED), (_DEVICE, _REST_OF_DEVICE)):
         if (found := opening.fullmatch(text, start, offset)) is not None:
-            return found.start("word"), _end(rest, text, offset)
+            return found.start("word"), end(rest, offset)
     position, last = start, None
     while position < offset and (last := _PASSED.match(text, position, offset)) is not None:
         position = last.end()
@@ -218,13 +202,8 @@ def _word_at(text: str, start: int, offset: int) -> tuple[int, int]:
         return offset, offset
     begin, word = last.start(), last.group()
     if last.lastgroup == "text" and (len(word) == 1 or not word.endswith('"')):
-        return begin, _end(_REST_OF_TEXT, text, offset)
+        return begin, end(_REST_OF_TEXT, offset)
     if last.lastgroup == "word":
-        whole = _end(_WHOLE_WORD, text, begin)
-        return begin, whole if whole >= offset else _end(_REST_OF_WORD, text, offset)
+        whole = end(_WHOLE_WORD, begin)
+        return begin, whole if whole >= offset else end(_REST_OF_WORD, offset)
     return (begin, offset) if last.lastgroup == "sign" else (offset, offset)
-
-
-def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
-    found = pattern.match(text, start)
-    return start if found is None else found.end()

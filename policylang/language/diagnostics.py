@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache, cached_property
+from typing import Any
 
 from attrs import evolve, field, frozen
 
@@ -27,12 +28,7 @@ class Source:
 
     @cached_property
     def _line_starts(self) -> list[int]:
-        starts = [0]
-        position = self.text.find("\n")
-        while position >= 0:
-            starts.append(position + 1)
-            position = self.text.find("\n", position + 1)
-        return starts
+        return [0, *(match.end() for match in re.finditer("\n", self.text))]
 
     def line_column(self, offset: int) -> tuple[int, int]:
         """The 1-based line and column (in characters) of a character offset."""
@@ -184,12 +180,9 @@ class Diagnostic:
         return self if self.span is not None or self.about else evolve(self, about=name)
 
     def moved_to(self, span: Span) -> Diagnostic:
-        """This diagnostic for the same text at another span."""
-        fixes = (
-            evolve(fix, changes=tuple(evolve(each, span=span) for each in fix.changes if each.span == self.span))
-            for fix in self.fixes
-        )
-        return evolve(self, span=span, fixes=tuple(fix for fix in fixes if fix.changes))
+        """This diagnostic, whose fixes replace its text, for the same text at another span."""
+        fixes = (evolve(fix, changes=tuple(evolve(each, span=span) for each in fix.changes)) for fix in self.fixes)
+        return evolve(self, span=span, fixes=tuple(fixes))
 
 
 def written(span: Span, texts: Iterable[str], *, near: bool = False, is_choice: bool = False) -> tuple[Fix, ...]:
@@ -220,18 +213,16 @@ def inserted(span: Span, text: str) -> Fix:
 
 def removed(statement: Span, title: str = "remove the line") -> Fix:
     """The fix that removes a statement: with its line and the comment behind it where nothing else stands there."""
-    return Fix(title, (TextChange(_with_its_line(statement), ""),), True)
+    return Fix(title, (_without_its_line(statement),), True)
 
 
 def moved(statement: Span, to: Span, title: str, *, behind: bool = False) -> Fix:
     """The fix that moves a statement before another one of its text, or behind it, onto a line of its own."""
-    source = statement.source
+    source, gone = statement.source, _without_its_line(statement)
     if behind:
-        place, text = line_behind(to, statement.text)
-    else:
-        place, text = Span(source, to.start, to.start), statement.text + _line_end(source)
-    changes = (TextChange(place, text), TextChange(_with_its_line(statement), ""))
-    return Fix(title, changes[::-1] if behind else changes, True)
+        return Fix(title, (gone, _line_behind(to, statement.text)), True)
+    before = TextChange(Span(source, to.start, to.start), statement.text + _line_end(source))
+    return Fix(title, (before, gone), True)
 
 
 def put_before(statement: Span, text: str) -> Fix:
@@ -242,41 +233,39 @@ def put_before(statement: Span, text: str) -> Fix:
 
 def put_behind(statement: Span, text: str) -> Fix:
     """The fix that writes a statement behind another one."""
-    return Fix(f"write `{text}` below it", (TextChange(*line_behind(statement, text)),), True)
+    return Fix(f"write `{text}` below it", (_line_behind(statement, text),), True)
 
 
-def line_behind(statement: Span, text: str) -> tuple[Span, str]:
-    """Where a text is inserted, and the text with what surrounds it, to be a line of its own after a statement:
-    behind the comment in its line, before another statement there."""
+def _line_behind(statement: Span, text: str) -> TextChange:
+    """Inserts a line of its own after a statement: behind the comment in its line, before another statement there."""
     source, end = statement.source, statement.end
     last = source.text.find("\n", end)
     last = len(source.text) if last < 0 else last
-    after = source.text[end:last].lstrip()
-    if after.startswith(";"):
-        return Span(source, end, end), f"; {text}"
+    if source.text[end:last].lstrip().startswith(";"):
+        return TextChange(Span(source, end, end), f"; {text}")
     place = last - source.text[:last].endswith("\r")
-    return Span(source, place, place), _line_end(source) + text
+    return TextChange(Span(source, place, place), _line_end(source) + text)
 
 
 def _line_end(source: Source) -> str:
     return "\r\n" if "\r\n" in source.text else "\n"
 
 
-def _with_its_line(statement: Span) -> Span:
-    """The span to delete with a statement so that no empty line or separator is left."""
-    text, start, end = statement.source.text, statement.start, statement.end
+def _without_its_line(statement: Span) -> TextChange:
+    """Deletes a statement so that no empty line or separator is left."""
+    source, start, end = statement.source, statement.start, statement.end
+    text = source.text
     first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
     last = len(text) if last < 0 else last
-    before, after = text[first:start], text[end:last]
-    if not before.strip() and (not after.strip() or after.lstrip().startswith("#")):
+    before, after = text[first:start], text[end:last].lstrip()
+    if not before.strip() and (not after or after.startswith("#")):
         if last == len(text):  # of the last line, the end of the one before it: no empty line is left
             first = len(text[:first].removesuffix("\n").removesuffix("\r"))
-        return Span(statement.source, first, min(last + 1, len(text)))
-    if after.lstrip().startswith(";"):
-        rest = after.lstrip()[1:]
-        return Span(statement.source, start, last - len(rest.lstrip()))
+        return TextChange(Span(source, first, min(last + 1, len(text))), "")
+    if after.startswith(";"):
+        return TextChange(Span(source, start, last - len(after[1:].lstrip())), "")
     kept = before.rstrip().removesuffix(";").rstrip()
-    return Span(statement.source, first + len(kept), end)
+    return TextChange(Span(source, first + len(kept), end), "")
 
 
 GATHERS_NOTHING = "it gathers no weights"
@@ -293,18 +282,18 @@ def one_cause(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     found = list(diagnostics)
     heads = {each.code: each for each in reversed(found) if each.cause in ("", each.code)}
     follow: dict[str, list[Diagnostic]] = {}
+    groups: dict[tuple[Span, str], list[Diagnostic]] = {}
     for each in found:
         if each.cause in heads and each.cause != each.code:
             follow.setdefault(each.cause, []).append(each)
-    kept: list[Diagnostic] = []
-    groups: dict[tuple[Span, str], list[Diagnostic]] = {}
-    for each in found:
-        if each.include is not None and each.cause and each.cause not in heads:
+        elif each.include is not None and each.cause and each.cause not in heads:
             groups.setdefault((each.include, each.cause), []).append(each)
+    kept: list[Diagnostic] = []
     for each in found:
         group = groups.get((each.include, each.cause), []) if each.include is not None else []
         if each is heads.get(each.code) and each.code in follow:
-            kept.append(_included(_with_notes(each, follow[each.code])))
+            notes = [Related(f"from it follows: {n.message}", n.span, brief=True) for n in follow[each.code]]
+            kept.append(_included(evolve(each, cause="", related=(*each.related, *notes))))
         elif each.cause == each.code or (each.cause in heads and each.cause != each.code):
             continue
         elif each.include is not None and (len(group) > 1 or each.cause in AT_INCLUDE):
@@ -319,31 +308,22 @@ def _included(found: Diagnostic) -> Diagnostic:
     """Adds a note of the include that leads to the line."""
     if found.include is None:
         return found
-    note = Related("included from here", found.include)
-    return evolve(found, include=None, related=(*found.related, note))
-
-
-def _with_notes(cause: Diagnostic, follow: Iterable[Diagnostic]) -> Diagnostic:
-    notes = (Related(f"from it follows: {each.message}", each.span, brief=True) for each in follow)
-    return evolve(cause, cause="", related=(*cause.related, *notes))
+    return evolve(found, include=None, related=(*found.related, Related("included from here", found.include)))
 
 
 def _at_include(include: Span, group: list[Diagnostic]) -> Diagnostic:
-    first = group[0]
-    message = f"`{include.one_line}` matches nothing in this graph: {first.cause}"
-    notes = tuple(Related(each.message, each.span, brief=True) for each in group)
-    fixes = _of_each(group)
-    return evolve(first, message=message, span=include, cause="", include=None, details=(), related=notes, fixes=fixes)
-
-
-def _of_each(group: Sequence[Diagnostic]) -> tuple[Fix, ...]:
-    """The fix that does to each line of an included file what each by itself is told; none where one has none."""
-    first = [next((fix for fix in each.fixes if fix.is_choice), None) for each in group]
-    titles = {fix.title for fix in first if fix is not None}
-    if None in first or len(titles) != 1:
-        return ()
-    changes = {change: None for fix in first if fix is not None for change in fix.changes}
-    return (Fix(titles.pop().replace(" it", f" {len(group)} lines"), tuple(changes), True),)
+    """One error for several lines of an included file; its fix does to each line what it is told by itself, if all are
+    told the same."""
+    message = f"`{include.one_line}` matches nothing in this graph: {group[0].cause}"
+    related = tuple(Related(each.message, each.span, brief=True) for each in group)
+    choices = [next((fix for fix in each.fixes if fix.is_choice), None) for each in group]
+    told = [fix for fix in choices if fix is not None]
+    fixes: tuple[Fix, ...] = ()
+    if len(told) == len(group) and len({fix.title for fix in told}) == 1:
+        changes = dict.fromkeys(change for fix in told for change in fix.changes)
+        fixes = (Fix(told[0].title.replace(" it", f" {len(group)} lines"), tuple(changes), True),)
+    one = evolve(group[0], message=message, span=include, related=related, fixes=fixes)
+    return evolve(one, cause="", include=None, details=())
 
 
 _CODE = re.compile(r"APL[0-9]{3}")
@@ -384,19 +364,11 @@ class _Codes(Mapping[str, Code]):
 
 @cache
 def _read(code: str) -> Code:
-    """The page of a code.
-
-    Raises:
-        KeyError: there is no such page.
-        ValueError: it is not in the form of a page.
-    """
-    if not _CODE.fullmatch(code):
-        raise KeyError(code)
+    """The page of a code. Raises ``KeyError`` where there is none, ``ValueError`` where it has not the form of one."""
     page = codes_folder() / f"{code}.md"
-    try:
-        found = _PAGE.fullmatch(page.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise KeyError(code) from None
+    if not _CODE.fullmatch(code) or not page.is_file():
+        raise KeyError(code)
+    found = _PAGE.fullmatch(page.read_text(encoding="utf-8"))
     if found is None or found["code"] != code:
         raise ValueError(f"{page} is not in the form of a page of {code}")
     examples = ((found[name] or "").removesuffix("\n") for name in ("wrong", "mended"))
@@ -428,10 +400,22 @@ def diagnose(
     """
     if write and span is not None:
         fixes = (*written(span, write, near=(help or "").startswith("did you mean")), *fixes)
-    fixes = tuple(fix for fix in fixes if all(map(_is_written, fix.sources)))
+    fixes = tuple(fix for fix in fixes if not any(not each.text or _comes_along(each.name) for each in fix.sources))
     help = None if help is None else printable(help)
     details = tuple(map(printable, details))
     return Diagnostic(code, one_line(message), span, help, related, CODES[code].severity, details, fixes=fixes)
+
+
+class DiagnosticList(list[Diagnostic]):
+    """Diagnostics in the order in which they are found."""
+
+    def report(self, code: str, message: str, span: Span | None = None, **more: Any) -> None:
+        """Adds the diagnostic that :func:`diagnose` makes of these."""
+        self.append(diagnose(code, message, span, **more))
+
+
+def _comes_along(name: str) -> bool:
+    return name.startswith("<") and (policies_folder() / f"{name.strip('<>')}.apl").is_file()
 
 
 def bounded(found: Sequence[Diagnostic]) -> tuple[Diagnostic, ...]:
@@ -441,12 +425,6 @@ def bounded(found: Sequence[Diagnostic]) -> tuple[Diagnostic, ...]:
     more = f"{counted(len(found) - MOST, 'further diagnostic is', 'further diagnostics are')} not shown"
     span = next((each.span for each in found[MOST:] if each.span is not None), None)
     return (*found[:MOST], diagnose("APL117", more, span, help="mend those that are shown first"))
-
-
-def _is_written(source: Source) -> bool:
-    name = source.name
-    comes_along = name.startswith("<") and (policies_folder() / f"{name.strip('<>')}.apl").is_file()
-    return bool(source.text) and not comes_along
 
 
 def is_error(diagnostic: Diagnostic) -> bool:

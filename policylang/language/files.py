@@ -7,13 +7,12 @@ import secrets
 from pathlib import Path
 
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
-from policylang.language.lexer import MAX_FILE
 from policylang.language.resources import policies_folder
 from policylang.language.shown import did_you_mean, nearest
 
+MAX_FILE = 4 * 1024 * 1024
 SUFFIX = ".apl"
 ENDS = f"the name of a policy file ends in `{SUFFIX}`"
-_OF_A_TEXT = (" ", "\n", ";")
 _MOST_OF_A_NAME = 200
 
 
@@ -33,23 +32,27 @@ def bundled_file(name: str) -> Path | None:
 
 def read_source(path: Path, name: str) -> Source | Diagnostic:
     """The text of a file under the name that reports will give it, or why it cannot be read."""
+    if not name or not os.path.exists(path):
+        return _missing(path, name)
+    content = read_limited(path, name, MAX_FILE, "APL104", "name a policy file")
+    if isinstance(content, Diagnostic):
+        return content
+    if path.suffix == SUFFIX and path.resolve().suffix != SUFFIX:  # a stranger's may lead to any file of ours
+        return diagnose("APL104", f"`{name}` is a link to a file that is no policy", help=ENDS)
+    return source_of(content, name, path.stat().st_size)
+
+
+def read_limited(path: Path, name: str, most: int, code: str, help: str) -> bytes | Diagnostic:
+    """The content of a regular file, and one byte more than ``most`` of a larger one; or why there is none."""
     try:
-        if not name:
-            return _missing(path, name)
         if os.path.isdir(path):
-            return diagnose("APL104", f"`{name}` is a folder", help="name a policy file")
-        if not os.path.exists(path):
-            return _missing(path, name)
-        if not path.is_file():
-            return diagnose("APL104", f"`{name}` is not a regular file", help="name a policy file")
-        if path.suffix == SUFFIX and path.resolve().suffix != SUFFIX:  # a stranger's may lead to any file of ours
-            return diagnose("APL104", f"`{name}` is a link to a file that is no policy", help=ENDS)
+            return diagnose(code, f"`{name}` is a folder", help=help)
+        if os.path.exists(path) and not path.is_file():
+            return diagnose(code, f"`{name}` is not a regular file", help=help)
         with path.open("rb") as stream:
-            content = stream.read(MAX_FILE + 1)
-        size = path.stat().st_size
+            return stream.read(most + 1)
     except (OSError, ValueError) as error:
-        return diagnose("APL104", f"`{name}` cannot be read: {reason_of(error)}")
-    return source_of(content, name, size)
+        return diagnose(code, f"`{name}` cannot be read: {reason_of(error)}")
 
 
 def source_of(content: bytes, name: str, size: int | None = None) -> Source | Diagnostic:
@@ -57,13 +60,18 @@ def source_of(content: bytes, name: str, size: int | None = None) -> Source | Di
     if len(content) > MAX_FILE:
         size = len(content) if size is None else size
         message = f"the file holds {size / 1024 / 1024:.1f} MiB, more than the 4 MiB a policy may have"
-        return diagnose("APL002", message, _start(name))
+        return diagnose("APL002", message, Span(Source(name, ""), 0, 0))
+    return decoded(content, name, "APL001", "a policy")
+
+
+def decoded(content: bytes, name: str, code: str, noun: str) -> Source | Diagnostic:
+    """The text that some bytes are. ``noun``: what the file should be."""
     try:
         return Source(name, content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         message = f"the file is not text: byte 0x{content[error.start]:02x} in line {line} is not UTF-8"
-        return diagnose("APL001", message, _start(name), help="a policy is a UTF-8 text file")
+        return diagnose(code, message, Span(Source(name, ""), 0, 0), help=f"{noun} is a UTF-8 text file")
 
 
 def reason_of(error: Exception) -> str:
@@ -95,28 +103,27 @@ def policy_files(path: str) -> list[str]:
     folder is returned itself, so that it is reported."""
     if not os.path.isdir(path):  # nor is the empty path, which `Path` takes for the current folder
         return [path]
-    found = sorted(str(file) for file in Path(path).rglob(f"*{SUFFIX}") if file.is_file())
-    return found or [path]
+    return sorted(str(file) for file in Path(path).rglob(f"*{SUFFIX}") if file.is_file()) or [path]
 
 
 def find_policy(path: str) -> tuple[Path, str]:
     """The file that a user means, and its name for reports: his own file, else a bundled policy of that name."""
-    file = Path(path)
-    if os.path.basename(path) == path and not os.path.exists(path):
-        bundled = bundled_file(path)
-        if bundled is not None:
-            return bundled, f"<{bundled.stem}>"
-    return file, path
+    bundled = bundled_file(path) if os.path.basename(path) == path and not os.path.exists(path) else None
+    return (Path(path), path) if bundled is None else (bundled, f"<{bundled.stem}>")
 
 
 def _missing(path: Path, name: str) -> Diagnostic:
-    message = f"there is no policy file `{_shortened(name)}`"
+    line = name.partition("\n")[0][:_MOST_OF_A_NAME]
+    message = f"there is no policy file `{name if line == name else f'{line}…'}`"
     if _is_bundled_name(path, name):
         bundled = f"the bundled policy of that name is written `<{path.name.removesuffix(SUFFIX)}>`"
         return diagnose("APL103", message, help=bundled)
     near = nearest(path.name, sorted({*_beside(path), *(f"{each}{SUFFIX}" for each in bundled_names())}))
-    help = did_you_mean(_bundled_first(path, near))
-    if help is None and any(mark in name for mark in _OF_A_TEXT):
+    if path.suffix != SUFFIX and path.name == str(path):  # a bundled policy goes by its bare name, misspelt too
+        mine = [each for each in near if (path.parent / each).exists()]
+        near = (*nearest(path.name, bundled_names()), *mine)[:3]
+    help = did_you_mean(near)
+    if help is None and any(mark in name for mark in (" ", "\n", ";")):
         help = "`policylang.parse` takes the text of a policy"
     return diagnose("APL103", message, help=help)
 
@@ -143,20 +150,3 @@ def _beside(path: Path) -> list[str]:
         return [entry.name for entry in path.parent.iterdir() if entry.suffix == SUFFIX]
     except OSError:
         return []
-
-
-def _bundled_first(path: Path, near: tuple[str, ...]) -> tuple[str, ...]:
-    """Bundled policies are called by their bare names, also where a name is misspelt that could be a file's."""
-    if path.suffix == SUFFIX or path.name != str(path):
-        return near
-    mine = [name for name in near if (path.parent / name).exists()]
-    return (*nearest(path.name, bundled_names()), *mine)[:3]
-
-
-def _shortened(name: str) -> str:
-    line = name.partition("\n")[0][:_MOST_OF_A_NAME]
-    return name if line == name else f"{line}…"
-
-
-def _start(name: str) -> Span:
-    return Span(Source(name, ""), 0, 0)

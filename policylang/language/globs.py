@@ -10,6 +10,7 @@ makes it slow.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 
@@ -45,9 +46,9 @@ class PathGlob:
 
     def outermost(self, path: str) -> str | None:
         """The shortest prefix of the path, in whole components, that the glob matches; None where none does."""
-        components = path.split(".") if path else []
-        length, _ = self._walk(components)
-        return None if length is None else ".".join(components[:length])
+        lengths = (length for length, states in enumerate(self._along(path)) if self._end in states)
+        length = next(lengths, None)
+        return None if length is None else ".".join(path.split(".")[:length])
 
     def covers(self, path: str) -> bool:
         """True if the path is, or lies in, a module that matches."""
@@ -56,28 +57,21 @@ class PathGlob:
     def progress(self, path: str) -> frozenset[int] | None:
         """How far the glob has come at the end of a path; None where it covers it. Paths with the same progress are
         treated alike, and so is whatever lies in them."""
-        length, states = self._walk(path.split(".") if path else [])
-        return states if length is None else None
+        return None if self.covers(path) else [*self._along(path)][-1]
 
     def matches(self, path: str) -> bool:
         """True if the glob matches the whole path."""
-        states = self._start
-        for component in path.split(".") if path else []:
-            if not self._anchored:
-                states = states | self._start
-            states = self._step(states, component)
-        return self._end in states
+        return self._end in [*self._along(path)][-1]
 
-    def _walk(self, components: list[str]) -> tuple[int | None, frozenset[int]]:
-        """How many components lead to the first end of the glob, if any do, and where that leaves it."""
+    def _along(self, path: str) -> Iterator[frozenset[int]]:
+        """How far the glob has come before the path and behind each of its components."""
         states = self._start
-        for index, component in enumerate(components):
+        yield states
+        for component in path.split(".") if path else []:
             states = self._step(states, component)
-            if self._end in states:
-                return index + 1, states
             if not self._anchored:
-                states = states | self._start
-        return None, states
+                states |= self._start
+            yield states
 
     def _step(self, states: frozenset[int], component: str) -> frozenset[int]:
         reached: set[int] = set()
@@ -152,7 +146,7 @@ def name_glob_problem(pattern: str) -> str | None:
         if ranged is not None and _range_problem(ranged):
             return f"has a range `[{ranged}]` that holds nothing"
         if braced is not None:
-            if "." in braced or any(character in _MAGIC for character in braced):
+            if not _MAGIC.union(".").isdisjoint(braced):
                 return "has dots or globs inside its braces"
             choices = [choice.strip() for choice in braced.split(",")]
             if not all(choices):
@@ -164,19 +158,15 @@ def name_glob_problem(pattern: str) -> str | None:
 
 
 def _range_problem(body: str) -> bool:
-    if not _RANGE.fullmatch(body):
-        return True
     try:
         re.compile(f"[{_range(body)}]")
     except re.error:
         return True
-    return False
+    return not _RANGE.fullmatch(body)
 
 
 def _range(body: str) -> str:
-    negated = body.startswith("!")
-    escaped = body.removeprefix("!").replace("\\", "")
-    return f"^{escaped}" if negated else escaped
+    return ("^" if body.startswith("!") else "") + body.removeprefix("!").replace("\\", "")
 
 
 @lru_cache(maxsize=4096)
@@ -198,13 +188,12 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
 
 def _sequence(pieces: tuple[str, ...]) -> str:
     """One alternative: each star but the last takes the first place where what follows it fits, and keeps it."""
-    runs: list[list[str]] = [[]]
+    texts = [""]
     for piece in pieces:
         if piece == "*":
-            runs.append([])
+            texts.append("")
         else:
-            runs[-1].append(piece)
-    texts = ["".join(run) for run in runs]
+            texts[-1] += piece
     if len(texts) == 1:
         return texts[0]
     middle = "".join(f"(?>.*?{text})" for text in texts[1:-1] if text)

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import lark
@@ -40,14 +39,11 @@ def parser_of(transformer: object) -> Lark:
 
 @cache
 def tables() -> dict[str, Any]:
-    """The arguments ``data`` and ``memo`` from which lark loads a parser."""
-    return read_tables(grammar_file().read_text(encoding="utf-8"), TABLE)
-
-
-def read_tables(grammar: str, table: Path) -> dict[str, Any]:
-    """Reads the table file if it was made from this grammar, else works the tables out."""
+    """The arguments ``data`` and ``memo`` from which lark loads a parser: of the table file if it was made from this
+    grammar, else worked out."""
+    grammar = grammar_file().read_text(encoding="utf-8")
     try:
-        found = json.loads(table.read_text(encoding="utf-8"), object_hook=_numbered)
+        found = json.loads(TABLE.read_text(encoding="utf-8"), object_hook=_numbered)
         if found["key"] == key(grammar):
             return {"data": found["data"], "memo": found["memo"]}
     except (OSError, ValueError, LookupError, TypeError):
@@ -166,16 +162,9 @@ def terminal_texts() -> Mapping[str, tuple[str, ...]]:
     return found
 
 
-@cache
 def word_pairs() -> Mapping[str, tuple[str, str]]:
     """The terminals of two words: the first of them, and the second or, where that is any of many, its terminal."""
-    pairs = {}
-    kinds = {terminal.pattern.value: terminal.name for terminal in _terminals()}
-    for terminal in _terminals():
-        first, between, second = terminal.pattern.value.partition(r"\s+")
-        if between and first.isidentifier():
-            pairs[terminal.name] = first, kinds.get(second, second)
-    return pairs
+    return lexer().pairs
 
 
 def words_until(source: Source, start: int, end: int) -> tuple[list[Lexeme], int | None]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
+from typing import Any
 
 from attrs import define, field, frozen
 from lark import Token
 from lark.lexer import PatternStr, TerminalDef
 
-from policylang.language.diagnostics import Diagnostic, Fix, Source, Span, TextChange, diagnose
+from policylang.language.diagnostics import Diagnostic, DiagnosticList, Fix, Source, Span, TextChange, diagnose
+from policylang.language.files import MAX_FILE
+from policylang.language.shown import did_you_mean, nearest
 from policylang.language.syntax import Scope
 
-MAX_FILE = 4 * 1024 * 1024
 MAX_STATEMENT = 64 * 1024
 MAX_STATEMENTS = 100_000
 MAX_DEPTH = 100
@@ -43,9 +45,10 @@ def split(source: Source) -> Slices:
         size = f"{len(text) / 1024 / 1024:.1f} MiB"
         message = f"the file holds {size} of text, more than the 4 MiB a policy may have"
         return Slices((), (diagnose("APL002", message, Span(source, 0, 1)),))
-    unreadable = _UNREADABLE.search(text)
-    if unreadable:
-        return Slices((), (unreadable_text(source, unreadable.start()),))
+    if unreadable := _UNREADABLE.search(text):
+        message = f"the file is not text: it holds the character U+{ord(unreadable.group()):04X}"
+        span = Span(source, *unreadable.span())
+        return Slices((), (diagnose("APL001", message, span, help="a policy is a UTF-8 text file"),))
     unclosed = _unclosed(text)
     ranges: list[tuple[int, int]] = []
     diagnostics: list[Diagnostic] = []
@@ -54,7 +57,9 @@ def split(source: Source) -> Slices:
     for match in chain(_STRUCTURE.finditer(text), [None]):
         mark, at = (match.group(), match.start()) if match else (";", len(text))
         if mark.startswith(("//", "--")):
-            diagnostics.append(_foreign_comment(Span(source, at, at + len(mark.rstrip()))))
+            comment = f"# {' '.join(mark.lstrip('/-').split())}".rstrip()
+            span, help = Span(source, at, at + len(mark.rstrip())), f"write `{comment}`"
+            diagnostics.append(diagnose("APL005", "a comment starts with `#`", span, help=help, write=(comment,)))
         elif mark == "(" and at in unclosed:
             broken = broken or diagnose("APL007", "this `(` is never closed", Span(source, at, at + 1))
         elif mark == "(":
@@ -65,11 +70,16 @@ def split(source: Source) -> Slices:
         elif mark == ")":
             broken = broken or diagnose("APL007", "this `)` has no `(` before it", Span(source, at, at + 1))
         elif match is None or (mark in (";", "\n") and not depth):
-            blank = _BLANK.match(text, start, at)
-            start = blank.end() if blank else start
-            wrong = broken or _broken_bound(Span(source, start, at), deepest)
-            if wrong is not None:
-                diagnostics.append(wrong)
+            start = _behind_blanks(text, start, at)
+            if at - start > MAX_STATEMENT:
+                size = f"{(at - start) / 1024:.0f} KiB"
+                message = f"this statement holds {size} of text, more than the 64 KiB it may have"
+                help = "give its parts names with `let`"
+                broken = broken or diagnose("APL003", message, Span(source, start, at), help=help)
+            elif deepest > MAX_DEPTH and start < at:
+                broken = broken or too_deep(Span(source, start, at))
+            if broken is not None:
+                diagnostics.append(broken)
             elif start < at:
                 ranges.append((start, at))
             start, deepest, broken = at + 1, 0, None
@@ -103,26 +113,22 @@ def starts_before(source: Source, offset: int) -> tuple[int, ...] | None:
             depth = max(0, depth - 1)
         elif mark in (";", "\n") and not depth:
             start = at + 1
-    starts = dict.fromkeys((*opened[-_MOST_OPEN:], start))
-    return tuple(found.end() if (found := _BLANK.match(text, each, offset)) else each for each in starts)
+    return tuple(_behind_blanks(text, each, offset) for each in dict.fromkeys((*opened[-_MOST_OPEN:], start)))
 
 
 def is_blank(text: str, start: int, end: int) -> bool:
     """True if a part of a text holds nothing but blanks and comments."""
-    found = _BLANK.match(text, start, end)  # never fails, so never tries again
-    return found is not None and found.end() == end
+    return _behind_blanks(text, start, end) == end
+
+
+def _behind_blanks(text: str, start: int, end: int) -> int:
+    found = _BLANK.match(text, start, end)
+    return found.end() if found else start
 
 
 def comments(source: Source) -> list[tuple[int, int]]:
     """The ranges of the comments of a source, without their line ends."""
     return [match.span() for match in _STRUCTURE.finditer(source.text) if match.group().startswith("#")]
-
-
-def unreadable_text(source: Source, offset: int) -> Diagnostic:
-    """The diagnostic for a character that no text holds."""
-    found = f"U+{ord(source.text[offset]):04X}"
-    message = f"the file is not text: it holds the character {found}"
-    return diagnose("APL001", message, Span(source, offset, offset + 1), help="a policy is a UTF-8 text file")
 
 
 def comment_above(span: Span) -> str:
@@ -142,34 +148,12 @@ def comment_above(span: Span) -> str:
 def _unclosed(text: str) -> frozenset[int]:
     """The offsets of the opening parentheses that have no closing one."""
     stack: list[int] = []
-    beyond = 0  # parentheses deeper than the bound are counted, not kept
     for match in _STRUCTURE.finditer(text):
-        mark = match.group()
-        if mark == "(":
-            if len(stack) > MAX_DEPTH:
-                beyond += 1
-            else:
-                stack.append(match.start())
-        elif mark == ")":
-            if beyond:
-                beyond -= 1
-            elif stack:
-                stack.pop()
+        if match.group() == "(":
+            stack.append(match.start())
+        elif match.group() == ")" and stack:
+            stack.pop()
     return frozenset(stack)
-
-
-def _foreign_comment(span: Span) -> Diagnostic:
-    text = " ".join(span.text.lstrip("/-").split())
-    comment = f"# {text}" if text else "#"
-    return diagnose("APL005", "a comment starts with `#`", span, help=f"write `{comment}`", write=(comment,))
-
-
-def _broken_bound(statement: Span, deepest: int) -> Diagnostic | None:
-    size = statement.end - statement.start
-    if size > MAX_STATEMENT:
-        message = f"this statement holds {size / 1024:.0f} KiB of text, more than the 64 KiB it may have"
-        return diagnose("APL003", message, statement, help="give its parts names with `let`")
-    return too_deep(statement) if deepest > MAX_DEPTH and size > 0 else None
 
 
 def too_deep(span: Span) -> Diagnostic:
@@ -182,19 +166,18 @@ def too_deep(span: Span) -> Diagnostic:
 _RUN = r"(?:[\w.*?/:]|\[[^\[\]\n;#]*\]|\{[^{}\n;#]*\})+"
 _SCAN = re.compile(
     rf"(?P<blank>[^\S\n]+|\n|#[^\n]*|{FOREIGN_COMMENT})"
-    r'|(?P<string>"[^"\n]*")'
-    r"|(?P<bundled><[A-Za-z0-9_.-]+>)"
-    r"|(?P<comparison>==|!=|<=|>=|<|>)"
-    r"|(?P<arrow>->|→)"
+    r'|(?P<STRING>"[^"\n]*")'
+    r"|(?P<BUNDLED><[A-Za-z0-9_.-]+>)"
+    r"|(?P<COMPARISON>==|!=|<=|>=|<|>)"
+    r"|(?P<ARROW>->|→)"
     r"|(?P<mark>[(),=%])"
     rf"|(?P<run>{_RUN})"
 )
 BEHIND_SELECTOR = ("in", "outside", "where", "chain", "per", "from", "or", "and", "except", "feeding", "fed")
 _OF_A_SELECTOR = re.compile(rf"[^\S\n]*(?:->|→|⇒|,|\)|(?:{'|'.join(BEHIND_SELECTOR)})(?![\w.*?/:-]))")
 """The text that may follow the first word of a selector."""
-_DEVICE = re.compile(r"[^\s\"'`‘’“”‐‑‒–—−#;(),=<>]+")
+_DEVICE = re.compile(r"(?P<device>[^\s\"'`‘’“”‐‑‒–—−#;(),=<>]+)")
 """The name of a device profile, which may have a ``-`` in it; or a file whose quotes are missing."""
-_KINDS = {"string": "STRING", "bundled": "BUNDLED", "comparison": "COMPARISON", "arrow": "ARROW"}
 _MARKS = {"(": "LPAR", ")": "RPAR", ",": "COMMA", "=": "EQUAL", "%": "PERCENT"}
 _LOOKALIKES = {
     "≤": "write `<=`",
@@ -220,7 +203,7 @@ class StatementOrigin:
     """State shared by the words of one statement: the source, and problems found while its tree is built."""
 
     source: Source
-    problems: list[Diagnostic] = field(factory=list)
+    problems: DiagnosticList = field(factory=DiagnosticList)
     loose: list[tuple[Scope | int, Span]] = field(factory=list)
     """Each ``per …`` that no position of its phrase has taken: an expectation or a bucket may, else it is an error. A
     number is one of blocks."""
@@ -242,18 +225,14 @@ class Lexeme(Token):
     def span(self) -> Span:
         return Span(self.origin.source, self.start_pos or 0, self.end_pos or 0)
 
-    def report(
-        self,
-        code: str,
-        message: str,
-        span: Span | None = None,
-        *,
-        help: str | None = None,
-        write: Sequence[str] = (),
-        fixes: Sequence[Fix] = (),
-    ) -> None:
-        """``write``: texts that can replace the span."""
-        self.origin.problems.append(diagnose(code, message, span or self.span, help=help, write=write, fixes=fixes))
+    def report(self, code: str, message: str, span: Span | None = None, **more: Any) -> None:
+        """Adds a problem of the statement; ``more`` goes to :func:`diagnose`."""
+        self.origin.problems.report(code, message, span or self.span, **more)
+
+    def misnamed(self, code: str, message: str, known: Iterable[str], otherwise: str, meant: str | None = None) -> None:
+        """Reports that this is none of the names known: did you mean the nearest, or ``meant``? Else another help."""
+        near = nearest(self, known) if meant is None else (meant,)
+        self.report(code, message, help=did_you_mean(near) or otherwise, write=near)
 
 
 class Lexer:
@@ -264,9 +243,20 @@ class Lexer:
         soft = (t.pattern.value for t in terminals if not isinstance(t.pattern, PatternStr))
         self.openers = frozenset(word for word in soft if word.isidentifier() and word != "within")
         """Words that open a statement and are names elsewhere."""
-        worded = [t for t in terminals if t.priority > 0]
-        self._classes = [(t.name, re.compile(t.pattern.to_regexp())) for t in sorted(worded, key=lambda t: -t.priority)]
-        self._classify = lru_cache(maxsize=8192)(self._classify_uncached)
+        twos = ((t.name, *t.pattern.value.partition(r"\s+")) for t in terminals)
+        kinds = {t.pattern.value: t.name for t in terminals}
+        self.pairs = {name: (a, kinds.get(b, b)) for name, a, between, b in twos if between and a.isidentifier()}
+        """The terminals of two words: the first of them, and the second or, where that is any of many, its terminal."""
+        self._pair_names = {pair: name for name, pair in self.pairs.items()}
+        worded = sorted((t for t in terminals if t.priority > 0), key=lambda t: -t.priority)
+        classes = [(t.name, re.compile(t.pattern.to_regexp())) for t in worded]
+
+        @lru_cache(maxsize=8192)
+        def classify(word: str) -> str:
+            fitting = (name for name, pattern in classes if pattern.fullmatch(word))
+            return self.keywords.get(word) or next(fitting, "PATH")
+
+        self._classify = classify
 
     def lex(self, source: Source, start: int, end: int) -> tuple[list[Lexeme], StatementOrigin]:
         """The lexemes of ``source.text[start:end]``; what cannot be read is in the problems of the origin."""
@@ -275,46 +265,50 @@ class Lexer:
         text = source.text
         position = start
         while position < end:
-            is_named = len(lexemes) == 1 and lexemes[0].type == "DEVICE"
-            named = _DEVICE.match(text, position, end) if is_named else None
-            if named is not None:
-                word = named.group()
-                lexemes.append(Lexeme.make("NAME" if word.isidentifier() else "PATH", word, position, origin))
-                position = named.end()
-                continue
-            match = _SCAN.match(text, position, end)
-            if match is None:
+            is_device = len(lexemes) == 1 and lexemes[0].type == "DEVICE"
+            match = (is_device and _DEVICE.match(text, position, end)) or _SCAN.match(text, position, end)
+            if not match:
                 origin.problems.append(_unexpected_character(source, position))
                 break
-            kind = match.lastgroup
-            if kind != "blank":
-                word = match.group()
-                if kind == "run":
-                    name = "NAME" if word.isidentifier() and _is_given(lexemes) else self._classify(word)
-                    if word in self.openers and not _OF_A_SELECTOR.match(text, match.end(), end):
-                        name = _opened(word, lexemes) or name
-                    elif word == "within" and _opens(lexemes, "OVERLAP"):
-                        name = "WITHIN"
-                elif kind == "mark":
-                    name = _MARKS[word]
-                else:
-                    name = _KINDS[kind or ""]
-                lexeme = Lexeme.make(name, word, position, origin)
-                if lexemes and (pair := _pair(lexemes, lexeme)) is not None:
-                    begin = lexemes.pop().start_pos or 0
-                    lexeme = Lexeme.make(pair, text[begin : match.end()], begin, origin)
-                lexemes.append(lexeme)
+            kind, word, at = match.lastgroup or "", match.group(), position
             position = match.end()
+            if kind == "blank":
+                continue
+            if kind == "run":
+                name = "NAME" if word.isidentifier() and _is_given(lexemes) else self._classify(word)
+                if word in self.openers and not _OF_A_SELECTOR.match(text, position, end):
+                    is_first = not lexemes or (word != "device" and [each.type for each in lexemes] == ["OPTIONAL"])
+                    name = word.upper() if is_first else name
+                elif word == "within" and _opens(lexemes, "OVERLAP"):
+                    name = "WITHIN"
+            elif kind == "device":
+                name = "NAME" if word.isidentifier() else "PATH"
+            else:
+                name = _MARKS[word] if kind == "mark" else kind
+            lexeme = Lexeme.make(name, word, at, origin)
+            if lexemes and (pair := self._pair(lexemes, lexeme)) is not None:
+                begin = lexemes.pop().start_pos or 0
+                lexeme = Lexeme.make(pair, text[begin:position], begin, origin)
+            lexemes.append(lexeme)
         return lexemes, origin
 
-    def _classify_uncached(self, word: str) -> str:
-        keyword = self.keywords.get(word)
-        if keyword is not None:
-            return keyword
-        for name, pattern in self._classes:
-            if pattern.fullmatch(word):
-                return name
-        return "PATH"
+    def _pair(self, words: Sequence[Lexeme], second: Lexeme) -> str | None:
+        """The terminal that the last of some words and another one make together."""
+        first, names = words[-1], self._pair_names
+        name = names.get((first, second)) or names.get((first, second.type))
+        if name is None or first.type != self.keywords.get(first, "NAME"):
+            return None
+        opening = [each.type for each in words[:-1]]
+        match name:
+            case "STEP_TIME":
+                fits = opening == ["EXPECT"]
+            case "KEEP_ORDER":
+                fits = opening in ([], ["OPTIONAL"])
+            case "IN_FLIGHT":
+                fits = _opens(words, "OVERLAP")
+            case _:
+                fits = True
+        return name if fits else None
 
 
 def _is_given(before: Sequence[Lexeme]) -> bool:
@@ -322,40 +316,12 @@ def _is_given(before: Sequence[Lexeme]) -> bool:
     if not before or before[0].type == "POLICY":
         return len(before) == 1
     if before[-1].type == "COMMA":  # of `over dp, tp`; no other comma follows an `over`
-        return len(before) > 1 and before[-2].type == "NAME" and _opens_fuse(before)
+        return len(before) > 1 and before[-2].type == "NAME" and _opens(before, "FUSE")
     return before[-1].type == "OVER"
-
-
-def _opens_fuse(words: Sequence[Lexeme]) -> bool:
-    return _opens(words, "FUSE")
 
 
 def _opens(words: Sequence[Lexeme], terminal: str) -> bool:
     return any(word.type == terminal for word in words[:2])
-
-
-def _opened(word: str, before: Sequence[Lexeme]) -> str | None:
-    """The terminal of a word that opens a statement and is a name elsewhere."""
-    is_first = not before or (word != "device" and [each.type for each in before] == ["OPTIONAL"])
-    return word.upper() if is_first else None
-
-
-def _pair(words: Sequence[Lexeme], second: Lexeme) -> str | None:
-    """The terminal that the last of some words and another one make together."""
-    first, expected = words[-1], words[0].type == "EXPECT" and len(words) == 2
-    if first.type == "EVERY" and second.type == "ORDINAL":
-        return "EVERY_NTH"
-    if first.type == "PER" and second == "rank":
-        return "PER_RANK"
-    if first == "half" and second.type == "OF":
-        return "HALF_OF"
-    if first == "step" and second == "time" and expected:
-        return "STEP_TIME"
-    if first == "keep" and second == "order" and (len(words) == 1 or (words[0].type == "OPTIONAL" and len(words) == 2)):
-        return "KEEP_ORDER"
-    if first.type == "IN" and second == "flight" and _opens(words, "OVERLAP"):
-        return "IN_FLIGHT"
-    return "UP_TO" if first == "up" and second == "to" else None
 
 
 def _unexpected_character(source: Source, position: int) -> Diagnostic:

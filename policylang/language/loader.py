@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, assert_never
 
@@ -15,7 +15,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import meant_devices, read_device
 from policylang.language.diagnostics import (
     Diagnostic,
-    Fix,
+    DiagnosticList,
     Related,
     Source,
     Span,
@@ -52,7 +52,6 @@ from policylang.language.syntax import (
 
 MAX_CHAIN = 32
 PRELUDE = "prelude"
-
 
 Reader = Callable[[Path, str], Source | Diagnostic]
 """The text of a file under the name that reports will give it, or why it cannot be read."""
@@ -91,7 +90,7 @@ class Expansion:
     """The statements of a policy in the order in which they count, and what was wrong with the files."""
 
     statements: list[PlacedStatement] = field(factory=list)
-    diagnostics: list[Diagnostic] = field(factory=list)
+    diagnostics: DiagnosticList = field(factory=DiagnosticList)
     files: dict[str, Path] = field(factory=dict)
     """By its name in reports, where each file lies, those that cannot be read among them; the text itself has none
     where it came from no file."""
@@ -104,19 +103,19 @@ class Expansion:
     _steps: int = 0
 
     def add(self, unit: _Unit, chain: IncludeChain) -> None:
+        by = chain[1][1].span if len(chain) > 1 and chain[1][1] is not None else None
         for index, statement in enumerate(unit.file.statements):
             self._steps += 1
             if self._steps > MAX_STATEMENTS:
-                self._too_far(chain)
+                if not any(diagnostic.code == "APL106" for diagnostic in self.diagnostics):
+                    message = f"the policy holds more than {MAX_STATEMENTS} statements, its includes expanded"
+                    self.diagnostics.report("APL106", message, by)
                 return
             if isinstance(statement, Include):
                 self._include(statement, unit, chain)
             else:
-                by = chain[1][1] if len(chain) > 1 else None
-                span = None if by is None else by.span
-                self.statements.append(
-                    PlacedStatement(statement, index, unit.bundled, len(chain) - 1, unit.folder, span)
-                )
+                placed = PlacedStatement(statement, index, unit.bundled, len(chain) - 1, unit.folder, by)
+                self.statements.append(placed)
 
     def parse(self, source: Source, folder: Path, bundled: bool) -> _Unit:
         file, diagnostics = parse_file(source)
@@ -148,8 +147,10 @@ class Expansion:
 
     def _target(self, include: Include, unit: _Unit, chain: IncludeChain) -> tuple[Path | None, str]:
         if not include.bundled:
-            name = os.path.normpath(os.path.join(os.path.dirname(_named(unit)), include.target))
-            library = unit.file.span.source.name.startswith("<") and unit.bundled
+            named = unit.file.span.source.name
+            beside = "" if named.startswith("<") else os.path.dirname(named)
+            name = os.path.normpath(os.path.join(beside, include.target))
+            library = named.startswith("<") and unit.bundled
             return unit.folder / include.target, f"<{Path(name).stem}>" if library else name
         path = bundled_file(include.target)
         if path is None:
@@ -173,45 +174,25 @@ class Expansion:
         if isinstance(source, Source):
             return self.parse(source, path.parent, _is_bundled(path))
         if source.span is None:
-            meant = [_quoted(each, include) for each in meant_files(path, include.target)]
+            beside = os.path.dirname(include.target)
+            near = meant_files(path, include.target)
+            meant = [each if each.startswith("<") else f'"{os.path.join(beside, each)}"' for each in near]
             fixes = written(_target_span(include), meant, near=(source.help or "").startswith("did"))
             source = evolve(source, span=include.span, fixes=fixes)
         self.diagnostics.append(evolve(source, related=_included_from(chain)))
         return None
 
-    def _report(
-        self,
-        code: str,
-        message: str,
-        include: Include,
-        chain: IncludeChain,
-        *,
-        help: str | None = None,
-        fixes: Sequence[Fix] = (),
-    ) -> None:
+    def _report(self, code: str, message: str, include: Include, chain: IncludeChain, **more: Any) -> None:
         if (code, include.span) in self._reported:  # a file that is included twice is read once, and taken twice
             return
         self._reported.add((code, include.span))
-        related = _included_from(chain)
-        self.diagnostics.append(diagnose(code, message, include.span, help=help, related=related, fixes=fixes))
-
-    def _too_far(self, chain: IncludeChain) -> None:
-        if any(diagnostic.code == "APL106" for diagnostic in self.diagnostics):
-            return
-        span = next((include.span for _, include in chain if include is not None), None)
-        message = f"the policy holds more than {MAX_STATEMENTS} statements, its includes expanded"
-        self.diagnostics.append(diagnose("APL106", message, span))
+        self.diagnostics.report(code, message, include.span, related=_included_from(chain), **more)
 
 
 def _target_span(include: Include) -> Span:
     """The span of the included name, with its quotes or brackets."""
     span = include.span
     return Span(span.source, span.end - len(include.target) - 2, span.end)
-
-
-def _quoted(name: str, include: Include) -> str:
-    """A file beside the one that is included, or a policy that comes along, as `include` names it."""
-    return name if name.startswith("<") else f'"{os.path.join(os.path.dirname(include.target), name)}"'
 
 
 def expand(source: Source, path: Path | None, read: Reader = read_source) -> Expansion:
@@ -231,12 +212,6 @@ def _is_bundled(path: Path) -> bool:
     return path.parent.resolve() == policies_folder()
 
 
-def _named(unit: _Unit) -> str:
-    """The name of a unit's file in reports: names of included files are formed like the one of the file they are in."""
-    name = unit.file.span.source.name
-    return "" if name.startswith("<") else name
-
-
 def _included_from(chain: IncludeChain) -> tuple[Related, ...]:
     """A note for each include of the chain, the innermost first."""
     return tuple(Related("included from here", include.span) for _, include in reversed(chain) if include is not None)
@@ -246,70 +221,6 @@ _COMPUTES = frozenset(("aten", "prims", "rngprims", "inductor_prims", "quantized
 """Namespaces whose operators send nothing; a higher-order operator may, in the graph that it runs."""
 _COLLECTIVES = ("collective", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
-Matches = Callable[[str | None, str, str | None], tuple[str, ...]]
-"""Maps the parts of an operator's name to the full names that match."""
-
-
-@define
-class OrderLines:
-    """The scheduling lines of one policy, statement by statement."""
-
-    matches: Matches
-    _said: dict[tuple[type, Selector], syntax.Bucket | Scheduling] = field(factory=dict)
-
-    def check(self, statement: syntax.Bucket | Scheduling, lets: Mapping[str, Let]) -> Iterator[Diagnostic]:
-        """Checks a resolved line against those before it."""
-        earlier = self._said.setdefault((type(statement), statement.selector), statement)
-        word = kind_of(statement).opener
-        if earlier is not statement:
-            message = f"`{word}` is said twice of the same collectives"
-            related = (Related("said here before", earlier.span),)
-            help, fixes = "leave one of the two lines out", [removed(statement.span, "remove the second line")]
-            yield diagnose("APL213", message, statement.span, help=help, related=related, fixes=fixes)
-        others = list(self._others(statement.selector, lets))
-        for each in others:
-            written = each.span.one_line
-            message = f"`{written}` is no collective, and `{word}` is said of collectives alone"
-            if isinstance(each, Everything | Reference):
-                message = f"`{written}` is more than collectives, and `{word}` is said of them alone"
-            help = "write `collective`, or one of `all_gather`, `reduce_scatter`, `all_reduce` and `all_to_all`"
-            yield diagnose("APL215", message, each.span, help=help, write=_COLLECTIVES)
-        if not others:
-            yield from doubtful_selectors(statement)
-
-    def _others(self, selector: Selector, lets: Mapping[str, Let]) -> Iterator[Selector]:
-        """The words of a selector that pick, whatever the graph, something else than collectives. What `where`, a chain
-        or an `and` leaves of a selector is not known."""
-        pending = [(selector, selector)]
-        seen: set[str] = set()
-        while pending:
-            current, named = pending.pop()
-            inner: tuple[Selector, ...] = ()
-            match current:
-                case syntax.Union():
-                    inner = current.parts
-                case syntax.InModule() | syntax.InBlock() | syntax.Ordinal() | syntax.ChainOf():
-                    inner = (current.selector,)
-                case syntax.Difference() | syntax.Feeding():
-                    inner = (current.left,)
-                case Reference():
-                    if current.name not in seen:
-                        seen.add(current.name)
-                        pending.append((lets[current.name].selector, current))
-                case Everything() | Operator():
-                    if isinstance(current, Everything) or self._computes(current):
-                        yield named if isinstance(named, Reference) else current
-                case syntax.Where() | syntax.Intersection() | syntax.Step() | syntax.Chain() | syntax.Word():
-                    pass
-                case _:
-                    assert_never(current)
-            pending.extend((part, named if isinstance(named, Reference) else part) for part in reversed(inner))
-
-    def _computes(self, operator: Operator) -> bool:
-        found = self.matches(operator.namespace, operator.name, operator.overload)
-        return bool(found) and all(name.partition(".")[0] in _COMPUTES for name in found)
-
-
 _Ordering = TypeVar("_Ordering", bound=syntax.Bucket | syntax.Scheduling)
 
 
@@ -318,7 +229,8 @@ def resolve(
 ) -> tuple[Policy, tuple[Diagnostic, ...]]:
     """The policy that the statements make, and what is wrong with it. With an error among that, the policy is not
     to be used: what could not be looked up is missing from it."""
-    resolver = _Resolver(source, Definitions.of((each.statement for each in statements), operators))
+    lets = [each.statement for each in statements if isinstance(each.statement, Let)]
+    resolver = _Resolver(source, Definitions(operators, {let.name: let.span for let in reversed(lets)}))
     for placed in statements:
         check_cancelled()
         resolver.take(placed)
@@ -329,19 +241,16 @@ def resolve(
 class _Resolver:
     source: Source
     names: Definitions
-    diagnostics: list[Diagnostic] = field(factory=list)
+    diagnostics: DiagnosticList = field(factory=DiagnosticList)
     rules: list[Rule] = field(factory=list)
     rewrites: list[syntax.Rewriting] = field(factory=list)
     scheduling: list[syntax.Scheduling] = field(factory=list)
     expectations: list[syntax.Expectation] = field(factory=list)
-    order: OrderLines = field(init=False)
+    ordered: dict[tuple[type, Selector], syntax.Bucket | Scheduling] = field(factory=dict)
     once: dict[type, Statement] = field(factory=dict)
     device: DeviceProfile | None = None
     first: Span | None = None
     """The span of the first statement of the loaded file."""
-
-    def __attrs_post_init__(self) -> None:
-        self.order = OrderLines(self.names.operators.matches)
 
     def take(self, placed: PlacedStatement) -> None:
         statement = placed.statement
@@ -378,26 +287,78 @@ class _Resolver:
                 assert_never(statement)
 
     def _ordering(self, statement: _Ordering) -> _Ordering:
+        """Resolves a line about collectives, and checks it against those before it."""
         statement = evolve(statement, selector=self.names.resolve(statement.selector))
-        self.diagnostics.extend(self.order.check(statement, self.names.lets))
+        earlier = self.ordered.setdefault((type(statement), statement.selector), statement)
+        word = kind_of(statement).opener
+        if earlier is not statement:
+            message = f"`{word}` is said twice of the same collectives"
+            related = Related("said here before", earlier.span)
+            help, fixes = "leave one of the two lines out", [removed(statement.span, "remove the second line")]
+            self.diagnostics.report("APL213", message, statement.span, related=(related,), help=help, fixes=fixes)
+        others = list(self._others(statement.selector))
+        for each in others:
+            said = each.span.one_line
+            message = f"`{said}` is no collective, and `{word}` is said of collectives alone"
+            if isinstance(each, Everything | Reference):
+                message = f"`{said}` is more than collectives, and `{word}` is said of them alone"
+            help = "write `collective`, or one of `all_gather`, `reduce_scatter`, `all_reduce` and `all_to_all`"
+            self.diagnostics.report("APL215", message, each.span, help=help, fixes=written(each.span, _COLLECTIVES))
+        if not others:
+            self.diagnostics.extend(doubtful_selectors(statement))
         return statement
+
+    def _others(self, selector: Selector) -> Iterator[Selector]:
+        """The words of a selector that pick, whatever the graph, something else than collectives. What `where`, a chain
+        or an `and` leaves of a selector is not known."""
+        pending: list[tuple[Selector, Reference | None]] = [(selector, None)]  # and the name that leads to it
+        seen: set[str] = set()
+        while pending:
+            current, named = pending.pop()
+            inner: tuple[Selector, ...] = ()
+            match current:
+                case syntax.Union():
+                    inner = current.parts
+                case syntax.InModule() | syntax.InBlock() | syntax.Ordinal() | syntax.ChainOf():
+                    inner = (current.selector,)
+                case syntax.Difference() | syntax.Feeding():
+                    inner = (current.left,)
+                case Reference():
+                    if current.name not in seen:
+                        seen.add(current.name)
+                        pending.append((self.names.lets[current.name].selector, named or current))
+                case Everything():
+                    yield named or current
+                case Operator():
+                    found = self.names.operators.matches(current.namespace, current.name, current.overload)
+                    if found and all(name.partition(".")[0] in _COMPUTES for name in found):
+                        yield named or current
+                case syntax.Where() | syntax.Intersection() | syntax.Step() | syntax.Chain() | syntax.Word():
+                    pass
+                case _:
+                    assert_never(current)
+            pending.extend((part, named) for part in reversed(inner))
 
     def finish(self, statements: Sequence[PlacedStatement]) -> tuple[Policy, tuple[Diagnostic, ...]]:
         name: Any = self.once.get(syntax.PolicyName)
         blocks: Any = self.once.get(syntax.Blocks)
         undecided: Any = self.once.get(syntax.Undecided)
         rules, rewrites, expectations = tuple(self.rules), tuple(self.rewrites), tuple(self.expectations)
-        name = _name_of(self.source) if name is None else name.name
+        name = (PurePath(self.source.name.strip("<>")).stem or "policy") if name is None else name.name
+        includes: dict[str, Span] = {}
+        for placed in statements:
+            if placed.include is not None:
+                includes.setdefault(placed.statement.span.source.name, placed.include)
         policy = Policy(
             *(name, self.names.lets, blocks, rules, undecided, rewrites, expectations, self.device),
             scheduling=tuple(self.scheduling),
-            includes=_includes(statements),
+            includes=includes,
         )
         decides = bool(rules or rewrites or self.scheduling or expectations or undecided)
         self.diagnostics.extend(self.names.finish(library=not decides))
         if not (decides or self.names.lets or any(map(is_error, self.diagnostics))):
             spans = [placed.statement.span for placed in statements if not placed.depth]
-            self._report("APL207", "the policy decides nothing: it has no rule", spans[0] if spans else None)
+            self.diagnostics.report("APL207", "the policy decides nothing: it has no rule", spans[0] if spans else None)
         return policy, tuple(self.diagnostics)
 
     def _policy_name(self, statement: syntax.PolicyName, placed: PlacedStatement) -> None:
@@ -405,7 +366,7 @@ class _Resolver:
             fixes = [removed(statement.span)]
             if self.first is not None and syntax.PolicyName not in self.once and not placed.depth:
                 fixes.insert(0, moved(statement.span, self.first, "move it to the top"))
-            self._report("APL202", "`policy` has to be the first statement", statement.span, fixes=fixes)
+            self.diagnostics.report("APL202", "`policy` has to be the first statement", statement.span, fixes=fixes)
         elif not placed.depth:
             self.once[syntax.PolicyName] = statement
 
@@ -427,37 +388,20 @@ class _Resolver:
             message = f"a policy has one device, and this is `{found.name}` beside `{self.device.name}`"
             if found.name == self.device.name:
                 message = f"a policy has one device, and there are two profiles that are called `{found.name}`"
-            related = Related(f"`{self.device.name}` is named here", earlier.span)
-            self._report("APL212", message, statement.span, related, fixes=[removed(statement.span)])
+            related = (Related(f"`{self.device.name}` is named here", earlier.span),)
+            self.diagnostics.report("APL212", message, statement.span, related=related, fixes=[removed(statement.span)])
         self.device = self.device or found
 
     def _only_once(self, statement: syntax.Blocks | syntax.Undecided) -> None:
         earlier = self.once.get(type(statement))
         if earlier is not None:
-            word = kind_of(statement).opener
-            related = Related("said here before", earlier.span)
-            fixes = [removed(statement.span)]
-            self._report("APL203", f"a policy says `{word}` once", statement.span, related, fixes=fixes)
+            message = f"a policy says `{kind_of(statement).opener}` once"
+            related, fixes = (Related("said here before", earlier.span),), [removed(statement.span)]
+            self.diagnostics.report("APL203", message, statement.span, related=related, fixes=fixes)
             return
         self.once[type(statement)] = statement
         if isinstance(statement, syntax.Blocks):
             check_path_glob(statement.glob, statement.span, self.diagnostics.append)
-
-    def _report(self, code: str, message: str, span: Span | None, *related: Related, fixes: Sequence[Fix] = ()) -> None:
-        self.diagnostics.append(diagnose(code, message, span, related=related, fixes=fixes))
-
-
-def _includes(statements: Sequence[PlacedStatement]) -> dict[str, Span]:
-    """The first include in the loaded file that leads to each included file, by its name."""
-    found: dict[str, Span] = {}
-    for placed in statements:
-        if placed.include is not None:
-            found.setdefault(placed.statement.span.source.name, placed.include)
-    return found
-
-
-def _name_of(source: Source) -> str:
-    return PurePath(source.name.strip("<>")).stem or "policy"
 
 
 _BYTE_ORDER_MARK = "\ufeff"
@@ -487,21 +431,19 @@ def load_policy(path: str | os.PathLike[str], *, operators: OperatorTable | None
         return Loaded(None, (_wrong_type("a policy is loaded by its path", path),))
     file, name = find_policy(os.fsdecode(path))
     source = read_source(file, name)
-    if isinstance(source, Diagnostic):
-        return Loaded(None, (source,))
-    return _load(source, file, operators)
+    return Loaded(None, (source,)) if isinstance(source, Diagnostic) else load_source(source, file, operators=operators)
 
 
 def parse_policy(text: str, *, name: str = "<policy>", operators: OperatorTable | None = None) -> Loaded:
     """The policy that a text makes; what it includes is relative to the current folder."""
     if not isinstance(text, str):
         return Loaded(None, (_wrong_type("a policy is parsed from its text", text),))
-    return _load(Source(name, text.removeprefix(_BYTE_ORDER_MARK)), None, operators)
+    return load_source(Source(name, text.removeprefix(_BYTE_ORDER_MARK)), None, operators=operators)
 
 
 def load_source(source: Source, file: Path | None, *, operators: OperatorTable | None = None) -> Loaded:
     """The policy that a source makes; what it includes is relative to the folder of ``file``."""
-    return _load(source, file, operators)
+    return load_expanded(source, file, operators=operators)[0]
 
 
 def load_expanded(
@@ -509,7 +451,13 @@ def load_expanded(
 ) -> tuple[Loaded, Expansion]:
     """Loads a policy, and returns its expanded statements too; ``read`` reads included files."""
     expansion = expand(source, file, read)
-    return _resolved(expansion, source, operators), expansion
+    policy, found = resolve(expansion.statements, source, operators or OperatorTable.bundled())
+    if any(map(is_error, expansion.diagnostics)):
+        found = tuple(diagnostic for diagnostic in found if diagnostic.code not in _ABOUT_WHAT_IS_MISSING)
+    diagnostics = bounded(_in_order((*expansion.diagnostics, *found)))
+    if any(map(is_error, diagnostics)):
+        return Loaded(None, diagnostics), expansion
+    return Loaded(evolve(policy, canonical=format_policy(policy)), diagnostics), expansion
 
 
 def _wrong_type(wanted: str, given: object) -> Diagnostic:
@@ -517,29 +465,12 @@ def _wrong_type(wanted: str, given: object) -> Diagnostic:
     return diagnose("APL104", f"{wanted}, and this is a `{type(given).__name__}`", help=help)
 
 
-def _load(source: Source, file: Path | None, operators: OperatorTable | None) -> Loaded:
-    return load_expanded(source, file, operators=operators)[0]
-
-
-def _resolved(expansion: Expansion, source: Source, operators: OperatorTable | None) -> Loaded:
-    policy, found = resolve(expansion.statements, source, operators or OperatorTable.bundled())
-    if any(map(is_error, expansion.diagnostics)):
-        found = tuple(diagnostic for diagnostic in found if diagnostic.code not in _ABOUT_WHAT_IS_MISSING)
-    diagnostics = bounded(_in_order((*expansion.diagnostics, *found)))
-    if any(map(is_error, diagnostics)):
-        return Loaded(None, diagnostics)
-    return Loaded(evolve(policy, canonical=format_policy(policy)), diagnostics)
-
-
 def _in_order(diagnostics: tuple[Diagnostic, ...]) -> tuple[Diagnostic, ...]:
     """Sorts diagnostics by file, in order of appearance, and by position; drops duplicates."""
     files: dict[str, int] = {}
-    for diagnostic in diagnostics:
-        if diagnostic.span is not None:
-            files.setdefault(diagnostic.span.source.name, len(files))
 
     def place(diagnostic: Diagnostic) -> tuple[int, int]:
         span = diagnostic.span
-        return (-1, 0) if span is None else (files[span.source.name], span.start)
+        return (-1, 0) if span is None else (files.setdefault(span.source.name, len(files)), span.start)
 
     return tuple(sorted(dict.fromkeys(diagnostics), key=place))

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from policylang.language.diagnostics import Diagnostic, Fix, Span, diagnose, written
 from policylang.language.lexer import BEHIND_SELECTOR
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
 from policylang.language.selectors import nth
@@ -47,72 +47,56 @@ class Mistake:
         return [made] if isinstance(made, str) else made
 
 
-@frozen
-class FoundMistake:
-    """A mistake between two offsets of a statement, and its fix."""
-
-    start: int
-    end: int
-    message: str
-    help: str | None
-    code: str | None
-    change: tuple[int, int, str] | None = None
-    """The offsets between which another text fixes it, and that text; None where no text does."""
-
-
-def find_mistake(text: str, stops: int, reads: Reads) -> FoundMistake | None:
-    """``stops``: where the text as it is cannot be read any further."""
-    body = _without_comment(text)
-    if len(body) > _LONGEST or not body.strip():
+def find_mistake(statement: Span, problem: Diagnostic, reads: Reads) -> Diagnostic | None:
+    """The mistake that explains why a statement cannot be read, to be reported in place of the general problem."""
+    text, stops = statement.text, problem.span.start - statement.start if problem.span is not None else 0
+    comment = next((each for each in _COMMENT.finditer(text) if each["comment"] is not None), None)
+    if comment is not None:
+        text = "" if text[comment.end() :].strip() else text[: comment.start()]
+    text = text.rstrip()
+    if len(text) > _LONGEST or not text.strip():
         return None
-    partial: FoundMistake | None = None
+    partial: Diagnostic | None = None
     for mistake in mistakes():
-        match = mistake.pattern.search(body)
+        match = mistake.pattern.search(text)
         if match is None:
             continue
         start, end = match.span("bad")
         replacements = mistake.replacements(match)
         if not replacements:
-            return partial or _found(mistake, match, None)
+            return partial or _found(mistake, match, None, statement, problem)
         for good in replacements:
-            stopped = reads(body[:start] + good + body[end:])
+            stopped = reads(text[:start] + good + text[end:])
             if stopped is None:
-                return _found(mistake, match, good)
+                return _found(mistake, match, good, statement, problem)
             if partial is None and stopped > start + len(good) and stopped - len(good) + end - start > stops:
-                partial = _found(mistake, match, good)
+                partial = _found(mistake, match, good, statement, problem)
     return partial
 
 
-def _without_comment(text: str) -> str:
-    for found in _COMMENT.finditer(text):
-        if found["comment"] is not None:
-            return text[: found.start()].rstrip() if not text[found.end() :].strip() else ""
-    return text.rstrip()
-
-
-def _found(mistake: Mistake, match: re.Match[str], good: str | None) -> FoundMistake:
-    start, end = match.span("bad")
-    written = match["bad"]
-    start += len(written) - len(written.lstrip())
-    end -= len(written) - len(written.rstrip())
-    groups = {name: " ".join((text or "").split()) for name, text in match.groupdict().items()}
-    help = None if mistake.help is None else mistake.help.format(good=" ".join((good or "").split()))
+def _found(
+    mistake: Mistake, match: re.Match[str], good: str | None, statement: Span, problem: Diagnostic
+) -> Diagnostic:
+    """The diagnostic of a mistake, with the replacement as its fix. The spaces around a replacement stay as they were;
+    a word that goes takes one along."""
+    source, text, (start, end) = statement.source, match.string, match.span("bad")
+    bad, shown = match["bad"], " ".join((good or "").split())
+    left, right = len(bad) - len(bad.lstrip()), len(bad) - len(bad.rstrip())
+    underlined = Span(source, statement.start + start + left, statement.start + end - right)
+    groups = {name: " ".join((group or "").split()) for name, group in match.groupdict().items()}
+    help = None if mistake.help is None else mistake.help.format(good=shown)
+    fixes: tuple[Fix, ...] = ()
     if good is not None:
-        shown = " ".join(good.split())
         help = help or (f"write `{shown}`" if shown else f"leave `{groups['bad']}` out")
-    change = None if good is None else _change(match, good)
-    return FoundMistake(start, end, mistake.message.format(**groups), help, mistake.code, change)
-
-
-def _change(match: re.Match[str], good: str) -> tuple[int, int, str]:
-    """The replacement with the spaces around it as they were; a word that goes takes one along."""
-    start, end = match.span("bad")
-    text = match.string
-    if not good:
-        end += text[start - 1 : start].isspace() and text[end : end + 1].isspace()
-    elif match["bad"][-1].isspace() and not good[-1].isspace() and text[end : end + 1].strip():
-        good += " "
-    return start, end, good
+        if not good:
+            end += text[start - 1 : start].isspace() and text[end : end + 1].isspace()
+        elif bad[-1].isspace() and not good[-1].isspace() and text[end : end + 1].strip():
+            good += " "
+        fixes = written(Span(source, statement.start + start, statement.start + end), [good])
+        if not shown:
+            fixes = (evolve(fixes[0], title=help),)
+    message = mistake.message.format(**groups)
+    return diagnose(mistake.code or problem.code, message, underlined, help=help, fixes=fixes)
 
 
 # --- patterns --------------------------------------------------------------------------------------------------
@@ -203,26 +187,30 @@ def _range(match: re.Match[str]) -> str:
     return f"blocks {low}..{high}"
 
 
-def _everything_in(match: re.Match[str]) -> str:
-    if match["low"]:
-        return f"everything in {_range(match)}"
-    return f"everything in block {match['number'] or ''}".rstrip()
-
-
 def _share(match: re.Match[str]) -> str:
     word = "last" if match["which"] in ("second", "last") else "first"
     part = " ".join(match["part"].split()).replace(" %", "%")
     return f"{word} {'25%' if part == 'quarter' else part} of blocks"
 
 
-def _unquoted(match: re.Match[str]) -> Sequence[str]:
-    return f'"{match["text"].strip()}"', match["text"].strip()
-
-
 def _turned_round(match: re.Match[str]) -> str:
     left, subject = match["left"].strip(), match["subject"]
     turned = f"{subject} {_FLIPPED[match['sign']]} {left}"
     return turned if match["right"] is None else f"{turned} and {subject} {match['right'].strip()}"
+
+
+def _every_nth(match: re.Match[str]) -> str:
+    return f"{nth(int(match['number']))}{' block' if match['blocks'] else ''}"
+
+
+def _sign(match: re.Match[str]) -> str:
+    words = " ".join(match["bad"].lower().split())
+    return _SIGNS.get(words) or _SIGNS.get(words.removeprefix("is "), "<=")
+
+
+def _everything_in(match: re.Match[str]) -> str:
+    place = _range(match) if match["low"] else f"block {match['number'] or ''}".rstrip()
+    return f"everything in {place}"
 
 
 def _one_value_each(match: re.Match[str]) -> str:
@@ -234,20 +222,6 @@ def _each_block(match: re.Match[str]) -> str:
     return ", ".join(f"{match['what']} in block {number}" for number in re.findall(r"\d+", match["numbers"]))
 
 
-def _sign(match: re.Match[str]) -> str:
-    words = " ".join(match["bad"].lower().split())
-    return _SIGNS.get(words) or _SIGNS.get(words.removeprefix("is "), "<=")
-
-
-def _every_nth(match: re.Match[str]) -> str:
-    return f"{nth(int(match['number']))}{' block' if match['blocks'] else ''}"
-
-
-def _per_blocks(match: re.Match[str]) -> str:
-    number = match["number"]
-    return "per block" if number in (None, "1") else f"per {number} blocks"
-
-
 # --- rows ------------------------------------------------------------------------------------------------------
 
 _Row = tuple[str, Replacement, str] | tuple[str, Replacement, str, str | None, str | None]
@@ -257,8 +231,8 @@ _ONE_WORD = "`{bad}` is one word"
 _PLACE = "`{bad}` is a place, and stands behind a selector and `in`"
 
 
-def _order_rows() -> Iterator[_Row]:
-    """The order of collectives, by PyTorch's settings or by hearsay."""
+def _rows() -> Iterator[_Row]:
+    # the order of collectives, by PyTorch's settings or by hearsay
     for setting, line in _SETTINGS.items():
         yield (
             rf"^\s*(?P<bad>(?:[\w.]+\.)?{setting})\s*$",
@@ -271,20 +245,21 @@ def _order_rows() -> Iterator[_Row]:
     yield (
         rf"{_START}bucket\s+.*?\s(?P<bad>(?:in|for|by|over|across|every|each)\s+(?:(?:every|each|all)\s+)?"
         rf"(?:(?P<number>\d+)\s+)?{_BLOCK})(?!\S)",
-        *(_per_blocks, "how many blocks go into one bucket is said by `per`"),
+        *(
+            lambda match: "per block" if match["number"] in (None, "1") else f"per {match['number']} blocks",
+            "how many blocks go into one bucket is said by `per`",
+        ),
     )
     size = rf"(?!up\s+to\b)(?:(?:up|to|max|at\s+most|of|size|with|under|below|less\s+than)\s+|<=?\s*)?{_SIZE}"
     yield (
         rf"{_START}bucket\s+(?:.*?\s)?(?P<bad>{size})\s*$",
         *("up to {size}", "how much one bucket holds is said by `up to`"),
     )
-
-
-def _statement_rows() -> Iterator[_Row]:
-    """Beginnings of statements, signs and quotes."""
+    # beginnings of statements, signs and quotes
     yield (
         r"(?P<bad>[‘’‚“”„«»'`](?P<text>[^‘’“”„«»'`\"\n]*)[‘’“”«»'`])",
-        *(_unquoted, 'a module path or a file may stand in `"`, nothing else is quoted', None, None),
+        lambda match: (f'"{match["text"].strip()}"', match["text"].strip()),
+        'a module path or a file may stand in `"`, nothing else is quoted',
     )
     yield rf"(?P<bad>⇒|⟶|➔|➜|=>|>>|~>|[{_DASH}]{{2,}}>|[{_LONG_DASH}]>)", "->", "an arrow is written `->`"
     yield (
@@ -328,10 +303,7 @@ def _statement_rows() -> Iterator[_Row]:
         rf"^(?!\s*device\b).*?(?P<bad>[A-Za-z_]\w*(?:[{_DASH}]\w+)+)",
         *(lambda match: re.sub(f"[{_DASH}]", "_", match["bad"]), "names are written with `_`", None, "APL005"),
     )
-
-
-def _selector_rows() -> Iterator[_Row]:
-    """Places, positions, and how selectors are joined."""
+    # places, positions, and how selectors are joined
     place = r"(?:in|outside)\s+(?:blocks?(?:\s+\d[\d.]*)?|(?:first|last)(?:\s+\d+)?\s+blocks?|[\w.*/\[\]{}]+)"
     yield (
         rf"{_VERB}\s+(?P<bad>(?P<place>{place})\s+(?P<what>{_LAST_WORD}))",
@@ -387,9 +359,7 @@ def _selector_rows() -> Iterator[_Row]:
     yield r"\boffload\b.*\s(?P<bad>to\s+(?:the\s+)?(?:cpu|host|ram))(?!\S)", "", "what is offloaded goes to the host"
     limit = r"(?P<bad>max|maximum|at\s+most|under|<=|less\s+than)"
     yield rf"\boffload\b.*\s{limit}\s+\d", "up to", "a budget stands behind `up to`"
-
-
-def _expectation_rows() -> Iterator[_Row]:
+    # expectations
     peak = r"(?:peak|maximum|max)\s+(?:memory|usage)"
     yield rf"^\s*expect\s+(?:the\s+)?(?P<bad>{peak})\b", "peak", "the peak of memory is `peak`"
     signs = rf"(?P<bad>(?:is\s+)?{_any_of([*_SIGNS, '='])}|of|to\s+be)(?=\s)"
@@ -405,9 +375,7 @@ def _expectation_rows() -> Iterator[_Row]:
         rf"^\s*expect\s+(?P<bad>(?P<what>{_LAST_WORD})\s+(?:is|are|be|to\s+be)\s+(?P<fate>{_any_of(OUTCOMES)}))",
         *("every {what} {fate}", "it is not said whether all of these nodes or none of them"),
     )
-
-
-def _predicate_rows() -> Iterator[_Row]:
+    # predicates
     yield r"\s(?P<bad>if|when|with|having|whose|such\s+that|that|which)\s", "where", "a condition follows `where`"
     yield (
         rf"^(?!\s*expect\b).*?\s(?P<bad>(?P<what>{_SUBJECT}|is|from|crosses|feeds|gathered|annotated|user))\s",
@@ -437,5 +405,4 @@ def _predicate_rows() -> Iterator[_Row]:
 @cache
 def mistakes() -> tuple[Mistake, ...]:
     """The rows, in the order in which they are tried; compiled once a statement cannot be read."""
-    rows = chain(_order_rows(), _statement_rows(), _selector_rows(), _expectation_rows(), _predicate_rows())
-    return tuple(Mistake(re.compile(pattern, re.DOTALL), *rest) for pattern, *rest in rows)
+    return tuple(Mistake(re.compile(pattern, re.DOTALL), *rest) for pattern, *rest in _rows())

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from attrs import define, evolve, field
 
-from policylang.language.diagnostics import Diagnostic, Fix, Related, Span, diagnose, removed
+from policylang.language.diagnostics import Diagnostic, DiagnosticList, Related, Span, removed
 from policylang.language.globs import name_glob_problem
 from policylang.language.operators import PLAIN_FUNCTIONS, OperatorTable, group_names, prelude_group, split_operator
 from policylang.language.predicates import check_path_glob, fit_predicate
 from policylang.language.public_names import MODULES, as_one, python_name, shown_forms, usual_forms
 from policylang.language.selectors import union_of
 from policylang.language.shown import did_you_mean, nearest
-from policylang.language.syntax import InModule, Let, Operator, Reference, Selector, Statement, Union, Where, Word
+from policylang.language.syntax import InModule, Let, Operator, Reference, Selector, Union, Where, Word
 from policylang.language.walk import rebuild
 
 _THE_REST = frozenset(("default", "otherwise", "rest", "fallback", "others", "remaining", "undecided"))
@@ -34,21 +34,12 @@ class Definitions:
     """The first definition of each name."""
     lets: dict[str, Let] = field(factory=dict)
     """The resolved names so far, and the groups that were used."""
-    diagnostics: list[Diagnostic] = field(factory=list)
+    diagnostics: DiagnosticList = field(factory=DiagnosticList)
     _mine: dict[str, Let] = field(factory=dict)
-    _bundled: set[str] = field(factory=set)
     _used: set[str] = field(factory=set)
     _known: dict[str, tuple[Operator | None, tuple[Diagnostic, ...]]] = field(factory=dict)
     """The operator of each word looked up so far, and its problems."""
     _suggestions: int = 0
-
-    @classmethod
-    def of(cls, statements: Iterable[Statement], operators: OperatorTable) -> Definitions:
-        later: dict[str, Span] = {}
-        for each in statements:
-            if isinstance(each, Let):
-                later.setdefault(each.name, each.span)
-        return cls(operators, later)
 
     def define(self, let: Let, bundled: bool) -> None:
         """Take a ``let`` up; from here on its name is known."""
@@ -57,15 +48,21 @@ class Definitions:
             if earlier.span != let.span:  # else the same line, of a file that is included twice
                 related = (Related("defined here before", earlier.span),)
                 message, fixes = f"the name `{let.name}` is defined twice", [removed(let.span)]
-                self._report("APL107", message, _name_span(let), related=related, fixes=fixes)
+                self.diagnostics.report("APL107", message, _name_span(let), related=related, fixes=fixes)
             return
         found = len(self.diagnostics)
         resolved = evolve(let, selector=self.resolve(let.selector, defining=let.name))
         self._mine[let.name] = let
         if bundled:
-            self._bundled.add(let.name)
+            self._used.add(let.name)
         elif len(self.diagnostics) == found:
-            self._warn_of_hiding(let)
+            hidden, help = "group", "choose another name, unless that is what you want"
+            if let.name not in group_names():
+                help = f"choose another name; the operator is written with its namespace, `aten.{let.name}`"
+                hidden = "operator" if self._is_operator(let.name) else ""
+            if hidden:
+                message = f"the name `{let.name}` hides the {hidden} of that name"
+                self.diagnostics.report("APL111", message, _name_span(let), help=help)
         self.lets[let.name] = resolved
 
     def resolve(self, selector: Selector, *, defining: str | None = None) -> Selector:
@@ -87,9 +84,9 @@ class Definitions:
     def finish(self, *, library: bool) -> list[Diagnostic]:
         """All problems. Unused names are among them, unless this is a library of names for others."""
         for name, let in self._mine.items():
-            if name not in self._used and name not in self._bundled and not library:
-                fixes = [removed(let.span)]
-                self._report("APL110", f"the name `{name}` is never used", _name_span(let), fixes=fixes)
+            if name not in self._used and not library:
+                message, fixes = f"the name `{name}` is never used", [removed(let.span)]
+                self.diagnostics.report("APL110", message, _name_span(let), fixes=fixes)
         return self.diagnostics
 
     def _look_up(self, word: Word, defining: str | None) -> Selector:
@@ -97,20 +94,22 @@ class Definitions:
         if text == defining:
             help = f"an operator of that name is written `aten.{text}`"
             write = [f"aten.{text}"] if self._is_known(f"aten.{text}") else []
-            self._report("APL108", f"the name `{text}` is defined by itself", word.span, help=help, write=write)
+            message = f"the name `{text}` is defined by itself"
+            self.diagnostics.report("APL108", message, word.span, help=help, write=write)
             return word
         if text in self._mine:
             self._used.add(text)
-            return Reference(text, word.span)
+            return Reference(text, span=word.span)
         if text in self.later:
             self._used.add(text)
-            related = (Related("defined here", self.later[text]),)
-            self._report("APL109", f"the name `{text}` is used before it is defined", word.span, related=related)
+            message = f"the name `{text}` is used before it is defined"
+            related = Related("defined here", self.later[text])
+            self.diagnostics.report("APL109", message, word.span, related=(related,))
             return word
         let = prelude_group(text)
         if let is not None:
             self.lets.setdefault(text, let)
-            return Reference(text, word.span)
+            return Reference(text, span=word.span)
         return self._operator(word)
 
     def _operator(self, word: Word) -> Selector:
@@ -125,20 +124,18 @@ class Definitions:
 
     def _find_operator(self, word: Word) -> Operator | None:
         text = word.text
-        meant = self._meant_by(text)
-        if meant is not None:
-            help, write = meant
-            self._report("APL101", f"`{text}` is not the name of an operator", word.span, help=help, write=[write])
+        if (meant := self._meant_by(text)) is not None:
+            message = f"`{text}` is not the name of an operator"
+            self.diagnostics.report("APL101", message, word.span, help=meant[0], write=[meant[1]])
             return None
-        problem = name_glob_problem(text)
-        if problem:
-            self._report("APL112", f"the name `{text}` {problem}", word.span)
+        if problem := name_glob_problem(text):
+            self.diagnostics.report("APL112", f"the name `{text}` {problem}", word.span)
             return None
         operator = split_operator(text, self.operators.has_namespace)
         parts = text.split(".")
         if operator is None or not all(parts) or any(part.isdecimal() for part in parts):
             help = "an operator is written as `mm`, `aten.mm` or `aten.mm.default`; a module path stands after `in`"
-            self._report("APL101", f"`{text}` is not the name of an operator", word.span, help=help)
+            self.diagnostics.report("APL101", f"`{text}` is not the name of an operator", word.span, help=help)
             return None
         found = self.operators.matches(operator.namespace, operator.name, operator.overload)
         if found:
@@ -164,10 +161,8 @@ class Definitions:
         return (f"write `{name}`", name) if self._is_known(name) else None
 
     def _is_known(self, text: str) -> bool:
-        operator = split_operator(text, self.operators.has_namespace)
-        if operator is None or name_glob_problem(text):
-            return False
-        return bool(self.operators.matches(operator.namespace, operator.name, operator.overload))
+        part = None if name_glob_problem(text) else split_operator(text, self.operators.has_namespace)
+        return part is not None and bool(self.operators.matches(part.namespace, part.name, part.overload))
 
     def _unknown(self, word: Word, operator: Operator) -> Operator | None:
         parts = word.text.split(".")
@@ -182,7 +177,7 @@ class Definitions:
                 message = f"the graph does not call `{word.text}`, and others of its namespace are not known here"
                 fix = _REGISTERED
             near = self._nearest(word.text)
-            self._report("APL102", message, word.span, help=did_you_mean(near) or fix, write=near)
+            self.diagnostics.report("APL102", message, word.span, help=did_you_mean(near) or fix, write=near)
             return split_operator(word.text, lambda _: True) or operator
         kind = "operator" if namespace is not None else "operator, group or name"
         help, write = self._elsewhere(word.text)
@@ -191,7 +186,7 @@ class Definitions:
             help = did_you_mean(write)
         if help is None and namespace is not None and not listed and not self._is_operator(namespace):
             help = _REGISTERED
-        self._report("APL101", f"there is no {kind} `{word.text}`", word.span, help=help, write=write)
+        self.diagnostics.report("APL101", f"there is no {kind} `{word.text}`", word.span, help=help, write=write)
         return None
 
     def _elsewhere(self, text: str) -> tuple[str | None, Sequence[str]]:
@@ -215,33 +210,8 @@ class Definitions:
         self._suggestions += 1
         if self._suggestions > _MAX_SUGGESTIONS:
             return ()
-        if "." not in text:
-            own = nearest(text, ["everything", *self._mine, *group_names()], limit=2)
-            return tuple(dict.fromkeys((*own, *self.operators.nearest(text))))[:3]
-        return self.operators.nearest(text)
-
-    def _warn_of_hiding(self, let: Let) -> None:
-        name = let.name
-        if name in group_names():
-            message = f"the name `{name}` hides the group of that name"
-            self._report("APL111", message, _name_span(let), help="choose another name, unless that is what you want")
-        elif self._is_operator(name):
-            message = f"the name `{name}` hides the operator of that name"
-            help = f"choose another name; the operator is written with its namespace, `aten.{name}`"
-            self._report("APL111", message, _name_span(let), help=help)
-
-    def _report(
-        self,
-        code: str,
-        message: str,
-        span: Span,
-        *,
-        help: str | None = None,
-        related: tuple[Related, ...] = (),
-        write: Sequence[str] = (),
-        fixes: Sequence[Fix] = (),
-    ) -> None:
-        self.diagnostics.append(diagnose(code, message, span, help=help, related=related, write=write, fixes=fixes))
+        own = nearest(text, ["everything", *self._mine, *group_names()], limit=2) if "." not in text else ()
+        return tuple(dict.fromkeys((*own, *self.operators.nearest(text))))[:3]
 
 
 def _name_span(let: Let) -> Span:

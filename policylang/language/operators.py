@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import cache
+from functools import cache, cached_property
 
-from attrs import define, evolve, field
+from attrs import define, evolve
 
 from policylang.language.diagnostics import Source
 from policylang.language.globs import NameGlob, is_magic, split_outside_braces
@@ -21,7 +21,7 @@ PLAIN_FUNCTIONS = "builtin"
 ``add`` would count the additions of sizes in a graph with dynamic shapes."""
 
 
-@define(eq=False)
+@define(eq=False, slots=False)
 class OperatorTable:
     """Looks operator names up. ``more`` lists further full names (``mylib.fused.default``), and is called once.
 
@@ -31,9 +31,6 @@ class OperatorTable:
     namespaces: Mapping[str, Overloads]
     more: Callable[[], Iterable[str]] | None = None
     met: Collection[str] = ()
-    _with_met: Mapping[str, Overloads] | None = field(default=None, init=False)
-    _listed: Mapping[str, Overloads] | None = field(default=None, init=False)
-    _everything: Mapping[str, Overloads] | None = field(default=None, init=False)
 
     @classmethod
     def bundled(cls, more: Callable[[], Iterable[str]] | None = None, met: Collection[str] = ()) -> OperatorTable:
@@ -50,9 +47,7 @@ class OperatorTable:
 
     def is_only_met(self, pattern: str) -> bool:
         """True if the namespace is known from a graph alone and may hold more operators than are known."""
-        glob = NameGlob(pattern)
-        listed = self.namespaces if self.more is None else self._all_listed(self.more)
-        return self.has_namespace(pattern) and not any(map(glob.matches, listed))
+        return self.has_namespace(pattern) and not any(map(NameGlob(pattern).matches, self._listed))
 
     def matches(self, namespace: str | None, name: str, overload: str | None) -> tuple[str, ...]:
         """The full names of the operators that fit the parts, each a glob or None for any; sorted."""
@@ -78,19 +73,21 @@ class OperatorTable:
         """The manifest, then, only if the caller is still looking, everything."""
         yield self.namespaces
         if self.met:
-            if self._with_met is None:
-                self._with_met = _extend(self.namespaces, self.met)
             yield self._with_met
         if self.more is not None:
-            if self._everything is None:
-                listed = self._all_listed(self.more)
-                self._everything = _extend(listed, self.met) if self.met else listed
             yield self._everything
 
-    def _all_listed(self, more: Callable[[], Iterable[str]]) -> Mapping[str, Overloads]:
-        if self._listed is None:
-            self._listed = _extend(self.namespaces, more())
-        return self._listed
+    @cached_property
+    def _with_met(self) -> Mapping[str, Overloads]:
+        return _extend(self.namespaces, self.met)
+
+    @cached_property
+    def _listed(self) -> Mapping[str, Overloads]:
+        return self.namespaces if self.more is None else _extend(self.namespaces, self.more())
+
+    @cached_property
+    def _everything(self) -> Mapping[str, Overloads]:
+        return _extend(self._listed, self.met) if self.met else self._listed
 
 
 def split_operator(text: str, known_namespace: Callable[[str], bool]) -> Operator | None:
@@ -98,15 +95,15 @@ def split_operator(text: str, known_namespace: Callable[[str], bool]) -> Operato
 
     Two parts are namespace and name if the first is a namespace, else name and overload. None for more than three.
     """
-    parts = split_outside_braces(text)
-    if len(parts) == 1:
-        return Operator(None, parts[0], None)
-    if len(parts) == 2:
-        if known_namespace(parts[0]):
-            return Operator(parts[0], parts[1], None)
-        return Operator(None, parts[0], parts[1])
-    if len(parts) == 3:
-        return Operator(parts[0], parts[1], parts[2])
+    match split_outside_braces(text):
+        case [name]:
+            return Operator(None, name, None)
+        case [namespace, name] if known_namespace(namespace):
+            return Operator(namespace, name, None)
+        case [name, overload]:
+            return Operator(None, name, overload)
+        case [namespace, name, overload]:
+            return Operator(namespace, name, overload)
     return None
 
 
@@ -144,6 +141,7 @@ def _extend(base: Mapping[str, Overloads], more: Iterable[str]) -> dict[str, dic
 PRELUDE_NAME = "<prelude>"
 
 
+@cache
 def prelude_group(name: str) -> Let | None:
     """The resolved definition of a group; None where the prelude has none of that name.
 
@@ -151,7 +149,8 @@ def prelude_group(name: str) -> Let | None:
     group's name a meaning of its own without changing the others. Operators are not looked up in any torch: the prelude
     covers several.
     """
-    return _resolved(name) if name in _lets() else None
+    let = _lets().get(name)
+    return None if let is None else evolve(let, selector=rebuild(let.selector, _look_up))
 
 
 def group_names() -> tuple[str, ...]:
@@ -169,12 +168,6 @@ def selector_of_groups(text: str) -> Selector:
 
 
 @cache
-def _resolved(name: str) -> Let:
-    let = _lets()[name]
-    return evolve(let, selector=rebuild(let.selector, _look_up))
-
-
-@cache
 def _lets() -> dict[str, Let]:
     source = Source(PRELUDE_NAME, (policies_folder() / "prelude.apl").read_text(encoding="utf-8"))
     file, diagnostics = parse_file(source)
@@ -189,9 +182,8 @@ def _look_up(selector: Selector) -> Selector:
         return union_of(selector.parts, selector.span)
     if not isinstance(selector, Word):
         return selector
-    other = prelude_group(selector.text)
-    if other is not None:
-        return other.selector
+    if (group := prelude_group(selector.text)) is not None:
+        return group.selector
     operator = split_operator(selector.text, lambda _: True)
     if operator is None:
         raise RuntimeError(f"the prelude names `{selector.text}`, which is no operator")

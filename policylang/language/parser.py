@@ -10,7 +10,7 @@ from lark import Lark
 from lark.exceptions import UnexpectedToken
 
 from policylang.language.cancellation import check_cancelled
-from policylang.language.diagnostics import MOST, Diagnostic, Source, Span, diagnose, written
+from policylang.language.diagnostics import MOST, Diagnostic, Source, Span
 from policylang.language.grammar import lexer, parser_of
 from policylang.language.lexer import MAX_DEPTH, Lexeme, split, too_deep
 from policylang.language.mistakes import find_mistake
@@ -45,51 +45,38 @@ def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
         if statement is not None:
             statements.append(statement)
     diagnostics.sort(key=lambda diagnostic: diagnostic.span.start if diagnostic.span else 0)
-    return File(tuple(statements), Span(source, 0, len(source.text))), tuple(diagnostics)
+    return File(tuple(statements), span=Span(source, 0, len(source.text))), tuple(diagnostics)
 
 
 def _parse_statement(source: Source, start: int, end: int, diagnostics: list[Diagnostic]) -> Statement | None:
     words, origin = lexer().lex(source, start, end)
-    if origin.problems:
-        diagnostics.extend(_mended(origin.problems, source, start, end, diagnostics))
-        return None
-    try:
-        statement = _reduce(statement_parser(), words)
-    except UnexpectedToken as error:
-        explain_unexpected(error, words, lexer().keywords)
-        diagnostics.extend(_mended(origin.problems, source, start, end, diagnostics))
-        return None
-    report_loose(words)
-    selector = selector_of(statement)
-    if selector is not None and depth(selector) > MAX_DEPTH:
-        diagnostics.append(too_deep(statement.span))
-        return None
+    statement: Statement | None = None
+    if not origin.problems:
+        try:
+            statement = _reduce(statement_parser(), words)
+        except UnexpectedToken as error:
+            explain_unexpected(error, words, lexer().keywords)
+        else:
+            report_loose(words)
+            selector = selector_of(statement)
+            if selector is not None and depth(selector) > MAX_DEPTH:
+                diagnostics.append(too_deep(statement.span))
+                return None
     diagnostics.extend(_mended(origin.problems, source, start, end, diagnostics))
     return None if origin.problems else statement
 
 
 def _mended(
-    problems: list[Diagnostic], source: Source, start: int, end: int, found: Sequence[Diagnostic]
+    problems: Sequence[Diagnostic], source: Source, start: int, end: int, found: Sequence[Diagnostic]
 ) -> list[Diagnostic]:
-    """The problems of a statement, or the common mistake that explains the only one. ``found``: what
-    is wrong with those before it."""
-    first = problems[0] if problems else None
+    """The problems of a statement, or the common mistake that explains the only one, with the fixes that let the
+    statement be read further. ``found``: what is wrong with those before it."""
     if len(found) >= MOST:  # they are counted, and nobody reads them
         return [evolve(each, fixes=()) for each in problems]
-    if first is None or first.span is None or first.code not in _MENDED or len(problems) > 1:
-        return [_proved(each, source, start, end) for each in problems]
-    fix = find_mistake(source.text[start:end], first.span.start - start, _stops)
-    if fix is None:
-        return [_proved(first, source, start, end)]
-    span = Span(source, start + fix.start, start + fix.end)
-    fixes = []
-    if fix.change is not None:
-        low, high, good = fix.change
-        fixes = list(written(Span(source, start + low, start + high), [good]))
-        if not good.strip():
-            fixes = [evolve(fixes[0], title=fix.help or "leave it out")]
-    mended = diagnose(fix.code or first.code, fix.message, span, help=fix.help, fixes=fixes)
-    return [_proved(mended, source, start, end)]
+    if len(problems) == 1 and problems[0].code in _MENDED:
+        statement = Span(source, start, end)
+        problems = [find_mistake(statement, problems[0], lambda text: _trial(text)[0]) or problems[0]]
+    return [_proved(each, source, start, end) for each in problems]
 
 
 def _proved(problem: Diagnostic, source: Source, start: int, end: int) -> Diagnostic:
@@ -108,27 +95,19 @@ def _proved(problem: Diagnostic, source: Source, start: int, end: int) -> Diagno
     return evolve(problem, fixes=tuple(kept))
 
 
-def _stops(text: str) -> int | None:
-    return _trial(text)[0]
-
-
 def _trial(text: str) -> tuple[int | None, int]:
     """The offset at which a statement cannot be read any further, and its number of problems."""
     words, origin = lexer().lex(Source("", text), 0, len(text))
-    stop = len(text)
-    if not origin.problems:
-        if not words:  # a comment
-            return None, 0
+    if not origin.problems and words:  # else it is a comment
         try:
             _reduce(statement_parser(), words)
         except UnexpectedToken as error:
-            stop = stop if error.token.type == "$END" else int(error.token.start_pos or 0)
+            stop = len(text) if error.token.type == "$END" else int(error.token.start_pos or 0)
             return stop, 1 + len(origin.problems)
         report_loose(words)
-        if not origin.problems:
-            return None, 0
-    spans = (problem.span for problem in origin.problems)
-    return min((span.start for span in spans if span is not None), default=0), len(origin.problems)
+    if not origin.problems:
+        return None, 0
+    return min((each.span.start for each in origin.problems if each.span is not None), default=0), len(origin.problems)
 
 
 def _reduce(lark: Lark, words: list[Lexeme]) -> Statement:

@@ -96,30 +96,56 @@ def quoted(word: Lexeme) -> str:
     return str(word)[1:-1] if word.type in ("STRING", "BUNDLED") else str(word)
 
 
-@v_args(inline=True)
+spanned = v_args(wrapper=lambda build, _, words, __: build(words[0].span.to(words[-1].span), *words))
+"""Calls the methods of a class of grammar rules with the span of their words, and with the words."""
+
+
+@spanned
 class PredicateRules(Transformer):  # type: ignore[type-arg]
     """The rules of the grammar from ``predicate`` down."""
 
-    def predicate(self, *parts: Any) -> Predicate:
-        return Or(parts[::2], parts[0].span.to(parts[-1].span))
+    def predicate(self, span: Span, *parts: Any) -> Predicate:
+        return Or(parts[::2], span=span)
 
-    def conjunction(self, *parts: Any) -> Predicate:
-        return And(parts[::2], parts[0].span.to(parts[-1].span))
+    def conjunction(self, span: Span, *parts: Any) -> Predicate:
+        return And(parts[::2], span=span)
 
-    def negation(self, *words: Any) -> Predicate:
+    def negation(self, _span: Span, *words: Any) -> Predicate:
         predicate: Predicate = words[-1]
         for word in reversed(words[:-1]):
-            predicate = Not(predicate, word.span.to(predicate.span))
+            predicate = Not(predicate, span=word.span.to(predicate.span))
         return predicate
 
-    def grouped(self, opened: Lexeme, predicate: Predicate, closed: Lexeme) -> Predicate:
-        return evolve(predicate, span=opened.span.to(closed.span))
+    def grouped(self, span: Span, _opened: Lexeme, predicate: Predicate, _closed: Lexeme) -> Predicate:
+        return evolve(predicate, span=span)
 
-    def quantity(self, number: Lexeme, unit: Lexeme | None = None) -> Quantity:
-        return _read_quantity(number, unit)
+    def quantity(self, span: Span, number: Lexeme, unit: Lexeme | None = None) -> Quantity:
+        match = _NUMBER.fullmatch(str(number))
+        if match is None or len(match.group(1)) > 60:
+            number.report("APL016", f"`{str(number)[:40]}` is not a number")
+            return Quantity(0.0, "number", span=span)
+        digits, name = match.groups()
+        plain = Quantity(float(digits), "number", span=span)
+        if unit is not None and name:
+            help = "a figure has one unit: leave out the other"
+            unit.report("APL010", f"`{unit}` cannot follow `{number}`", help=help)
+            return plain
+        name = name or str(unit or "")
+        if plain.value > 1e30:
+            number.report("APL016", f"the number `{number}` is too large")
+        if not name:
+            return plain
+        if name in UNITS:
+            return Quantity(*read(digits, name), span=span)
+        own = (_UNITS_ELSEWHERE[name],) if name in _UNITS_ELSEWHERE else _BARE_UNITS.get(name.upper(), ())
+        meant = own or nearest(name, UNITS)
+        place, before = (span, f"{digits} ") if unit is None else (unit.span, "")
+        fixes = written(place, [f"{before}{each}" for each in meant], near=True)
+        help = did_you_mean(meant) or _UNITS_ARE
+        number.report("APL113", f"there is no unit `{name}`", place, help=help, fixes=fixes)
+        return plain
 
-    def compare(self, subject: Lexeme, sign: Lexeme, value: Quantity) -> Predicate:
-        span = subject.span.to(value.span)
+    def compare(self, span: Span, subject: Lexeme, sign: Lexeme, value: Quantity) -> Predicate:
         name, index = _subject(subject)
         if name in PROPERTIES:
             message = f"`{name}` is compared with a name or a glob, not with a number"
@@ -132,10 +158,9 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
             subject.report("APL206", message, help=help, write=["shape[0]" if name == "shape" else name])
         elif name not in MEASURES:
             _unknown_property(subject)
-        return Compare(name, str(sign), value, index, span)  # type: ignore[arg-type]
+        return Compare(name, str(sign), value, index, span=span)  # type: ignore[arg-type]
 
-    def match(self, subject: Lexeme, sign: Lexeme, value: Lexeme) -> Predicate:
-        span = subject.span.to(value.span)
+    def match(self, span: Span, subject: Lexeme, sign: Lexeme, value: Lexeme) -> Predicate:
         name, _ = _subject(subject)
         if name in MEASURES:
             message = f"`{subject}` is compared with a number, and `{value}` is none"
@@ -145,46 +170,39 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
         elif sign not in ("==", "!="):
             message = f"`{name}` is compared with `==` or `!=` alone"
             subject.report("APL206", message, sign.span, write=["==", "!="])
-        return Match(name, str(sign), quoted(value), span)  # type: ignore[arg-type]
+        return Match(name, str(sign), quoted(value), span=span)  # type: ignore[arg-type]
 
-    def is_kind(self, word: Lexeme, *rest: Lexeme) -> Predicate:
-        kind = rest[-1]
-        predicate = _flag(f"is {kind}", word.span.to(kind.span), word)
-        return Not(predicate, predicate.span) if len(rest) == 2 else predicate
+    def is_kind(self, span: Span, word: Lexeme, *rest: Lexeme) -> Predicate:
+        predicate = self.flag(span, word, rest[-1])
+        return Not(predicate, span=span) if len(rest) == 2 else predicate
 
-    def flag(self, first: Lexeme, second: Lexeme) -> Predicate:
+    def flag(self, span: Span, first: Lexeme, second: Lexeme) -> Predicate:
         if first == "annotated":
-            return self.annotated(first, second)
-        return _flag(f"{first} {second}", first.span.to(second.span), first)
+            return self.annotated(span, first, second)
+        text = f"{first} {second}"
+        if text not in FLAGS:
+            _unknown_flag(text, span, first)
+        return Is(text, span=span)  # type: ignore[arg-type]
 
-    def annotated(self, first: Lexeme, name: Lexeme) -> Predicate:
-        span = first.span.to(name.span)
+    def annotated(self, span: Span, first: Lexeme, name: Lexeme) -> Predicate:
         if first != "annotated":
             _unknown_flag(f"{first} {name}", span, first)
-        return Annotated(quoted(name), span)
+        return Annotated(quoted(name), span=span)
 
-    def crosses_cut(self, first: Lexeme, second: Lexeme, _per: Lexeme, size: Quantity | Lexeme) -> Predicate:
+    def crosses_cut(self, span: Span, first: Lexeme, second: Lexeme, _per: Lexeme, size: Any) -> Predicate:
         if first != "crosses":
             _unknown_flag(f"{first} {second}", first.span.to(second.span), first)
         if isinstance(size, Lexeme) and size != "auto":
             help = "write `auto`, or a size such as `2 GiB`"
             size.report("APL116", f"stages cannot be cut per `{size}`", help=help, write=["auto"])
-        return CrossesCut(None if isinstance(size, Lexeme) else size, first.span.to(size.span))
-
-
-def _flag(text: str, span: Span, word: Lexeme) -> Is:
-    if text not in FLAGS:
-        _unknown_flag(text, span, word)
-    return Is(text, span)  # type: ignore[arg-type]
+        return CrossesCut(None if isinstance(size, Lexeme) else size, span=span)
 
 
 def _unknown_flag(text: str, span: Span, at: Lexeme) -> None:
     kind = text.split()[-1].removesuffix("s")
-    near = (
-        (f"from {kind}",)
-        if f"from {kind}" in FLAGS
-        else nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
-    )
+    near: tuple[str, ...] = (f"from {kind}",)
+    if f"from {kind}" not in FLAGS:
+        near = nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
     help = did_you_mean(_SHOWN.get(word, word) for word in near)
     fixes = written(span, filter(None, (_in_place(word, span) for word in near)), near=True)
     at.report("APL114", f"nodes have no property `{text}`", span, help=help, fixes=fixes)
@@ -205,43 +223,12 @@ def _subject(word: Lexeme) -> tuple[str, int | None]:
 
 
 def _unknown_property(subject: Lexeme) -> None:
-    known = (*MEASURES, *PROPERTIES)
-    name = str(subject).lower()
-    near = (_ELSEWHERE[name],) if name in _ELSEWHERE else nearest(name, known)
-    help = did_you_mean(near) or f"the properties are {', '.join(known)}"
-    if name not in _OPERATORS:
-        subject.report("APL114", f"nodes have no property `{subject}`", help=help, write=near)
-        return
-    help = "an operator stands in place of a property: `save mm`, or joined with `and`"
-    subject.report("APL114", f"nodes have no property `{subject}`", help=help)
-
-
-def _read_quantity(number: Lexeme, unit: Lexeme | None) -> Quantity:
-    span = number.span.to((unit or number).span)
-    match = _NUMBER.fullmatch(str(number))
-    if match is None or len(match.group(1)) > 60:
-        number.report("APL016", f"`{str(number)[:40]}` is not a number")
-        return Quantity(0.0, "number", span)
-    value = float(match.group(1))
-    if unit is not None and match.group(2):
-        unit.report("APL010", f"`{unit}` cannot follow `{number}`", help="a figure has one unit: leave out the other")
-        return Quantity(value, "number", span)
-    name = str(unit) if unit is not None else match.group(2)
-    if value > 1e30:
-        number.report("APL016", f"the number `{number}` is too large")
-    if not name:
-        return Quantity(value, "number", span)
-    if name not in UNITS:
-        own = (_UNITS_ELSEWHERE[name],) if name in _UNITS_ELSEWHERE else _BARE_UNITS.get(name.upper(), ())
-        meant = own or nearest(name, UNITS)
-        digits = "" if unit is not None else match.group(1)
-        help = did_you_mean(meant) or _UNITS_ARE
-        fixes = written(span if unit is None else unit.span, [f"{digits} {each}".strip() for each in meant], near=True)
-        number.report(
-            "APL113", f"there is no unit `{name}`", span if unit is None else unit.span, help=help, fixes=fixes
-        )
-        return Quantity(value, "number", span)
-    return Quantity(*read(match.group(1), name), span)
+    known, name, message = (*MEASURES, *PROPERTIES), subject.lower(), f"nodes have no property `{subject}`"
+    if name in _OPERATORS:
+        help = "an operator stands in place of a property: `save mm`, or joined with `and`"
+        subject.report("APL114", message, help=help)
+    else:
+        subject.misnamed("APL114", message, known, f"the properties are {', '.join(known)}", _ELSEWHERE.get(name))
 
 
 _GLOB_KINDS = frozenset({"NAME", "PATH", "INT", "NUMBER"})
@@ -329,24 +316,22 @@ def fit_predicate(predicate: Predicate, report: Report) -> Predicate:
             return evolve(predicate, value=fit_quantity(predicate.quantity, predicate.value, report))
         case syntax.Match():
             return _fit_match(predicate, report)
+        case syntax.Is() | syntax.Annotated():
+            return predicate
         case syntax.CrossesCut():
-            return predicate if predicate.size is None else evolve(predicate, size=_fit_stage(predicate.size, report))
+            if predicate.size is None:
+                return predicate
+            size = fit_quantity(_CUT, predicate.size, report)
+            if size.dimension == "bytes" and size.value < 1:
+                message = "a stage of less than a byte holds nothing"
+                report(diagnose("APL210", message, size.span, help="write a size such as `2 GiB`"))
+            return evolve(predicate, size=size)
         case syntax.Not():
             return evolve(predicate, predicate=fit_predicate(predicate.predicate, report))
         case syntax.And() | syntax.Or():
             return evolve(predicate, parts=tuple(fit_predicate(part, report) for part in predicate.parts))
-        case syntax.Is() | syntax.Annotated():
-            return predicate
         case _:
             assert_never(predicate)
-
-
-def _fit_stage(size: Quantity, report: Report) -> Quantity:
-    fitted = fit_quantity(_CUT, size, report)
-    if fitted.dimension == "bytes" and fitted.value < 1:
-        message = "a stage of less than a byte holds nothing"
-        report(diagnose("APL210", message, size.span, help="write a size such as `2 GiB`"))
-    return fitted
 
 
 def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
@@ -356,7 +341,10 @@ def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
     if value.dimension in dimensions:
         return value
     if value.dimension == "number" and dimensions[0] == "seconds" and value.value:
-        report(_no_unit(measured, value))
+        written = [f"{value.span.one_line} {unit}" for unit in ("us", "ms", "s")]
+        message = f"`{measured}` is compared with a time, and `{value.span.one_line}` has no unit"
+        help = "write `{}`, `{}` or `{}`".format(*written)
+        report(diagnose("APL211", message, value.span, help=help, write=written))
     if value.dimension == "number":
         return evolve(value, dimension=dimensions[0])
     shares = dimensions == ("bytes", "fraction")
@@ -369,39 +357,27 @@ def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
     return value
 
 
-def _no_unit(measured: str, value: Quantity) -> Diagnostic:
-    written = value.span.one_line
-    help = f"write `{written} us`, `{written} ms` or `{written} s`"
-    message = f"`{measured}` is compared with a time, and `{written}` has no unit"
-    return diagnose("APL211", message, value.span, help=help, write=[f"{written} {unit}" for unit in ("us", "ms", "s")])
-
-
 def check_path_glob(glob: str, span: Span, report: Report) -> None:
     """Report a malformed glob; ``span`` is the phrase that ends with it."""
-    problem = path_glob_problem(glob)
-    if problem:
+    if problem := path_glob_problem(glob):
         report(diagnose("APL112", f"the module path `{glob}` {problem}", last_text(glob, span)))
 
 
 def _fit_match(match: syntax.Match, report: Report) -> syntax.Match:
+    span = last_text(match.pattern, match.span)
     if match.property == "module":
         check_path_glob(match.pattern, match.span, report)
-        return match
-    problem = name_glob_problem(match.pattern)
-    if problem:
-        report(diagnose("APL112", f"the name `{match.pattern}` {problem}", last_text(match.pattern, match.span)))
-        return match
-    return _fit_dtype(match, report) if match.property == "dtype" else match
-
-
-def _fit_dtype(match: syntax.Match, report: Report) -> syntax.Match:
-    pattern = match.pattern.removeprefix("torch.")
-    pattern = ALIASES.get(pattern, pattern)
-    if not any(map(NameGlob(pattern).matches, DTYPES)):
-        message = f"there is no tensor type `{match.pattern}`"
-        near = nearest(pattern, (*DTYPES, *ALIASES))
-        report(diagnose("APL115", message, last_text(match.pattern, match.span), help=did_you_mean(near), write=near))
-    return evolve(match, pattern=pattern)
+    elif problem := name_glob_problem(match.pattern):
+        report(diagnose("APL112", f"the name `{match.pattern}` {problem}", span))
+    elif match.property == "dtype":
+        pattern = match.pattern.removeprefix("torch.")
+        pattern = ALIASES.get(pattern, pattern)
+        if not any(map(NameGlob(pattern).matches, DTYPES)):
+            near = nearest(pattern, (*DTYPES, *ALIASES))
+            message = f"there is no tensor type `{match.pattern}`"
+            report(diagnose("APL115", message, span, help=did_you_mean(near), write=near))
+        return evolve(match, pattern=pattern)
+    return match
 
 
 def last_text(text: str, span: Span) -> Span:

@@ -10,6 +10,7 @@ from attrs import frozen
 from policylang.language.diagnostics import Diagnostic, Span, diagnose
 from policylang.language.globs import is_magic
 from policylang.language.operators import group_names, selector_of_groups
+from policylang.language.shown import joined
 from policylang.language.syntax import Bucket, Intersection, Operator, Rule, Scheduling, Selector
 from policylang.language.walk import parts, walk
 
@@ -30,41 +31,37 @@ _BATCH_NORM = (
 )
 _CROSS_ENTROPY = ("nll_loss_forward", "nll_loss2d_forward", "neg fed by (squeeze fed by gather)")
 
-TRACED_AS: Mapping[str, tuple[str, ...]] = {
+_FORMS: Mapping[str, tuple[str, ...]] = {
     # products
-    **dict.fromkeys(("linear", "dense", "fc", "proj", "projection", "gemm"), _LINEAR),
-    **dict.fromkeys(("matmul", "einsum", "mv", "dot", "tensordot"), ("mm", "addmm", "bmm", "sum fed by mul")),
+    "linear dense fc proj projection gemm": _LINEAR,
+    "matmul einsum mv dot tensordot": ("mm", "addmm", "bmm", "sum fed by mul"),
     # attention
-    **dict.fromkeys(("sdpa", "scaleddotproductattention", "flashattention", "flashattn", "fa"), _ATTENTION),
-    **dict.fromkeys(("attn", "selfattention", "selfattn", "mha", "multiheadattention", "fa2", "fa3"), _ATTENTION),
-    **dict.fromkeys(("attention", "memoryefficientattention", "efficientattention", "sdpaattention"), _ATTENTION),
+    "sdpa scaleddotproductattention flashattention flashattn fa": _ATTENTION,
+    "attn selfattention selfattn mha multiheadattention fa2 fa3": _ATTENTION,
+    "attention memoryefficientattention efficientattention sdpaattention": _ATTENTION,
     "flexattention": ("higher_order.flex_attention",),
     # convolutions and pools
-    **dict.fromkeys(("conv", "conv1d", "conv2d", "conv3d", "convolution"), _CONVOLUTION),
-    **dict.fromkeys(("convtranspose1d", "convtranspose2d", "convtranspose3d", "deconv"), _CONVOLUTION),
-    **dict.fromkeys(("maxpool2d", "maxpool1d", "maxpool"), ("max_pool2d_with_indices", "_low_memory_max_pool*")),
-    **dict.fromkeys(("avgpool1d", "avgpool2d", "avgpool"), ("avg_pool2d",)),
-    **dict.fromkeys(("adaptiveavgpool2d", "adaptiveavgpool1d"), ("_adaptive_avg_pool2d", "mean")),
+    "conv conv1d conv2d conv3d convolution": _CONVOLUTION,
+    "convtranspose1d convtranspose2d convtranspose3d deconv": _CONVOLUTION,
+    "maxpool2d maxpool1d maxpool": ("max_pool2d_with_indices", "_low_memory_max_pool*"),
+    "avgpool1d avgpool2d avgpool": ("avg_pool2d",),
+    "adaptiveavgpool2d adaptiveavgpool1d": ("_adaptive_avg_pool2d", "mean"),
     # norms
-    **dict.fromkeys(("rmsnorm", "t5norm", "llamarmsnorm"), _RMS_NORM),
+    "rmsnorm t5norm llamarmsnorm": _RMS_NORM,
     "layernorm": ("native_layer_norm", *_MEAN_NORM),
     "groupnorm": ("native_group_norm", *_MEAN_NORM),
-    **dict.fromkeys(("batchnorm", "batchnorm1d", "batchnorm2d", "instancenorm"), _BATCH_NORM),
+    "batchnorm batchnorm1d batchnorm2d instancenorm": _BATCH_NORM,
     "norm": ("native_layer_norm", *_RMS_NORM, "linalg_vector_norm"),
     "normalize": ("div fed by (expand fed by clamp_min)",),
     # activations
-    **dict.fromkeys(("silu", "swish", "sigmoidlinearunit"), _SILU),
-    **dict.fromkeys(("gelu", "gelunew", "quickgelu", "gelutanh"), _GELU),
-    **dict.fromkeys(("swiglu", "siluandmul"), ("mul fed by silu", f"mul fed by ({_SIGMOID_PRODUCT})")),
+    "silu swish sigmoidlinearunit": _SILU,
+    "gelu gelunew quickgelu gelutanh": _GELU,
+    "swiglu siluandmul": ("mul fed by silu", f"mul fed by ({_SIGMOID_PRODUCT})"),
     "geglu": ("mul fed by gelu", "mul fed by (mul fed by (add fed by erf))"),
-    **dict.fromkeys(("activation", "act", "actfn", "nonlinearity"), ("activation",)),
-    **dict.fromkeys(("relu6", "hardtanh"), ("hardtanh", "clamp_max fed by clamp_min")),
-    **dict.fromkeys(
-        ("leakyrelu", "prelu"), ("leaky_relu", "_prelu_kernel", "(aten.where fed by gt) and (aten.where fed by mul)")
-    ),
-    **dict.fromkeys(
-        ("elu", "selu", "celu"), ("elu", "celu", "aten.where fed by (mul fed by expm1)", "aten.where fed by expm1")
-    ),
+    "activation act actfn nonlinearity": ("activation",),
+    "relu6 hardtanh": ("hardtanh", "clamp_max fed by clamp_min"),
+    "leakyrelu prelu": ("leaky_relu", "_prelu_kernel", "(aten.where fed by gt) and (aten.where fed by mul)"),
+    "elu selu celu": ("elu", "celu", "aten.where fed by (mul fed by expm1)", "aten.where fed by expm1"),
     "softplus": ("softplus", "aten.where fed by log1p"),
     "mish": ("mish", "mul fed by (tanh fed by aten.where)"),
     "hardswish": ("hardswish", "div fed by (mul fed by clamp_max)"),
@@ -73,36 +70,32 @@ TRACED_AS: Mapping[str, tuple[str, ...]] = {
     "softmax": ("_softmax", "div fed by exp"),
     "logsoftmax": ("_log_softmax", "sub fed by log"),
     "logsumexp": ("logsumexp", "add fed by log"),
-    **dict.fromkeys(
-        ("dropout", "dropout1d", "dropout2d"), ("native_dropout", "bernoulli", "bernoulli_", "mul fed by gt")
-    ),
+    "dropout dropout1d dropout2d": ("native_dropout", "bernoulli", "bernoulli_", "mul fed by gt"),
     # losses
-    **dict.fromkeys(("crossentropy", "crossentropyloss", "nllloss", "ce", "loss"), _CROSS_ENTROPY),
-    **dict.fromkeys(("mseloss", "mse"), ("mse_loss", "mean fed by (pow fed by sub)")),
-    **dict.fromkeys(("l1loss", "mae"), ("mean fed by (abs fed by sub)",)),
-    **dict.fromkeys(
-        ("bcewithlogits", "binarycrossentropywithlogits"),
-        ("binary_cross_entropy_with_logits", "mean fed by (sub fed by sub)"),
-    ),
+    "crossentropy crossentropyloss nllloss ce loss": _CROSS_ENTROPY,
+    "mseloss mse": ("mse_loss", "mean fed by (pow fed by sub)"),
+    "l1loss mae": ("mean fed by (abs fed by sub)",),
+    "bcewithlogits binarycrossentropywithlogits": ("binary_cross_entropy_with_logits", "mean fed by (sub fed by sub)"),
     # lookups, looks and copies
-    **dict.fromkeys(("embedding", "embed", "wte", "tokembeddings"), ("embedding", "index")),
-    **dict.fromkeys(("transpose", "t", "swapaxes", "mT", "permute", "rearrange"), ("permute", "transpose", "t")),
-    **dict.fromkeys(("reshape", "flatten", "unflatten", "viewas"), ("view", "_unsafe_view", "clone")),
+    "embedding embed wte tokembeddings": ("embedding", "index"),
+    "transpose t swapaxes mT permute rearrange": ("permute", "transpose", "t"),
+    "reshape flatten unflatten viewas": ("view", "_unsafe_view", "clone"),
     "contiguous": ("clone",),
-    **dict.fromkeys(("to", "float", "half", "bfloat16", "type", "typeas", "astype"), ("cast",)),
-    **dict.fromkeys(("chunk", "tensorsplit"), ("split", "split_with_sizes")),
-    **dict.fromkeys(("repeatinterleave", "repeatkv", "repeat", "tile"), ("repeat", "clone fed by expand")),
-    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), ("cat", "stack", "clone fed by expand")),
+    "to float half bfloat16 type typeas astype": ("cast",),
+    "chunk tensorsplit": ("split", "split_with_sizes"),
+    "repeatinterleave repeatkv repeat tile": ("repeat", "clone fed by expand"),
+    "cat concat concatenate stack": ("cat", "stack", "clone fed by expand"),
     "maskedfill": ("masked_fill", "aten.where"),
     "indexselect": ("index_select", "index"),
     "rsub": ("rsub", "sub"),
     "square": ("pow",),
-    **dict.fromkeys(("std", "var", "variance"), ("std", "var", "var_mean")),
+    "std var variance": ("std", "var", "var_mean"),
     "allgather": ("all_gather",),
-    **dict.fromkeys(("fsdp", "unshard", "gather_weights"), ("all_gather where from parameter",)),
-    **dict.fromkeys(("rng", "randomops"), ("random",)),
-    **dict.fromkeys(("all", "allops", "alloperators", "anything", "any"), ("everything",)),
+    "fsdp unshard gather_weights": ("all_gather where from parameter",),
+    "rng randomops": ("random",),
+    "all allops alloperators anything any": ("everything",),
 }
+TRACED_AS = {name: forms for names, forms in _FORMS.items() for name in names.split()}
 """By name, without capitals and underscores."""
 
 NEVER_TRACED = frozenset(
@@ -152,7 +145,7 @@ def python_name(text: str) -> str | None:
 
 def traced_texts(name: str) -> tuple[str, ...]:
     """Selectors of the forms in which an operation is traced, the likeliest first."""
-    return TRACED_AS.get(_key(name), ())
+    return TRACED_AS.get(name.replace("_", "").lower(), ())
 
 
 @cache
@@ -171,8 +164,7 @@ def usual_forms(name: str) -> tuple[str, ...]:
 
 def shown_forms(texts: Iterable[str]) -> str:
     """```mm` or `addmm```."""
-    quoted = [f"`{text}`" for text in texts]
-    return " or ".join(filter(None, (", ".join(quoted[:-1]), *quoted[-1:])))
+    return joined([f"`{text}`" for text in texts], "or")
 
 
 _BEFORE_A_SELECTOR = frozenset(("save", "recompute", "offload", "leave", "="))
@@ -196,10 +188,6 @@ def _is_whole(text: str) -> bool:
     return " fed by " not in text
 
 
-def _key(name: str) -> str:
-    return name.replace("_", "").lower()
-
-
 SELDOM_IN_GRAPHS = "APL150"
 OF_BOTH = "APL151"
 
@@ -211,35 +199,21 @@ def doubtful_selectors(rule: Rule | Bucket | Scheduling) -> Iterator[Diagnostic]
         return
     inside = list(walk(rule.selector))
     leaves = [part for part in inside if not parts(part)]
-    names = [leaf for leaf in leaves if isinstance(leaf, Operator)]
-    if len(names) == len(leaves) and all(_is_seldom(name) for name in names):
-        for name in names:
-            texts = usual_forms(name.name)
-            message = f"graphs of a step seldom hold `{name.name}`: it is traced as {shown_forms(texts)}"
+    bare = [leaf.name for leaf in leaves if isinstance(leaf, Operator) and leaf.namespace is leaf.overload is None]
+    if len(bare) == len(leaves) and NEVER_TRACED.issuperset(bare):
+        for name, leaf in zip(bare, leaves, strict=True):
+            texts = usual_forms(name)
+            message = f"graphs of a step seldom hold `{name}`: it is traced as {shown_forms(texts)}"
             if texts == ("everything",):
-                message = f"`{name.name}` is the operator of that name, and every node is `everything`"
-            write = [in_place_of(name.span, texts)]
-            yield diagnose(SELDOM_IN_GRAPHS, message, name.span, help=f"write `{', '.join(texts)}`", write=write)
+                message = f"`{name}` is the operator of that name, and every node is `everything`"
+            write = [in_place_of(leaf.span, texts)]
+            yield diagnose(SELDOM_IN_GRAPHS, message, leaf.span, help=f"write `{', '.join(texts)}`", write=write)
     for part in inside:
-        if isinstance(part, Intersection) and (both := _two_operators(part.left, part.right)):
-            left, right = both
-            yield diagnose(
-                OF_BOTH,
-                f"`{left} and {right}` keeps what is both, and no node is both `{left}` and `{right}`",
-                part.span,
-                help=f"write `{left}, {right}` for the nodes of either",
-                write=[in_place_of(part.span, both)],
-            )
-
-
-def _is_seldom(name: Operator) -> bool:
-    return name.namespace is None and name.overload is None and name.name in NEVER_TRACED
-
-
-def _two_operators(left: Selector, right: Selector) -> tuple[str, str] | None:
-    """The names of two selectors that are an operator each, and not the same one."""
-    if isinstance(left, Operator) and isinstance(right, Operator):
-        if is_magic(left.text + right.text) or left.name == right.name:
-            return None
-        return left.text, right.text
-    return None
+        match part:
+            case Intersection(Operator() as left, Operator() as right):
+                if left.name != right.name and not is_magic(left.text + right.text):
+                    names = left.text, right.text
+                    message = "`{0} and {1}` keeps what is both, and no node is both `{0}` and `{1}`".format(*names)
+                    help = "write `{}, {}` for the nodes of either".format(*names)
+                    write = [in_place_of(part.span, names)]
+                    yield diagnose(OF_BOTH, message, part.span, help=help, write=write)

@@ -83,10 +83,4 @@ def manifest() -> Manifest:
 @cache
 def tagged(tag: str) -> frozenset[str]:
     """The operators, ``aten.mul``, that are ``pointwise``, a ``reduction``, ``random``, a ``view`` or ``compute``."""
-    return frozenset(_tags()[tag])
-
-
-@cache
-def _tags() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = json.loads(data_file("operator_facts.json").read_text(encoding="utf-8"))["facts"]
-    return found
+    return frozenset(json.loads(data_file("operator_facts.json").read_text(encoding="utf-8"))["facts"][tag])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, assert_never
 
 from attrs import evolve, frozen
-from lark import v_args
 
 from policylang.language import syntax
 from policylang.language.diagnostics import Span
@@ -20,6 +20,7 @@ from policylang.language.predicates import (
     position,
     quoted,
     share_of,
+    spanned,
 )
 from policylang.language.syntax import BlockSet, InBlock, InModule, Ordinal, Predicate, Scope, Selector
 from policylang.language.units import decimal_percent
@@ -44,44 +45,48 @@ class _Tail:
     value: Any
     word: Lexeme
     span: Span
-
     is_start: bool = False
 
 
-def union_of(parts: tuple[Selector, ...], span: Span) -> Selector:
+def union_of(parts: Sequence[Selector], span: Span) -> Selector:
     """The union of selectors, flat: no union is directly inside another."""
     flat: list[Selector] = []
     for part in parts:
         flat.extend(part.parts if isinstance(part, syntax.Union) else (part,))
-    return flat[0] if len(flat) == 1 else syntax.Union(tuple(flat), span)
+    return flat[0] if len(flat) == 1 else syntax.Union(tuple(flat), span=span)
 
 
-@v_args(inline=True)
+_JOINED_BY: Mapping[str, Callable[..., Selector]] = {
+    "and": syntax.Intersection,
+    "except": syntax.Difference,
+    "feeding": syntax.Feeding,
+    "fed": partial(syntax.Feeding, reverse=True),
+}
+
+
+@spanned
 class SelectorRules(PredicateRules):
     """The rules of the grammar from ``selector`` down to the predicates."""
 
-    def selector(self, first: SpannedSelector, *rest: Any) -> SpannedSelector:
-        parts = (first, *rest[1::2])
-        span = first.span.to(parts[-1].span)
-        return SpannedSelector(union_of(tuple(part.selector for part in parts), span), span)
+    def selector(self, span: Span, *parts: Any) -> SpannedSelector:
+        return SpannedSelector(union_of([part.selector for part in parts[::2]], span), span)
 
-    def joined(self, first: SpannedSelector, *rest: Any) -> SpannedSelector:
+    def joined(self, whole: Span, first: SpannedSelector, *rest: Any) -> SpannedSelector:
         alternatives, span = [first.selector], first.span
         for joiner, right in zip(rest[::2], rest[1::2], strict=True):
             span = first.span.to(right.span)
             if joiner == "or":
                 alternatives.append(right.selector)
             else:
-                alternatives = [_join(joiner, union_of(tuple(alternatives), span), right.selector, span)]
-        return SpannedSelector(union_of(tuple(alternatives), span), span)
+                alternatives = [_JOINED_BY[joiner](union_of(alternatives, span), right.selector, span=span)]
+        return SpannedSelector(union_of(alternatives, span), whole)
 
-    def joiner(self, word: Lexeme, *_by: Lexeme) -> str:
+    def joiner(self, _span: Span, word: Lexeme, *_by: Lexeme) -> str:
         return str(word)
 
-    def phrase(self, *parts: Any) -> SpannedSelector:
+    def phrase(self, whole: Span, *parts: Any) -> SpannedSelector:
         at = next(index for index, part in enumerate(parts) if isinstance(part, SpannedSelector))
         atom: SpannedSelector = parts[at]
-        end = parts[-1].span
         selector = atom.selector
         tails = [part for part in parts if isinstance(part, _Tail)]
         scopes = [tail for tail in tails if not tail.is_start]
@@ -94,106 +99,89 @@ class SelectorRules(PredicateRules):
                 scope = scopes.pop(0).value if scopes and isinstance(scopes[0].value, Scope) else None
                 start = starts.pop(0).value if prefix.kind == "every" and starts else None
                 prefix = evolve(prefix, scope=scope, start=start)
-            selector = evolve(prefix, selector=selector, span=prefix.span.to(end))
+            selector = evolve(prefix, selector=selector, span=prefix.span.to(whole))
         for per in scopes:
             per.word.origin.loose.append((per.value, per.span))
         for unused in starts:
             unused.word.report("APL014", f"`{unused.span.text}` has no `every 2nd` of its own before it", unused.span)
-        return SpannedSelector(selector, parts[0].span.to(end))
+        return SpannedSelector(selector, whole)
 
     # --- prefixes ---
 
-    def first_last(self, word: Any, count: Lexeme | None = None) -> Ordinal:
-        n = 1 if count is None else position(count)
-        return Ordinal(word.value, n, _OPEN, span=word.span.to((count or word).span))
+    def first_last(self, span: Span, word: Any, count: Lexeme | None = None) -> Ordinal:
+        return Ordinal(word.value, 1 if count is None else position(count), _OPEN, span=span)
 
-    def nth(self, word: Lexeme) -> Ordinal:
-        return Ordinal("nth", position(word), _OPEN, span=word.span)
+    def nth(self, span: Span, word: Lexeme) -> Ordinal:
+        return Ordinal("nth", position(word), _OPEN, span=span)
 
-    def every(self, word: Lexeme) -> Ordinal:
-        return Ordinal("every", position(word), _OPEN, span=word.span)
+    def every(self, span: Span, word: Lexeme) -> Ordinal:
+        return Ordinal("every", position(word), _OPEN, span=span)
 
-    def step(self, word: Any, of: Lexeme) -> syntax.Step:
-        return syntax.Step(word.value, _OPEN, word.span.to(of.span))
+    def step(self, span: Span, word: Any, _of: Lexeme) -> syntax.Step:
+        return syntax.Step(word.value, _OPEN, span=span)
 
-    def chain(self, word: Lexeme, where: Any) -> syntax.Chain:
-        return syntax.Chain(where.value, _OPEN, word.span.to(where.span))
+    def chain(self, span: Span, _word: Lexeme, where: Any) -> syntax.Chain:
+        return syntax.Chain(where.value, _OPEN, span=span)
 
-    def atom(self, *words: Any) -> SpannedSelector:
-        if len(words) == 3:
-            return SpannedSelector(words[1].selector, words[0].span.to(words[2].span))
-        word: Lexeme = words[0]
-        span = word.span
-        everything = word.type == "EVERYTHING"
-        return SpannedSelector(syntax.Everything(span) if everything else syntax.Word(str(word), span), span)
+    def atom(self, span: Span, word: Lexeme, inside: Any = None, _closed: Lexeme | None = None) -> SpannedSelector:
+        if inside is not None:
+            return SpannedSelector(inside.selector, span)
+        if word.type == "EVERYTHING":
+            return SpannedSelector(syntax.Everything(span=span), span)
+        return SpannedSelector(syntax.Word(str(word), span=span), span)
 
     # --- postfixes ---
 
-    def within(self, word: Lexeme, place: InModule | InBlock) -> Selector:
-        return evolve(place, outside=word == "outside", span=word.span.to(place.span))
+    def within(self, span: Span, word: Lexeme, place: InModule | InBlock) -> Selector:
+        return evolve(place, outside=word == "outside", span=span)
 
-    def where(self, word: Lexeme, predicate: Predicate) -> Selector:
-        return syntax.Where(_OPEN, predicate, word.span.to(predicate.span))
+    def where(self, span: Span, _word: Lexeme, predicate: Predicate) -> Selector:
+        return syntax.Where(_OPEN, predicate, span=span)
 
-    def chain_of(self, word: Lexeme, cut: Any = None, marker: SpannedSelector | None = None) -> Selector:
-        if marker is None:
-            return syntax.ChainOf(_OPEN, span=word.span)
-        return syntax.ChainOf(_OPEN, cut.value, marker.selector, word.span.to(marker.span))
+    def chain_of(self, span: Span, _word: Lexeme, *cut: Any) -> Selector:
+        side, marker = (cut[0].value, cut[1].selector) if cut else (None, None)
+        return syntax.ChainOf(_OPEN, side, marker, span=span)
 
-    def per(self, word: Lexeme, scope: Lexeme) -> _Tail:
-        return _Tail(Scope(str(scope)), word, word.span.to(scope.span))
+    def per(self, span: Span, word: Lexeme, scope: Lexeme) -> _Tail:
+        return _Tail(Scope(str(scope)), word, span)
 
-    def per_blocks(self, word: Lexeme, number: Lexeme, blocks: Lexeme) -> _Tail:
-        return _Tail(position(number), word, word.span.to(blocks.span))
+    def per_blocks(self, span: Span, word: Lexeme, number: Lexeme, _blocks: Lexeme) -> _Tail:
+        return _Tail(position(number), word, span)
 
-    def start_at(self, word: Lexeme, ordinal: Lexeme) -> _Tail:
-        return _Tail(position(ordinal), word, word.span.to(ordinal.span), is_start=True)
+    def start_at(self, span: Span, word: Lexeme, ordinal: Lexeme) -> _Tail:
+        return _Tail(position(ordinal), word, span, is_start=True)
 
     # --- places ---
 
-    def in_module(self, glob: Lexeme) -> InModule:
-        return InModule(_OPEN, quoted(glob), False, glob.span)
+    def in_module(self, span: Span, glob: Lexeme) -> InModule:
+        return InModule(_OPEN, quoted(glob), False, span=span)
 
-    def in_block(self, word: Lexeme, number: Lexeme | None = None) -> InBlock:
-        if number is None:
-            return _in_blocks(BlockSet("any"), word)
-        low = integer(number)
-        return _in_blocks(BlockSet("range", low=low, high=low), number)
+    def in_block(self, span: Span, _word: Lexeme, number: Lexeme | None = None) -> InBlock:
+        at = None if number is None else integer(number)
+        return InBlock(_OPEN, BlockSet("any") if at is None else BlockSet("range", low=at, high=at), False, span=span)
 
-    def in_blocks(self, word: Lexeme, numbers: Lexeme | None = None) -> InBlock:
+    def in_blocks(self, span: Span, _word: Lexeme, numbers: Lexeme | None = None) -> InBlock:
         if numbers is None:
-            return _in_blocks(BlockSet("any"), word)
+            return InBlock(_OPEN, BlockSet("any"), False, span=span)
         low, high = (integer(numbers, text) for text in str(numbers).split(".."))
         if low > high:
             numbers.report("APL205", f"the range `{numbers}` runs backwards", write=[f"{high}..{low}"])
-        return _in_blocks(BlockSet("range", low=low, high=high), numbers)
+        return InBlock(_OPEN, BlockSet("range", low=low, high=high), False, span=span)
 
-    def in_first_last(self, word: Any, *rest: Lexeme) -> InBlock:
-        return _in_blocks(BlockSet(word.value, n=position(rest[0]) if len(rest) == 2 else 1), rest[-1])
+    def in_first_last(self, span: Span, word: Any, *rest: Lexeme) -> InBlock:
+        return InBlock(_OPEN, BlockSet(word.value, n=position(rest[0]) if len(rest) == 2 else 1), False, span=span)
 
-    def in_share(self, word: Any, *rest: Lexeme) -> InBlock:
+    def in_share(self, span: Span, word: Any, *rest: Lexeme) -> InBlock:
         share = Fraction(1, 2) if rest[0].type == "HALF_OF" else share_of(rest[0], rest[0].span.to(rest[1].span))
-        return _in_blocks(BlockSet(word.value, share=share), rest[-1])
+        return InBlock(_OPEN, BlockSet(word.value, share=share), False, span=span)
 
-    def in_every(self, word: Lexeme, *rest: Lexeme) -> InBlock:
+    def in_every(self, span: Span, word: Lexeme, _blocks: Lexeme, *start: Lexeme) -> InBlock:
         n = position(word)
-        return _in_blocks(BlockSet("every", n=n, start=position(rest[2]) if len(rest) == 3 else n), rest[-1])
+        return InBlock(_OPEN, BlockSet("every", n=n, start=position(start[1]) if start else n), False, span=span)
 
-    def in_nth(self, word: Lexeme, block: Lexeme) -> InBlock:
+    def in_nth(self, span: Span, word: Lexeme, _block: Lexeme) -> InBlock:
         at = position(word) - 1
-        return _in_blocks(BlockSet("range", low=at, high=at), block)
-
-
-def _in_blocks(which: BlockSet, end: Lexeme) -> InBlock:
-    return InBlock(_OPEN, which, False, end.span)
-
-
-def _join(joiner: str, left: Selector, right: Selector, span: Span) -> Selector:
-    if joiner == "and":
-        return syntax.Intersection(left, right, span)
-    if joiner == "except":
-        return syntax.Difference(left, right, span)
-    return syntax.Feeding(left, right, joiner == "fed", span)
+        return InBlock(_OPEN, BlockSet("range", low=at, high=at), False, span=span)
 
 
 _LOOSE, _JOINED, _PHRASE, _FILTERED, _ATOM = range(5)
@@ -216,10 +204,6 @@ class _Wording:
     @property
     def text(self) -> str:
         return " ".join((self.words, *self.tail))
-
-    @property
-    def ends_open(self) -> bool:
-        return self.open and not self.tail
 
     def at(self, level: int) -> _Wording:
         """Adds parentheses unless it binds tightly enough."""
@@ -262,7 +246,10 @@ def _one(selector: Selector, inner: list[_Wording]) -> _Wording:
         case syntax.Union():
             return _Wording(", ".join(part.at(_JOINED).text for part in inner), _LOOSE)
         case syntax.Intersection() | syntax.Difference() | syntax.Feeding():
-            return _join_texts(inner[0], words, inner[1])
+            first, last = inner[0].at(_JOINED), inner[1].at(_PHRASE)
+            if first.open and not first.tail and words == "and":
+                first = first.at(_ATOM)
+            return _Wording(f"{first.text} {words} {last.text}", _JOINED, open=last.open and not last.tail)
         case Ordinal():
             return _ordinal(selector, words, inner[0])
         case syntax.Step() | syntax.Chain():
@@ -271,27 +258,11 @@ def _one(selector: Selector, inner: list[_Wording]) -> _Wording:
         case InModule() | InBlock() | syntax.Where() | syntax.ChainOf():
             marker = [part.at(_ATOM).text for part in inner[1:]]
             text = " ".join((inner[0].at(_FILTERED).words, words, *marker))
-            is_open = isinstance(selector, syntax.Where)
-            return _Wording(text, _FILTERED, unstarted=_takes_a_start(selector), open=is_open)
+            which = selector.which if isinstance(selector, InBlock) else None
+            takes_start = which is not None and which.kind == "every" and which.start == which.n  # a `from` behind it
+            return _Wording(text, _FILTERED, unstarted=takes_start, open=isinstance(selector, syntax.Where))
         case _:
             assert_never(selector)
-
-
-def _takes_a_start(selector: Selector) -> bool:
-    """``in every 2nd block`` takes a ``from`` that follows as its own."""
-    return (
-        isinstance(selector, syntax.InBlock)
-        and selector.which.kind == "every"
-        and selector.which.start == selector.which.n
-    )
-
-
-def _join_texts(left: _Wording, word: str, right: _Wording) -> _Wording:
-    first = left.at(_JOINED)
-    if first.ends_open and word == "and":
-        first = first.at(_ATOM)
-    last = right.at(_PHRASE)
-    return _Wording(f"{first.text} {word} {last.text}", _JOINED, open=last.ends_open)
 
 
 def _ordinal(ordinal: Ordinal, words: str, inner: _Wording) -> _Wording:
@@ -299,14 +270,14 @@ def _ordinal(ordinal: Ordinal, words: str, inner: _Wording) -> _Wording:
     scope, start = ordinal.scope, ordinal.start
     if (scope is not None and within.unscoped) or (start is not None and within.unstarted):
         within = within.at(_ATOM)
-    tail = list(within.tail)
-    if start is not None:
-        tail.append(f"from {nth(start)}")
-    if scope is not None:
-        tail.append(f"per {scope.value}")
-    unstarted = within.unstarted or (ordinal.kind == "every" and start is None)
+    own = (None if start is None else f"from {nth(start)}", None if scope is None else f"per {scope.value}")
     return _Wording(
-        f"{words} {within.words}", _PHRASE, tuple(tail), within.unscoped or scope is None, unstarted, within.open
+        f"{words} {within.words}",
+        _PHRASE,
+        (*within.tail, *(each for each in own if each is not None)),
+        unscoped=within.unscoped or scope is None,
+        unstarted=within.unstarted or (ordinal.kind == "every" and start is None),
+        open=within.open,
     )
 
 
@@ -340,15 +311,11 @@ def _block_set_words(which: BlockSet) -> str:
             return f"every {nth(which.n)} block{start}"
         case "first" | "last":
             if which.share is not None:
-                return f"{which.kind} {_share_words(which.share)} of blocks"
+                half = which.share == Fraction(1, 2)  # other shares are written in decimals, so they have an end
+                return f"{which.kind} {'half' if half else f'{decimal_percent(which.share)}%'} of blocks"
             return f"{which.kind} block" if which.n == 1 else f"{which.kind} {which.n} blocks"
         case _:
             assert_never(which.kind)
-
-
-def _share_words(share: Fraction) -> str:
-    """``half``, ``25%``, ``12.5%``: a share is written in decimals, so it has an end."""
-    return "half" if share == Fraction(1, 2) else f"{decimal_percent(share)}%"
 
 
 def nth(number: int) -> str:

@@ -85,11 +85,7 @@ def nearest(word: str, known: Iterable[str], *, limit: int = 3) -> tuple[str, ..
 def did_you_mean(words: Iterable[str]) -> str | None:
     """The help line for some nearest words; None where there are none."""
     quoted = [f"`{word}`" for word in words]
-    if not quoted:
-        return None
-    if len(quoted) == 1:
-        return f"did you mean {quoted[0]}?"
-    return f"did you mean {', '.join(quoted[:-1])} or {quoted[-1]}?"
+    return f"did you mean {joined(quoted, 'or')}?" if quoted else None
 
 
 def _distance(left: str, right: str, bound: int) -> int:
@@ -167,9 +163,9 @@ def listed(names: Sequence[str], most: int, total: int | None = None) -> str:
     return ", ".join((*names[:most], *([f"and {more:,} more"] if more > 0 else ())))
 
 
-def joined(names: Sequence[str]) -> str:
+def joined(names: Sequence[str], word: str = "and") -> str:
     """``a, b and c``."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    return f" {word} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def folded_names(names: Sequence[str]) -> str:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any, ClassVar, get_args, get_type_hints
 
 from attrs import evolve, frozen
-from lark import v_args
 
 from policylang.language import syntax
-from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import (
     Diagnostic,
     Fix,
@@ -39,6 +37,7 @@ from policylang.language.predicates import (
     last_text,
     quantity_text,
     quoted,
+    spanned,
 )
 from policylang.language.selectors import SelectorRules, SpannedSelector, format_counted, format_picked, format_selector
 from policylang.language.shown import did_you_mean, nearest
@@ -57,7 +56,7 @@ OUTCOMES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectFate)["fate"])
 MissingRow = tuple[str, str, str, str | None]
 """The last word and the terminals that the parser accepts there (a minus: does not accept); then the name of what has
 to follow, and an example."""
-KINDS: list[type[StatementKind]] = []
+KINDS: list[StatementKind] = []
 """Every kind of statement, in the order of the grammar."""
 
 
@@ -75,35 +74,23 @@ class StatementKind:
     closing: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Words that it has behind one terminal, and that are names everywhere else."""
     build: ClassVar[Callable[..., Any]]
-    """Makes the statement from the parts of its rule; reports mistakes to the origin of the words."""
+    """Makes the statement from its span and the parts of its rule, without an `optional` before them; reports mistakes
+    to the origin of the words."""
 
     def __init_subclass__(cls) -> None:
-        KINDS.append(cls)
+        KINDS.append(cls())
 
-    @classmethod
-    def terminal(cls) -> str:
+    def terminal(self) -> str:
         """The terminal of the words that open it."""
-        return cls.opener.upper().replace(" ", "_")
+        return self.opener.upper().replace(" ", "_")
 
-    @staticmethod
-    def check(statement: Any) -> Iterator[Diagnostic]:
+    def check(self, statement: Any) -> Iterator[Diagnostic]:
         """What is wrong with a statement whatever its names mean."""
         yield from ()
 
-    @staticmethod
-    def text(statement: Any) -> str:
-        """The canonical text."""
+    def text(self, statement: Any) -> str:
+        """The canonical text, without an `optional` before it."""
         raise TypeError(f"a {type(statement).__name__} is no part of a resolved policy")
-
-
-def opened(words: Sequence[Any]) -> tuple[Lexeme, Sequence[Any], bool]:
-    """The first word of a statement, those after its verb, and whether it may find nothing."""
-    optional = words[0].type == "OPTIONAL"
-    return words[0], words[1 + optional :], optional
-
-
-def _optional(statement: Any) -> str:
-    return "optional " if statement.optional else ""
 
 
 # --- what a policy is made of ----------------------------------------------------------------------------------
@@ -112,9 +99,8 @@ def _optional(statement: Any) -> str:
 class PolicyNameKind(StatementKind):
     made, rule, opener = syntax.PolicyName, "policy", "policy"
 
-    @staticmethod
-    def build(word: Lexeme, name: Lexeme) -> syntax.PolicyName:
-        return syntax.PolicyName(str(name), word.span.to(name.span))
+    def build(self, span: Span, _word: Lexeme, name: Lexeme) -> syntax.PolicyName:
+        return syntax.PolicyName(str(name), span=span)
 
 
 class RequiresKind(StatementKind):
@@ -125,14 +111,12 @@ class RequiresKind(StatementKind):
         ("", "", "`policylang`", "such as `requires policylang >= 0.2`"),
     )
 
-    @staticmethod
-    def build(word: Lexeme, name: Lexeme, sign: Lexeme, version: Lexeme) -> syntax.Requires:
+    def build(self, span: Span, _word: Lexeme, name: Lexeme, sign: Lexeme, version: Lexeme) -> syntax.Requires:
         if name != "policylang":
             name.report("APL116", f"a policy can require `policylang` alone, not `{name}`")
-        return syntax.Requires(str(sign), str(version), word.span.to(version.span))  # type: ignore[arg-type]
+        return syntax.Requires(str(sign), str(version), span=span)  # type: ignore[arg-type]
 
-    @staticmethod
-    def check(requires: syntax.Requires) -> Iterator[Diagnostic]:
+    def check(self, requires: syntax.Requires) -> Iterator[Diagnostic]:
         parts = requires.version.split(".")
         if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
             message, help = f"`{requires.version}` is not a version", "a version is written as `0.2`"
@@ -149,44 +133,38 @@ class RequiresKind(StatementKind):
 class IncludeKind(StatementKind):
     made, rule, opener = syntax.Include, "include", "include"
 
-    @staticmethod
-    def build(word: Lexeme, target: Lexeme) -> syntax.Include:
-        return syntax.Include(quoted(target), target.type == "BUNDLED", word.span.to(target.span))
+    def build(self, span: Span, _word: Lexeme, target: Lexeme) -> syntax.Include:
+        return syntax.Include(quoted(target), target.type == "BUNDLED", span=span)
 
 
 class DeviceKind(StatementKind):
     made, rule, opener = syntax.Device, "device", "device"
     missing = (("DEVICE", "", "a device profile", 'such as `h100-sxm`, or a file, `"cluster.toml"`'),)
 
-    @staticmethod
-    def build(word: Lexeme, target: Lexeme) -> syntax.Device:
+    def build(self, span: Span, _word: Lexeme, target: Lexeme) -> syntax.Device:
         if target.type != "STRING" and (not re.fullmatch(r"\w[\w.+-]*", target) or target.endswith(".toml")):
             message, good = "the file of a device profile stands in quotes", f'"{target}"'
             target.report("APL116", message, help=f"write `{good}`", write=[good])
-        return syntax.Device(quoted(target), word.span.to(target.span))
+        return syntax.Device(quoted(target), span=span)
 
 
 class LetKind(StatementKind):
     made, rule, opener = syntax.Let, "let", "let"
 
-    @staticmethod
-    def build(word: Lexeme, name: Lexeme, _equals: Lexeme, selector: SpannedSelector) -> syntax.Let:
-        return syntax.Let(str(name), selector.selector, word.span.to(selector.span))
+    def build(self, span: Span, _word: Lexeme, name: Lexeme, _equals: Lexeme, selector: SpannedSelector) -> syntax.Let:
+        return syntax.Let(str(name), selector.selector, span=span)
 
-    @staticmethod
-    def text(let: Let) -> str:
+    def text(self, let: Let) -> str:
         return f"let {let.name} = {format_selector(let.selector)}"
 
 
 class BlocksKind(StatementKind):
     made, rule, opener = syntax.Blocks, "blocks", "blocks"
 
-    @staticmethod
-    def build(word: Lexeme, glob: Lexeme) -> syntax.Blocks:
-        return syntax.Blocks(quoted(glob), word.span.to(glob.span))
+    def build(self, span: Span, _word: Lexeme, glob: Lexeme) -> syntax.Blocks:
+        return syntax.Blocks(quoted(glob), span=span)
 
-    @staticmethod
-    def text(blocks: syntax.Blocks) -> str:
+    def text(self, blocks: syntax.Blocks) -> str:
         return f"blocks {format_glob(blocks.glob)}"
 
 
@@ -199,18 +177,14 @@ class UndecidedKind(StatementKind):
         **dict.fromkeys(("default", "none", "min_cut", "mincut", "partitioner", "torch", "inductor", "leave"), "auto"),
     }
 
-    @classmethod
-    def build(cls, word: Lexeme, _arrow: Lexeme, fate: Lexeme) -> syntax.Undecided:
+    def build(self, span: Span, _word: Lexeme, _arrow: Lexeme, fate: Lexeme) -> syntax.Undecided:
         if fate not in FATES:
-            near = cls.elsewhere.get(str(fate).lower())
-            meant = (near,) if near else nearest(str(fate), FATES)
-            help = did_you_mean(meant) or "it is one of `auto`, `save`, `recompute`"
             message = f"values that no rule decides cannot be left to `{fate}`"
-            fate.report("APL116", message, fate.span, help=help, write=meant)
-        return syntax.Undecided(str(fate), word.span.to(fate.span))  # type: ignore[arg-type]
+            otherwise = "it is one of `auto`, `save`, `recompute`"
+            fate.misnamed("APL116", message, FATES, otherwise, self.elsewhere.get(fate.lower()))
+        return syntax.Undecided(str(fate), span=span)  # type: ignore[arg-type]
 
-    @staticmethod
-    def text(undecided: syntax.Undecided) -> str:
+    def text(self, undecided: syntax.Undecided) -> str:
         return f"undecided -> {undecided.fate}"
 
 
@@ -220,8 +194,7 @@ class UndecidedKind(StatementKind):
 class RuleKind(StatementKind):
     made, rule = Rule, "rule"
 
-    @staticmethod
-    def build(*parts: Any) -> Rule:
+    def build(self, span: Span, *parts: Any) -> Rule:
         words = [part for part in parts if isinstance(part, Lexeme)]
         selector = next(part for part in parts if isinstance(part, SpannedSelector))
         modifiers = [word for word in words if word.type in ("OPTIONAL", "OVERRIDE")]
@@ -232,10 +205,7 @@ class RuleKind(StatementKind):
                 fixes = [Fix("leave it out", (TextChange(Span(word.span.source, word.span.start, end), ""),))]
                 word.report("APL209", f"`{word}` stands before this rule twice", fixes=fixes)
         if verb not in ACTIONS:
-            near = nearest(str(verb), ACTIONS)
-            help = did_you_mean(near) or f"the actions are {', '.join(ACTIONS)}"
-            verb.report("APL013", f"`{verb}` is not an action", help=help, write=near)
-        span = parts[0].span.to(parts[-1].span)
+            verb.misnamed("APL013", f"`{verb}` is not an action", ACTIONS, f"the actions are {', '.join(ACTIONS)}")
         names = [str(word) for word in modifiers]
         action = ACTIONS.get(verb, Action.LEAVE)
         budget = next((part for part in parts if isinstance(part, Quantity)), None)
@@ -243,13 +213,11 @@ class RuleKind(StatementKind):
             message = f"`{verb}` has no budget: only what is offloaded can be limited"
             fixes = [left_out(budget.span), *written(verb.span, ["offload"], is_choice=True)]
             verb.report("APL116", message, budget.span, help="leave it out, or write `offload`", fixes=fixes)
-        return Rule(action, selector.selector, "optional" in names, "override" in names, span, budget)
+        return Rule(action, selector.selector, "optional" in names, "override" in names, budget, span=span)
 
-    @staticmethod
-    def text(rule: Rule) -> str:
-        modifiers = [word for word, said in (("optional", rule.optional), ("override", rule.override)) if said]
-        limit = [] if rule.budget is None else [f"up to {quantity_text(rule.budget)} per rank"]
-        return " ".join((*modifiers, rule.action.word, format_selector(rule.selector), *limit))
+    def text(self, rule: Rule) -> str:
+        limit = "" if rule.budget is None else f" up to {quantity_text(rule.budget)} per rank"
+        return f"{'override ' if rule.override else ''}{rule.action.word} {format_selector(rule.selector)}{limit}"
 
 
 # --- changes of the graph's structure ---------------------------------------------------------------------------
@@ -267,26 +235,21 @@ class FuseKind(StatementKind):
         "all_gather": "all_gather", "allgather": "all_gather", "reduce_scatter": "reduce_scatter",
     }  # fmt: skip
 
-    @classmethod
-    def build(cls, *words: Lexeme) -> syntax.Fuse:
-        word, (collective, chains, *rest), optional = opened(words)
-        if collective not in cls.collectives:
-            near = nearest(str(collective), cls.collectives)
-            help = did_you_mean(near) or "chains of `all_gather` or `reduce_scatter` are"
+    def build(self, span: Span, _word: Lexeme, collective: Lexeme, chains: Lexeme, *rest: Lexeme) -> syntax.Fuse:
+        if collective not in self.collectives:
             message = f"chains of `{collective}` cannot be fused"
-            collective.report("APL116", message, help=help, write=near)
+            otherwise = "chains of `all_gather` or `reduce_scatter` are"
+            collective.misnamed("APL116", message, self.collectives, otherwise)
         if chains != "chains":
             message = f"`fuse {collective}` is followed by `chains`, not by `{chains}`"
             chains.report("APL010", message, help="write `chains`", write=["chains"])
-        end = rest[-1] if rest else chains
         dims = tuple(str(dim) for dim in rest[1::2])
-        known = cls.collectives.get(collective, "all_gather")
-        return syntax.Fuse(known, dims, optional, word.span.to(end.span))  # type: ignore[arg-type]
+        known = self.collectives.get(collective, "all_gather")
+        return syntax.Fuse(known, dims, span=span)  # type: ignore[arg-type]
 
-    @staticmethod
-    def text(fuse: syntax.Fuse) -> str:
+    def text(self, fuse: syntax.Fuse) -> str:
         over = f" over {', '.join(fuse.dims)}" if fuse.dims else ""
-        return f"{_optional(fuse)}fuse {fuse.collective} chains{over}"
+        return f"fuse {fuse.collective} chains{over}"
 
 
 class CollapseKind(StatementKind):
@@ -294,17 +257,14 @@ class CollapseKind(StatementKind):
     closing = (("COLLAPSE", "round_trips"),)
     missing = (("", "", "`round_trips`", None),)
 
-    @staticmethod
-    def build(*words: Lexeme) -> syntax.Collapse:
-        word, (what,), optional = opened(words)
+    def build(self, span: Span, _word: Lexeme, what: Lexeme) -> syntax.Collapse:
         if what != "round_trips":
             message = f"`{what}` cannot be collapsed"
             what.report("APL116", message, help="write `collapse round_trips`", write=["round_trips"])
-        return syntax.Collapse(optional, word.span.to(what.span))
+        return syntax.Collapse(span=span)
 
-    @staticmethod
-    def text(collapse: syntax.Collapse) -> str:
-        return f"{_optional(collapse)}collapse round_trips"
+    def text(self, collapse: syntax.Collapse) -> str:
+        return "collapse round_trips"
 
 
 # --- collectives: which become one, and when they run ------------------------------------------------------------
@@ -319,17 +279,15 @@ class BucketKind(StatementKind):
     made, rule, opener, is_scheduling = syntax.Bucket, "bucket", "bucket", True
     missing = (_OF_COLLECTIVES, ("UP_TO", "INT", "a size", "such as `up to 256 MiB`"))
 
-    @staticmethod
-    def build(*words: Any) -> syntax.Bucket:
-        word, rest, optional = opened(words)
-        selector: SpannedSelector = rest[0]
+    def build(self, span: Span, word: Lexeme, selector: SpannedSelector, size: Quantity | None = None) -> syntax.Bucket:
         loose, blocks = word.origin.loose, None
-        if loose and loose[-1][1].end == selector.span.end and loose[-1][0] in (Scope.BLOCK, *_numbers(loose)):
-            blocks = 1 if (per := loose.pop()[0]) is Scope.BLOCK else int(per)  # type: ignore[arg-type]
-        size: Quantity | None = rest[1] if len(rest) > 1 else None
-        end = selector.span if size is None else size.span
-        span = word.span.to(end)
-        if blocks is None and (taken := _taken_at_end(selector)) is not None:
+        per = loose[-1][0] if loose and loose[-1][1].end == selector.span.end else None
+        if per is Scope.BLOCK or isinstance(per, int):
+            loose.pop()
+            blocks = 1 if per is Scope.BLOCK else int(per)
+        positions = (part for part in walk(selector.selector) if isinstance(part, syntax.Ordinal))
+        ends = (each.scope for each in positions if each.span.end == selector.span.end)  # outside parentheses
+        if blocks is None and (taken := next(filter(None, ends), None)) is not None:
             message = f"`per {taken.value}` counts within the selector here, and says nothing of a bucket"
             help = f"write `({selector.span.one_line})`, and behind it what goes into one bucket"
             word.report("APL014", message, selector.span, help=help)
@@ -338,17 +296,15 @@ class BucketKind(StatementKind):
             said = evolve(inserted(span, "per block"), is_choice=True)
             message = "this does not say how much goes into one bucket"
             word.report("APL116", message, span, help=help, fixes=[said])
-        return syntax.Bucket(selector.selector, blocks, size, optional, span)
+        return syntax.Bucket(selector.selector, blocks, size, span=span)
 
-    @staticmethod
-    def check(bucket: syntax.Bucket) -> Iterator[Diagnostic]:
+    def check(self, bucket: syntax.Bucket) -> Iterator[Diagnostic]:
         return _of_nothing(bucket.size, "in one bucket", "256 MiB")
 
-    @staticmethod
-    def text(bucket: syntax.Bucket) -> str:
+    def text(self, bucket: syntax.Bucket) -> str:
         per = {None: "", 1: " per block"}.get(bucket.blocks, f" per {bucket.blocks} blocks")
         limit = "" if bucket.size is None else f" up to {quantity_text(bucket.size)}"
-        return f"{_optional(bucket)}bucket {format_picked(bucket.selector)}{per}{limit}"
+        return f"bucket {format_picked(bucket.selector)}{per}{limit}"
 
 
 class PrefetchKind(StatementKind):
@@ -361,17 +317,16 @@ class PrefetchKind(StatementKind):
         ("", "INT -STRING -BLOCK -COMPARISON", "how many blocks ahead", _AHEAD),
     )
 
-    @staticmethod
-    def build(*words: Any) -> syntax.Prefetch:
-        word, (selector, number, _, ahead), optional = opened(words)
+    def build(
+        self, span: Span, _word: Lexeme, selector: SpannedSelector, number: Lexeme, _block: Lexeme, ahead: Lexeme
+    ) -> syntax.Prefetch:
         if ahead != "ahead":
             message = f"a prefetch is so many blocks `ahead`, not `{ahead}`"
             ahead.report("APL010", message, help="write `ahead`", write=["ahead"])
-        return syntax.Prefetch(selector.selector, _distance(number), optional, word.span.to(ahead.span))
+        return syntax.Prefetch(selector.selector, _distance(number), span=span)
 
-    @staticmethod
-    def text(prefetch: syntax.Prefetch) -> str:
-        return f"{_optional(prefetch)}prefetch {format_picked(prefetch.selector)} {_blocks(prefetch.blocks)} ahead"
+    def text(self, prefetch: syntax.Prefetch) -> str:
+        return f"prefetch {format_picked(prefetch.selector)} {_blocks(prefetch.blocks)} ahead"
 
 
 class DelayKind(StatementKind):
@@ -381,14 +336,13 @@ class DelayKind(StatementKind):
         ("", "INT -STRING -BLOCK -COMPARISON", "how many blocks later", "such as `delay reduce_scatter 1 block`"),
     )
 
-    @staticmethod
-    def build(*words: Any) -> syntax.Delay:
-        word, (selector, number, block), optional = opened(words)
-        return syntax.Delay(selector.selector, _distance(number), optional, word.span.to(block.span))
+    def build(
+        self, span: Span, _word: Lexeme, selector: SpannedSelector, number: Lexeme, _block: Lexeme
+    ) -> syntax.Delay:
+        return syntax.Delay(selector.selector, _distance(number), span=span)
 
-    @staticmethod
-    def text(delay: syntax.Delay) -> str:
-        return f"{_optional(delay)}delay {format_picked(delay.selector)} {_blocks(delay.blocks)}"
+    def text(self, delay: syntax.Delay) -> str:
+        return f"delay {format_picked(delay.selector)} {_blocks(delay.blocks)}"
 
 
 class OverlapKind(StatementKind):
@@ -403,38 +357,29 @@ class OverlapKind(StatementKind):
         ("OF", "NAME", "`peak`", _OF_PEAK),
     )
 
-    @staticmethod
-    def build(*words: Any) -> syntax.Overlap:
-        word, (selector, *limits), optional = opened(words)
-        found = dict(limits)
-        end = limits[-1][1] if limits else selector
-        in_flight, peak = found.get("in flight"), found.get("peak")
-        return syntax.Overlap(selector.selector, in_flight, peak, optional, word.span.to(end.span))
+    def build(self, span: Span, _word: Lexeme, selector: SpannedSelector, *limits: _Limit) -> syntax.Overlap:
+        found = {str(limit.of): limit.quantity for limit in limits}
+        return syntax.Overlap(selector.selector, found.get("in flight"), found.get("peak"), span=span)
 
-    @staticmethod
-    def check(overlap: syntax.Overlap) -> Iterator[Diagnostic]:
+    def check(self, overlap: syntax.Overlap) -> Iterator[Diagnostic]:
         return _of_nothing(overlap.in_flight, "in flight", "2 GiB in flight")
 
-    @staticmethod
-    def text(overlap: syntax.Overlap) -> str:
+    def text(self, overlap: syntax.Overlap) -> str:
         in_flight, peak = overlap.in_flight, overlap.peak
         limits = "" if in_flight is None else f" up to {quantity_text(in_flight)} in flight"
         limits += "" if peak is None else f" within {quantity_text(peak)} of peak"
-        return f"{_optional(overlap)}overlap {format_picked(overlap.selector)}{limits}"
+        return f"overlap {format_picked(overlap.selector)}{limits}"
 
 
 class KeepOrderKind(StatementKind):
     made, rule, opener, is_scheduling = syntax.KeepOrder, "keep_order", "keep order", True
     missing = (("KEEP_ORDER", "OF", "`of`", "such as `keep order of all_to_all`"), _OF_COLLECTIVES)
 
-    @staticmethod
-    def build(*words: Any) -> syntax.KeepOrder:
-        word, (_of, selector), optional = opened(words)
-        return syntax.KeepOrder(selector.selector, optional, word.span.to(selector.span))
+    def build(self, span: Span, _word: Lexeme, _of: Lexeme, selector: SpannedSelector) -> syntax.KeepOrder:
+        return syntax.KeepOrder(selector.selector, span=span)
 
-    @staticmethod
-    def text(statement: syntax.KeepOrder) -> str:
-        return f"{_optional(statement)}keep order of {format_picked(statement.selector)}"
+    def text(self, statement: syntax.KeepOrder) -> str:
+        return f"keep order of {format_picked(statement.selector)}"
 
 
 def _of_nothing(limit: Quantity | None, what: str, such: str) -> Iterator[Diagnostic]:
@@ -457,31 +402,15 @@ def _distance(number: Lexeme) -> int:
     return blocks or 1
 
 
-def _taken_at_end(selector: SpannedSelector) -> Scope | None:
-    """The `per` at the end of a selector, outside parentheses, that a position has taken."""
-    positions = (part for part in walk(selector.selector) if isinstance(part, syntax.Ordinal))
-    return next((each.scope for each in positions if each.scope and each.span.end == selector.span.end), None)
-
-
-def _numbers(loose: Sequence[tuple[Scope | int, Span]]) -> list[int]:
-    return [value for value, _ in loose if not isinstance(value, Scope)]
-
-
-def _bytes(size: Quantity, span: Span, word: Lexeme, message: str, example: str) -> Quantity:
-    if size.dimension != "bytes" and not word.origin.problems:
-        word.report("APL116", message, size.span, help=f"such as `{example}`")
-    return evolve(size, span=span)
-
-
 # --- expectations ----------------------------------------------------------------------------------------------
 
 
 @frozen
 class _Limit:
-    """The limit of an expectation, and the whole that it is a share of."""
+    """A limit, and what it is one of: of an expectation the whole that it is a share of, if that is said."""
 
     quantity: Quantity
-    whole: Lexeme | None
+    of: str | None
     span: Span
 
 
@@ -500,73 +429,58 @@ class ExpectTotalKind(StatementKind):
         **dict.fromkeys(("exposed_time", "exposed_communication", "stall", "waiting", "idle"), "exposed"),
     }
 
-    @classmethod
-    def build(cls, word: Lexeme, figure: Lexeme, *rest: Any) -> syntax.ExpectTotal:
-        last: _Limit = rest[-1]
-        limit = last.quantity
-        sign: Lexeme = rest[-2]
-        middle = rest[:-2]
+    def build(self, span: Span, _word: Lexeme, figure: Lexeme, *rest: Any) -> syntax.ExpectTotal:
+        *middle, sign, last = rest
+        limit: Quantity = last.quantity
         name, end = " ".join(figure.split()), figure
         if middle and middle[0].type == "NAME":
-            end = middle[0]
-            name, middle = f"{name} {end}", middle[1:]
+            end = middle.pop(0)
+            name = f"{name} {end}"
         if name not in FIGURES:
-            near = (cls.elsewhere[name],) if name in cls.elsewhere else nearest(name, FIGURES)
+            near = (self.elsewhere[name],) if name in self.elsewhere else nearest(name, FIGURES)
             help = did_you_mean(near) or f"the figures are {', '.join(FIGURES)}"
             if not near and limit.dimension == "number":
                 help = f"{help}; how many nodes there are is written as `expect exactly {limit.span.text} {name}`"
             message = f"there is no figure `{name}` to expect something of"
             figure.report("APL116", message, figure.span.to(end.span), help=help, write=near)
-        elif last.whole is not None:
-            _check_whole(name, limit, last.whole)
+        elif isinstance(last.of, Lexeme):
+            of = "step" if name == "exposed" else "forward"
+            if last.of != of:
+                whose = "a share of `exposed` is one of the" if name == "exposed" else "a share is one of"
+                last.of.report("APL116", f"{whose} `{of}`, not of `{last.of}`", help=f"write `of {of}`", write=[of])
+            elif limit.dimension != "fraction":
+                message = f"a share of the {of} is per cent, and `{limit.span.one_line}` is not"
+                last.of.report("APL201", message, limit.span, help=f"write a share such as `30% of {of}`")
         elif name in ("saved", "recomputed") and limit.dimension == "fraction":
             message = f"`{limit.span.one_line}` does not say of what"
             share = f"{limit.span.one_line} of forward"
             figure.report("APL201", message, limit.span, help=f"write `{share}`", write=[share])
-        span = word.span.to(last.span)
-        return syntax.ExpectTotal(name, str(sign), limit, bool(middle), span)  # type: ignore[arg-type]
+        return syntax.ExpectTotal(name, str(sign), limit, bool(middle), span=span)  # type: ignore[arg-type]
 
     @staticmethod
     def fit(expectation: syntax.ExpectTotal, report: Report) -> syntax.ExpectTotal:
         """Converts the limit to the dimension of the figure; reports a misfit."""
         return evolve(expectation, limit=fit_quantity(expectation.figure, expectation.limit, report))
 
-    @staticmethod
-    def text(expectation: syntax.ExpectTotal) -> str:
+    def text(self, expectation: syntax.ExpectTotal) -> str:
         per = " per block" if expectation.per_block else ""
         of = " of forward" if expectation.of_forward else ""
         return f"expect {expectation.figure}{per} {expectation.op} {quantity_text(expectation.limit)}{of}"
 
 
-def _check_whole(name: str, limit: Quantity, whole: Lexeme) -> None:
-    """Report a share of something else than the figure is one of."""
-    of = "step" if name == "exposed" else "forward"
-    if whole != of:
-        message = f"a share is one of `{of}`, not of `{whole}`"
-        if name == "exposed":
-            message = f"a share of `exposed` is one of the `{of}`, not of `{whole}`"
-        whole.report("APL116", message, help=f"write `of {of}`", write=[of])
-    elif limit.dimension != "fraction":
-        message = f"a share of the {of} is per cent, and `{limit.span.one_line}` is not"
-        whole.report("APL201", message, limit.span, help=f"write a share such as `30% of {of}`")
-
-
 class ExpectCountKind(StatementKind):
     made, rule, opener = syntax.ExpectCount, "expect_count", "expect"
 
-    @staticmethod
-    def build(word: Lexeme, *rest: Any) -> syntax.ExpectCount:
-        selector: SpannedSelector = rest[-1]
-        number: Lexeme = rest[-2]
-        bound: Any = " ".join(str(part) for part in rest[:-2])
-        loose = number.origin.loose
-        scope: Scope | None = None
+    def build(self, span: Span, word: Lexeme, *rest: Any) -> syntax.ExpectCount:
+        *bound, number, selector = rest
+        loose = word.origin.loose
+        scope: Any = None
         if loose and loose[-1][1].end == selector.span.end and isinstance(loose[-1][0], Scope):
-            scope = loose.pop()[0]  # type: ignore[assignment]
-        return syntax.ExpectCount(bound, integer(number), selector.selector, scope, word.span.to(selector.span))
+            scope = loose.pop()[0]
+        said: Any = " ".join(bound)
+        return syntax.ExpectCount(said, integer(number), selector.selector, scope, span=span)
 
-    @staticmethod
-    def text(expectation: syntax.ExpectCount) -> str:
+    def text(self, expectation: syntax.ExpectCount) -> str:
         counted = format_counted(expectation.selector, expectation.scope)
         return f"expect {expectation.bound} {expectation.n} {counted}"
 
@@ -574,21 +488,17 @@ class ExpectCountKind(StatementKind):
 class ExpectFateKind(StatementKind):
     made, rule, opener = syntax.ExpectFate, "expect_fate", "expect"
 
-    @staticmethod
-    def build(word: Lexeme, *rest: Any) -> syntax.ExpectFate:
-        selector: SpannedSelector = rest[-2]
-        fate: Lexeme = rest[-1]
-        quantifier: Any = "no" if len(rest) == 3 and rest[0] == "no" else "every"
-        if len(rest) == 2 and not selector.span.text.startswith("every"):
+    def build(self, span: Span, word: Lexeme, *rest: Any) -> syntax.ExpectFate:
+        *said, selector, fate = rest
+        quantifier: Any = "no" if said == ["no"] else "every"
+        if not said and not selector.span.text.startswith("every"):
             help = "write `every` or `no` before it"
             message = "this expectation does not say whether all of these nodes or none of them"
             fixes = [prefixed(selector.span, quantifier) for quantifier in ("every", "no")]
             word.report("APL208", message, selector.span, help=help, fixes=fixes)
-        span = word.span.to(fate.span)
-        return syntax.ExpectFate(quantifier, selector.selector, str(fate), span)  # type: ignore[arg-type]
+        return syntax.ExpectFate(quantifier, selector.selector, str(fate), span=span)  # type: ignore[arg-type]
 
-    @staticmethod
-    def text(expectation: syntax.ExpectFate) -> str:
+    def text(self, expectation: syntax.ExpectFate) -> str:
         return f"expect {expectation.quantifier} {format_picked(expectation.selector)} {expectation.fate}"
 
 
@@ -601,54 +511,62 @@ MODIFIERS = ("optional", "override")
 """Words before a rule; the first also before changes of the graph's structure and scheduling."""
 
 
-@v_args(inline=True)
+@spanned
 class _LimitRules(SelectorRules):
     """The rules of the grammar for limits."""
 
-    def budget(self, up_to: Lexeme, limit: Quantity, per_rank: Lexeme) -> Quantity:
+    def budget(self, span: Span, up_to: Lexeme, limit: Quantity, _per_rank: Lexeme) -> Quantity:
         if limit.dimension != "bytes":
             help = "such as `up to 8 GiB per rank`"
             up_to.report("APL116", "a budget is a number of bytes", limit.span, help=help)
-        return evolve(limit, span=up_to.span.to(per_rank.span))
+        return evolve(limit, span=span)
 
-    def limit(self, limit: Quantity, _of: Lexeme | None = None, whole: Lexeme | None = None) -> _Limit:
-        return _Limit(limit, whole, limit.span.to((whole or limit).span))
+    def limit(self, span: Span, limit: Quantity, _of: Lexeme | None = None, whole: Lexeme | None = None) -> _Limit:
+        return _Limit(limit, whole, span)
 
-    def up_to(self, word: Lexeme, size: Quantity) -> Quantity:
-        return _bytes(size, word.span.to(size.span), word, "a bucket has a size in bytes", "up to 256 MiB")
+    def up_to(self, span: Span, word: Lexeme, size: Quantity) -> Quantity:
+        return _bytes(size, span, word, "a bucket has a size in bytes", "up to 256 MiB")
 
-    def in_flight(self, word: Lexeme, size: Quantity, end: Lexeme) -> tuple[str, Quantity]:
-        span = word.span.to(end.span)
-        return "in flight", _bytes(size, span, word, "what is in flight is limited in bytes", "up to 2 GiB in flight")
+    def in_flight(self, span: Span, word: Lexeme, size: Quantity, _end: Lexeme) -> _Limit:
+        size = _bytes(size, span, word, "what is in flight is limited in bytes", "up to 2 GiB in flight")
+        return _Limit(size, "in flight", span)
 
-    def within_peak(self, word: Lexeme, size: Quantity, _of: Lexeme, peak: Lexeme) -> tuple[str, Quantity]:
+    def within_peak(self, span: Span, word: Lexeme, size: Quantity, _of: Lexeme, peak: Lexeme) -> _Limit:
         if peak != "peak":
             message = f"a schedule stays within so much of `peak`, not of `{peak}`"
             peak.report("APL010", message, help="write `peak`", write=["peak"])
-        span = word.span.to(peak.span)
-        if size.dimension == "fraction":
-            return "peak", evolve(size, span=span)
-        return "peak", _bytes(size, span, word, "a peak is limited in bytes, or per cent", "within 1 GiB of peak")
+        if size.dimension != "fraction":
+            size = _bytes(size, span, word, "a peak is limited in bytes, or per cent", "within 1 GiB of peak")
+        return _Limit(evolve(size, span=span), "peak", span)
 
 
-def _callback(kind: type[StatementKind]) -> Callable[..., Any]:
-    return lambda _, *parts: kind.build(*parts)
+def _bytes(size: Quantity, span: Span, word: Lexeme, message: str, example: str) -> Quantity:
+    if size.dimension != "bytes" and not word.origin.problems:
+        word.report("APL116", message, size.span, help=f"such as `{example}`")
+    return evolve(size, span=span)
 
 
-StatementRules = v_args(inline=True)(
-    type("StatementRules", (_LimitRules,), {kind.rule: _callback(kind) for kind in KINDS})
-)
+def _callback(kind: StatementKind) -> Callable[..., Statement]:
+    def build(_: object, span: Span, *parts: Any) -> Statement:
+        if kind.made is Rule or parts[0].type != "OPTIONAL":
+            return kind.build(span, *parts)  # type: ignore[no-any-return]
+        return evolve(kind.build(span, *parts[1:]), optional=True)  # type: ignore[no-any-return]
+
+    return build
+
+
+StatementRules = spanned(type("StatementRules", (_LimitRules,), {kind.rule: _callback(kind) for kind in KINDS}))
 """The rules of the grammar from ``start`` down; a statement is built from the words of its rule."""
 
 
-def kind_of(statement: Statement) -> type[StatementKind]:
+def kind_of(statement: Statement) -> StatementKind:
     """The kind of a statement; a ``KeyError`` where none is registered."""
     return _BY_CLASS[type(statement)]
 
 
 def format_statement(statement: Statement) -> str:
     """The canonical text of a statement: ``optional save mm``, ``prefetch all_gather 1 block ahead``."""
-    return kind_of(statement).text(statement)
+    return f"{'optional ' if getattr(statement, 'optional', False) else ''}{kind_of(statement).text(statement)}"
 
 
 def format_policy(policy: Policy) -> str:
@@ -660,19 +578,14 @@ def format_policy(policy: Policy) -> str:
     lets = [let for name, let in policy.lets.items() if name in used]
     lines = [f"policy {policy.name}"] if is_policy_name(policy.name) else []
     lines += [] if policy.blocks is None else [format_statement(policy.blocks)]
-    lines += [] if policy.device is None else _device_lines(policy.device)
+    if policy.device is not None:  # the name wherever its file is, and the figures, which decide
+        name = policy.device.name
+        plain = re.fullmatch(r"\w[\w.+-]*", name) is not None
+        lines.append(f"device {name}" if plain else 'device "' + re.sub(r'["\n]', " ", name) + '"')
+        lines += [f"# {key}: {json.dumps(each)}" for key, each in json.loads(policy.device.canonical).items()]
     lines += [] if policy.undecided is None else [format_statement(policy.undecided)]
     rest = (*lets, *policy.rules, *policy.rewrites, *policy.scheduling, *policy.expectations)
     return "\n".join((*lines, *map(format_statement, rest))) + "\n"
-
-
-def _device_lines(device: DeviceProfile) -> list[str]:
-    """The name of the profile, wherever its file is, and the figures, which decide."""
-    name = device.name
-    if not re.fullmatch(r"\w[\w.+-]*", name):
-        name = '"' + re.sub(r'["\n]', " ", name) + '"'
-    figures = json.loads(device.canonical)
-    return [f"device {name}", *(f"# {key}: {json.dumps(each)}" for key, each in figures.items())]
 
 
 _COUNTING_WORDS = frozenset(("FIRST", "LAST", "ORDINAL", "EVERY_NTH", "EXACTLY", "LEAST", "MOST"))

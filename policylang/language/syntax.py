@@ -17,6 +17,7 @@ from attrs import field, frozen
 
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Source, Span
+from policylang.language.shown import Measured
 
 
 class Action(Enum):
@@ -62,34 +63,35 @@ NOWHERE = Span(Source("<policy>", ""), 0, 0)
 """The span of what was written nowhere: a tree that came from no text."""
 
 
-def _span() -> Span:
-    return field(default=NOWHERE, eq=False, repr=False)
+@frozen
+class _Spanned:
+    """A part of the tree, and where it is written."""
+
+    span: Span = field(default=NOWHERE, eq=False, repr=False, kw_only=True)
 
 
 # --- selectors -------------------------------------------------------------------------------------------------
 
 
 @frozen
-class Everything:
-    span: Span = _span()
+class Everything(_Spanned):
+    """``everything``: all nodes."""
 
 
 @frozen
-class Word:
+class Word(_Spanned):
     """A word the resolver has not looked up yet: a ``let`` name, a group or an operator."""
 
     text: str
-    span: Span = _span()
 
 
 @frozen
-class Operator:
+class Operator(_Spanned):
     """Operators by name. Each part is a glob over names; ``None`` stands for "any"."""
 
     namespace: str | None
     name: str
     overload: str | None
-    span: Span = _span()
 
     @property
     def text(self) -> str:
@@ -97,21 +99,19 @@ class Operator:
 
 
 @frozen
-class Reference:
+class Reference(_Spanned):
     """The nodes of a ``let``; ``Policy.lets`` holds its definition."""
 
     name: str
-    span: Span = _span()
 
 
 @frozen
-class InModule:
+class InModule(_Spanned):
     """``S in GLOB`` and, with ``outside``, ``S outside GLOB``."""
 
     selector: Selector
     glob: str
     outside: bool
-    span: Span = _span()
 
 
 @frozen
@@ -131,17 +131,16 @@ class BlockSet:
 
 
 @frozen
-class InBlock:
+class InBlock(_Spanned):
     """``S in block``, ``S in every 2nd block``, ``S in blocks 0..3``, ``S outside block``."""
 
     selector: Selector
     which: BlockSet
     outside: bool
-    span: Span = _span()
 
 
 @frozen
-class Ordinal:
+class Ordinal(_Spanned):
     """A choice by position, 1-based and in graph order.
 
     ``first n`` and ``last n`` take n, ``nth`` the nth alone, ``every`` the nodes ``start``, ``start + n``, … where
@@ -153,75 +152,66 @@ class Ordinal:
     selector: Selector
     start: int | None = None
     scope: Scope | None = None
-    span: Span = _span()
 
 
 @frozen
-class Where:
+class Where(_Spanned):
     selector: Selector
     predicate: Predicate
-    span: Span = _span()
 
 
 @frozen
-class Union:
+class Union(_Spanned):
     """``S or T`` and ``S, T``."""
 
     parts: tuple[Selector, ...]
-    span: Span = _span()
 
 
 @frozen
-class Intersection:
+class Intersection(_Spanned):
     left: Selector
     right: Selector
-    span: Span = _span()
 
 
 @frozen
-class Difference:
+class Difference(_Spanned):
     left: Selector
     right: Selector
-    span: Span = _span()
 
 
 @frozen
-class Feeding:
+class Feeding(_Spanned):
     """``S feeding T``: the nodes of S that a node of T reads. ``S fed by T``: those that read a node of T."""
 
     left: Selector
     right: Selector
     reverse: bool = False
-    span: Span = _span()
 
 
 @frozen
-class Step:
+class Step(_Spanned):
     """``users of S`` and ``inputs of S``."""
 
     direction: Literal["users", "inputs"]
     selector: Selector
-    span: Span = _span()
 
 
 @frozen
-class Chain:
+class Chain(_Spanned):
     """``chain after S``, ``chain before S`` (without S), ``chain through S`` (with S)."""
 
     direction: Literal["after", "before", "through"]
     selector: Selector
-    span: Span = _span()
 
 
 @frozen
-class ChainOf:
+class ChainOf(_Spanned):
     """``S chain``: S and the chain after it; with ``cut``, what lies after (before) the first ``marker`` of the
     line."""
 
     selector: Selector
     cut: Literal["after", "before"] | None = None
     marker: Selector | None = None
-    span: Span = _span()
 
 
 Leaf = Everything | Word | Operator | Reference
@@ -244,13 +234,12 @@ COMPARISONS: Mapping[Comparison, Callable[[Any, Any], bool]] = {
 
 
 @frozen
-class Quantity:
+class Quantity(_Spanned):
     """A number with its unit applied: bytes for ``MiB``, operations for ``GFLOP``, seconds for ``ms``, a fraction for
     ``%``."""
 
     value: float
-    dimension: Literal["number", "bytes", "flops", "seconds", "fraction"]
-    span: Span = _span()
+    dimension: Measured
 
 
 TIMES = ("time", "time_per_gib")
@@ -258,7 +247,7 @@ TIMES = ("time", "time_per_gib")
 
 
 @frozen
-class Compare:
+class Compare(_Spanned):
     """``bytes >= 64 MiB``; ``index`` is set for ``shape[i]`` alone."""
 
     quantity: Literal[
@@ -267,49 +256,34 @@ class Compare:
     op: Comparison
     value: Quantity
     index: int | None = None
-    span: Span = _span()
 
 
 @frozen
-class Match:
+class Match(_Spanned):
     """``dtype == bf16``, ``module != layers.0.*``: a property compared with a name or glob."""
 
     property: Literal["dtype", "device", "module", "overload"]
     op: Literal["==", "!="]
     pattern: str
-    span: Span = _span()
 
 
 @frozen
-class Is:
+class Is(_Spanned):
     """A predicate without arguments, named as it is written."""
 
     name: Literal[
-        "from parameter",
-        "gathered parameter",
-        "crosses block",
-        "feeds backward",
-        "is view",
-        "is random",
-        "is multi_output",
-        "is mutated",
-        "user tagged",
-        "recorded saved",
-        "from buffer",
-        "from input",
-        "gathered buffer",
-        "gathered input",
-    ]
-    span: Span = _span()
+        "from parameter", "gathered parameter", "crosses block", "feeds backward", "is view", "is random",
+        "is multi_output", "is mutated", "user tagged", "recorded saved", "from buffer", "from input",
+        "gathered buffer", "gathered input",
+    ]  # fmt: skip
 
 
 @frozen
-class CrossesCut:
+class CrossesCut(_Spanned):
     """``crosses cut per 2 GiB``: alive where the forward is cut into stages that make about ``size`` bytes each."""
 
     size: Quantity | None
     """None for ``auto``."""
-    span: Span = _span()
 
     @property
     def bytes(self) -> float | None:
@@ -317,29 +291,25 @@ class CrossesCut:
 
 
 @frozen
-class Annotated:
+class Annotated(_Spanned):
     """``annotated ap_must_save``: somebody has set a note of this name on the node, to anything but False."""
 
     name: str
-    span: Span = _span()
 
 
 @frozen
-class Not:
+class Not(_Spanned):
     predicate: Predicate
-    span: Span = _span()
 
 
 @frozen
-class And:
+class And(_Spanned):
     parts: tuple[Predicate, ...]
-    span: Span = _span()
 
 
 @frozen
-class Or:
+class Or(_Spanned):
     parts: tuple[Predicate, ...]
-    span: Span = _span()
 
 
 Test = Compare | Match | Is | CrossesCut | Annotated
@@ -349,57 +319,50 @@ Predicate = Test | Not | And | Or
 
 
 @frozen
-class PolicyName:
+class PolicyName(_Spanned):
     name: str
-    span: Span = _span()
 
 
 @frozen
-class Requires:
+class Requires(_Spanned):
     op: Comparison
     version: str
-    span: Span = _span()
 
 
 @frozen
-class Include:
+class Include(_Spanned):
     """``include "other.apl"``, or ``include <name>`` with ``bundled`` set."""
 
     target: str
     bundled: bool
-    span: Span = _span()
 
 
 @frozen
-class Device:
+class Device(_Spanned):
     """``device h100-sxm``, or ``device "cluster.toml"``: the profile that times are worked out from."""
 
     target: str
-    span: Span = _span()
 
 
 @frozen
-class Let:
+class Let(_Spanned):
     name: str
     selector: Selector
-    span: Span = _span()
 
 
 @frozen
-class Blocks:
+class Blocks(_Spanned):
     glob: str
-    span: Span = _span()
 
 
 @frozen
-class Rule:
+class Rule(_Spanned):
     """One sentence: an action on what a selector denotes."""
 
     action: Action
     selector: Selector
     optional: bool = False
     override: bool = False
-    span: Span = _span()
     budget: Quantity | None = None
     """The most that an ``offload`` may move on one rank."""
 
@@ -415,17 +378,15 @@ class Rule:
 
 
 @frozen
-class Undecided:
+class Undecided(_Spanned):
     fate: Literal["auto", "save", "recompute"]
-    span: Span = _span()
 
 
 @frozen
-class Fuse:
+class Fuse(_Spanned):
     collective: Literal["all_gather", "reduce_scatter"]
     dims: tuple[str, ...] = ()
     optional: bool = False
-    span: Span = _span()
 
     @property
     def kind(self) -> str:
@@ -434,16 +395,15 @@ class Fuse:
 
 
 @frozen
-class Collapse:
+class Collapse(_Spanned):
     """``collapse round_trips``: what was gathered and cut back to this rank's own part is the part itself."""
 
     optional: bool = False
-    span: Span = _span()
     kind: ClassVar[str] = "round_trip"
 
 
 @frozen
-class Bucket:
+class Bucket(_Spanned):
     """``bucket (all_gather where from parameter) per 2 blocks up to 512 MiB``: collectives of one group, dtype and kind
     become one. Planned once values are decided, on the graph as it then runs."""
 
@@ -453,7 +413,6 @@ class Bucket:
     size: Quantity | None = None
     """The most bytes of a bucket: the larger of its collective's input and output."""
     optional: bool = False
-    span: Span = _span()
     kind: ClassVar[str] = "bucket"
 
 
@@ -462,27 +421,25 @@ Rewriting = Fuse | Collapse | Bucket
 
 
 @frozen
-class Prefetch:
+class Prefetch(_Spanned):
     """``prefetch (all_gather where from parameter) 1 block ahead``: started before the block before it computes."""
 
     selector: Selector
     blocks: int
     optional: bool = False
-    span: Span = _span()
 
 
 @frozen
-class Delay:
+class Delay(_Spanned):
     """``delay reduce_scatter 1 block``: awaited a block later."""
 
     selector: Selector
     blocks: int
     optional: bool = False
-    span: Span = _span()
 
 
 @frozen
-class Overlap:
+class Overlap(_Spanned):
     """``overlap collective up to 2 GiB in flight within 1 GiB of peak``: the list scheduler, by the time model."""
 
     selector: Selector
@@ -491,16 +448,14 @@ class Overlap:
     peak: Quantity | None = None
     """The most that the peak may rise above that of the traced order: bytes, or a share of it."""
     optional: bool = False
-    span: Span = _span()
 
 
 @frozen
-class KeepOrder:
+class KeepOrder(_Spanned):
     """``keep order of all_to_all``: no scheduler moves anything across them."""
 
     selector: Selector
     optional: bool = False
-    span: Span = _span()
 
 
 Scheduling = Prefetch | Delay | Overlap | KeepOrder
@@ -508,7 +463,7 @@ Scheduling = Prefetch | Delay | Overlap | KeepOrder
 
 
 @frozen
-class ExpectTotal:
+class ExpectTotal(_Spanned):
     """``expect saved per block <= 220 MiB``, ``expect recomputed flops <= 20%``, ``expect step time <= 900 ms``."""
 
     figure: Literal[
@@ -519,7 +474,6 @@ class ExpectTotal:
     limit: Quantity
     """A fraction is one of what the forward makes, computes, runs or takes; of ``exposed``, one of the step."""
     per_block: bool = False
-    span: Span = _span()
 
     @property
     def of_forward(self) -> bool:
@@ -533,24 +487,22 @@ class ExpectTotal:
 
 
 @frozen
-class ExpectCount:
+class ExpectCount(_Spanned):
     """``expect exactly 7 mm per block``, ``expect at least 1 attention``."""
 
     bound: Literal["exactly", "at least", "at most"]
     n: int
     selector: Selector
     scope: Scope | None = None
-    span: Span = _span()
 
 
 @frozen
-class ExpectFate:
+class ExpectFate(_Spanned):
     """``expect every S recomputed``, ``expect no S saved``."""
 
     quantifier: Literal["every", "no"]
     selector: Selector
     fate: Literal["saved", "recomputed", "offloaded"]
-    span: Span = _span()
 
 
 Expectation = ExpectTotal | ExpectCount | ExpectFate
@@ -562,11 +514,10 @@ Statement = (
 
 
 @frozen
-class File:
+class File(_Spanned):
     """A parsed file: its statements in order, names not looked up."""
 
     statements: tuple[Statement, ...]
-    span: Span = _span()
 
 
 @frozen

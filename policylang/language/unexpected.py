@@ -11,13 +11,14 @@ from policylang.language.diagnostics import Fix, Span, TextChange, inserted, wri
 from policylang.language.lexer import Lexeme
 from policylang.language.predicates import ANNOTATED, CUT, FLAGS, IS_KINDS
 from policylang.language.shown import did_you_mean, nearest
-from policylang.language.statements import ACTIONS, KINDS, MODIFIERS, OPENERS, MissingRow
+from policylang.language.statements import ACTIONS, FATES, KINDS, MODIFIERS, OPENERS, MissingRow
 
 _JOINING = frozenset({"OR", "AND", "EXCEPT", "FEEDING", "FED", "COMMA", "IN", "OUTSIDE", "WHERE", "CHAIN", "PER"})
 _RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` or `mm -> save`"
 _LINES = "a statement ends with its line; to go on over several lines, put the selector in parentheses"
 
 
+_OPENERS = (*OPENERS, *MODIFIERS, *ACTIONS)
 _WORDS = re.compile("`([^`]+)`")
 _ALL_WORDS = re.compile("`[^`]+`(?:(?:, | or )`[^`]+`)*")
 _KINDS = f"such as {', '.join(f'`{kind}`' for kind in IS_KINDS[:-1])} or `{IS_KINDS[-1]}`"
@@ -64,44 +65,31 @@ def explain_unexpected(error: UnexpectedToken, words: Sequence[Lexeme], keywords
     at = next(index for index, word in enumerate(words) if word is error.token)
     word = words[at]
     if at == 0:
-        _report_opening(word)
+        said = _LINES if word.type in _JOINING else "the selector comes before `->`" if word.type == "ARROW" else _RULE
+        word.misnamed("APL012", f"no statement starts with `{word}`", _OPENERS if said == _RULE else (), said)
     elif at == 1 and words[0].type == "NAME" and word.type not in _JOINING:
-        message = f"`{words[0]}` does not start a statement"
-        near = _near_openers(words[0])
-        words[0].report("APL012", message, help=did_you_mean(near) or _RULE, write=near)
+        words[0].misnamed("APL012", f"`{words[0]}` does not start a statement", _OPENERS, _RULE)
     else:
         _report_word(word, words[:at], expected, keywords)
-
-
-def _report_opening(word: Lexeme) -> None:
-    near: tuple[str, ...] = ()
-    if word.type in _JOINING:
-        help = _LINES
-    elif word.type == "ARROW":
-        help = "the selector comes before `->`"
-    else:
-        near = _near_openers(word)
-        help = did_you_mean(near) or _RULE
-    word.report("APL012", f"no statement starts with `{word}`", help=help, write=near)
-
-
-def _near_openers(word: Lexeme) -> tuple[str, ...]:
-    return nearest(str(word), (*OPENERS, *MODIFIERS, *ACTIONS))
 
 
 def _report_end(words: Sequence[Lexeme], expected: frozenset[str]) -> None:
     last = words[-1]
     caret = Span(last.span.source, last.span.end, last.span.end)
     if _in_predicate(words, expected):
-        help = _predicate_help(words, None)
+        fixes = _whole_flags(last)
+        first = next((at + 1 for at, word in enumerate(words[:-3]) if word.type in ("ACTION", "EQUAL")), None)
+        if first is not None and words[-2].type in ("OR", "AND"):  # `… where … or bmm`: two selectors are joined
+            begin, end, source = words[first].span.start, words[-3].span.end, last.span.source
+            changes = (TextChange(Span(source, begin, begin), "("), TextChange(Span(source, end, end), ")"))
+            fixes = (*fixes, Fix(f"write `(… where …) {words[-2]} {last}`", changes, is_choice=True))
         message = f"a comparison is missing after `{last}`"
-        fixes = (*_whole_flags(last), *_in_parentheses(words))
-        last.report("APL011", message, caret, help=help, fixes=fixes)
+        last.report("APL011", message, caret, help=_predicate_help(words, None), fixes=fixes)
         return
     missing, help = _missing(words, expected)
     fixes = _missing_words(missing, last)
     if words[0].type not in {"EXPECT", "UNDECIDED"} and "ARROW" in expected:
-        near = _near_openers(words[0]) if words[0].type == "NAME" else ()
+        near = nearest(words[0], _OPENERS) if words[0].type == "NAME" else ()
         help = did_you_mean(near) or _RULE
         fixes = written(words[0].span, near, near=True)
     last.report("APL011", f"the statement ends where {missing} has to follow", caret, help=help, fixes=fixes)
@@ -111,16 +99,6 @@ def _missing_words(missing: str, last: Lexeme) -> tuple[Fix, ...]:
     """The words that have to follow another one, where they are known by themselves."""
     words = _WORDS.findall(missing)
     return tuple(inserted(last.span, word) for word in words) if _ALL_WORDS.fullmatch(missing) else ()
-
-
-def _in_parentheses(words: Sequence[Lexeme]) -> tuple[Fix, ...]:
-    """The fix of `… where … or bmm`: what stands before the joiner is one selector, and what is behind it another."""
-    first = next((at + 1 for at, word in enumerate(words[:-3]) if word.type in ("ACTION", "EQUAL")), None)
-    if first is None or words[-2].type not in ("OR", "AND"):
-        return ()
-    begin, end, source = words[first].span.start, words[-3].span.end, words[-1].span.source
-    changes = (TextChange(Span(source, begin, begin), "("), TextChange(Span(source, end, end), ")"))
-    return (Fix(f"write `(… where …) {words[-2]} {words[-1]}`", changes, is_choice=True),)
 
 
 def _whole_flags(last: Lexeme) -> tuple[Fix, ...]:
@@ -139,27 +117,30 @@ def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str
     if word.type == "EQUAL" and "COMPARISON" in expected:
         word.report("APL010", "`=` defines a name, a comparison is `==`", help="write `==`", write=["=="])
         return
-    near = _near_keywords(word, before, expected, keywords) if spelt else ()
+    possible = [text for text, kind in keywords.items() if kind in expected and text.isidentifier()]
+    if _opener(before) == "FUSE" and len(before) > 1 and before[-2].type == "FUSE":
+        possible = ["chains"]
+    elif before[0].type == "UNDECIDED" and last.type == "ARROW":
+        possible = [*FATES]
+    near = nearest(str(word), possible) if spelt else ()
+    message, help, fixes = f"`{word}` cannot follow `{last}`", did_you_mean(near), written(word.span, near, near=True)
     if not near and _in_predicate(before, expected):
-        message = f"a comparison is missing after `{last}`"
-        word.report("APL010", message, help=_predicate_help(before, word), fixes=_whole_flags(last))
-        return
-    if near or "$END" in expected:
-        message = f"`{word}` cannot follow `{last}`"
+        message, help = f"a comparison is missing after `{last}`", _predicate_help(before, word)
+        fixes = _whole_flags(last)
+    elif near or "$END" in expected:
         if expected == {"$END"}:
             message += ", the statement is complete there"
-        help, fixes = did_you_mean(near), written(word.span, near, near=True)
         if not near and spelt and "OR" in expected:
             help = "join two selectors with a comma, `or`, `and` or `except`"
             at = Span(last.span.source, last.span.end, last.span.end)
             fixes = (Fix("write a comma between them", (TextChange(at, ","),), is_choice=True),)
-        word.report("APL010", message, help=help, fixes=fixes)
-        return
-    missing, help = _missing(before, expected)
-    message = f"`{word}` cannot follow `{last}`, {missing} has to"
-    way_out, write = _way_out(word, reserved, expected)
-    fixes = written(word.span, write) if way_out else _missing_words(missing, last)
-    word.report("APL010", message, help=way_out or help, fixes=fixes)
+    else:
+        missing, example = _missing(before, expected)
+        message += f", {missing} has to"
+        help, write = _way_out(word, reserved, expected)
+        fixes = written(word.span, write) if help else _missing_words(missing, last)
+        help = help or example
+    word.report("APL010", message, help=help, fixes=fixes)
 
 
 def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> tuple[str, str | None]:
@@ -194,17 +175,6 @@ def _predicate_help(before: Sequence[Lexeme], word: Lexeme | None) -> str | None
         joiner = before[-2]
         return f"after `where`, `{joiner}` joins predicates; to join selectors, write `(… where …) {joiner} {last}`"
     return "a comparison is written as `bytes > 64 MiB`"
-
-
-def _near_keywords(
-    word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str], keywords: Mapping[str, str]
-) -> tuple[str, ...]:
-    possible = [text for text, kind in keywords.items() if kind in expected and text.isidentifier()]
-    if _opener(before) == "FUSE" and len(before) > 1 and before[-2].type == "FUSE":
-        possible = ["chains"]
-    if before[0].type == "UNDECIDED" and before[-1].type == "ARROW":
-        possible = ["auto", "save", "recompute"]
-    return nearest(str(word), possible)
 
 
 def _way_out(word: Lexeme, reserved: bool, expected: frozenset[str]) -> tuple[str | None, Sequence[str]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from decimal import Decimal
 from fractions import Fraction
+from itertools import chain
 from math import inf, nextafter
-from typing import Literal
 
-Dimension = Literal["number", "bytes", "flops", "seconds", "fraction"]
+from policylang.language.shown import Measured
+
+Dimension = Measured
 
 UNITS: dict[str, tuple[float, Dimension]] = {
     "B": (1, "bytes"),
@@ -57,24 +59,21 @@ def read(number: str, unit: str) -> tuple[float, Dimension]:
 def write(value: float, dimension: Dimension) -> str:
     """The shortest text that reads back as exactly this figure: ``write(67108864, "bytes") == "64 MiB"``."""
     if dimension == "seconds":
-        return _time(value)
+        exact = Decimal(repr(value))
+        scales = ((unit, Decimal(repr(scale))) for unit, scale in _STEPS["seconds"] if value >= scale)
+        times = [f"{_plain(exact / scale)} {unit}" for unit, scale in scales]
+        short = (text for text in times if len(text.split()[0]) <= 6)
+        return next(chain(short, times), f"{_plain(exact * 10**9)} ns") if value else "0 s"
     for unit, scale in _STEPS[dimension]:
         text = _number(value / scale)
         if abs(value) >= scale and len(text) <= 6 and float(text) * scale == value:
             return f"{text}%" if unit == "%" else f"{text} {unit}".strip()
     unit, scale = _STEPS[dimension][-1]
-    if dimension == "fraction":
-        return f"{_exact_percent(value)}%"
+    if dimension == "fraction":  # the per cent that, divided by a hundred again, are this very fraction
+        guess = value * 100
+        near = (*(round(guess, digits) for digits in range(16)), guess, nextafter(guess, inf), nextafter(guess, 0))
+        return f"{_number(next((each for each in near if each * 0.01 == value), guess))}%"
     return f"{_number(value)} {unit}".strip()
-
-
-def _time(value: float) -> str:
-    if not value:
-        return "0 s"
-    exact = Decimal(repr(value))
-    texts = {unit: _plain(exact / Decimal(repr(scale))) for unit, scale in _STEPS["seconds"] if value >= scale}
-    short = [f"{text} {unit}" for unit, text in texts.items() if len(text) <= 6]
-    return next(iter(short or [f"{text} {unit}" for unit, text in texts.items()]), f"{_plain(exact * 10**9)} ns")
 
 
 def _number(value: float) -> str:
@@ -93,28 +92,21 @@ def decimal_percent(share: Fraction) -> str:
     return _plain(Decimal(percent.numerator) / Decimal(percent.denominator))
 
 
-def _exact_percent(value: float) -> str:
-    """Per cent that, divided by a hundred again, is this very fraction (``0.07 * 100`` is not ``7``)."""
-    guess = value * 100
-    rounded = [round(guess, digits) for digits in range(16)]
-    for candidate in (*rounded, guess, nextafter(guess, inf), nextafter(guess, 0)):
-        if candidate * 0.01 == value:
-            return _number(candidate)
-    return _number(guess)
-
-
 DTYPES: tuple[str, ...] = (
+    *("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"),
     *(
-        "bfloat16",
-        "float16",
-        "float32",
-        "float64",
-        "float8_e4m3fn",
-        "float8_e4m3fnuz",
-        "float8_e5m2",
         "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "float4_e2m1fn_x2",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
     ),
-    *("float8_e8m0fnu", "float4_e2m1fn_x2", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("bool", "complex32", "complex64", "complex128", "qint8", "quint8", "qint32"),
 )
 

@@ -29,11 +29,12 @@ def parts(selector: Selector) -> tuple[Selector, ...]:
 
 def walk(selector: Selector) -> Iterator[Selector]:
     """The selector and every selector inside it, each before its parts, in the order of the text."""
-    pending = [selector]
-    while pending:
-        current = pending.pop()
-        yield current
-        pending.extend(reversed(_inside(current, "Selector")))
+    return _walk(selector, "Selector")
+
+
+def predicates(predicate: Predicate) -> Iterator[syntax.Test]:
+    """The tests inside a predicate, in the order of the text."""
+    return (each for each in _walk(predicate, "Predicate") if not isinstance(each, syntax.Not | syntax.And | syntax.Or))
 
 
 def with_lets(policy: Policy, *selectors: Selector) -> Iterator[Selector]:
@@ -45,17 +46,6 @@ def with_lets(policy: Policy, *selectors: Selector) -> Iterator[Selector]:
             if isinstance(part, Reference) and part.name not in seen:
                 seen.add(part.name)
                 pending.append(policy.lets[part.name].selector)
-
-
-def predicates(predicate: Predicate) -> Iterator[syntax.Test]:
-    """The tests inside a predicate, in the order of the text."""
-    pending: list[Any] = [predicate]
-    while pending:
-        current = pending.pop()
-        inner = _inside(current, "Predicate")
-        pending.extend(reversed(inner))
-        if not inner:
-            yield current
 
 
 def names_in(policy: Policy, statements: Iterable[Statement]) -> frozenset[str]:
@@ -87,17 +77,21 @@ def rebuild(selector: Selector, change: Callable[[Selector], Selector]) -> Selec
     done: list[Selector] = []
     for current in reversed(list(walk(selector))):  # parts come after their whole in the walk, so before it here
         inner = [done.pop() for _ in _inside(current, "Selector")]
-        done.append(change(_with_parts(current, inner)))
+        new: Any = current
+        if isinstance(current, syntax.Union):
+            new = evolve(current, parts=tuple(inner))
+        elif inner:
+            held = (name for name in _fields_of(new.__class__, "Selector") if getattr(new, name) is not None)
+            new = evolve(new, **dict(zip(held, inner, strict=True)))
+        done.append(change(new))
     return done[0]
 
 
-def _with_parts(selector: Any, inner: list[Selector]) -> Selector:
-    if isinstance(selector, syntax.Union):
-        return evolve(selector, parts=tuple(inner))
-    present = [name for name in _fields_of(selector.__class__, "Selector") if getattr(selector, name) is not None]
-    changes: dict[str, Any] = dict(zip(present, inner, strict=True))
-    changed: Selector = evolve(selector, **changes) if inner else selector
-    return changed
+def _walk(node: Any, kind: str) -> Iterator[Any]:
+    pending = [node]
+    while pending:
+        yield (current := pending.pop())
+        pending.extend(reversed(_inside(current, kind)))
 
 
 def _inside(node: Any, kind: str) -> list[Any]:

@@ -57,17 +57,12 @@ def meanings() -> tuple[Meaning, ...]:
 
 def meaning(word: str, sense: Sense) -> Meaning | None:
     """The meaning of a word in one sense, if it has one."""
-    return _by_word().get((word, sense))
+    return next((each for each in senses(word) if each.sense == sense), None)
 
 
 def senses(word: str) -> tuple[Meaning, ...]:
     """All that a word means; empty for what is no word of the language."""
     return tuple(each for each in meanings() if word in each.words)
-
-
-@cache
-def _by_word() -> Mapping[tuple[str, Sense], Meaning]:
-    return {(word, each.sense): each for each in meanings() for word in each.words}
 
 
 JOINERS = ("or", "and", "except", "feeding", "fed", "by", "not")

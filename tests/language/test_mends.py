@@ -15,6 +15,7 @@ from policylang.language.loader import load_policy, parse_policy
 from policylang.language.parser import parse_file
 from tests.language.test_fuzz import TEXTS, WORDS
 from tests.language.test_mistakes import TEXTS as MISTAKES
+from tests.support.drawn import examples
 
 
 def errors(text: str) -> list[Diagnostic]:
@@ -129,7 +130,7 @@ def test_the_mends_of_plausible_mistakes_can_be_read() -> None:
 
 def test_most_plausible_mistakes_have_a_mend() -> None:
     have = [text for text in MISTAKES if any(each.fixes for each in parse_policy(text).diagnostics)]
-    assert len(have) > 0.7 * len(MISTAKES)
+    assert len(have) > 0.65 * len(MISTAKES)
 
 
 def mutated(text: str, chance: random.Random) -> str:
@@ -141,7 +142,7 @@ def mutated(text: str, chance: random.Random) -> str:
 
 
 @given(st.sampled_from([*TEXTS, *MISTAKES]), st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40, 300), deadline=None)
 def test_no_mend_of_a_text_with_mistakes_makes_it_worse(text: str, chance: random.Random) -> None:
     text = mutated(text, chance)
     found = parse_policy(text).diagnostics

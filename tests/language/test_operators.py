@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+import torch._inductor.inductor_prims
 import torch.nn.attention.flex_attention
 import torch.nn.attention.varlen
 

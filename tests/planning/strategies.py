@@ -182,20 +182,24 @@ block_sets = st.one_of(
 
 
 def _quantity(value: float) -> s.Quantity:
-    return s.Quantity(value, "number", SPAN)
+    return s.Quantity(value, "number", span=SPAN)
 
 
 _numbers = st.sampled_from([0, 1, 2, 4, 8, 64, 100]).map(_quantity)
 cut_sizes = st.sampled_from([1, 8, 16, 64, 100, 128, 200, 1000]).map(_quantity)
-_times = st.sampled_from([0, 1e-9, 4e-9, 8e-9, 64e-9, 1e-7, 1, 5]).map(lambda value: s.Quantity(value, "seconds", SPAN))
+_times = st.sampled_from([0, 1e-9, 4e-9, 8e-9, 64e-9, 1e-7, 1, 5]).map(
+    lambda value: s.Quantity(value, "seconds", span=SPAN)
+)
 _comparisons = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])
 _plain_quantities = st.sampled_from(["bytes", "numel", "ndim", "flops", "users", "inputs", "group_size"])
 _leaf_predicates = st.one_of(
     st.builds(s.Compare, _plain_quantities, _comparisons, _numbers, span=st.just(SPAN)),
-    st.builds(s.Compare, st.just("shape"), _comparisons, _numbers, st.integers(0, 2), st.just(SPAN)),
+    st.builds(s.Compare, st.just("shape"), _comparisons, _numbers, st.integers(0, 2), span=st.just(SPAN)),
     st.one_of(
         *(
-            st.builds(s.Match, st.just(name), st.sampled_from(["==", "!="]), st.sampled_from(patterns), st.just(SPAN))
+            st.builds(
+                s.Match, st.just(name), st.sampled_from(["==", "!="]), st.sampled_from(patterns), span=st.just(SPAN)
+            )
             for name, patterns in {
                 "dtype": ["bfloat16", "float*"],
                 "device": ["cpu", "cuda", "cuda:*"],
@@ -204,26 +208,26 @@ _leaf_predicates = st.one_of(
             }.items()
         )
     ),
-    st.builds(s.Is, st.sampled_from(PROPERTIES), st.just(SPAN)),
+    st.builds(s.Is, st.sampled_from(PROPERTIES), span=st.just(SPAN)),
     st.builds(s.Compare, st.sampled_from(s.TIMES), _comparisons, _times, span=st.just(SPAN)),
-    st.builds(s.CrossesCut, cut_sizes, st.just(SPAN)),
-    st.builds(s.Annotated, st.sampled_from(NOTES), st.just(SPAN)),
+    st.builds(s.CrossesCut, cut_sizes, span=st.just(SPAN)),
+    st.builds(s.Annotated, st.sampled_from(NOTES), span=st.just(SPAN)),
 )
 predicates = st.recursive(
     _leaf_predicates,
     lambda inner: st.one_of(
-        st.builds(s.Not, inner, st.just(SPAN)),
-        st.builds(s.And, st.tuples(inner, inner), st.just(SPAN)),
-        st.builds(s.Or, st.tuples(inner, inner), st.just(SPAN)),
+        st.builds(s.Not, inner, span=st.just(SPAN)),
+        st.builds(s.And, st.tuples(inner, inner), span=st.just(SPAN)),
+        st.builds(s.Or, st.tuples(inner, inner), span=st.just(SPAN)),
     ),
     max_leaves=4,
 )
 
 
 def selectors(lets: tuple[str, ...]) -> st.SearchStrategy[s.Selector]:
-    leaves = [operators, operators, st.just(s.Everything(SPAN))]
+    leaves = [operators, operators, st.just(s.Everything(span=SPAN))]
     if lets:
-        leaves.append(st.sampled_from(lets).map(lambda name: s.Reference(name, SPAN)))
+        leaves.append(st.sampled_from(lets).map(lambda name: s.Reference(name, span=SPAN)))
     return st.recursive(st.one_of(leaves), _grown, max_leaves=5)
 
 
@@ -232,19 +236,19 @@ def _grown(inner: st.SearchStrategy[s.Selector]) -> st.SearchStrategy[s.Selector
     counts = st.integers(1, 3)
     scopes = st.sampled_from([None, *s.Scope])
     return st.one_of(
-        st.builds(s.InModule, inner, st.sampled_from(GLOBS), st.booleans(), here),
-        st.builds(s.InBlock, inner, block_sets, st.booleans(), here),
+        st.builds(s.InModule, inner, st.sampled_from(GLOBS), st.booleans(), span=here),
+        st.builds(s.InBlock, inner, block_sets, st.booleans(), span=here),
         st.builds(s.Ordinal, st.sampled_from(["first", "last", "nth"]), counts, inner, st.none(), scopes, span=here),
         st.builds(s.Ordinal, st.just("every"), counts, inner, st.one_of(st.none(), counts), scopes, span=here),
-        st.builds(s.Where, inner, predicates, here),
-        st.builds(s.Union, st.lists(inner, min_size=2, max_size=3).map(tuple), here),
-        st.builds(s.Intersection, inner, inner, here),
-        st.builds(s.Difference, inner, inner, here),
-        st.builds(s.Feeding, inner, inner, st.booleans(), here),
-        st.builds(s.Step, st.sampled_from(["users", "inputs"]), inner, here),
-        st.builds(s.Chain, st.sampled_from(["after", "before", "through"]), inner, here),
-        st.builds(s.ChainOf, inner, st.none(), st.none(), here),
-        st.builds(s.ChainOf, inner, st.sampled_from(["after", "before"]), inner, here),
+        st.builds(s.Where, inner, predicates, span=here),
+        st.builds(s.Union, st.lists(inner, min_size=2, max_size=3).map(tuple), span=here),
+        st.builds(s.Intersection, inner, inner, span=here),
+        st.builds(s.Difference, inner, inner, span=here),
+        st.builds(s.Feeding, inner, inner, st.booleans(), span=here),
+        st.builds(s.Step, st.sampled_from(["users", "inputs"]), inner, span=here),
+        st.builds(s.Chain, st.sampled_from(["after", "before", "through"]), inner, span=here),
+        st.builds(s.ChainOf, inner, st.none(), st.none(), span=here),
+        st.builds(s.ChainOf, inner, st.sampled_from(["after", "before"]), inner, span=here),
     )
 
 
@@ -252,7 +256,7 @@ def _grown(inner: st.SearchStrategy[s.Selector]) -> st.SearchStrategy[s.Selector
 def policies(draw: st.DrawFn) -> s.Policy:
     lets: dict[str, s.Let] = {}
     for name in ("a", "b")[: draw(st.integers(0, 2))]:
-        lets[name] = s.Let(name, draw(selectors(tuple(lets))), SPAN)
+        lets[name] = s.Let(name, draw(selectors(tuple(lets))), span=SPAN)
     rules = st.builds(
         s.Rule,
         st.sampled_from([Action.SAVE, Action.RECOMPUTE, Action.RECOMPUTE, Action.MUST_RECOMPUTE, Action.LEAVE]),
@@ -266,9 +270,9 @@ def policies(draw: st.DrawFn) -> s.Policy:
     return s.Policy(
         name="random",
         lets=lets,
-        blocks=None if blocks is None else s.Blocks(blocks, SPAN),
+        blocks=None if blocks is None else s.Blocks(blocks, span=SPAN),
         rules=tuple(draw(st.lists(rules, max_size=4))),
-        undecided=None if fate is None else s.Undecided(fate, SPAN),
+        undecided=None if fate is None else s.Undecided(fate, span=SPAN),
         rewrites=(),
         expectations=(),
     )

@@ -39,7 +39,7 @@ def test_a_selector_denotes_what_its_sentence_says(facts, selector):
 @given(graphs(), predicates)
 def test_a_predicate_filters_as_its_sentence_says(facts, predicate):
     times = node_times(facts, QUICK)
-    selector = Where(Everything(span("everything")), predicate, span("everything where …"))
+    selector = Where(Everything(span=span("everything")), predicate, span=span("everything where …"))
     reference = Reference(policy_of(), facts, list(times.seconds))
     assert one_selector(facts, selector, times) == sorted(reference.nodes(selector))
 
@@ -49,7 +49,9 @@ def test_a_predicate_filters_as_its_sentence_says(facts, predicate):
 def test_every_property_of_a_node_is_what_its_name_says(facts):
     reference = Reference(policy_of(), facts)
     for name in PROPERTIES:
-        selector = Where(Everything(span("everything")), Is(name, span(name)), span(f"everything where {name}"))
+        selector = Where(
+            Everything(span=span("everything")), Is(name, span=span(name)), span=span(f"everything where {name}")
+        )
         assert (name, one_selector(facts, selector)) == (name, sorted(reference.nodes(selector)))
 
 
@@ -59,7 +61,9 @@ def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
     reference = Reference(policy_of(), facts)
     cuts = Cuts(facts, Chains(facts))
     assert list(cuts.positions(size.value)) == reference.cuts(size.value)
-    selector = Where(Everything(span("everything")), CrossesCut(size, span("…")), span("everything where …"))
+    selector = Where(
+        Everything(span=span("everything")), CrossesCut(size, span=span("…")), span=span("everything where …")
+    )
     assert one_selector(facts, selector) == sorted(reference.nodes(selector))
 
 

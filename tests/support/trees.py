@@ -21,6 +21,6 @@ def policy_of(
         name="test",
         rules=rules,
         expectations=expectations,
-        undecided=None if undecided is None else Undecided(undecided, span(f"undecided -> {undecided}")),
+        undecided=None if undecided is None else Undecided(undecided, span=span(f"undecided -> {undecided}")),
         **fields,
     )

@@ -304,7 +304,7 @@ class PolicyBackend:
         root = known or next((type(module).__name__ for module in session.regions), "block")
         policy = self.policy
         if policy.blocks is None or not known:  # else the largest list of modules in it would be taken for the blocks
-            policy = evolve(policy, blocks=Blocks(f"/{root}", _NOWHERE))
+            policy = evolve(policy, blocks=Blocks(f"/{root}", span=_NOWHERE))
         partitioner = JointPartitioner(policy, deferred=model_wide_errors.DEFERRED_CODES, root=root)
         return partitioner, f"{caching.policy_key(policy, root=root)}:block", root
 

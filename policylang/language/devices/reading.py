@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import evolve
 
@@ -38,23 +38,25 @@ def find_device(name: str, base: Path) -> tuple[Path, str] | Diagnostic:
     So neither ever stands for the other, whatever lies in the current folder. A bare word that the library does not
     have may be the name of a file.
     """
+    library = f"bundled are {', '.join(bundled_devices())}; a file is given by its path"
     if not name:
-        return diagnose("APL152", "the name of a device profile is empty", help=_library())
+        return diagnose("APL152", "the name of a device profile is empty", help=library)
     if os.path.basename(name) == name and not name.endswith(SUFFIX):
-        word = name.lower()
-        fitting = _fitting(word)
-        if word in fitting or len(fitting) == 1:
-            found = word if word in fitting else fitting[0]
+        fitting = _fitting(name.lower())
+        if len(fitting) == 1 or name.lower() in fitting:
+            found = name.lower() if name.lower() in fitting else fitting[0]
             return devices_folder() / f"{found}{SUFFIX}", f"<{found}>"
         if fitting:
             quoted = " and ".join(f"`{each}`" for each in fitting)
             return diagnose("APL152", f"`{name}` is the beginning of several device profiles: {quoted}")
-    path = base / name
-    try:
-        missing = not os.path.exists(path)
-    except ValueError:
-        missing = True
-    return _unknown(name) if missing else (path, name)
+    if os.path.exists(base / name):
+        return base / name, name
+    stem = os.path.basename(name).removesuffix(SUFFIX).lower()
+    help = " ".join(filter(None, (did_you_mean(_nearest(stem)), library)))
+    if stem in bundled_devices():
+        help = f"the bundled profile of that name is written `{stem}`"
+    shown = shortened(name.partition("\n")[0], _LONGEST)
+    return diagnose("APL152", f"there is no device profile `{shown}`", help=help)
 
 
 def meant_devices(name: str) -> tuple[str, ...]:
@@ -67,29 +69,13 @@ def _fitting(word: str) -> tuple[str, ...]:
     return tuple(each for each in bundled_devices() if each == word or each.startswith(f"{word}-"))
 
 
-def _unknown(name: str) -> Diagnostic:
-    shown = shortened(name.partition("\n")[0], _LONGEST)
-    stem = os.path.basename(name).removesuffix(SUFFIX).lower()
-    if stem in bundled_devices():
-        help = f"the bundled profile of that name is written `{stem}`"
-        return diagnose("APL152", f"there is no device profile `{shown}`", help=help)
-    near = did_you_mean(_nearest(stem))
-    help = f"{near} {_library()}" if near else _library()
-    return diagnose("APL152", f"there is no device profile `{shown}`", help=help)
-
-
 def _nearest(word: str) -> tuple[str, ...]:
     """The profiles with a similar name or beginning of one: ``h10`` is near to ``h100``."""
     beginnings: dict[str, str] = {}
     for name in bundled_devices():
-        parts = name.split("-")
-        for length in range(1, len(parts) + 1):
-            beginnings.setdefault("-".join(parts[:length]), name)
+        for beginning in accumulate(name.split("-"), "{}-{}".format):
+            beginnings.setdefault(beginning, name)
     return tuple(dict.fromkeys(beginnings[each] for each in nearest(word, beginnings)))[:2]
-
-
-def _library() -> str:
-    return f"bundled are {', '.join(bundled_devices())}; a file is given by its path"
 
 
 _COLUMN = re.compile(r"(?P<size>\d{1,12}(?:\.\d{1,9})?)\s*(?P<unit>[KMGT]?)i?B\s*\((?P<time>ns|us|µs|ms|s)\)")
@@ -178,23 +164,103 @@ def _wrong(message: str, span: Span, help: str | None = None) -> Diagnostic:
     return diagnose("APL158", message, span, help=help)
 
 
-_TABLES = ("name", "compute", "memory", "operators", "host", "network")
-_NETWORK = ("ranks", "bandwidth", "latency", "times", "group")
-_SHARES_OF_COMPUTE = ("overhead", "attention", "convolution")
-_MOST_OF_CONVOLUTIONS = 10.0
-_LEAST_RATE, _MOST_RATE, _MOST_SIZE = 1.0, 1e30, 1e30
-_LONGEST_TIME = 3600.0
-_MOST_RANKS = 1 << 24
-_MOST_BYTES = 1 << 60
 _OPERATOR = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)?", re.ASCII)
 _BYTES = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([KMGT]?i?B)\s*")
 _WITH_UNIT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµ%]+)(?:/s)?\s*")
 _PREFIXES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _KINDS = {dict: "a table", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
 
 _Path = tuple[str | int, ...]
 """``("network", 1, "latency")``: the names and numbers that lead to a figure."""
+
+
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+_Figure = Callable[[Any, str], _T]
+"""Reads what a key, of this name, is given; raises :class:`_Misread`."""
+
+
+class _Misread(Exception):
+    """A value is none of the kind wanted: a message, a help, and the key beside it that is wrong, if it is that one."""
+
+    def __init__(self, message: str, help: str | None = None, key: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.help, self.key = message, help, key
+
+
+def _number(what: str, least: float, most: float, *, above: bool = False) -> _Figure[float]:
+    """Reads a number between two others. ``above``: the least is too little itself."""
+
+    def read(value: Any, name: str) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise _Misread(f"`{name}` is {_kind(value)}, and should be {what}", _plain_number(value))
+        if least <= value <= most and not (above and value == least):
+            return float(value)
+        try:
+            shown = _short(str(value))
+        except ValueError:  # Python writes no number of more than 4300 digits
+            shown = "…"
+        raise _Misread(f"`{name} = {shown}` cannot be: it is {what}")
+
+    return read
+
+
+def _share(most: float) -> _Figure[float]:
+    return _number(f"a share, above 0 and at most {most:g}", 0.0, most, above=True)
+
+
+def _per_second(what: str) -> _Figure[float]:
+    return _number(f"a number of {what} per second", 1.0, 1e30)
+
+
+def _rate(what: str) -> _Figure[Rate]:
+    """Reads a number, or points ``[size, per second]`` of rising size."""
+    per_second, size = _per_second(what), _number(f"a size, in {what}", 1.0, 1e30)
+
+    def read(value: Any, name: str) -> Rate:
+        if not isinstance(value, list):
+            return Rate.constant(per_second(value, name))
+        points: list[tuple[float, float]] = []
+        for point in value:
+            if not isinstance(point, list) or len(point) != 2:
+                help = f"a number, or points `[{what} of one, {what} per second]`: `[[1e9, 2e12], [1e12, 6e12]]`"
+                raise _Misread(f"`{name}` has {_kind(point)} that is not a size and a rate", help)
+            points.append((size(point[0], name), per_second(point[1], name)))
+        if not points:
+            raise _Misread(f"`{name}` is an empty list", "write a number, or points")
+        if any(low[0] >= high[0] for low, high in pairwise(points)):
+            raise _Misread(f"the sizes of `{name}` do not rise from point to point")
+        return Rate(tuple(points))
+
+    return read
+
+
+def _capacity(value: Any, name: str) -> int:
+    what = "a number of bytes, as a text with its unit: `80 GiB`"
+    if isinstance(value, str):
+        match = _BYTES.fullmatch(value)
+        if match is None or match[2] not in UNITS:
+            raise _Misread(f"`{name}` is not {what}", 'write the number and its unit: `capacity = "80 GiB"`')
+        value = round(float(match[1]) * UNITS[match[2]][0])
+    return int(_number(what, 1, 1 << 60)(value, name))
+
+
+def _ranks(value: Any, name: str) -> int:
+    what = "a whole number of ranks, from 2 on"
+    number = _number(what, 2, 1 << 24)(value, name)
+    if number != int(number):
+        raise _Misread(f"`{name} = {value}` cannot be: it is {what}")
+    return int(number)
+
+
+def _name(value: Any, _: str) -> str:
+    if isinstance(value, str) and value.strip() and value.isprintable() and len(value) <= 100:
+        return value
+    raise _Misread("`name` should be a text of one line, of at most 100 characters")
+
+
+_SECONDS_OF_ONE = _number("a number of seconds, from 0 to an hour", 0.0, 3600.0)
+_BANDWIDTH = _per_second("bytes")
 
 
 def read_device(name: str | os.PathLike[str], base: Path | None = None) -> DeviceProfile | Diagnostic:
@@ -224,21 +290,17 @@ def read_device(name: str | os.PathLike[str], base: Path | None = None) -> Devic
 
 
 def parse_device(source: Source, folder: Path) -> DeviceProfile | Diagnostic:
-    """The profile that a text makes; the tables that it names are looked for in ``folder``."""
+    """The profile that a text makes, or the first mistake in it, with the others as notes. The tables that it names are
+    looked for in ``folder``."""
     tables = tables_of(source, "APL154")
     if isinstance(tables, Diagnostic):
         return tables
     reader = _Reader(source, tables, folder)
     device = reader.device()
-    return _first(reader.found) if reader.found else device
-
-
-def _first(found: list[Diagnostic]) -> Diagnostic:
-    """The first mistake in the order of the text, with the others as notes."""
-    first, *others = sorted(found, key=lambda each: each.span.start if each.span else 0)
-    notes = tuple(
-        Related(f"besides, {each.message}{f' ({each.help})' if each.help else ''}", each.span) for each in others
-    )
+    if not reader.found:
+        return device
+    first, *others = sorted(reader.found, key=lambda each: each.span.start if each.span else 0)
+    notes = (Related(f"besides, {each.message}{f' ({each.help})' if each.help else ''}", each.span) for each in others)
     return evolve(first, related=(*first.related, *notes))
 
 
@@ -250,24 +312,30 @@ class _Reader:
         self.found: list[Diagnostic] = []
 
     def device(self) -> DeviceProfile:
-        self._refuse_unknown(self.tables, (), _TABLES)
-        compute = self._table("compute", (*DTYPES, *ALIASES, *_SHARES_OF_COMPUTE, "tf32"), "`bfloat16 = 600e12`")
+        self._refuse_unknown(self.tables, (), ("name", "compute", "memory", "operators", "host", "network"))
+        shares = ("overhead", "attention", "convolution")
+        compute = self._table("compute", (*DTYPES, *ALIASES, *shares, "tf32"), "`bfloat16 = 600e12`")
         memory = self._table("memory", ("bandwidth", "pointwise", "capacity"), "`bandwidth = 2.6e12`")
+        if memory is not None and "bandwidth" not in memory:
+            self._missing("memory.bandwidth", ("memory",), "write `bandwidth = 2.6e12`, in bytes per second")
+        host = self._table("host", ("bandwidth",))
+        if host is not None and "bandwidth" not in host:
+            self._missing("host.bandwidth", ("host",), "write `bandwidth = 50e9`, in bytes per second each way")
         return DeviceProfile(
-            name=self._name(),
+            name=self._read(self.tables, ("name",), _name, Path(self.source.name).stem.strip("<>") or "device"),
             compute=self._compute(compute),
-            bandwidth=self._bandwidth(memory),
-            pointwise=self._share(memory, "memory", "pointwise"),
-            attention=self._share(compute, "compute", "attention"),
-            convolution=self._share(compute, "compute", "convolution", _MOST_OF_CONVOLUTIONS),
+            bandwidth=self._read(memory, ("memory", "bandwidth"), _rate("bytes"), Rate.constant(1.0)),
+            pointwise=self._read(memory, ("memory", "pointwise"), _share(1.0), 1.0),
+            attention=self._read(compute, ("compute", "attention"), _share(1.0), 1.0),
+            convolution=self._read(compute, ("compute", "convolution"), _share(10.0), 1.0),
             operators=self._operators(),
-            overhead=self._seconds(compute or {}, ("compute", "overhead")),
-            capacity=self._capacity(memory),
-            host_bandwidth=self._host(self._table("host", ("bandwidth",))),
+            overhead=self._read(compute, ("compute", "overhead"), _SECONDS_OF_ONE, 0.0),
+            capacity=self._read(memory, ("memory", "capacity"), _capacity, None),
+            host_bandwidth=self._read(host, ("host", "bandwidth"), _BANDWIDTH, None),
             networks=self._networks(),
         )
 
-    # --- figures ---
+    # --- mistakes ---
 
     def _place(self, path: _Path) -> KeyPlace:
         names = [each for each in path if isinstance(each, str)]
@@ -277,17 +345,35 @@ class _Reader:
     def _wrong_key(self, path: _Path, message: str, help: str | None = None, code: str = "APL155") -> None:
         self.found.append(diagnose(code, message, self._place(path).key, help=help))
 
-    def _wrong_value(self, path: _Path, message: str, help: str | None = None) -> None:
-        self.found.append(diagnose("APL157", message, self._place(path).value, help=help))
-
     def _missing(self, name: str, path: _Path, help: str) -> None:
         self._wrong_key(path, f"`{name}` is missing", help, "APL156")
 
-    def _table(self, name: str, known: Iterable[str], example: str = "") -> dict[str, Any] | None:
-        """None where there is none; one with an ``example`` has to be there."""
+    def _refuse_unknown(self, given: Mapping[str, Any], path: _Path, known: Sequence[str]) -> None:
+        where = f"in `[{path[0]}]`" if path else "in a device profile"
+        for key in given:
+            if key not in known:
+                help = did_you_mean(nearest(key, known)) or f"there are {', '.join(f'`{each}`' for each in known)}"
+                self._wrong_key((*path, key), f"`{_short(key)}` means nothing {where}", help)
+
+    # --- tables ---
+
+    def _read(self, table: Mapping[str, Any] | None, path: _Path, figure: _Figure[_T], otherwise: _U) -> _T | _U:
+        """The figure at the end of a path; ``otherwise`` where there is none, or none of that kind."""
+        key = str(path[-1])
+        if table is None or key not in table:
+            return otherwise
+        try:
+            return figure(table[key], _short(key))
+        except _Misread as wrong:
+            place = self._place(path if wrong.key is None else (*path[:-1], wrong.key))
+            self.found.append(diagnose("APL157", wrong.message, place.value, help=wrong.help))
+            return otherwise
+
+    def _table(self, name: str, known: Sequence[str] | None, example: str = "") -> dict[str, Any] | None:
+        """None where there is none; one with an ``example`` has to be there. ``known``: its keys, or None for any."""
         given = self.tables.get(name)
         if isinstance(given, dict):
-            self._refuse_unknown(given, (name,), known)
+            self._refuse_unknown(given, (name,), known or tuple(given))
             return given
         if given is not None:
             message = f"`{name}` is {_kind(given)}, and should be a table"
@@ -296,77 +382,9 @@ class _Reader:
             self._missing(f"[{name}]", (), f"write `[{name}]`, and below it {example}")
         return None
 
-    def _refuse_unknown(self, given: Mapping[str, Any], path: _Path, known: Iterable[str]) -> None:
-        known = tuple(known)
-        where = f"in `[{path[0]}]`" if path else "in a device profile"
-        for key in given:
-            if key not in known:
-                help = did_you_mean(nearest(key, known)) or f"there are {', '.join(f'`{each}`' for each in known)}"
-                self._wrong_key((*path, key), f"`{_short(key)}` means nothing {where}", help)
-
-    def _number(
-        self, value: Any, path: _Path, least: float, most: float, what: str, *, above: bool = False
-    ) -> float | None:
-        """A figure between two others, itself above the least where ``above``; None where it is none."""
-        name = _short(str(path[-1]))
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            self._wrong_value(path, f"`{name}` is {_kind(value)}, and should be {what}", _plain_number(value))
-        elif not least <= value <= most or (above and value == least):
-            self._wrong_value(path, f"`{name} = {_shown(value)}` cannot be: it is {what}")
-        else:
-            return float(value)
-        return None
-
-    def _rate(self, value: Any, path: _Path, what: str) -> Rate | None:
-        """A number, or points ``[size, per second]`` of rising size."""
-        if not isinstance(value, list):
-            constant = self._number(value, path, _LEAST_RATE, _MOST_RATE, f"a number of {what} per second")
-            return None if constant is None else Rate.constant(constant)
-        name = _short(str(path[-1]))
-        points: list[tuple[float, float]] = []
-        for point in value:
-            if not isinstance(point, list) or len(point) != 2:
-                help = f"a number, or points `[{what} of one, {what} per second]`: `[[1e9, 2e12], [1e12, 6e12]]`"
-                self._wrong_value(path, f"`{name}` has {_kind(point)} that is not a size and a rate", help)
-                return None
-            size = self._number(point[0], path, _LEAST_RATE, _MOST_SIZE, f"a size, in {what}")
-            rate = self._number(point[1], path, _LEAST_RATE, _MOST_RATE, f"a number of {what} per second")
-            if size is None or rate is None:
-                return None
-            points.append((size, rate))
-        if not points:
-            self._wrong_value(path, f"`{name}` is an empty list", "write a number, or points")
-            return None
-        if any(low[0] >= high[0] for low, high in pairwise(points)):
-            self._wrong_value(path, f"the sizes of `{name}` do not rise from point to point")
-            return None
-        return Rate(tuple(points))
-
-    def _bytes_per_second(self, value: Any, path: _Path) -> float | None:
-        return self._number(value, path, _LEAST_RATE, _MOST_RATE, "a number of bytes per second")
-
-    def _seconds(self, table: Mapping[str, Any], path: _Path) -> float:
-        given = table.get(str(path[-1]), 0.0)
-        return self._number(given, path, 0.0, _LONGEST_TIME, "a number of seconds, from 0 to an hour") or 0.0
-
-    def _share(self, table: Mapping[str, Any] | None, name: str, key: str, most: float = 1.0) -> float:
-        what = f"a share, above 0 and at most {most:g}"
-        share = self._number((table or {}).get(key, 1.0), (name, key), 0.0, most, what, above=True)
-        return 1.0 if share is None else share
-
-    # --- tables ---
-
-    def _name(self) -> str:
-        stem = Path(self.source.name).stem.strip("<>") or "device"
-        name = self.tables.get("name", stem)
-        if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > 100:
-            self._wrong_value(("name",), "`name` should be a text of one line, of at most 100 characters")
-            return stem
-        return name
-
     def _compute(self, given: Mapping[str, Any] | None) -> dict[str, Rate]:
         rates: dict[str, Rate] = {}
-        for key, value in (given or {}).items():
+        for key in given or ():
             path = ("compute", key)
             if key == "tf32":
                 help = "products of float32 that run in TF32 are float32 ones: write their rate as `float32`"
@@ -374,7 +392,7 @@ class _Reader:
             dtype = ALIASES.get(key, key)
             if dtype not in DTYPES:
                 continue
-            rate = self._rate(value, path, "FLOP")
+            rate = self._read(given, path, _rate("FLOP"), None)
             if dtype in rates:
                 self._wrong_key(path, f"`{key}` says the rate of {dtype} a second time")
             elif rate is not None:
@@ -383,51 +401,20 @@ class _Reader:
             self._missing("compute", ("compute",), "name at least one dtype: `bfloat16 = 600e12`")
         return rates
 
-    def _bandwidth(self, memory: Mapping[str, Any] | None) -> Rate:
-        rate = None
-        if memory is not None and "bandwidth" not in memory:
-            self._missing("memory.bandwidth", ("memory",), "write `bandwidth = 2.6e12`, in bytes per second")
-        elif memory is not None:
-            rate = self._rate(memory["bandwidth"], ("memory", "bandwidth"), "bytes")
-        return rate or Rate.constant(1.0)
-
     def _operators(self) -> dict[str, float]:
         """Rates by operator with its namespace; a bare name is of ``aten``."""
-        given = self.tables.get("operators")
-        given = self._table("operators", given if isinstance(given, dict) else ())
+        given = self._table("operators", None)
         rates: dict[str, float] = {}
         aten = manifest().namespaces["aten"]
-        for key, value in (given or {}).items():
+        for key in given or ():
             path = ("operators", key)
             name = key.removeprefix("aten.")
             if not _OPERATOR.fullmatch(key) or ("." not in name and name not in aten):
                 help = did_you_mean(nearest(name, aten)) or "`tanh`, or of another library `my_kernels.fused_norm`"
                 self._wrong_key(path, f"`{_short(key)}` is no operator", help)
-            elif (rate := self._bytes_per_second(value, path)) is not None:
+            elif (rate := self._read(given, path, _BANDWIDTH, None)) is not None:
                 rates[name if "." in name else f"aten.{name}"] = rate
         return rates
-
-    def _capacity(self, memory: Mapping[str, Any] | None) -> int | None:
-        given, path = (memory or {}).get("capacity"), ("memory", "capacity")
-        if given is None:
-            return None
-        what = "a number of bytes, as a text with its unit: `80 GiB`"
-        if isinstance(given, str):
-            match = _BYTES.fullmatch(given)
-            if match is None or match[2] not in UNITS:
-                help = 'write the number and its unit: `capacity = "80 GiB"`'
-                self._wrong_value(path, f"`capacity` is not {what}", help)
-                return None
-            given = round(float(match[1]) * UNITS[match[2]][0])
-        size = self._number(given, path, 1, _MOST_BYTES, what)
-        return None if size is None else int(size)
-
-    def _host(self, host: Mapping[str, Any] | None) -> float | None:
-        if host is not None and "bandwidth" not in host:
-            self._missing("host.bandwidth", ("host",), "write `bandwidth = 50e9`, in bytes per second each way")
-        elif host is not None:
-            return self._bytes_per_second(host["bandwidth"], ("host", "bandwidth"))
-        return None
 
     def _networks(self) -> tuple[Network, ...]:
         given = self.tables.get("network", [])
@@ -445,60 +432,45 @@ class _Reader:
         return tuple(networks)
 
     def _network(self, given: Mapping[str, Any], path: _Path) -> Network:
-        self._refuse_unknown(given, path, _NETWORK)
-        ranks, bandwidth = given.get("ranks"), given.get("bandwidth")
-        if ranks is not None:
-            what = "a whole number of ranks, from 2 on"
-            number = self._number(ranks, (*path, "ranks"), 2, _MOST_RANKS, what)
-            if number is not None and number != int(number):
-                self._wrong_value((*path, "ranks"), f"`ranks = {ranks}` cannot be: it is {what}")
-            ranks = None if number is None else int(number)
-        if bandwidth is not None:
-            bandwidth = self._bytes_per_second(bandwidth, (*path, "bandwidth"))
+        self._refuse_unknown(given, path, ("ranks", "bandwidth", "latency", "times", "group"))
         if "bandwidth" not in given and "times" not in given:
             help = 'write `bandwidth = 45e9`, in bytes per second, or `times = "measured.table"`'
             self._missing("network.bandwidth", path, help)
-        if "latency" in given and "bandwidth" not in given:
-            message = "`latency` means nothing without `bandwidth`: measured times have it in them"
-            self._wrong_key((*path, "latency"), message)
-        if "group" in given and "times" not in given:
-            message = "`group` means nothing without `times`: it says which rows of the table are meant"
-            self._wrong_key((*path, "group"), message)
-        latency = self._seconds(given, (*path, "latency"))
-        return Network(ranks, bandwidth, latency, self._times(given, path))
+        for key, other, why in (
+            ("latency", "bandwidth", "measured times have it in them"),
+            ("group", "times", "it says which rows of the table are meant"),
+        ):
+            if key in given and other not in given:
+                self._wrong_key((*path, key), f"`{key}` means nothing without `{other}`: {why}")
+        return Network(
+            self._read(given, (*path, "ranks"), _ranks, None),
+            self._read(given, (*path, "bandwidth"), _BANDWIDTH, None),
+            self._read(given, (*path, "latency"), _SECONDS_OF_ONE, 0.0),
+            self._read(given, (*path, "times"), lambda file, _: self._times(file, given.get("group"), path), ()),
+        )
 
-    def _times(self, given: Mapping[str, Any], path: _Path) -> tuple[CollectiveTimes, ...]:
-        file, group = given.get("times"), given.get("group")
-        at_times, at_group = (*path, "times"), (*path, "group")
-        if file is None:
-            return ()
+    def _times(self, file: Any, group: Any, path: _Path) -> tuple[CollectiveTimes, ...]:
         if not isinstance(file, str) or not file:
-            self._wrong_value(at_times, "`times` should be the path of a table")
-            return ()
+            raise _Misread("`times` should be the path of a table")
         if group is not None and not isinstance(group, str):
             help = f'write `group = "{group}"`' if isinstance(group, int) and 0 <= group < 10**9 else None
-            self._wrong_value(at_group, "`group` should be a text", help)
-            return ()
+            raise _Misread("`group` should be a text", help, "group")
         rows = read_table(self.folder / file, file)
         if isinstance(rows, Diagnostic):
-            named = self._place(at_times).value
+            named = self._place((*path, "times")).value
             note = Related("the table is named here", named)
             self.found.append(evolve(rows, span=rows.span or named, related=(note,) if rows.span else ()))
             return ()
         groups = dict.fromkeys(name for name, _ in rows)
         if group is not None and group not in groups:
             help = did_you_mean(nearest(group, groups)) or f"there are {', '.join(f'`{each}`' for each in groups)}"
-            self._wrong_value(at_group, f"the table has no group `{group}`", help)
-            return ()
-        times = [each for name, each in rows if group in (None, name)]
-        measured: set[tuple[str, int]] = set()
-        for each in times:
-            if (each.collective, each.ranks) in measured:
+            raise _Misread(f"the table has no group `{group}`", help, "group")
+        times: dict[tuple[str, int], CollectiveTimes] = {}
+        for name, each in rows:
+            if group in (None, name) and times.setdefault((each.collective, each.ranks), each) is not each:
                 message = f"the table measures `{each.collective}` of {each.ranks} ranks in several groups"
-                self._wrong_value(at_times, message, f'say which are meant: `group = "{next(iter(groups))}"`')
-                return ()
-            measured.add((each.collective, each.ranks))
-        return tuple(times)
+                raise _Misread(message, f'say which are meant: `group = "{next(iter(groups))}"`')
+        return tuple(times.values())
 
 
 def _takes_all_of(first: Network, second: Network) -> bool:
@@ -516,19 +488,12 @@ def _short(text: str) -> str:
     return shortened(text.replace("\n", " "), 60)
 
 
-def _shown(value: float) -> str:
-    try:
-        return _short(str(value))
-    except ValueError:  # Python writes no number of more than 4300 digits
-        return "…"
-
-
 def _plain_number(value: Any) -> str | None:
     """The help for somebody who wrote `2.6 TB/s`."""
     if not isinstance(value, str) or not (given := _WITH_UNIT.fullmatch(value)):
         return None
     number, unit = given.groups()
-    scale = _TIMES.get(unit) or UNITS.get(unit, (None,))[0]
+    scale = _SECONDS.get(unit) or UNITS.get(unit, (None,))[0]
     for name in ("FLOPS", "FLOP", "B"):
         if unit.upper().endswith(name) and unit[: -len(name)] in _PREFIXES:
             scale = _PREFIXES[unit[: -len(name)]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from attrs import frozen
 
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
+from policylang.language.files import decoded, read_limited
 from policylang.language.shown import shortened
 
 _MOST = 1 << 20
@@ -22,25 +22,13 @@ _AT = re.compile(r" \(at line (\d+), column (\d+)\)$| \(at end of document\)$")
 def read_text(path: Path, name: str, noun: str) -> Source | Diagnostic:
     """The text of a file under the name that reports will give it. ``noun``: what the file should be."""
     shown = shortened(name, _LONGEST)
-    try:
-        if os.path.isdir(path):
-            return diagnose("APL153", f"`{shown}` is a folder", help=f"name the file of {noun}")
-        if os.path.exists(path) and not path.is_file():
-            return diagnose("APL153", f"`{shown}` is not a regular file", help=f"name the file of {noun}")
-        with path.open("rb") as stream:
-            content = stream.read(_MOST + 1)
-    except (OSError, ValueError) as error:
-        reason = ((isinstance(error, OSError) and error.strerror) or str(error)).lower()
-        return diagnose("APL153", f"`{shown}` cannot be read: {reason}")
-    start = Span(Source(shown, ""), 0, 0)
+    content = read_limited(path, shown, _MOST, "APL153", f"name the file of {noun}")
+    if isinstance(content, Diagnostic):
+        return content
     if len(content) > _MOST:
-        return diagnose("APL153", f"the file is larger than the 1 MiB that {noun} may have", start)
-    try:
-        return Source(shown, content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        message = f"the file is not text: byte 0x{content[error.start]:02x} in line {line} is not UTF-8"
-        return diagnose("APL153", message, start, help=f"{noun} is a UTF-8 text file")
+        message = f"the file is larger than the 1 MiB that {noun} may have"
+        return diagnose("APL153", message, Span(Source(shown, ""), 0, 0))
+    return decoded(content, shown, "APL153", noun)
 
 
 def tables_of(source: Source, code: str) -> dict[str, Any] | Diagnostic:
@@ -65,7 +53,7 @@ def tables_of(source: Source, code: str) -> dict[str, Any] | Diagnostic:
 
 @frozen
 class KeyPlace:
-    """Where a text has a key and its value, as far as its line goes; both are the header for a table with one."""
+    """Where a text has a key, and its value as far as its line goes; of a table with a header, both are the header."""
 
     key: Span
     value: Span
@@ -74,22 +62,19 @@ class KeyPlace:
 def place_of(source: Source, table: Sequence[str], key: str | None = None, number: int = 0) -> KeyPlace:
     """Find a key by its name on the lines below its table's header; the header, or the start of the
     text, where it is not found. ``number``: which of the tables of one name."""
-    nowhere = Span(source, 0, 0)
-    place, start = KeyPlace(nowhere, nowhere), 0
+
+    def pattern(name: str) -> str:
+        return rf"[\"']?{re.escape(name)}[\"']?"  # in quotes or not
+
+    header = Span(source, 0, 0)
     if table:
-        name = r"[ \t]*\.[ \t]*".join(map(_name, table))
+        name = r"[ \t]*\.[ \t]*".join(map(pattern, table))
         headers = list(re.finditer(rf"^[ \t]*(\[\[?[ \t]*{name}[ \t]*\]\]?)", source.text, re.MULTILINE))
         if number >= len(headers):
             return place_of(source, table[:-1], table[-1])
-        span = Span(source, *headers[number].span(1))
-        place, start = KeyPlace(span, span), span.end
+        header = Span(source, *headers[number].span(1))
     if key is not None:
-        line = re.compile(rf"^[ \t]*({_name(key)})[ \t]*=[ \t]*((?:[^\n#]*[^\s#])?)", re.MULTILINE)
-        if (found := line.search(source.text, start)) is not None:
+        line = re.compile(rf"^[ \t]*({pattern(key)})[ \t]*=[ \t]*((?:[^\n#]*[^\s#])?)", re.MULTILINE)
+        if (found := line.search(source.text, header.end)) is not None:
             return KeyPlace(Span(source, *found.span(1)), Span(source, *found.span(2)))
-    return place
-
-
-def _name(key: str) -> str:
-    """The pattern of a key, in quotes or not."""
-    return rf"[\"']?{re.escape(key)}[\"']?"
+    return KeyPlace(header, header)
