@@ -20,8 +20,7 @@ from policylang.errors import PolicyMeaningError
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, Related, Source, Span
-from policylang.language.files import find_policy, policy_files, reason_of, source_of, write_whole
-from policylang.language.lexer import MAX_FILE
+from policylang.language.files import MAX_FILE, find_policy, policy_files, reason_of, source_of, write_whole
 from policylang.language.loader import load_policy, load_source
 from policylang.language.shown import joined
 from policylang.language.syntax import Policy
@@ -115,8 +114,6 @@ def read_policy(name: str, facts: Facts | None = None) -> Policy:
 def read_stdin() -> Source | Diagnostic:
     """The policy in the standard input, or why it cannot be read. What it includes is looked for from the current
     folder."""
-    from policylang.language.files import MAX_FILE
-
     return source_of(sys.stdin.buffer.read(MAX_FILE + 1), STDIN_NAME)
 
 

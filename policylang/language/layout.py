@@ -148,61 +148,7 @@ def _content(source: Source) -> list[tuple[int, str]]:
     ]
 
 
-_PARTS = re.compile(r"\r\n|\r|\n|[^\r\n]+")
-
-
-@frozen
-class LayoutChange:
-    """Characters of a text that others take the place of."""
-
-    start: int
-    end: int
-    text: str
-
-
 def line_end_of(text: str) -> str:
     """The line end of a text's first line."""
     first = text.find("\n")
     return "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
-
-
-def layout_changes(source: Source) -> tuple[LayoutChange, ...] | None:
-    """The changes that make a text canonical, sorted by position, no two of them at one place; None where ``fmt``
-    refuses it."""
-    text, formatted = source.text, format_source(source).text
-    if formatted is None:
-        return None
-    found: list[LayoutChange] = []
-
-    def change(start: int, end: int, wanted: str) -> None:
-        """Replace the line ends and blanks that differ, with the change right before: an editor may apply two at one
-        place in either order."""
-        old, new = _PARTS.findall(text[start:end]), _PARTS.findall(wanted)
-        while old and new and old[0] == new[0]:
-            start += len(old[0])
-            del old[0], new[0]
-        while old and new and old[-1] == new[-1]:
-            end -= len(old[-1])
-            del old[-1], new[-1]
-        before = found.pop() if (old or new) and found and found[-1].end == start else LayoutChange(start, start, "")
-        if old or new:
-            found.append(LayoutChange(before.start, end, before.text + "".join(new)))
-
-    line_end = line_end_of(text)
-    done = written = 0
-    for before, after in zip(pieces_of(source), pieces_of(Source(source.name, formatted)), strict=True):
-        change(done, before.start, formatted[written : after.start].replace("\n", line_end))
-        done = before.start + len(before.text.rstrip()) if before.is_comment else before.end
-        written = after.end
-        change(before.start, done, after.text)
-    change(done, len(text), formatted[written:].replace("\n", line_end))
-    return tuple(found)
-
-
-def layout_changes_between(source: Source, start: int, end: int) -> tuple[LayoutChange, ...]:
-    """The changes of :func:`layout_changes` on the lines between two offsets; none where ``fmt`` refuses the text."""
-    text = source.text
-    first = text.rfind("\n", 0, start) + 1
-    last = text.find("\n", end if start == end else end - 1)
-    last = len(text) if last < 0 else last
-    return tuple(each for each in layout_changes(source) or () if first <= each.start and each.end <= last)
