@@ -229,7 +229,7 @@ class _Rematerializer:
             if is_piece or not facts.flags[row] & Flag.RANDOM:
                 continue
             name = facts.names[row]
-            names = self.names.drawn(name), self.names.state(name)
+            names = self.names.new(name, "result"), self.names.new(name, "state")
             self.drawings[row], self.results[row] = keep_state(self.nodes[row], *names)
 
     def _run_again(self) -> None:
@@ -274,7 +274,7 @@ class _Rematerializer:
         target, args, kwargs = node.target, fx.map_arg(source_args, copied), fx.map_arg(source_kwargs, copied)
         if drawing:
             target, args, kwargs = repeat(drawing, args, kwargs)
-        name = self.names.second_run(self.facts.names[row])
+        name = self.names.new(self.facts.names[row], "recomputed")
         copy = self.graph.create_node("call_function", target, args, kwargs, name=name)
         copy.name = name  # torch does not give a name twice, not even that of a node that is gone
         copy.meta = self._meta(node if drawing is None else self.results[row], anchor, row)
@@ -285,7 +285,7 @@ class _Rematerializer:
         itself (flex_attention) cannot share one across regions."""
         if not isinstance(getattr(self.gm, str(read.target), None), torch.nn.Module):
             return read
-        name = self.names.second_run(read.name)
+        name = self.names.new(read.name, "recomputed")
         copy = self.graph.create_node("get_attr", read.target, (), {}, name=name)
         copy.name = name
         copy.meta = dict(read.meta)
