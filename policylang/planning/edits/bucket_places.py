@@ -77,8 +77,7 @@ class Places:
         """
         before = min(map(self._first_reader, results))
         self._check(sources, results, starts, before)
-        inputs = self.facts.inputs
-        place = before, self._count + 1, _Side.NEW
+        inputs, place = self.facts.inputs, (before, self._count + 1, _Side.NEW)
         ahead = self._moved(sources, inputs, before, lambda row: self._slot(row) > place)
         if not {source for row in ahead for source in inputs[row]}.union(sources).isdisjoint(results):
             raise RefusedError(DEPENDS)
@@ -88,8 +87,7 @@ class Places:
         """Where the last of several collectives starts. Arguments and errors as for :meth:`early`."""
         before = max(*starts, *(self._slot(row)[0] for row in sources))
         self._check(sources, results, starts, before)
-        users = self.facts.users
-        place = before, self._count + 1, _Side.NEW
+        users, place = self.facts.users, (before, self._count + 1, _Side.NEW)
         readers = (user for row in results for user in users[row])
         behind = self._moved(readers, users, before, lambda row: self._slot(row) < place)
         if not set(behind).isdisjoint(sources):
@@ -118,25 +116,21 @@ class Places:
     ) -> tuple[int, ...]:
         """The rows on the wrong side of a place, among some rows and what they reach along edges."""
         found: set[int] = set()
-        pending = [row for row in rows if is_wrong(row)]
+        facts, pending = self.facts, [row for row in rows if is_wrong(row)]
         while pending:
             row = pending.pop()
-            if row not in found:
-                self._check_moves(row, min(row, before), max(row, before))
-                found.add(row)
-                pending += [each for each in edges[row] if is_wrong(each)]
+            if row in found:
+                continue
+            name, target = facts.names[row], facts.targets[row]
+            if row in self._slots:
+                raise RefusedError(f"{name} is bound to another bucket")
+            known = facts.ops[row] == "call_function" and target.partition(".")[0] in _NAMESPACES
+            if not known or facts.flags[row] & _STAYS or facts.flops[row] or target in WAITS:
+                raise RefusedError(f"{name} stands between")
+            self._check_unwritten((row, *facts.inputs[row]), min(row, before), max(row, before))
+            found.add(row)
+            pending += [each for each in edges[row] if is_wrong(each)]
         return tuple(sorted(found))
-
-    def _check_moves(self, row: int, first: int, last: int) -> None:
-        """Check that a row may run at any place between two rows."""
-        facts, name = self.facts, self.facts.names[row]
-        target = facts.targets[row]
-        if row in self._slots:
-            raise RefusedError(f"{name} is bound to another bucket")
-        known = facts.ops[row] == "call_function" and target.partition(".")[0] in _NAMESPACES
-        if not known or facts.flags[row] & _STAYS or facts.flops[row] or target in WAITS:
-            raise RefusedError(f"{name} stands between")
-        self._check_unwritten((row, *facts.inputs[row]), first, last)
 
     def _check(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int], before: int) -> None:
         """Check that collectives may move to a place: past no held row, and past no write to their inputs."""
@@ -186,27 +180,22 @@ class Serving:
     @cached_property
     def blocks(self) -> Sequence[int]:
         """Row to block, for rows that compute."""
-        facts = self.facts
+        facts, kept = self.facts, self._kept
         if has_no_modules(facts):
             return self.block_of
         found = array("l", self.block_of)
         order: dict[int, int] = {_NO_BLOCK: _NO_BLOCK}
-        kept = self._kept
-        for row, op in enumerate(facts.ops):
-            if op != "call_function" or kept[row]:
+        for row, owner in enumerate(facts.owners):
+            if kept[row]:
                 found[row] = _NO_BLOCK
                 continue
-            if found[row] == _NO_BLOCK and not self._is_named(row):
+            is_named = facts.modules[row] or facts.modules[owner] or facts.ac_regions[owner] is not None
+            if found[row] == _NO_BLOCK and not is_named:
                 found[row] = max(
                     (found[source] for source in facts.inputs[row]), key=order.__getitem__, default=_NO_BLOCK
                 )
             order.setdefault(found[row], len(order))
         return found
-
-    def _is_named(self, row: int) -> bool:
-        """Whether the graph names a module or region of a node."""
-        facts, owner = self.facts, self.facts.owners[row]
-        return bool(facts.modules[row] or facts.modules[owner]) or facts.ac_regions[owner] is not None
 
     @cached_property
     def _passes(self) -> bytearray:
@@ -219,7 +208,7 @@ class Serving:
 
     @cached_property
     def _kept(self) -> bytearray:
-        """The rows that only pass on graph inputs, mostly parameters: they belong to no block."""
+        """Inputs, mostly parameters, and the rows that only pass them on: they belong to no block."""
         facts, passes = self.facts, self._passes
         found = bytearray(len(facts))
         for row, op in enumerate(facts.ops):

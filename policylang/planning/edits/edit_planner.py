@@ -107,20 +107,8 @@ class NewNodes:
     ) -> Node:
         """``like``: the row whose dtype, device, module and annotations it takes over."""
         facts, name = self._facts, self._trial.new(target, self._prefix)
-        self.made.append(
-            NewNode(
-                name=name,
-                target=target,
-                arguments=arguments,
-                shape=tuple(shape),
-                stride=tuple(stride),
-                dtype=facts.dtypes[like],
-                device=facts.devices[like],
-                module=facts.modules[like],
-                like=facts.names[like],
-                per_rank=per_rank,
-            )
-        )
+        described = facts.dtypes[like], facts.devices[like], facts.modules[like], facts.names[like], per_rank
+        self.made.append(NewNode(name, target, arguments, tuple(shape), tuple(stride), *described))
         return Node(name)
 
     def follow(self, start: Node, steps: LayoutSteps, like: int) -> Node:
@@ -168,8 +156,7 @@ class EditPlanner(ABC, Generic[Asked]):
         """The ranks that some groups join. Raises :class:`RefusedError` if that is none, or not known."""
         if groups not in self._grids:
             self._grids[groups] = grid_of(self.facts, groups)
-        grid = self._grids[groups]
-        if isinstance(grid, str):
+        if isinstance(grid := self._grids[groups], str):
             raise RefusedError(grid)
         return grid
 
@@ -227,14 +214,15 @@ class EditPlanner(ABC, Generic[Asked]):
 
     def rejected(self, *words: str) -> str:
         """Why a proposal of this name was rejected; empty if it was not."""
-        return self.setting.consensus.rejected.get(self._key(words), "")
+        return self.setting.consensus.rejected.get(" ".join((str(self.setting.number), *words)), "")
 
     def propose(self, words: Sequence[str], terms: Sequence[object], grid: Grid) -> None:
         """Propose a finding to the other ranks, if they are asked. ``words``: its name, alike on every rank."""
         if self.setting.consensus.asked:
+            name = " ".join((str(self.setting.number), *words))
             alike = hashlib.sha256("\0".join(map(str, (*terms, grid.shape, grid.everyone))).encode()).hexdigest()
             among = () if grid.everyone else grid.ranks
-            self.setting.consensus.proposals.append(Proposal(self._key(words), alike[:32], among))
+            self.setting.consensus.proposals.append(Proposal(name, alike[:32], among))
 
     def shared(self, words: Sequence[str], groups: tuple[str, ...], plan: Callable[[], Edit]) -> Edit:
         """An edit, if every rank makes it."""
@@ -248,9 +236,6 @@ class EditPlanner(ABC, Generic[Asked]):
     def as_on_every_rank(self, edit: Edit) -> Edit:
         """With names that all ranks have alike."""
         return edit
-
-    def _key(self, words: Sequence[str]) -> str:
-        return " ".join((str(self.setting.number), *words))
 
 
 class ReplacedMemory:
@@ -271,22 +256,25 @@ class ReplacedMemory:
 
         Raises :class:`RefusedError`.
         """
-        facts = self.facts
+        facts, root = self.facts, self.roots[home]
         reach = self._aliases(row)
         last = max(user for each in reach for user in (each, *facts.users[each]))
-        later = (writer for writer in self.written.get(self.roots[home], ()) if since < writer <= last)
+        later = (writer for writer in self.written.get(root, ()) if since < writer <= last)
         for writer in (*self.written.get(self.roots[row], ()), *later):
             raise RefusedError(f"memory is written: {facts.names[writer]}")
-        given = facts.ops[self.roots[home]] != "call_function" or self.is_returned(self.roots[home])
-        for each in reach if given else ():
-            if any(facts.ops[user] == "output" for user in facts.users[each]):
-                name = facts.names[self.roots[home]]
-                raise RefusedError(f"returned: {facts.names[each]}", f"it would share memory with `{name}`")
+        if facts.ops[root] != "call_function" or self.is_returned(root):
+            for each in reach:
+                if self._is_output(each):
+                    raise RefusedError(
+                        f"returned: {facts.names[each]}", f"it would share memory with `{facts.names[root]}`"
+                    )
 
     def is_returned(self, row: int) -> bool:
         """Whether the graph returns a row or a view of it."""
-        facts = self.facts
-        return any(facts.ops[user] == "output" for each in self._aliases(row) for user in facts.users[each])
+        return any(map(self._is_output, self._aliases(row)))
+
+    def _is_output(self, row: int) -> bool:
+        return any(self.facts.ops[user] == "output" for user in self.facts.users[row])
 
     def _aliases(self, row: int) -> list[int]:
         """A row and the views of it."""

@@ -34,7 +34,6 @@ from policylang.operators.names import GATHER, SCATTER, SLICE, WAIT
 from policylang.planning.edits.edit_planner import REDUCES, EditPlanner, NewNodes, RefusedError, Setting
 from policylang.planning.edits.layout_chains import (
     ChainLink,
-    ChainPath,
     Hop,
     LayoutSteps,
     copies,
@@ -67,14 +66,14 @@ class CollectiveChain:
 
     collectives: tuple[int, ...]
     waits: tuple[int, ...]
-    between: tuple[ChainPath, ...]
+    between: tuple[tuple[Hop, ...], ...]
     """From each collective's wait to the input of the next."""
     tail: tuple[Hop, ...] = ()
 
     @property
     def rows(self) -> tuple[int, ...]:
-        between = (row for path in self.between for row in path.rows)
-        return tuple(sorted((*self.collectives, *self.waits, *between, *rows_of_hops(self.tail))))
+        hops = rows_of_hops(hop for path in (*self.between, self.tail) for hop in path)
+        return tuple(sorted((*self.collectives, *self.waits, *hops)))
 
     @property
     def result(self) -> int:
@@ -99,7 +98,7 @@ class ChainFusion(EditPlanner[Fuse]):
         self.existing = {group.ranks: group.name for group in reversed(list(setting.known.values())) if group.ranks}
 
     @abstractmethod
-    def check_line(self, link: ChainLink, wait: int, path: ChainPath) -> None:
+    def check_line(self, link: ChainLink, wait: int, path: Sequence[int]) -> None:
         """Check what lies between two collectives of a chain."""
 
     @abstractmethod
@@ -192,7 +191,7 @@ class ChainFusion(EditPlanner[Fuse]):
 
     def _chains(self, refused: list[_Found]) -> Iterator[CollectiveChain]:
         """The longest chains; pairs that form none are added to ``refused``."""
-        following: dict[int, tuple[int, ChainPath]] = {}
+        following: dict[int, tuple[int, tuple[Hop, ...]]] = {}
         continued = set()
         for link in links(self.facts, self.collective):
             try:
@@ -212,14 +211,14 @@ class ChainFusion(EditPlanner[Fuse]):
                 between.append(path)
             yield CollectiveChain(tuple(rows), tuple(map(self.wait, rows)), tuple(between))
 
-    def _path_between(self, link: ChainLink) -> ChainPath:
+    def _path_between(self, link: ChainLink) -> tuple[Hop, ...]:
         self.check_link(link)
         wait = self.wait(link.inner)
         self.wait(link.outer)
         path = path_between(self.facts, wait, single_input(self.facts, link.outer))
         if isinstance(path, str):
             raise RefusedError(path)
-        self.check_line(link, wait, path)
+        self.check_line(link, wait, rows_of_hops(path))
         return path
 
     def _fused(self, chain: CollectiveChain) -> Iterator[_Found]:
@@ -266,12 +265,12 @@ class GatherChains(ChainFusion):
 
     # --- candidates ---
 
-    def check_line(self, link: ChainLink, wait: int, path: ChainPath) -> None:
+    def check_line(self, link: ChainLink, wait: int, path: Sequence[int]) -> None:
         facts = self.facts
-        for row in (*path.rows, link.outer):
+        for row in (*path, link.outer):
             if facts.shapes[row] is not None and facts.dtypes[row] != facts.dtypes[link.inner]:
                 raise RefusedError(f"dtype changes: {facts.names[row]}")
-        for row in (wait, *path.rows, link.outer):
+        for row in (wait, *path, link.outer):
             if phase(facts, row) != phase(facts, link.inner):
                 raise RefusedError(
                     f"other phase: {facts.names[row]}",
@@ -340,7 +339,7 @@ class GatherChains(ChainFusion):
                     if value.shape != facts.shapes[row] or facts.strides[row] is None:
                         raise RefusedError(f"sizes not fixed: {facts.names[row]}")
                     values[row] = value
-                for hop in chain.between[place].hops if place < len(chain.between) else ():
+                for hop in chain.between[place] if place < len(chain.between) else ():
                     value = layout_after(facts, hop, value)
                     values[last_row(hop)] = value
         except NoDigitsError as why:
@@ -473,14 +472,14 @@ class ScatterChains(ChainFusion):
 
     # --- candidates ---
 
-    def check_line(self, link: ChainLink, wait: int, path: ChainPath) -> None:
+    def check_line(self, link: ChainLink, wait: int, path: Sequence[int]) -> None:
         facts = self.facts
-        inside = {link.outer, *path.rows}
-        for row in (wait, *path.rows):
+        inside = {link.outer, *path}
+        for row in (wait, *path):
             for user in facts.users[row]:
                 if user not in inside:
                     raise RefusedError(f"other consumer: {facts.names[user]}")
-        for row in (wait, *path.rows, link.outer):
+        for row in (wait, *path, link.outer):
             if facts.dtypes[row] and facts.dtypes[row] != facts.dtypes[link.inner]:
                 raise RefusedError(f"dtype changes: {facts.names[row]}")
             if facts.phases[row] != facts.phases[link.inner]:
@@ -539,7 +538,7 @@ class ScatterChains(ChainFusion):
                 value = DigitLayout((rest, *value.dims[1:]))
                 if value.shape != facts.shapes[wait]:
                     raise RefusedError(f"sizes not fixed: {facts.names[wait]}")
-                for hop in chain.between[place].hops if place < len(chain.between) else ():
+                for hop in chain.between[place] if place < len(chain.between) else ():
                     value = layout_after(facts, hop, value)
                     if value.shape != facts.shapes[last_row(hop)]:
                         raise RefusedError(f"sizes not fixed: {facts.names[last_row(hop)]}")

@@ -67,16 +67,18 @@ def grid_of(facts: Facts, names: Sequence[str]) -> Grid | str:
     here = set(groups[0].ranks).intersection(*(group.ranks for group in groups[1:]))
     if len(here) > 1 and len(names) > 1:
         return f"groups {_and(names)} overlap"
-    rank = next(iter(here)) if len(here) == 1 else rank_of_graph(facts)
     if not here:
         return f"groups {_and(names)} have no rank in common"
+    rank = next(iter(here)) if len(here) == 1 else _rank_of_graph(facts)
     if rank is None or rank not in here:
         return "not known which rank's graph it is"
-    mesh = _mesh_of(groups, facts.meshes, rank)
-    return _translated(groups, rank) if mesh is None else _of_mesh(groups, mesh, rank)
+    for mesh in facts.meshes:
+        if rank in mesh.ranks and all(_spans(mesh, group) for group in groups):
+            return _of_mesh(groups, mesh, rank)
+    return _translated(groups, rank)
 
 
-def rank_of_graph(facts: Facts) -> int | None:
+def _rank_of_graph(facts: Facts) -> int | None:
     """The rank whose graph it is: as the facts say, or the only one in all groups of the graph."""
     if facts.rank is not None or not facts.groups:
         return facts.rank
@@ -109,19 +111,14 @@ def _translated(groups: Sequence[Group], rank: int) -> Grid | str:
     return Grid(shape, ranks, here, (), dims)
 
 
-def _mesh_of(groups: Sequence[Group], meshes: Sequence[Mesh], rank: int) -> Mesh | None:
-    for mesh in meshes:
-        if rank in mesh.ranks and all(_spans(mesh, group) for group in groups):
-            return mesh
-    return None
-
-
 def _of_mesh(groups: Sequence[Group], mesh: Mesh, rank: int) -> Grid | str:
     names = [group.name for group in groups]
-    spans = _disjoint([_spans(mesh, group) for group in groups])
-    if spans is None:
+    for spans in product(*(_spans(mesh, group) for group in groups)):  # of dimensions of size 1 there is a choice
+        dims = tuple(dim for span in spans for dim in span)
+        if len(set(dims)) == len(dims):
+            break
+    else:
         return f"groups {_and(names)} overlap"
-    dims = tuple(dim for span in spans for dim in span)
     others = [dim for dim in range(len(mesh.shape)) if dim not in dims]
     shape = tuple(group.size for group in groups)
     here = tuple(group.ranks.index(rank) for group in groups)
@@ -182,15 +179,6 @@ class _Lists:
             for rank in grid.ranks
             for collective in range(len(grid.shape))
         )
-
-
-def _disjoint(choices: Sequence[list[tuple[int, ...]]]) -> list[tuple[int, ...]] | None:
-    """One span for each group, no dimension twice. Only dimensions of size 1 leave a choice."""
-    for spans in product(*choices):
-        dims = [dim for span in spans for dim in span]
-        if len(set(dims)) == len(dims):
-            return list(spans)
-    return None
 
 
 def _spans(mesh: Mesh, group: Group) -> list[tuple[int, ...]]:

@@ -48,7 +48,9 @@ def plan_edits(
     planned = any((select is not None) is isinstance(each, Bucket) for each in policy.rewrites)
     if not planned or not capabilities.rewrites:
         return Edits(), facts
-    if not _keeps_rank_order(facts.torch_version):
+    numbers = [int(part) for part in facts.torch_version.split(".")[:2] if part.isdigit()]
+    if len(numbers) == 2 and numbers < [2, 12]:
+        # torch sorts the ranks of process groups before 2.12; the graph's, so that a snapshot gives the graph's plan.
         capabilities = evolve(capabilities, unsorted_groups=False)
     names, prover = NodeNames(facts.index), Prover()
     rejected: dict[str, str] = {}
@@ -101,13 +103,6 @@ def _attempt(policy: Policy, start: Setting) -> tuple[Edits, Facts]:
         facts = edited(facts, mine)
         done.extend(mine)
     return Edits(tuple(done), tuple(refused)), facts
-
-
-def _keeps_rank_order(version: str) -> bool:
-    """Whether the graph's torch keeps process groups whose ranks are not sorted: from 2.12. By the facts, so that a
-    plan on a snapshot is the plan on the graph."""
-    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
-    return len(numbers) < 2 or tuple(numbers) >= (2, 12)
 
 
 def _chained(found: Sequence[Edit]) -> list[Edit]:
