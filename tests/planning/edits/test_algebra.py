@@ -72,7 +72,7 @@ def on_all_ranks(
     return {rank: [value.shape, value.elements()] for rank, value in found.items()}
 
 
-@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lines())
 def test_every_random_chain_is_one_gather_of_the_same_elements(line: Line) -> None:
     facts = line.facts(kind=GraphKind.FORWARD)
@@ -122,7 +122,7 @@ def test_a_wrong_order_of_ranks_is_caught(line: Line, data: st.DataObject) -> No
     assert "would be another value on rank" in found
 
 
-@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lines())
 def test_the_evaluator_does_what_torch_does(line: Line) -> None:
     """Layout operators are torch's own; of a gather, torch is handed the shards side by side."""
@@ -165,7 +165,7 @@ def line_facts(line: Line, gm: torch.fx.GraphModule) -> Facts:
     return collect(gm, kind=GraphKind.FORWARD, groups=line.groups)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_strides_of_views_are_torchs(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), max_size=4))

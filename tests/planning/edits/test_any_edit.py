@@ -188,7 +188,7 @@ def _viewed(new: NewNodes, value: Node, shape: Sequence[int], like: int) -> Node
     return new.add("aten.view.default", (value, tuple(shape)), shape, contiguous(shape), like)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_the_facts_that_follow_from_any_edit_are_those_of_the_graph_that_comes_out(data: st.DataObject) -> None:
     gm = Random(data.draw).gm
