@@ -18,7 +18,7 @@ from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.devices.reading import read_device
 from policylang.planning.order.dependencies import Dependencies, dependencies
-from policylang.planning.order.memory_ahead import BufferUses, LiveMemory, MemoryAhead, RangeMaximum
+from policylang.planning.order.memory_ahead import BufferUses, LiveMemory, MemoryAhead
 from policylang.planning.order.overlap import LocalMoves, OverlapLimits, overlapped
 from policylang.planning.order.scheduler_nodes import scheduler_nodes
 from policylang.simulation.memory import simulate
@@ -127,23 +127,6 @@ def test_memory_is_accounted_as_it_is_simulated_in_any_order(drawn: tuple[Facts,
     assert sorted(read.in_rows(order)) == calls(facts)
     ends = simulate(facts, in_order(facts, read.in_rows(order))).lifetimes
     assert live.bytes == sum(size for *_, size, made, last in ends if last >= len(calls(facts)) > made) or not order
-
-
-PLACE = st.integers(0, 30)
-CHANGES = st.lists(st.tuples(PLACE, PLACE, st.integers(-9, 9)), max_size=20)
-
-
-@given(st.lists(st.integers(-50, 50), max_size=30), CHANGES)
-@settings(max_examples=60, deadline=None)
-def test_the_most_of_a_stretch_of_numbers(values: list[int], changes: list[tuple[int, int, int]]) -> None:
-    found = RangeMaximum(values)
-    for start, end, amount in changes:
-        start, end = min(start, len(values)), min(end, len(values))
-        found.add(start, end, amount)
-        values = [each + amount * (start <= at < end) for at, each in enumerate(values)]
-        if start < end:
-            assert found.most(start, end) == max(values[start:end])
-    assert found.most(3, 3) < -(10**9)
 
 
 # --- halves of transformers ------------------------------------------------------------------------------------------
