@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from attrs import evolve, frozen
@@ -40,32 +40,6 @@ class RefusedError(Exception):
         self.reason, self.detail = reason, detail
 
 
-class NodeNames:
-    """Names of new nodes, the same in every process: ``fused_view``, ``fused_view_1``, …; for a bucket
-    ``bucket_cat``."""
-
-    def __init__(self, taken: Container[str], counts: Mapping[str, int] | None = None) -> None:
-        self._taken = taken
-        self._counts = dict(counts or {})
-
-    def new(self, target: str, prefix: str) -> str:
-        """An unused name after an operator such as ``aten.view.default``."""
-        base = f"{prefix}_{target.split('.')[1].strip('_')}"
-        while True:
-            count = self._counts.get(base, 0)
-            self._counts[base] = count + 1
-            name = f"{base}_{count}" if count else base
-            if name not in self._taken:
-                return name
-
-    def trial(self) -> NodeNames:
-        """Names to try out; the next trial gets the same unless they are taken."""
-        return NodeNames(self._taken, self._counts)
-
-    def take(self, trial: NodeNames) -> None:
-        self._counts = trial._counts
-
-
 @frozen
 class Setting:
     """What a statement is planned on: the graph as earlier statements leave it, and what they share."""
@@ -74,7 +48,8 @@ class Setting:
     number: int
     """The statement's, in ``Policy.rewrites``."""
     capabilities: Capabilities
-    names: NodeNames
+    name_counts: dict[str, int]
+    """How often a name was given to new nodes, by the name without a number."""
     prover: Prover
     known: Mapping[str, Group]
     """The groups that exist, without those that earlier statements have planned."""
@@ -86,13 +61,12 @@ class Setting:
 
 
 class NewNodes:
-    """The new nodes of one edit, in order. :meth:`take_names` makes their names final."""
+    """The new nodes of one edit, in order. Their names are the same in every process: ``fused_view``, ``fused_view_1``,
+    …, ``bucket_cat``. :meth:`take_names` makes them final; until then the next edit gets the same."""
 
     def __init__(self, setting: Setting, prefix: str = "fused") -> None:
-        self._facts = setting.facts
-        self._prefix = prefix
-        self._names = setting.names
-        self._trial = setting.names.trial()
+        self._facts, self._prefix = setting.facts, prefix
+        self._final, self._counts = setting.name_counts, dict(setting.name_counts)
         self.made: list[NewNode] = []
 
     def add(
@@ -106,7 +80,12 @@ class NewNodes:
         per_rank: bool = False,
     ) -> Node:
         """``like``: the row whose dtype, device, module and annotations it takes over."""
-        facts, name = self._facts, self._trial.new(target, self._prefix)
+        facts, base = self._facts, f"{self._prefix}_{target.split('.')[1].strip('_')}"
+        name = ""
+        while not name or name in facts.index:
+            count = self._counts.get(base, 0)
+            self._counts[base] = count + 1
+            name = f"{base}_{count}" if count else base
         described = facts.dtypes[like], facts.devices[like], facts.modules[like], facts.names[like], per_rank
         self.made.append(NewNode(name, target, arguments, tuple(shape), tuple(stride), *described))
         return Node(name)
@@ -122,7 +101,7 @@ class NewNodes:
         return list(map(new_call, self.made[since:]))
 
     def take_names(self) -> None:
-        self._names.take(self._trial)
+        self._final.update(self._counts)
 
 
 class EditPlanner(ABC, Generic[Asked]):

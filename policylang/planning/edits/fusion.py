@@ -33,7 +33,6 @@ from policylang.operators.moves import Part
 from policylang.operators.names import GATHER, SCATTER, SLICE, WAIT
 from policylang.planning.edits.edit_planner import REDUCES, EditPlanner, NewNodes, RefusedError, Setting
 from policylang.planning.edits.layout_chains import (
-    ChainLink,
     Hop,
     LayoutSteps,
     copies,
@@ -98,7 +97,7 @@ class ChainFusion(EditPlanner[Fuse]):
         self.existing = {group.ranks: group.name for group in reversed(list(setting.known.values())) if group.ranks}
 
     @abstractmethod
-    def check_line(self, link: ChainLink, wait: int, path: Sequence[int]) -> None:
+    def check_line(self, inner: int, outer: int, wait: int, path: Sequence[int]) -> None:
         """Check what lies between two collectives of a chain."""
 
     @abstractmethod
@@ -117,10 +116,10 @@ class ChainFusion(EditPlanner[Fuse]):
 
     # --- shared by both kinds ---
 
-    def check_link(self, link: ChainLink) -> None:
+    def check_link(self, inner: int, outer: int) -> None:
         """Check that the statement's ``over`` takes in both collectives."""
         facts, wanted = self.facts, self.statement.dims
-        for row in (link.inner, link.outer) if wanted else ():
+        for row in (inner, outer) if wanted else ():
             group = facts.groups[facts.group_names[row]]
             spanned = dims_of(group, facts.meshes)
             if not spanned:
@@ -193,14 +192,14 @@ class ChainFusion(EditPlanner[Fuse]):
         """The longest chains; pairs that form none are added to ``refused``."""
         following: dict[int, tuple[int, tuple[Hop, ...]]] = {}
         continued = set()
-        for link in links(self.facts, self.collective):
+        for inner, outer in links(self.facts, self.collective):
             try:
-                if link.inner in following:
-                    raise RefusedError(f"other consumer: {self.facts.names[following[link.inner][0]]}")
-                following[link.inner] = link.outer, self._path_between(link)
-                continued.add(link.outer)
+                if inner in following:
+                    raise RefusedError(f"other consumer: {self.facts.names[following[inner][0]]}")
+                following[inner] = outer, self._path_between(inner, outer)
+                continued.add(outer)
             except RefusedError as why:
-                refused.append((link.outer, self.refusal((link.inner, link.outer), why)))
+                refused.append((outer, self.refusal((inner, outer), why)))
         for first in sorted(following):
             if first in continued:
                 continue
@@ -211,14 +210,14 @@ class ChainFusion(EditPlanner[Fuse]):
                 between.append(path)
             yield CollectiveChain(tuple(rows), tuple(map(self.wait, rows)), tuple(between))
 
-    def _path_between(self, link: ChainLink) -> tuple[Hop, ...]:
-        self.check_link(link)
-        wait = self.wait(link.inner)
-        self.wait(link.outer)
-        path = path_between(self.facts, wait, single_input(self.facts, link.outer))
+    def _path_between(self, inner: int, outer: int) -> tuple[Hop, ...]:
+        self.check_link(inner, outer)
+        wait = self.wait(inner)
+        self.wait(outer)
+        path = path_between(self.facts, wait, single_input(self.facts, outer))
         if isinstance(path, str):
             raise RefusedError(path)
-        self.check_line(link, wait, rows_of_hops(path))
+        self.check_line(inner, outer, wait, rows_of_hops(path))
         return path
 
     def _fused(self, chain: CollectiveChain) -> Iterator[_Found]:
@@ -265,18 +264,18 @@ class GatherChains(ChainFusion):
 
     # --- candidates ---
 
-    def check_line(self, link: ChainLink, wait: int, path: Sequence[int]) -> None:
+    def check_line(self, inner: int, outer: int, wait: int, path: Sequence[int]) -> None:
         facts = self.facts
-        for row in (*path, link.outer):
-            if facts.shapes[row] is not None and facts.dtypes[row] != facts.dtypes[link.inner]:
+        for row in (*path, outer):
+            if facts.shapes[row] is not None and facts.dtypes[row] != facts.dtypes[inner]:
                 raise RefusedError(f"dtype changes: {facts.names[row]}")
-        for row in (wait, *path, link.outer):
-            if phase(facts, row) != phase(facts, link.inner):
+        for row in (wait, *path, outer):
+            if phase(facts, row) != phase(facts, inner):
                 raise RefusedError(
                     f"other phase: {facts.names[row]}",
-                    f"`{facts.names[link.inner]}` runs in the forward and `{facts.names[row]}` in the backward",
+                    f"`{facts.names[inner]}` runs in the forward and `{facts.names[row]}` in the backward",
                 )
-            if facts.flags[row] & Flag.RECORDED_SAVED and row != link.outer:
+            if facts.flags[row] & Flag.RECORDED_SAVED and row != outer:
                 raise RefusedError(f"recorded as saved: {facts.names[row]}")
 
     def wait(self, collective: int) -> int:
@@ -472,24 +471,24 @@ class ScatterChains(ChainFusion):
 
     # --- candidates ---
 
-    def check_line(self, link: ChainLink, wait: int, path: Sequence[int]) -> None:
+    def check_line(self, inner: int, outer: int, wait: int, path: Sequence[int]) -> None:
         facts = self.facts
-        inside = {link.outer, *path}
+        inside = {outer, *path}
         for row in (wait, *path):
             for user in facts.users[row]:
                 if user not in inside:
                     raise RefusedError(f"other consumer: {facts.names[user]}")
-        for row in (wait, *path, link.outer):
-            if facts.dtypes[row] and facts.dtypes[row] != facts.dtypes[link.inner]:
+        for row in (wait, *path, outer):
+            if facts.dtypes[row] and facts.dtypes[row] != facts.dtypes[inner]:
                 raise RefusedError(f"dtype changes: {facts.names[row]}")
-            if facts.phases[row] != facts.phases[link.inner]:
+            if facts.phases[row] != facts.phases[inner]:
                 raise RefusedError(f"other phase: {facts.names[row]}")
             if facts.flags[row] & Flag.RECORDED_SAVED:
                 raise RefusedError(f"recorded as saved: {facts.names[row]}")
 
-    def check_link(self, link: ChainLink) -> None:
-        super().check_link(link)
-        one, other = (self.facts.arguments[row][1] for row in (link.inner, link.outer))
+    def check_link(self, inner: int, outer: int) -> None:
+        super().check_link(inner, outer)
+        one, other = (self.facts.arguments[row][1] for row in (inner, outer))
         if one != other:
             raise RefusedError(f"reduces with {one}, then with {other}")
         if one not in REDUCES:

@@ -38,7 +38,7 @@ from policylang.operators.layouts import (
     viewed,
 )
 from policylang.operators.moves import JOINS, PASSING, Cut, Join, Move, Pick, Split, move_of
-from policylang.operators.names import CLONE, GATHER, GETITEM, PERMUTE, PRODUCTS, VIEW, WAIT
+from policylang.operators.names import CLONE, GETITEM, PERMUTE, PRODUCTS, VIEW, WAIT
 from policylang.planning.graph_edit import Edit
 
 NO_ROW = -1
@@ -188,22 +188,14 @@ def single_input(facts: Facts, row: int) -> int:
 _HALVES = {GraphKind.FORWARD: int(Phase.FORWARD), GraphKind.BACKWARD: int(Phase.BACKWARD)}
 
 
-@frozen
-class ChainLink:
-    """A collective whose value goes into another one, straight or through layout operators."""
-
-    inner: int
-    outer: int
-
-
-def links(facts: Facts, target: str = GATHER) -> Iterator[ChainLink]:
+def links(facts: Facts, target: str) -> Iterator[tuple[int, int]]:
     """Every pair of collectives of which one reads the other through layout operators only, in graph order."""
     origin = array("l", [NO_ROW]) * len(facts)
     for row, name in enumerate(facts.targets):
         if name == target:
             source = single_input(facts, row)
             if source != NO_ROW and origin[source] != NO_ROW:
-                yield ChainLink(origin[source], row)
+                yield origin[source], row
             origin[row] = row
         elif name in PASSING:
             source = single_input(facts, row)

@@ -169,9 +169,6 @@ class Sizes:
     kept: dict[str, tuple[int, int]] = field(factory=dict)
     """By call that keeps one of joined values: the origin of their digit, and which value."""
 
-    def start(self, name: str, shape: Sequence[int]) -> None:
-        self.values[name] = shard(shape, SHARD - len(self.values))
-
     def run(self, calls: Iterable[ChainCall]) -> None:
         """Follow the calls. Raises :class:`MoveError` with a sentence for one that cannot be followed."""
         for call in calls:
@@ -335,12 +332,11 @@ class Prover:
 def _prove(claimed: Equivalence) -> Proof | str:
     old, new, ranks = claimed.old, claimed.new, claimed.grid.ranks
     sizes = Sizes()
-    first: dict[tuple[int, ...], str] = {}
-    for name, shape in claimed.sources:  # those of one shape are made small alike: they may be joined
-        if shape in first:
-            sizes.values[name] = sizes.values[first[shape]]
-        else:
-            sizes.start(first.setdefault(shape, name), shape)
+    of_shape: dict[tuple[int, ...], DigitLayout] = {}  # those of one shape are made small alike: they may be joined
+    for name, shape in claimed.sources:
+        if shape not in of_shape:
+            of_shape[shape] = shard(shape, SHARD - len(sizes.values))
+        sizes.values[name] = of_shape[shape]
     try:
         sizes.run(old)
         sizes.run(new)

@@ -58,7 +58,6 @@ class _Trip:
     """A slice that equals what was gathered."""
 
     row: int
-    piece: Piece
     home: int
     """The row that the slice is a view of."""
     gathers: tuple[int, ...]
@@ -166,7 +165,7 @@ class RoundTrips(EditPlanner[Collapse]):
                 self.propose(words, [list(self.names_of(value.gathers)), piece.cut, piece.count, taken], grid)
                 self.cuts[row] = piece, taken, value.gathers
                 self.values[row] = cut
-            trip = self._trip(row, piece, cut)
+            trip = self._trip(row, cut)
             if why_not:
                 raise RefusedError(f"{why_not} of {name}")
             # Followed from here on as a view of home: what is gathered again starts from there.
@@ -195,7 +194,7 @@ class RoundTrips(EditPlanner[Collapse]):
             raise RefusedError(f"cuts dimension {piece.cut} of {name} within a shard")
         return taken, rest
 
-    def _trip(self, row: int, piece: Piece, value: _Value) -> _Trip:
+    def _trip(self, row: int, value: _Value) -> _Trip:
         """The round trip to the input of the first gather of which no digits are left."""
         left = {digit.origin for digit in value.layout.flat} - {layouts.SHARD}
         facts = self.facts
@@ -209,7 +208,7 @@ class RoundTrips(EditPlanner[Collapse]):
                     continue
                 if layout.shape != facts.shapes[row] or layouts.size_of(layout.flat) != facts.numel[home]:
                     continue
-                return _Trip(row, piece, home, value.gathers[place:], layout)
+                return _Trip(row, home, value.gathers[place:], layout)
         names = ", ".join(facts.names[value.gathers[place]] for place in sorted(left))
         raise RefusedError(f"keeps shards of other ranks: {names}")
 
