@@ -64,35 +64,36 @@ class Places:
         self._slots: dict[int, Slot] = {}
         self._count = 0
 
-    def early(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int]) -> Placement:
-        """Before the first reader of any result, so that nobody waits longer.
+    def place(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int], *, late: bool) -> Placement:
+        """A place before the first reader of any result, so that nobody waits longer; or, ``late``, where the last of
+        several collectives starts.
 
         Args:
             sources: what is read.
             results: what is replaced.
             starts: the collectives.
+            late: whether results are moved behind the last source, not sources ahead of the first reader.
 
         Raises:
             RefusedError: if an input cannot be ready by then.
         """
-        before = min(map(self._first_reader, results))
+        inputs, users = self.facts.inputs, self.facts.users
+        if late:
+            before = max(*starts, *(self._slot(row)[0] for row in sources))
+        else:
+            before = min(map(self._first_reader, results))
         self._check(sources, results, starts, before)
-        inputs, place = self.facts.inputs, (before, self._count + 1, _Side.NEW)
-        ahead = self._moved(sources, inputs, before, lambda row: self._slot(row) > place)
-        if not {source for row in ahead for source in inputs[row]}.union(sources).isdisjoint(results):
+        place = before, self._count + 1, _Side.NEW
+        if late:
+            readers = (user for row in results for user in users[row])
+            moved = self._moved(readers, users, before, lambda row: self._slot(row) < place)
+            apart = set(moved).isdisjoint(sources)
+        else:
+            moved = self._moved(sources, inputs, before, lambda row: self._slot(row) > place)
+            apart = {source for row in moved for source in inputs[row]}.union(sources).isdisjoint(results)
+        if not apart:
             raise RefusedError(DEPENDS)
-        return Placement(before, ahead, ())
-
-    def late(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int]) -> Placement:
-        """Where the last of several collectives starts. Arguments and errors as for :meth:`early`."""
-        before = max(*starts, *(self._slot(row)[0] for row in sources))
-        self._check(sources, results, starts, before)
-        users, place = self.facts.users, (before, self._count + 1, _Side.NEW)
-        readers = (user for row in results for user in users[row])
-        behind = self._moved(readers, users, before, lambda row: self._slot(row) < place)
-        if not set(behind).isdisjoint(sources):
-            raise RefusedError(DEPENDS)
-        return Placement(before, (), behind)
+        return Placement(before, (), moved) if late else Placement(before, moved, ())
 
     def settle(self, placement: Placement, replaced: Iterable[int]) -> int:
         """Make a placement final. ``replaced``: rows whose values are made there. Returns a number that orders the
@@ -180,13 +181,16 @@ class Serving:
     @cached_property
     def blocks(self) -> Sequence[int]:
         """Row to block, for rows that compute."""
-        facts, kept = self.facts, self._kept
+        facts, passes = self.facts, self._passes
         if has_no_modules(facts):
             return self.block_of
-        found = array("l", self.block_of)
+        found, kept = array("l", self.block_of), bytearray(len(facts))
         order: dict[int, int] = {_NO_BLOCK: _NO_BLOCK}
         for row, owner in enumerate(facts.owners):
-            if kept[row]:
+            kept[row] = facts.ops[row] != "call_function" or (
+                passes[row] and all(kept[source] for source in facts.inputs[row])
+            )
+            if kept[row]:  # an input, mostly a parameter, or what only passes inputs on: it belongs to no block
                 found[row] = _NO_BLOCK
                 continue
             is_named = facts.modules[row] or facts.modules[owner] or facts.ac_regions[owner] is not None
@@ -205,12 +209,3 @@ class Serving:
             targets[row] in MOVERS or targets[row] in WAITS or bool(flags[row] & (Flag.COLLECTIVE | Flag.VIEW))
             for row in range(len(self.facts))
         )
-
-    @cached_property
-    def _kept(self) -> bytearray:
-        """Inputs, mostly parameters, and the rows that only pass them on: they belong to no block."""
-        facts, passes = self.facts, self._passes
-        found = bytearray(len(facts))
-        for row, op in enumerate(facts.ops):
-            found[row] = op != "call_function" or (passes[row] and all(found[source] for source in facts.inputs[row]))
-        return found

@@ -18,12 +18,12 @@ begins where an allocation might (kernels load sixteen bytes at a time), and the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
 
-from attrs import evolve, field, frozen, mutable
+from attrs import evolve, frozen, mutable
 
 from policylang.graph.facts import Facts, Flag
 from policylang.language.cancellation import check_cancelled
@@ -258,17 +258,6 @@ class _OpenBucket:
     full: bool = False
 
 
-@frozen
-class _Done:
-    """A bucket, and its number among those put before the same row."""
-
-    place: int
-    count: int
-    edit: Edit
-    moved: tuple[int, ...] = field(repr=False)
-    """Rows that have left their places: nothing can be put before them."""
-
-
 class Buckets(EditPlanner[Bucket]):
     """One ``bucket`` statement on one graph."""
 
@@ -283,29 +272,31 @@ class Buckets(EditPlanner[Bucket]):
         self.sizes = group_sizes(self.facts)
         self.limit = None if statement.size is None else int(statement.size.value)
         self._refused: list[tuple[int, Refusal]] = []
+        self._done: list[tuple[int, int, Edit]] = []  # by place, and by number among those put before the same row
+        self._moved: set[int] = set()
 
     def outcomes(self) -> list[Edit | Refusal]:
-        done: list[_Done] = []
         for members, alone in self._candidates():
             check_cancelled()
             for bucket in self._packed(members, alone):
-                if len(bucket) > 1 and (found := self._bucket(bucket)) is not None:
-                    done.append(found)
-        done.sort(key=lambda each: (each.place, each.count))
-        return [*_placed(self.facts, done), *(each for _, each in sorted(self._refused, key=lambda each: each[0]))]
+                if len(bucket) > 1:
+                    self._bucket(bucket)
+        found: list[Edit | Refusal] = []
+        for place, _, edit in sorted(self._done, key=lambda each: each[:2]):
+            while place in self._moved:  # nothing can be put before a row that has left its place
+                place += 1
+            found.append(evolve(edit, before=self.facts.names[place]))
+        return [*found, *(each for _, each in sorted(self._refused, key=lambda each: each[0]))]
 
     def grid(self, groups: tuple[str, ...]) -> Grid:
         """The ranks of the one group. Other ranks' groups do not matter: whoever takes part in a collective is in its
         group."""
-        if groups in self._grids:
-            return super().grid(groups)
-        (name,) = groups
-        group = self.facts.groups[name]
-        if self.setting.consensus.asked and not group.ranks:
-            raise RefusedError(f"ranks of group `{name}` not known")
-        dims = dims_of(group, self.facts.meshes)
-        size = self.sizes[name]
-        self._grids[groups] = Grid((size,), group.ranks or tuple(range(size)), (0,), (), (dims,))
+        if groups not in self._grids:
+            group, size = self.facts.groups[groups[0]], self.sizes[groups[0]]
+            if self.setting.consensus.asked and not group.ranks:
+                raise RefusedError(f"ranks of group `{groups[0]}` not known")
+            dims = dims_of(group, self.facts.meshes)
+            self._grids[groups] = Grid((size,), group.ranks or tuple(range(size)), (0,), (), (dims,))
         return super().grid(groups)
 
     # --- what may be joined ---
@@ -381,23 +372,22 @@ class Buckets(EditPlanner[Bucket]):
             yield bucket.members
 
     def _place(self, members: Sequence[Member]) -> Placement:
-        place = self.places.late if members[0].alike.late else self.places.early
         sources, waits, rows = zip(*((each.source, each.wait, each.row) for each in members), strict=True)
-        return place(sources, waits, rows)
+        return self.places.place(sources, waits, rows, late=members[0].alike.late)
 
     # --- one bucket ---
 
-    def _bucket(self, members: Sequence[Member]) -> _Done | None:
+    def _bucket(self, members: Sequence[Member]) -> None:
         words, groups = self.names_of(each.row for each in members), (members[0].alike.group,)
         try:
             placement = self._place(members)
             edit = self.shared(words, groups, partial(self._planned, members, placement))
         except RefusedError as why:
             self._refuse([each.row for each in members], why)
-            return None
+            return
         replaced = [row for each in members for row in (each.row, each.wait)]
-        count = self.places.settle(placement, replaced)
-        return _Done(placement.before, count, edit, (*replaced, *placement.ahead, *placement.behind))
+        self._done.append((placement.before, self.places.settle(placement, replaced), edit))
+        self._moved.update((*replaced, *placement.ahead, *placement.behind))
 
     def _planned(self, members: Sequence[Member], placement: Placement) -> Edit:
         facts, first = self.facts, members[0]
@@ -449,14 +439,3 @@ def _described(alike: Alike) -> str:
     """What the members of a bucket have in common, as a phrase."""
     operator = alike.target.partition(".")[2].partition(".")[0]
     return f"{operator} of {alike.dtype} over group `{alike.group}`"
-
-
-def _placed(facts: Facts, done: Iterable[_Done]) -> Iterator[Edit]:
-    """The edits, each before the next row that keeps its place."""
-    done = list(done)
-    moved = {row for each in done for row in each.moved}
-    for each in done:
-        row = each.place
-        while row in moved:
-            row += 1
-        yield evolve(each.edit, before=facts.names[row])

@@ -192,19 +192,14 @@ def _implicit(facts: Facts, barriers: Collection[int]) -> Iterator[tuple[int, in
             last, since = row, []
         else:
             since.append(row)
-    yield from _one_direction_after_another(calls, directions(facts))
-
-
-def _one_direction_after_another(calls: Sequence[int], direction_of: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """A direction's first row comes after the whole direction before it, and before the rest of its own."""
-    last, current = list[int](), list[int]()
-    for row in calls:
+    direction_of, before, current = directions(facts), list[int](), list[int]()
+    for row in calls:  # the first of a direction comes after the whole direction before it, and before its own rest
         if current and direction_of[row] != direction_of[current[0]]:
-            last, current = current, []
+            before, current = current, []
         if not current:
-            for each in last:
+            for each in before:
                 yield each, row
-        elif last:
+        elif before:
             yield current[0], row
         current.append(row)
 

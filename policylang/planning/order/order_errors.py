@@ -85,8 +85,8 @@ class OrderErrors:
         if all(_runs_a_graph(facts, row) for row in others):
             return diagnose(
                 INSIDE,
-                f"`{_text(statement)}` picks `{name}`, which runs a graph of its own: what communicates in there "
-                "cannot be moved",
+                f"`{statement.span.one_line}` picks `{name}`, which runs a graph of its own: what communicates in "
+                "there cannot be moved",
                 span,
                 help="pick collectives of this graph",
                 details=_where(facts, others),
@@ -94,7 +94,7 @@ class OrderErrors:
         more = f", nor are {len(others) - 1:,} more" if len(others) > 1 else ""
         return diagnose(
             NO_COLLECTIVE,
-            f"`{_text(statement)}` is about collectives, and `{name}` is none{more}",
+            f"`{statement.span.one_line}` is about collectives, and `{name}` is none{more}",
             span,
             help=f"narrow it down: `({span.one_line}) and collective`",
             fixes=_narrowed(statement) if rows else (),
@@ -102,7 +102,7 @@ class OrderErrors:
         )
 
     def _nothing(self, statement: Bucket | Scheduling) -> Diagnostic:
-        facts, text, span = self._traced, _text(statement), statement.selector.span
+        facts, text, span = self._traced, statement.span.one_line, statement.selector.span
         selections = self._selections.selections(facts)
         inside = Counter(facts.targets[row] for row in range(len(facts)) if _runs_a_graph(facts, row))
         optional = f"if that is as it should be, write `optional {text}`"
@@ -200,10 +200,10 @@ class OrderErrors:
             self.found.append(
                 diagnose(
                     NO_BLOCKS,
-                    f"`{_text(statement)}` counts {counted(statement.blocks, 'block')}, and no half of this graph has "
-                    f"more than {most:,}",
+                    f"`{statement.span.one_line}` counts {counted(statement.blocks, 'block')}, and no half of this "
+                    f"graph has more than {most:,}",
                     statement.span,
-                    help=f"count fewer, or write `optional {_text(statement)}`",
+                    help=f"count fewer, or write `optional {statement.span.one_line}`",
                     fixes=[prefixed(statement.span, "optional")],
                 )
             )
@@ -237,7 +237,7 @@ class OrderErrors:
             least = "no limit of its kind is enough, so leave it out"
             if each.least is not None:
                 least = f"the smallest limit with which something moves is {format_quantity(each.least, 'bytes')}"
-            message = f"`{_text(each.statement)}` moves nothing within {which}"
+            message = f"`{each.statement.span.one_line}` moves nothing within {which}"
             self.found.append(diagnose(TOO_TIGHT, message, each.limit.span, help=least))
 
     # --- blocks ---
@@ -256,7 +256,7 @@ class OrderErrors:
         self.found.append(
             diagnose(
                 NO_BLOCKS,
-                f"`{_text(statement)}` {what}, and no blocks were found in this graph",
+                f"`{statement.span.one_line}` {what}, and no blocks were found in this graph",
                 statement.span,
                 help=naming_blocks(self._traced, glob),
                 fixes=fixes,
@@ -268,11 +268,11 @@ class OrderErrors:
         which = "the only collective" if len(selected.rows) == 1 else f"all {len(selected.rows):,} collectives"
         return diagnose(
             TAKEN,
-            f"`{_text(statement)}` moves nothing: other lines take over {which} it picks",
+            f"`{statement.span.one_line}` moves nothing: other lines take over {which} it picks",
             statement.span,
             help="remove it, or let its selector pick others as well",
             fixes=[removed(statement.span)],
-            related=tuple(Related(f"`{_text(line)}` takes over {count}", line.span) for line, count in lines),
+            related=tuple(Related(f"`{line.span.one_line}` takes over {count}", line.span) for line, count in lines),
         )
 
 
@@ -286,7 +286,9 @@ def _nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts)
         message = f"`{text}` finds nothing to put together in this graph"
         return diagnose(NOTHING_TO_REWRITE, message, span, help=optional, fixes=[prefixed(statement.span, "optional")])
     if not reasons.isdisjoint(LIMITED) and statement.size is not None:
-        sizes = sorted(size for each in refused if (size := _bytes(each, facts)))[:2]
+        rows = [facts.index.get(each.collectives[0]) for each in refused]  # None for one that an earlier line has made
+        larger = (max(facts.bytes[each] for each in (row, *facts.inputs[row])) for row in rows if row is not None)
+        sizes = sorted(size for size in larger if size > 0)[:2]
         smallest = " and ".join(format_quantity(size, "bytes") for size in sizes)
         limit = format_quantity(statement.size.value, "bytes")
         return diagnose(
@@ -318,20 +320,14 @@ def _nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts)
     return all_refused(statement, refused)
 
 
-def _bytes(refusal: Refusal, facts: Facts) -> int:
-    """The more of a collective's input and result; 0 for one that an earlier line has made."""
-    row = facts.index.get(refusal.collectives[0])
-    return 0 if row is None else max(facts.bytes[row], *(facts.bytes[source] for source in facts.inputs[row]), 0)
-
-
 def _nothing_moves(statement: Scheduling, left: dict[int, str], facts: Facts) -> Diagnostic:
     rows = sorted(left)
     first = f"`{facts.names[rows[0]]}`" if len(rows) == 1 else f"`{facts.names[rows[0]]}` first"
     return diagnose(
         NOTHING_MOVES,
-        f"`{_text(statement)}` moves none of {counted(len(rows), 'collective')}, {first}: {left[rows[0]]}",
+        f"`{statement.span.one_line}` moves none of {counted(len(rows), 'collective')}, {first}: {left[rows[0]]}",
         statement.span,
-        help=f"leave it out, or write `optional {_text(statement)}`",
+        help=f"leave it out, or write `optional {statement.span.one_line}`",
         fixes=[removed(statement.span), prefixed(statement.span, "optional")],
         details=first_lines([f"{facts.names[row]}: {left[row]}" for row in rows], _MOST_LINES),
     )
@@ -340,10 +336,10 @@ def _nothing_moves(statement: Scheduling, left: dict[int, str], facts: Facts) ->
 def _crossed(one: Bucket | Scheduling, other: Scheduling, why: str) -> Diagnostic:
     return diagnose(
         CROSSED,
-        f"`{_text(one)}` and `{_text(other)}` ask for opposite orders: {why}",
+        f"`{one.span.one_line}` and `{other.span.one_line}` ask for opposite orders: {why}",
         one.span,
         help="take the collective out of one of them",
-        related=(Related(f"`{_text(other)}` is the other", other.span),),
+        related=(Related(f"`{other.span.one_line}` is the other", other.span),),
     )
 
 
@@ -367,7 +363,3 @@ def _runs_a_graph(facts: Facts, row: int) -> bool:
 
 def _where(facts: Facts, rows: Sequence[int]) -> tuple[str, ...]:
     return first_lines([f"{facts.names[row]} ({facts.targets[row]})" for row in rows], _MOST_LINES)
-
-
-def _text(statement: Bucket | Scheduling) -> str:
-    return statement.span.one_line
