@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from policylang.graph.facts import Facts, GraphKind
-from policylang.operators.layouts import Tensor, is_contiguous, viewed
+from policylang.operators.layouts import Tensor
 from policylang.planning.edits.other_ranks import Grid, grid_of
 from policylang.planning.edits.proof import ChainCall, Equivalence, Prover, new_call, old_calls, run_on_ranks
 from policylang.planning.graph_edit import Edit, FusedGroup, Node, Proof
@@ -163,25 +163,6 @@ def line_facts(line: Line, gm: torch.fx.GraphModule) -> Facts:
     from policylang.graph.collect import collect
 
     return collect(gm, kind=GraphKind.FORWARD, groups=line.groups)
-
-
-@settings(max_examples=120, deadline=None)
-@given(st.data())
-def test_strides_of_views_are_torchs(data: st.DataObject) -> None:
-    shape = data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), max_size=4))
-    tensor = torch.empty(shape).permute(data.draw(st.permutations(range(len(shape)))))
-    if shape and data.draw(st.booleans()):
-        tensor = tensor[..., :1] if data.draw(st.booleans()) else tensor[::2]
-    numel = tensor.numel()
-    wanted = data.draw(st.permutations(list(tensor.shape)))
-    if numel % 2 == 0 and data.draw(st.booleans()):
-        wanted = [2, numel // 2]
-    try:
-        expected = tensor.view(wanted).stride()
-    except RuntimeError:
-        expected = None
-    assert viewed(tensor.shape, tensor.stride(), wanted) == expected
-    assert is_contiguous(tensor.shape, tensor.stride()) == tensor.is_contiguous()
 
 
 def test_values_of_unlike_shapes_are_made_small_each_for_itself() -> None:
