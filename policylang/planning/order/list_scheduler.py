@@ -183,20 +183,15 @@ class ListScheduler:
         self._run_with_missing(node)
 
     def _run_with_missing(self, node: int) -> None:
-        if self._left[node]:
-            for each in self._missing(node):
-                self._run_one(each)
-        self._run_one(node)
-
-    def _missing(self, node: int) -> list[int]:
-        """The nodes that have to run before a node and have not, in order."""
-        found, pending = dict[int, None](), [*self.nodes.before[node]]
+        """Run a node after all that has to run before it and has not, in order."""
+        found, pending = {node}, [node] if self._left[node] else []
         while pending:
-            each = pending.pop()
-            if not self._done[each] and each not in found:
-                found[each] = None
-                pending.extend(self.nodes.before[each])
-        return sorted(found)
+            for each in self.nodes.before[pending.pop()]:
+                if not self._done[each] and each not in found:
+                    found.add(each)
+                    pending.append(each)
+        for each in sorted(found):
+            self._run_one(each)
 
     def _run_one(self, node: int) -> None:
         if self._done[node]:

@@ -10,6 +10,7 @@ Times are seconds of computation from the start of the step, in the given order 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate
 
 from attrs import define, field
 
@@ -240,13 +241,8 @@ class LatestStarts:
 
     def __init__(self, nodes: SchedulerNodes, close: float, *, nearest: bool = False) -> None:
         count, self._close, self._nearest = len(nodes), close, nearest
-        self.place: list[float] = []
-        """Where a node computes in the given order."""
-        now = 0.0
-        for seconds in nodes.seconds:
-            self.place.append(now)
-            now += seconds
-        self.total = now
+        *self.place, self.total = accumulate(nodes.seconds, initial=0.0)
+        """Where each node computes in the given order, and where the step ends."""
         self.loose = bytearray(count)
         """1 for a node with little upstream compute, which could run much earlier: recomputation of inputs, say."""
         self.at_end = bytearray(count)
@@ -257,7 +253,7 @@ class LatestStarts:
         """When a collective has to start for those behind it on its stream not to be late."""
         self.early = [0.0] * count
         """From when on a collective is started ahead."""
-        self.read = [now] * count
+        self.read = [self.total] * count
         """Where the first reader of a collective computes in the given order."""
         self._find(nodes)
         self.hole = max(

@@ -81,7 +81,7 @@ def test_what_reads_a_fused_value_has_the_shape_that_it_had() -> None:
 @pytest.mark.parametrize(
     ("key", "name", "text", "able"),
     [
-        ("joint", JOINT, FUSE, HALF),
+        pytest.param("joint", JOINT, FUSE, HALF, marks=pytest.mark.slow),
         ("backward", BACKWARD, FUSE, HALF),
         ("backward over dp", BACKWARD, f"{FUSE} over dp", HALF),
         ("backward over dp and tp", BACKWARD, f"{FUSE} over dp, tp", HALF),
@@ -105,7 +105,7 @@ def test_the_reason_of_every_refusal(key: str, name: str, text: str, able: Capab
     [
         ("bucket all_gather per block", "all_gather", 480, 226, 2),
         ("bucket reduce_scatter per block", "reduce_scatter", 323, 101, 2),
-        ("bucket all_gather up to 64 MiB", "all_gather", 480, 188, None),
+        pytest.param("bucket all_gather up to 64 MiB", "all_gather", 480, 188, None, marks=pytest.mark.slow),
     ],
 )
 def test_the_collectives_of_a_recorded_backward_become_fewer(
