@@ -26,7 +26,7 @@ from policylang.audit.outcome import (
     summary,
 )
 from policylang.graph import marks
-from policylang.graph.facts import Facts, Flag, Phase, storage_roots
+from policylang.graph.facts import Facts, Flag, Phase
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.operators.calls import argument, describe, function, nodes_in, piece_of_draw
 from policylang.operators.names import (
@@ -154,7 +154,7 @@ class _GraphReader:
         return self.replays.get(node, self.facts.index.get(self._origin(node) or node.name, -1))
 
     def _follow_edges(self, at: int, node: fx.Node) -> None:
-        found, rows, roots = self.found, self.rows, storage_roots(self.facts)
+        found, rows, roots = self.found, self.rows, self.facts.storage_roots
         for source in node.all_input_nodes if node not in self.handed else (self.handed[node],):
             where = self.position[source]
             if where > at:
@@ -173,7 +173,7 @@ class _GraphReader:
             if flags & _RANDOM:
                 self.drawn.add(row)
             if flags & _WRITES:
-                self.found.written[storage_roots(self.facts)[row]] = at
+                self.found.written[self.facts.storage_roots[row]] = at
         # the half that recomputes has an order of its own
         if flags & _ORDERED and self.facts.owners[row] == row and node.graph is not self.half:
             if row < self.latest:
@@ -373,7 +373,7 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
     decided ``recompute`` may be read as it is where a later part of the forward, or the caller, holds it anyway.
     A value that a backward node reads through its copies to the host and back is offloaded.
     """
-    facts, decisions, roots = plan.facts, plan.decisions, storage_roots(plan.facts)
+    facts, decisions, roots = plan.facts, plan.decisions, plan.facts.storage_roots
     found = read(facts, graph)
     again = {row for row in facts.forward if recomputes(decisions[row])}
 

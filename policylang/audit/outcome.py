@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attrs import define, field, frozen
 
-from policylang.graph.facts import Facts, storage_roots
+from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Rule
 from policylang.planning.liveness import SavedForBackward, with_cost
@@ -188,7 +188,7 @@ def moves_otherwise(
     ``unplanned``: the names of nodes that take part in any other copy."""
     yield from (say.of_node(RACE, name) for name in found.races)
     yield from (say.of_node(OFFLOADED_UNPLANNED, name) for name in unplanned)
-    roots = storage_roots(plan.facts)
+    roots = plan.facts.storage_roots
     alive = {roots[row] for row in found.saved}
     for row, copy in moved.items():
         root = roots[row]

@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from policylang.backends.tags import is_unsafe
-from policylang.graph.facts import Facts, Flag, InputKind, Phase, read_by_backward, storage_roots, users_of
+from policylang.graph.facts import Facts, Flag, InputKind, Phase, read_by_backward, users_of
 from policylang.language.syntax import Action
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
 from policylang.planning.liveness import backward_needs
@@ -173,9 +173,9 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
             decision = decisions[row]
             if decision is not None and decision.action is None:
                 decisions[row] = _AUTO_SAVE if row in wanted or is_unsafe(facts, row) else _AUTO_RECOMPUTE
-        leaving = {storage_roots(facts)[row] for row, by in enumerate(plan.decisions) if offloads(by)}
+        leaving = {facts.storage_roots[row] for row, by in enumerate(plan.decisions) if offloads(by)}
         for row in wanted:
-            if phases[row] == Phase.BACKWARD and not (leaving and storage_roots(facts)[row] in leaving):
+            if phases[row] == Phase.BACKWARD and not (leaving and facts.storage_roots[row] in leaving):
                 phases[row], decisions[row] = Phase.FORWARD, _AUTO_SAVE
     for row in _sizes_of_forward_values(facts):
         phases[row], decisions[row] = Phase.FORWARD, _SIZE

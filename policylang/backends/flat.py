@@ -193,7 +193,7 @@ class _Rematerializer:
             is_piece = facts.owners[row] != row and self.memory.units[row] < 0  # a `getitem` may carry the flag
             if is_piece or not facts.flags[row] & Flag.RANDOM:
                 continue
-            drawn, kept = self.names.drawn(facts.names[row]), self.names.state(facts.names[row])
+            drawn, kept = (self.names.new(facts.names[row], made) for made in ("result", "state"))
             self.drawings[row], self.results[row] = keep_state(self.nodes[row], drawn, kept)
 
     def _recompute(self) -> None:
@@ -236,7 +236,7 @@ class _Rematerializer:
         args, kwargs = fx.map_arg((args, kwargs), copied)
         if drawing:
             args = (drawing.state, drawing.target, *args)
-        name = self.names.second_run(self.facts.names[row])
+        name = self.names.new(self.facts.names[row], "recomputed")
         copy = self.graph.create_node("call_function", target, args, kwargs, name=name)
         copy.name = name  # torch does not give a name twice, not even that of a node that is gone
         copy.meta = self._meta(node if drawing is None else self.results[row], anchor, row)
@@ -247,7 +247,7 @@ class _Rematerializer:
         itself (flex_attention) cannot share one across regions."""
         if not isinstance(getattr(self.gm, str(read.target), None), torch.nn.Module):
             return read
-        name = self.names.second_run(read.name)
+        name = self.names.new(read.name, "recomputed")
         copy = self.graph.create_node("get_attr", read.target, (), {}, name=name)
         copy.name = name
         copy.meta = dict(read.meta)

@@ -460,10 +460,6 @@ def users_of(inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [tuple(rows) for rows in users]
 
 
-def storage_roots(facts: Facts) -> Sequence[int]:
-    return facts.storage_roots
-
-
 def returns_memory_of_input(facts: Facts, row: int) -> bool:
     """An operator returns views, one or several, of its first argument."""
     return bool(facts.flags[row] & Flag.VIEW) or facts.targets[row] in VIEWS_UNSAID

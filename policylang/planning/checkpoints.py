@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from attrs import field, frozen
 
 from policylang.graph.blocks import OUTSIDE, BlockTable
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase, forward_users, storage_roots
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, forward_users
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, Ordinal, Policy, Scope
 from policylang.language.walk import with_lets
@@ -100,7 +100,7 @@ def held_and_rerun(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The rows that are kept for the backward, and those that are recomputed, in graph order. A saved view is kept
     with the memory it looks into; a view of an input costs nothing and is simply taken again."""
-    roots, of, reach, inner = storage_roots(facts), checkpoints.of, checkpoints.reach, checkpoints.inner
+    roots, of, reach, inner = facts.storage_roots, checkpoints.of, checkpoints.reach, checkpoints.inner
     saved = set(checkpoints.read).union(*checkpoints.given)
     again: list[int] = []
     for row in facts.forward:
@@ -127,7 +127,7 @@ def kept_rows(facts: Facts, saved: Collection[int]) -> frozenset[int]:
 
     A row that writes in place belongs to its memory's first row, and is held with it.
     """
-    roots, rows = storage_roots(facts), frozenset(saved)
+    roots, rows = facts.storage_roots, frozenset(saved)
     return frozenset(
         row for row in rows if roots[row] == row or roots[row] not in rows or not facts.flags[row] & Flag.VIEW
     )

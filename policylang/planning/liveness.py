@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from attrs import evolve, field, fields, frozen
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, storage_roots
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.language.shown import counted, format_quantity
 from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.plan import Plan
@@ -267,5 +267,5 @@ def sized_by_data(facts: Facts, rows: Iterable[int]) -> list[int]:
     """Those that allocate memory whose size comes from data, each once."""
     if not facts.data_sizes:
         return []
-    roots = storage_roots(facts)
+    roots = facts.storage_roots
     return [root for root in dict.fromkeys(roots[row] for row in rows) if facts.data_sizes[root] and facts.bytes[root]]

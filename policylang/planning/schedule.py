@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from policylang.graph.blocks import OUTSIDE
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, mask_of, storage_roots
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, mask_of
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.operators.names import GETITEM
 from policylang.planning.checkpoints import Checkpoints
@@ -54,7 +54,7 @@ def with_host_copies(facts: Facts, steps: list[ScheduleStep], moved: bytearray) 
         for source in facts.inputs[row] if phase == Phase.OUTPUT else ():
             if moved[source] and is_gradient(facts, source):
                 first_reads[1].setdefault(source, len(steps))
-    roots = storage_roots(facts)
+    roots = facts.storage_roots
     value_in = {roots[row]: row for reads in first_reads.values() for row in reads}
     last_readers = dict[int, int]()  # of each, the last forward step that reads its memory, or makes it, in order
     for at, (_, row, region) in enumerate(steps):
@@ -120,7 +120,7 @@ def build_checkpointed_schedule(
         begins[first].append(at)
         ends[last].append(at)
     steps, held = list[ScheduleStep](), list[tuple[int, int]]()
-    phases, inputs, roots = facts.phases, facts.inputs, storage_roots(facts)
+    phases, inputs, roots = facts.phases, facts.inputs, facts.storage_roots
     region, inside, gradients, reads, until = 0, False, set[int](), list[int](), 0
     for row, op in enumerate(facts.ops):
         if op != "call_function":
@@ -265,7 +265,7 @@ class _Flat:
     def __init__(self, facts: Facts, again: bytearray) -> None:
         self.facts = facts
         self.again = again
-        self.roots = storage_roots(facts)
+        self.roots = facts.storage_roots
         self.units = defaultdict[int, list[int]](list)  # memory written in place, and all that is recomputed with it
         for row, flag in enumerate(facts.flags):
             if flag & Flag.REPEATABLE:

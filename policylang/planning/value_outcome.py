@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, assert_never
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag, storage_roots
+from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import StepKind
 from policylang.language.syntax import Action, Policy, Rule
 
@@ -68,7 +68,7 @@ class Outcome:
 
     def place(self, facts: Facts, row: int) -> int:
         """The node in whose block the value counts: the one that allocated its memory."""
-        root = storage_roots(facts)[row]
+        root = facts.storage_roots[row]
         return root if facts.ops[root] == "call_function" else row
 
 
@@ -81,7 +81,7 @@ class Kept(Outcome):
 
     def kept_bytes(self, facts: Facts, rows: Sequence[int]) -> list[int]:
         """A view keeps the whole memory it looks into; one of a parameter or an input nothing more."""
-        roots, ops, seen = storage_roots(facts), facts.ops, set[int]()
+        roots, ops, seen = facts.storage_roots, facts.ops, set[int]()
         found: list[int] = []
         for root in (roots[row] for row in rows):
             found.append(0 if root in seen or ops[root] != "call_function" else facts.bytes[root])

@@ -105,12 +105,25 @@ def generator_state_bytes(facts: Facts, row: int) -> int:
     return _STATE_ON_CPU if device.startswith("cpu") else _STATE_ELSEWHERE
 
 
+def pieces_with_memory(facts: Facts) -> tuple[dict[int, int], dict[int, list[int]]]:
+    """The ``getitem`` rows with memory of their own and the operator that allocates each as part of a tuple; and the
+    other way round."""
+    roots, owner_of, pieces_of = facts.storage_roots, dict[int, int](), dict[int, list[int]]()
+    for row, target in enumerate(facts.targets):
+        if target == GETITEM and roots[row] == row and facts.inputs[row]:
+            source = facts.inputs[row][0]
+            if facts.ops[source] == "call_function":
+                owner_of[row] = owner_of.get(source, source)
+                pieces_of.setdefault(owner_of[row], []).append(row)
+    return owner_of, pieces_of
+
+
 class _Lifetimes:
     """A value is named by its row; its recomputation in the nth region of the backward by ``row + n * length``."""
 
     def __init__(self, facts: Facts, schedule: Schedule) -> None:
         self.facts, self.schedule, self.length, self.roots = facts, schedule, len(facts), facts.storage_roots
-        self._find_pieces()
+        self.owner_of, self.pieces_of = pieces_with_memory(facts)
 
     def all(self) -> Iterator[Lifetime]:
         facts, end = self.facts, len(self.schedule)
@@ -126,18 +139,6 @@ class _Lifetimes:
         for first, second in self._random_reruns():
             row = self.schedule.rows[first]
             yield Origin.GENERATOR_STATE, row, 0, generator_state_bytes(self.facts, row), first, second
-
-    def _find_pieces(self) -> None:
-        """The ``getitem`` rows with memory of their own, and the operators that allocate it as part of a tuple."""
-        facts = self.facts
-        self.owner_of: dict[int, int] = {}
-        self.pieces_of: dict[int, list[int]] = {}
-        for row, target in enumerate(facts.targets):
-            if target == GETITEM and self.roots[row] == row and facts.inputs[row]:
-                source = facts.inputs[row][0]
-                if facts.ops[source] == "call_function":
-                    self.owner_of[row] = self.owner_of.get(source, source)
-                    self.pieces_of.setdefault(self.owner_of[row], []).append(row)
 
     def _allocations(self, last: dict[int, int]) -> Iterator[Lifetime]:
         """The allocations of the steps, in their order; ``last``: storage → the step after which it is given back."""

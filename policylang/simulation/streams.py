@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from attrs import define, field, frozen
 
-from policylang.graph.facts import Facts, Flag, returns_memory_of_input, storage_roots
+from policylang.graph.facts import Facts, Flag, returns_memory_of_input
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.cancellation import check_cancelled
 from policylang.operators.names import GETITEM, WAITS
@@ -203,7 +203,7 @@ def _share_out_the_end(log: RunLog, now: float, copies: Iterable[float]) -> None
 
 def _streams(facts: Facts) -> Streams:
     """One pass over nodes and edges; a collective that computes as well runs among the computation."""
-    flags, roots = facts.flags, storage_roots(facts)
+    flags, roots = facts.flags, facts.storage_roots
     started = {
         row: f"group {facts.group_names[row]}"
         for row in range(len(facts))

@@ -16,7 +16,7 @@ import numpy as np
 from attrs import frozen
 
 from policylang.graph.blocks import BlockTable, blocks_of
-from policylang.graph.facts import Facts, Flag, Phase, storage_roots
+from policylang.graph.facts import Facts, Flag, Phase
 from policylang.language.globs import PathGlob
 from policylang.language.selectors import nth
 from policylang.language.syntax import Action
@@ -80,7 +80,7 @@ _SAVED_BY_HAND = ((), ("attention",), ("matmul",), ("compute",), ("attention", "
 
 def of_choice(facts: Facts, classes: ValueClasses, kept: Collection[int], again: Collection[int]) -> Pattern:
     """What most values of each class come to where some owners are saved and some are recomputed."""
-    roots, of, owners = storage_roots(facts), classes.of, facts.owners
+    roots, of, owners = facts.storage_roots, classes.of, facts.owners
     saved, repeated = [0] * (len(classes) + 1), [0] * (len(classes) + 1)
     marked: set[int] = set()
     for owner in sorted(kept):
@@ -221,7 +221,7 @@ def _movable_bytes(facts: Facts, classes: ValueClasses) -> list[int]:
         decisions[row] = _OFFLOAD
     resolve_offloads(NO_RULES, facts, decisions, SavedForBackward.of(offloaded=moving))
     block_of, blocks = classes.blocks.block_of, len(classes.blocks.names)
-    sizes, roots = [0] * (len(classes) + 1), storage_roots(facts)
+    sizes, roots = [0] * (len(classes) + 1), facts.storage_roots
     for row in moving:
         if offloads(decisions[row]) and facts.ops[roots[row]] == "call_function" and (block_of[row] >= 0 or not blocks):
             sizes[classes.of[row]] += facts.bytes[row]

@@ -27,7 +27,7 @@ from math import fsum
 from attrs import field, frozen
 
 from policylang.graph.blocks import BlockTable
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase, is_gradient, storage_roots
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, is_gradient
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.checkpoints import around_blocks
 from policylang.planning.decisions.decide import routing_owners, user_decisions, why_unsafe
@@ -191,7 +191,7 @@ class _Problem:
     def __init__(self, facts: Facts, times: NodeTimes, fixed: bytearray, moved: frozenset[int]) -> None:
         self.facts = facts
         self.times = times.seconds
-        self.roots = storage_roots(facts)
+        self.roots = facts.storage_roots
         self.units: dict[int, list[int]] = {}  # by owner what is written in place, which runs again as a whole
         for row, flags in enumerate(facts.flags if facts.kind is GraphKind.FLAT else ()):
             if flags & Flag.REPEATABLE:

@@ -21,7 +21,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from policylang.graph.facts import Facts, Flag, Phase, forward_users, storage_roots
+from policylang.graph.facts import Facts, Flag, Phase, forward_users
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.syntax import Action, Policy
 from policylang.planning.checkpoints import checkpoints_around
@@ -232,7 +232,7 @@ class Composition:
         self.checkpoints = checkpoints_around(facts, classes.blocks) if block_by_block else None
         self.times = times
         self.classes = classes
-        self.roots = storage_roots(facts)
+        self.roots = facts.storage_roots
         self.count = len(classes.blocks.names)
         self.base = 0
         collective = any(flag & Flag.COLLECTIVE for flag in facts.flags)

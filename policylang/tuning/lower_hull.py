@@ -21,7 +21,7 @@ from attrs import field, frozen
 
 from policylang.errors import PolicyError
 from policylang.graph.blocks import BlockTable
-from policylang.graph.facts import Facts, Flag, storage_roots
+from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import diagnose
 from policylang.planning.capabilities import Capabilities
 from policylang.simulation.node_times import NodeTimes
@@ -321,7 +321,7 @@ def _point(choices: Choices, columns: Sequence[int]) -> HullPoint:
 def again_of(choices: Choices, columns: Sequence[int]) -> bytearray:
     """By owner, 1 where the decision is *recompute*: of a view where what it looks into is not kept."""
     facts, keeps, runs = choices.facts, choices.keeps, choices.runs
-    roots = storage_roots(facts)
+    roots = facts.storage_roots
     chosen = bytearray(len(choices.rows))
     for column in columns:
         chosen[column] = 1

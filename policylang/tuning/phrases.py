@@ -19,7 +19,7 @@ from attrs import evolve, field, frozen
 
 from policylang.graph.blocks import OUTSIDE, BlockTable
 from policylang.graph.chains import Chains
-from policylang.graph.facts import Facts, Flag, forward_users, storage_roots
+from policylang.graph.facts import Facts, Flag, forward_users
 from policylang.language.loader import parse_policy
 from policylang.language.operators import OperatorTable, prelude_group
 from policylang.language.selectors import nth
@@ -112,7 +112,7 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
         for row in facts.forward
         if block_of[row] != OUTSIDE and any(block_of[user] != block_of[row] for user in forward_users(facts, row))
     }
-    roots = storage_roots(facts)
+    roots = facts.storage_roots
     views = {of[row] for row in facts.forward if owners[row] == row and roots[row] != row}
     return ValueClasses(
         of=of,

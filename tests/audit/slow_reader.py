@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from policylang.graph import marks
-from policylang.graph.facts import Facts, Flag, Phase, storage_roots
+from policylang.graph.facts import Facts, Flag, Phase
 from policylang.operators.calls import argument, describe, nodes_in
 
 ORDERED = Flag.RANDOM | Flag.READS_MUTATED | Flag.WRITES | Flag.EFFECTFUL | Flag.COLLECTIVE
@@ -60,7 +60,7 @@ class SlowReader:
         return {row: max(at for at, each in reads if each == row) for _, row in reads}
 
     def held(self) -> dict[int, int]:
-        roots = storage_roots(self.facts)
+        roots = self.facts.storage_roots
         reads = [(at, roots[row]) for at, row in self.forward_reads(late=False)]
         return {root: max(at for at, each in reads if each == root) for _, root in reads}
 

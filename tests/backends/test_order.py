@@ -62,7 +62,7 @@ drawn_rules = st.sampled_from(
     ]
 )
 drawing = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 
@@ -98,7 +98,7 @@ def assert_flat_in_order(gm: fx.GraphModule, text: str) -> None:
 
 @pytest.mark.parametrize("text", [*POLICIES, "optional save matmul; undecided -> auto"])
 @pytest.mark.parametrize(
-    "model", ["llama", "resnet", "mlp", "flex", *map(slow, ("bart", "gpt2", "mixtral", "dropout"))]
+    "model", ["llama", "mlp", *map(slow, ("resnet", "flex", "bart", "gpt2", "mixtral", "dropout"))]
 )
 def test_the_halves_of_models(model: str, text: str) -> None:
     captured = joint(model)
@@ -111,7 +111,7 @@ def test_the_halves_of_models(model: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", POLICIES)
-@pytest.mark.parametrize("model", ["llama", "resnet", "mlp", *map(slow, ("bart", "gpt2", "dropout"))])
+@pytest.mark.parametrize("model", ["llama", "mlp", *map(slow, ("resnet", "bart", "gpt2", "dropout"))])
 def test_flat_graphs_of_models(model: str, text: str) -> None:
     assert_flat_in_order(copy_graph(flat(model).gm), text)
 

@@ -19,7 +19,7 @@ from policylang.backends.joint import Partition, _saved_marks, partitions
 from policylang.backends.recompilable import recompilable
 from policylang.backends.tags import mark_saved
 from policylang.graph import marks
-from policylang.graph.facts import Phase, storage_roots
+from policylang.graph.facts import Phase
 from policylang.graph.marks import from_annotation
 from policylang.language.syntax import Policy
 from policylang.operators.names import AUTOGRAD_COPIES
@@ -98,7 +98,7 @@ def saved_memory(partition: Partition) -> Counter[tuple[str, int, str]]:
     is not made in a forward that writes to nothing.
     """
     facts = partition.plan.facts
-    roots = storage_roots(facts)
+    roots = facts.storage_roots
     kept: set[int] = set()
     for name in partition.audit.saved:
         row = roots[facts.index[name]]

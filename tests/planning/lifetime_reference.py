@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, storage_roots
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.operators.names import GETITEM
 
@@ -43,7 +43,7 @@ _RUNS = (StepKind.FIRST_RUN, StepKind.SECOND_RUN)
 
 
 def _computed(facts: Facts, steps: list[tuple[int, int, int]], touched: dict[Copy, list[int]]) -> Iterator:
-    roots = storage_roots(facts)
+    roots = facts.storage_roots
     for at, (kind, row, region) in enumerate(steps):
         copy = 0 if kind == StepKind.FIRST_RUN else region
         if kind == StepKind.COPY_FROM_HOST:
@@ -68,7 +68,7 @@ def _computed(facts: Facts, steps: list[tuple[int, int, int]], touched: dict[Cop
 def _tuple_of(facts: Facts, row: int) -> int | None:
     """Of a piece with memory of its own: the operator that it is a result of, through tuples of tuples."""
     found = None
-    while facts.targets[row] == GETITEM and storage_roots(facts)[row] == row and facts.inputs[row]:
+    while facts.targets[row] == GETITEM and facts.storage_roots[row] == row and facts.inputs[row]:
         source = facts.inputs[row][0]
         if facts.ops[source] != "call_function":
             break
@@ -78,7 +78,7 @@ def _tuple_of(facts: Facts, row: int) -> int | None:
 
 def _touched(facts: Facts, steps: list[tuple[int, int, int]]) -> dict[Copy, list[int]]:
     """Memory → every step that makes it, reads it or awaits its copy to the host; past the end what is returned."""
-    roots = storage_roots(facts)
+    roots = facts.storage_roots
     lies_in: dict[Copy, Copy] = {}
     touched: dict[Copy, list[int]] = {}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, storage_roots
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.graph.schedule import StepKind
 
 Steps = list[tuple[int, int, int]]
@@ -169,7 +169,7 @@ def kept_rows(facts: Facts, again: Collection[int]) -> set[int]:
 
 
 def flat(facts: Facts, again: Collection[int]) -> Steps:
-    kept, roots = kept_rows(facts, again), storage_roots(facts)
+    kept, roots = kept_rows(facts, again), facts.storage_roots
     steps: Steps = []
     region, inside, done = 0, False, set[int]()
     for row in range(len(facts)):
@@ -210,7 +210,7 @@ def flat(facts: Facts, again: Collection[int]) -> Steps:
 
 
 def with_copies(facts: Facts, steps: Steps, moved: Collection[int]) -> Steps:
-    roots = storage_roots(facts)
+    roots = facts.storage_roots
     reads: dict[int, list[tuple[int, int]]] = {}  # region → value and step that reads it first, in order
     for at, (_, row, region) in enumerate(steps):
         for source in facts.inputs[row] if region else ():

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policylang.graph.collect import collect
-from policylang.graph.facts import Facts, Flag, storage_roots
+from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.planning.schedule import build_schedule
 from tests.planning.schedule_reference import reference_schedule
@@ -52,7 +52,7 @@ def test_copies_are_two_apart() -> None:
 def decided(facts: Facts, drawn: list[str]) -> tuple[list[int], list[int]]:
     """One fate for an owner; what is moved is one row of a memory, made by the forward and read by the backward alone
     from then on."""
-    roots = storage_roots(facts)
+    roots = facts.storage_roots
     again, moved = [], []
     for row in facts.forward:
         fate = drawn[facts.owners[row] % len(drawn)]

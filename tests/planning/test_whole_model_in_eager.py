@@ -12,7 +12,7 @@ import transformers
 
 import policylang
 from policylang.backends.eager.checkpoint import sessions_of
-from policylang.graph.facts import Facts, storage_roots
+from policylang.graph.facts import Facts
 from policylang.operators.names import STAND_INS
 from policylang.planning.capabilities import EAGER, JOINT
 from policylang.planning.liveness import saved_and_recomputed
@@ -204,7 +204,7 @@ def held_by_operator(model: Any) -> Counter[str]:
 def by_operator(facts: Facts, rows: Iterable[int]) -> Counter[str]:
     """Of distinct memory; what a compiler has in another form under eager's name."""
     found: Counter[str] = Counter()
-    roots = storage_roots(facts)
+    roots = facts.storage_roots
     for row in {roots[row] for row in rows}:
         if facts.ops[row] == "call_function":
             found[STAND_INS.get(facts.targets[row], facts.targets[row])] += facts.bytes[row]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
-from policylang.graph.facts import Facts, GraphKind, storage_roots
+from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.snapshot import load
 from policylang.operators.names import WAIT
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
@@ -102,7 +102,7 @@ def test_every_collective_starts_and_is_awaited_where_a_slow_search_finds_it(sha
             assert (places[name].step, places[name].awaited_step) == (start + 1, end + 1)
             for at, before in ((start, places[name].before), (end, places[name].awaited_before)):
                 after = [row for row in rows[at + 1 :] if facts.names[row] not in places]
-                assert before == next((facts.names[row] for row in after if storage_roots(facts)[row] == row), "")
+                assert before == next((facts.names[row] for row in after if facts.storage_roots[row] == row), "")
 
 
 def test_the_page_about_json_has_every_key(sharded_step: Plan) -> None:

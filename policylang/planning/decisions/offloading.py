@@ -15,7 +15,7 @@ from math import inf
 
 from attrs import evolve
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input, storage_roots
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input
 from policylang.language.diagnostics import Diagnostic, Severity, diagnose
 from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM
@@ -58,7 +58,7 @@ class _Offloads:
     ) -> None:
         self.facts = facts
         self.decisions = decisions
-        self.roots = storage_roots(facts)
+        self.roots = facts.storage_roots
         self.asked = asked
         self.needed = frozenset(needed)
         self.room = [inf if rule.budget is None else rule.budget.value for rule in policy.rules]

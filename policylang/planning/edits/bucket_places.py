@@ -64,37 +64,36 @@ class Places:
         self._slots: dict[int, Slot] = {}
         self._count = 0
 
-    def early(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int]) -> Placement:
-        """Before the first reader of any result, so that nobody waits longer.
+    def place(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int], *, late: bool) -> Placement:
+        """A place before the first reader of any result, so that nobody waits longer; or, ``late``, where the last of
+        several collectives starts.
 
         Args:
             sources: what is read.
             results: what is replaced.
             starts: the collectives.
+            late: whether results are moved behind the last source, not sources ahead of the first reader.
 
         Raises:
             RefusedError: if an input cannot be ready by then.
         """
-        before = min(map(self._first_reader, results))
+        inputs, users = self.facts.inputs, self.facts.users
+        if late:
+            before = max(*starts, *(self._slot(row)[0] for row in sources))
+        else:
+            before = min(map(self._first_reader, results))
         self._check(sources, results, starts, before)
-        inputs = self.facts.inputs
         place = before, self._count + 1, _Side.NEW
-        ahead = self._moved(sources, inputs, before, lambda row: self._slot(row) > place)
-        if not {source for row in ahead for source in inputs[row]}.union(sources).isdisjoint(results):
+        if late:
+            readers = (user for row in results for user in users[row])
+            moved = self._moved(readers, users, before, lambda row: self._slot(row) < place)
+            apart = set(moved).isdisjoint(sources)
+        else:
+            moved = self._moved(sources, inputs, before, lambda row: self._slot(row) > place)
+            apart = {source for row in moved for source in inputs[row]}.union(sources).isdisjoint(results)
+        if not apart:
             raise RefusedError(DEPENDS)
-        return Placement(before, ahead, ())
-
-    def late(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int]) -> Placement:
-        """Where the last of several collectives starts. Arguments and errors as for :meth:`early`."""
-        before = max(*starts, *(self._slot(row)[0] for row in sources))
-        self._check(sources, results, starts, before)
-        users = self.facts.users
-        place = before, self._count + 1, _Side.NEW
-        readers = (user for row in results for user in users[row])
-        behind = self._moved(readers, users, before, lambda row: self._slot(row) < place)
-        if not set(behind).isdisjoint(sources):
-            raise RefusedError(DEPENDS)
-        return Placement(before, (), behind)
+        return Placement(before, (), moved) if late else Placement(before, moved, ())
 
     def settle(self, placement: Placement, replaced: Iterable[int]) -> int:
         """Make a placement final. ``replaced``: rows whose values are made there. Returns a number that orders the
@@ -118,25 +117,21 @@ class Places:
     ) -> tuple[int, ...]:
         """The rows on the wrong side of a place, among some rows and what they reach along edges."""
         found: set[int] = set()
-        pending = [row for row in rows if is_wrong(row)]
+        facts, pending = self.facts, [row for row in rows if is_wrong(row)]
         while pending:
             row = pending.pop()
-            if row not in found:
-                self._check_moves(row, min(row, before), max(row, before))
-                found.add(row)
-                pending += [each for each in edges[row] if is_wrong(each)]
+            if row in found:
+                continue
+            name, target = facts.names[row], facts.targets[row]
+            if row in self._slots:
+                raise RefusedError(f"{name} is bound to another bucket")
+            known = facts.ops[row] == "call_function" and target.partition(".")[0] in _NAMESPACES
+            if not known or facts.flags[row] & _STAYS or facts.flops[row] or target in WAITS:
+                raise RefusedError(f"{name} stands between")
+            self._check_unwritten((row, *facts.inputs[row]), min(row, before), max(row, before))
+            found.add(row)
+            pending += [each for each in edges[row] if is_wrong(each)]
         return tuple(sorted(found))
-
-    def _check_moves(self, row: int, first: int, last: int) -> None:
-        """Check that a row may run at any place between two rows."""
-        facts, name = self.facts, self.facts.names[row]
-        target = facts.targets[row]
-        if row in self._slots:
-            raise RefusedError(f"{name} is bound to another bucket")
-        known = facts.ops[row] == "call_function" and target.partition(".")[0] in _NAMESPACES
-        if not known or facts.flags[row] & _STAYS or facts.flops[row] or target in WAITS:
-            raise RefusedError(f"{name} stands between")
-        self._check_unwritten((row, *facts.inputs[row]), first, last)
 
     def _check(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int], before: int) -> None:
         """Check that collectives may move to a place: past no held row, and past no write to their inputs."""
@@ -186,27 +181,25 @@ class Serving:
     @cached_property
     def blocks(self) -> Sequence[int]:
         """Row to block, for rows that compute."""
-        facts = self.facts
+        facts, passes = self.facts, self._passes
         if has_no_modules(facts):
             return self.block_of
-        found = array("l", self.block_of)
+        found, kept = array("l", self.block_of), bytearray(len(facts))
         order: dict[int, int] = {_NO_BLOCK: _NO_BLOCK}
-        kept = self._kept
-        for row, op in enumerate(facts.ops):
-            if op != "call_function" or kept[row]:
+        for row, owner in enumerate(facts.owners):
+            kept[row] = facts.ops[row] != "call_function" or (
+                passes[row] and all(kept[source] for source in facts.inputs[row])
+            )
+            if kept[row]:  # an input, mostly a parameter, or what only passes inputs on: it belongs to no block
                 found[row] = _NO_BLOCK
                 continue
-            if found[row] == _NO_BLOCK and not self._is_named(row):
+            is_named = facts.modules[row] or facts.modules[owner] or facts.ac_regions[owner] is not None
+            if found[row] == _NO_BLOCK and not is_named:
                 found[row] = max(
                     (found[source] for source in facts.inputs[row]), key=order.__getitem__, default=_NO_BLOCK
                 )
             order.setdefault(found[row], len(order))
         return found
-
-    def _is_named(self, row: int) -> bool:
-        """Whether the graph names a module or region of a node."""
-        facts, owner = self.facts, self.facts.owners[row]
-        return bool(facts.modules[row] or facts.modules[owner]) or facts.ac_regions[owner] is not None
 
     @cached_property
     def _passes(self) -> bytearray:
@@ -216,12 +209,3 @@ class Serving:
             targets[row] in MOVERS or targets[row] in WAITS or bool(flags[row] & (Flag.COLLECTIVE | Flag.VIEW))
             for row in range(len(self.facts))
         )
-
-    @cached_property
-    def _kept(self) -> bytearray:
-        """The rows that only pass on graph inputs, mostly parameters: they belong to no block."""
-        facts, passes = self.facts, self._passes
-        found = bytearray(len(facts))
-        for row, op in enumerate(facts.ops):
-            found[row] = op != "call_function" or (passes[row] and all(found[source] for source in facts.inputs[row]))
-        return found

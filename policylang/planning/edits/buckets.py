@@ -18,12 +18,12 @@ begins where an allocation might (kernels load sixteen bytes at a time), and the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
 
-from attrs import evolve, field, frozen, mutable
+from attrs import evolve, frozen, mutable
 
 from policylang.graph.facts import Facts, Flag
 from policylang.language.cancellation import check_cancelled
@@ -109,7 +109,10 @@ def member_of(facts: Facts, row: int, places: Places, sizes: Mapping[str, int]) 
     reduction = "" if target == GATHER else str(arguments[1])
     if reduction and reduction not in REDUCES:
         raise RefusedError(f"reduces with {reduction}")
-    wait = _wait(facts, row)
+    users = facts.users[row]
+    if len(users) != 1 or facts.targets[users[0]] != WAIT:
+        raise RefusedError("not waited for once")
+    wait = users[0]
     given, gives = (_lengths(facts, each) for each in (source, wait))
     if facts.dtypes[source] != facts.dtypes[wait]:
         raise RefusedError("dtype changes")
@@ -124,18 +127,20 @@ def member_of(facts: Facts, row: int, places: Places, sizes: Mapping[str, int]) 
     for writer in places.memory.written.get(places.memory.roots[wait], ()):
         raise RefusedError(f"memory is written: {facts.names[writer]}")
     alike = Alike(target, reduction, group, facts.dtypes[wait], facts.devices[wait], phase(facts, row))
-    piece = facts.numel[source] // (size if target == SCATTER else 1)
-    return Member(
-        row=row,
-        wait=wait,
-        source=source,
-        alike=alike,
-        ranks=size,
-        given=given,
-        gives=gives,
-        piece=piece,
-        bytes=max(facts.bytes[source], facts.bytes[wait]),
+    piece, larger = (
+        facts.numel[source] // (size if target == SCATTER else 1),
+        max(facts.bytes[source], facts.bytes[wait]),
     )
+    return Member(row, wait, source, alike, size, given, gives, piece, larger)
+
+
+def _lengths(facts: Facts, row: int) -> tuple[int, ...]:
+    shape, stride = facts.shapes[row], facts.strides[row]
+    if shape is None or stride is None:
+        raise RefusedError(f"sizes not fixed: {facts.names[row]}")
+    if stride != contiguous(shape):
+        raise RefusedError(f"not contiguous: {facts.names[row]}")
+    return shape
 
 
 def depths(facts: Facts, members: Sequence[Member]) -> list[int]:
@@ -158,22 +163,6 @@ def depths(facts: Facts, members: Sequence[Member]) -> list[int]:
     return found
 
 
-def _wait(facts: Facts, row: int) -> int:
-    users = facts.users[row]
-    if len(users) != 1 or facts.targets[users[0]] != WAIT:
-        raise RefusedError("not waited for once")
-    return users[0]
-
-
-def _lengths(facts: Facts, row: int) -> tuple[int, ...]:
-    shape, stride = facts.shapes[row], facts.strides[row]
-    if shape is None or stride is None:
-        raise RefusedError(f"sizes not fixed: {facts.names[row]}")
-    if stride != contiguous(shape):
-        raise RefusedError(f"not contiguous: {facts.names[row]}")
-    return shape
-
-
 ALIGNED = 16
 """Bytes: what Inductor takes for granted of memory that a graph allocates."""
 
@@ -183,79 +172,70 @@ def merge_members(
 ) -> tuple[dict[int, str], list[tuple[int, tuple[int, ...]]]]:
     """Make the new nodes. Returns each member's wait with its replacement, and the rows behind it whose strides
     change."""
-    first = members[0]
-    ranks, total = first.ranks, sum(member.piece for member in members)
-    target, rows = first.alike.target, ranks if first.alike.target == SCATTER else 0
-    flat = [_flattened(facts, member, (rows, member.piece) if rows else (member.piece,), new) for member in members]
-    shape = (rows, total) if rows else (total,)
-    joined = new.add(CAT, (tuple(flat), 1) if rows else (tuple(flat),), shape, contiguous(shape), first.row)
+    alike, like, ranks = members[0].alike, members[0].row, members[0].ranks
+    target, total = alike.target, sum(member.piece for member in members)
+    flat = []
+    for member in members:
+        node = Node(facts.names[member.source])
+        shape = (ranks, member.piece) if target == SCATTER else (member.piece,)
+        flat.append(
+            node if shape == member.given else new.add(VIEW, (node, shape), shape, contiguous(shape), member.row)
+        )
+    shape = (ranks, total) if target == SCATTER else (total,)
+    joining = (tuple(flat), 1) if target == SCATTER else (tuple(flat),)
+    joined = new.add(CAT, joining, shape, contiguous(shape), like)
     if target == GATHER:
         shape = (ranks * total,)
         arguments: tuple[Any, ...] = (joined, ranks, group)
     elif target == SCATTER:
-        shape, arguments = (1, total), (joined, first.alike.reduction, ranks, group)
+        shape, arguments = (1, total), (joined, alike.reduction, ranks, group)
     else:
         assert target == ALL_REDUCE
-        arguments = (joined, first.alike.reduction, group)
-    started = new.add(target, arguments, shape, contiguous(shape), first.row)
-    whole = new.add(WAIT, (started,), shape, contiguous(shape), first.row)
+        arguments = (joined, alike.reduction, group)
+    started = new.add(target, arguments, shape, contiguous(shape), like)
+    whole = new.add(WAIT, (started,), shape, contiguous(shape), like)
     if target != ALL_REDUCE:
         shape = (ranks, total) if target == GATHER else (total,)
-        whole = new.add(VIEW, (whole, shape), shape, contiguous(shape), first.row)
-    cutter = _Cutter(facts, whole, shape, new, memory)
-    replaced = {member.wait: cutter.cut(member) for member in members}
-    return replaced, cutter.restrided
+        whole = new.add(VIEW, (whole, shape), shape, contiguous(shape), like)
+    start, replaced, restrided = 0, {}, list[tuple[int, tuple[int, ...]]]()
+    for member in members:
+        replaced[member.wait], behind = _cut(facts, member, whole, shape, start, new, memory)
+        restrided += behind
+        start += member.piece
+    return replaced, restrided
 
 
-class _Cutter:
-    """Cuts the result of a bucket's collective into its members' values."""
-
-    def __init__(
-        self, facts: Facts, whole: Node, shape: tuple[int, ...], new: NewNodes, memory: ReplacedMemory
-    ) -> None:
-        self.facts = facts
-        self.whole = whole
-        self.shape = shape
-        self.new = new
-        self.memory = memory
-        self.at = 0
-        self.restrided: list[tuple[int, tuple[int, ...]]] = []
-
-    def cut(self, member: Member) -> str:
-        new, dim, start = self.new, len(self.shape) - 1, self.at
-        self.at += member.piece
-        shape, stride = (*self.shape[:-1], member.piece), contiguous(self.shape)
-        arguments = (self.whole, dim, start, self.at)
-        part = new.add(SLICE, arguments, shape, stride, member.wait if shape == member.gives else member.row)
-        strides = viewed(shape, stride, member.gives)
-        # Of lengths of 1 in memory with gaps, torch does not work out the strides of a view in one way alone.
-        plain = stride == contiguous(shape) or 1 not in (*shape, *member.gives)
-        if strides is None or not plain or not self._may_share(member, start, strides):
-            stride = contiguous(shape)
-            like = member.wait if shape == member.gives else member.row
-            part = new.add(CLONE, (part, "contiguous_format"), shape, stride, like)
-            strides = contiguous(member.gives)
-        if shape != member.gives:
-            part = new.add(VIEW, (part, member.gives), member.gives, strides, member.wait)
-        return part.name
-
-    def _may_share(self, member: Member, start: int, strides: tuple[int, ...]) -> bool:
-        """Whether a member's value may be a view of the bucket's memory."""
-        facts, wait = self.facts, member.wait
-        item = facts.bytes[wait] // facts.numel[wait]
-        rows = self.shape[-1] if prod(self.shape[:-1]) > 1 else 0
-        if start * item % ALIGNED or rows * item % ALIGNED or self.memory.is_returned(wait):
-            return False
+def _cut(
+    facts: Facts,
+    member: Member,
+    whole: Node,
+    whole_shape: tuple[int, ...],
+    start: int,
+    new: NewNodes,
+    memory: ReplacedMemory,
+) -> tuple[str, list[tuple[int, tuple[int, ...]]]]:
+    """Cut a member's value out of the result of a bucket's collective, as a view of its memory if that may be. Returns
+    the new node, and the rows behind the value whose strides change."""
+    wait, gives = member.wait, member.gives
+    shape, stride = (*whole_shape[:-1], member.piece), contiguous(whole_shape)
+    like = wait if shape == gives else member.row
+    arguments = (whole, len(whole_shape) - 1, start, start + member.piece)
+    part = new.add(SLICE, arguments, shape, stride, like)
+    strides = viewed(shape, stride, gives)
+    # Of lengths of 1 in memory with gaps, torch does not work out the strides of a view in one way alone.
+    plain = stride == contiguous(shape) or 1 not in (*shape, *gives)
+    item = facts.bytes[wait] // facts.numel[wait]
+    gap = whole_shape[-1] if prod(whole_shape[:-1]) > 1 else 0
+    aligned = not start * item % ALIGNED and not gap * item % ALIGNED
+    behind: list[tuple[int, tuple[int, ...]]] | int = NO_ROW
+    if strides is not None and plain and aligned and not memory.is_returned(wait):
         behind = relaid(facts, wait, strides)
-        if isinstance(behind, int):
-            return False
-        self.restrided += behind
-        return True
-
-
-def _flattened(facts: Facts, member: Member, shape: tuple[int, ...], new: NewNodes) -> Node:
-    node = Node(facts.names[member.source])
-    return node if shape == member.given else new.add(VIEW, (node, shape), shape, contiguous(shape), member.row)
+    if strides is None or isinstance(behind, int):
+        part = new.add(CLONE, (part, "contiguous_format"), shape, contiguous(shape), like)
+        strides, behind = contiguous(gives), []
+    if shape != gives:
+        part = new.add(VIEW, (part, gives), gives, strides, wait)
+    return part.name, behind
 
 
 NO_OTHER = "no other like it"
@@ -278,17 +258,6 @@ class _OpenBucket:
     full: bool = False
 
 
-@frozen
-class _Done:
-    """A bucket, and its number among those put before the same row."""
-
-    place: int
-    count: int
-    edit: Edit
-    moved: tuple[int, ...] = field(repr=False)
-    """Rows that have left their places: nothing can be put before them."""
-
-
 class Buckets(EditPlanner[Bucket]):
     """One ``bucket`` statement on one graph."""
 
@@ -302,31 +271,32 @@ class Buckets(EditPlanner[Bucket]):
         self.places = Places(self.facts, sorted(row for row in held if row is not None))
         self.sizes = group_sizes(self.facts)
         self.limit = None if statement.size is None else int(statement.size.value)
-        self._names: dict[str, FusedGroup] = {}
         self._refused: list[tuple[int, Refusal]] = []
+        self._done: list[tuple[int, int, Edit]] = []  # by place, and by number among those put before the same row
+        self._moved: set[int] = set()
 
     def outcomes(self) -> list[Edit | Refusal]:
-        done: list[_Done] = []
         for members, alone in self._candidates():
             check_cancelled()
             for bucket in self._packed(members, alone):
-                if len(bucket) > 1 and (found := self._bucket(bucket)) is not None:
-                    done.append(found)
-        done.sort(key=lambda each: (each.place, each.count))
-        return [*_placed(self.facts, done), *(each for _, each in sorted(self._refused, key=lambda each: each[0]))]
+                if len(bucket) > 1:
+                    self._bucket(bucket)
+        found: list[Edit | Refusal] = []
+        for place, _, edit in sorted(self._done, key=lambda each: each[:2]):
+            while place in self._moved:  # nothing can be put before a row that has left its place
+                place += 1
+            found.append(evolve(edit, before=self.facts.names[place]))
+        return [*found, *(each for _, each in sorted(self._refused, key=lambda each: each[0]))]
 
     def grid(self, groups: tuple[str, ...]) -> Grid:
         """The ranks of the one group. Other ranks' groups do not matter: whoever takes part in a collective is in its
         group."""
-        if groups in self._grids:
-            return super().grid(groups)
-        (name,) = groups
-        group = self.facts.groups[name]
-        if self.setting.consensus.asked and not group.ranks:
-            raise RefusedError(f"ranks of group `{name}` not known")
-        dims = dims_of(group, self.facts.meshes)
-        size = self.sizes[name]
-        self._grids[groups] = Grid((size,), group.ranks or tuple(range(size)), (0,), (), (dims,))
+        if groups not in self._grids:
+            group, size = self.facts.groups[groups[0]], self.sizes[groups[0]]
+            if self.setting.consensus.asked and not group.ranks:
+                raise RefusedError(f"ranks of group `{groups[0]}` not known")
+            dims = dims_of(group, self.facts.meshes)
+            self._grids[groups] = Grid((size,), group.ranks or tuple(range(size)), (0,), (), (dims,))
         return super().grid(groups)
 
     # --- what may be joined ---
@@ -402,23 +372,22 @@ class Buckets(EditPlanner[Bucket]):
             yield bucket.members
 
     def _place(self, members: Sequence[Member]) -> Placement:
-        place = self.places.late if members[0].alike.late else self.places.early
         sources, waits, rows = zip(*((each.source, each.wait, each.row) for each in members), strict=True)
-        return place(sources, waits, rows)
+        return self.places.place(sources, waits, rows, late=members[0].alike.late)
 
     # --- one bucket ---
 
-    def _bucket(self, members: Sequence[Member]) -> _Done | None:
+    def _bucket(self, members: Sequence[Member]) -> None:
         words, groups = self.names_of(each.row for each in members), (members[0].alike.group,)
         try:
             placement = self._place(members)
             edit = self.shared(words, groups, partial(self._planned, members, placement))
         except RefusedError as why:
             self._refuse([each.row for each in members], why)
-            return None
+            return
         replaced = [row for each in members for row in (each.row, each.wait)]
-        count = self.places.settle(placement, replaced)
-        return _Done(placement.before, count, edit, (*replaced, *placement.ahead, *placement.behind))
+        self._done.append((placement.before, self.places.settle(placement, replaced), edit))
+        self._moved.update((*replaced, *placement.ahead, *placement.behind))
 
     def _planned(self, members: Sequence[Member], placement: Placement) -> Edit:
         facts, first = self.facts, members[0]
@@ -442,14 +411,12 @@ class Buckets(EditPlanner[Bucket]):
         )
 
     def _group(self, name: str) -> FusedGroup:
-        if name not in self._names:
-            group = self.facts.groups[name]
-            # Ranks that nobody knows are counted from 0: a proof asks how many there are, and the name says which.
-            ranks = group.ranks or tuple(range(self.sizes[name]))
-            to_make = FusedGroup(ranks, None, dims_of(group, self.facts.meshes))
-            # A group that a line before it has planned has another name once it is made: it is found by its ranks.
-            self._names[name] = to_make if to_make.label == name else evolve(to_make, name=group.name)
-        return self._names[name]
+        group = self.facts.groups[name]
+        # Ranks that nobody knows are counted from 0: a proof asks how many there are, and the name says which.
+        ranks = group.ranks or tuple(range(self.sizes[name]))
+        found = FusedGroup(ranks, None, dims_of(group, self.facts.meshes))
+        # A group that a line before it has planned has another name once it is made: it is found by its ranks.
+        return found if found.label == name else evolve(found, name=group.name)
 
     def _refuse(self, rows: Sequence[int], why: RefusedError) -> None:
         self._refused.append((rows[0], self.refusal(rows, why)))
@@ -463,8 +430,7 @@ def _is_exact(member: Member) -> bool:
 
 
 def _placing_order(members: Sequence[Member], depth_of: Mapping[int, int]) -> tuple[bool, int, int]:
-    """The order in which buckets are placed: of late ones, those that read another's results come before it, so that
-    it finds its readers behind it."""
+    """Of late buckets, those that read another's results come before it, so that it finds its readers behind it."""
     late = members[0].alike.late
     return late, -max(depth_of[each.row] for each in members) if late else 0, members[0].row
 
@@ -473,14 +439,3 @@ def _described(alike: Alike) -> str:
     """What the members of a bucket have in common, as a phrase."""
     operator = alike.target.partition(".")[2].partition(".")[0]
     return f"{operator} of {alike.dtype} over group `{alike.group}`"
-
-
-def _placed(facts: Facts, done: Iterable[_Done]) -> Iterator[Edit]:
-    """The edits, each before the next row that keeps its place."""
-    done = list(done)
-    moved = {row for each in done for row in each.moved}
-    for each in done:
-        row = each.place
-        while row in moved:
-            row += 1
-        yield evolve(each.edit, before=facts.names[row])

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from attrs import evolve, frozen
 
-from policylang.graph.facts import Facts, Flag, Group, storage_roots
+from policylang.graph.facts import Facts, Flag, Group
 from policylang.language.syntax import Selector
 from policylang.operators.names import GETITEM
 from policylang.planning.capabilities import Capabilities
@@ -40,32 +40,6 @@ class RefusedError(Exception):
         self.reason, self.detail = reason, detail
 
 
-class NodeNames:
-    """Names of new nodes, the same in every process: ``fused_view``, ``fused_view_1``, …; for a bucket
-    ``bucket_cat``."""
-
-    def __init__(self, taken: Container[str], counts: Mapping[str, int] | None = None) -> None:
-        self._taken = taken
-        self._counts = dict(counts or {})
-
-    def new(self, target: str, prefix: str) -> str:
-        """An unused name after an operator such as ``aten.view.default``."""
-        base = f"{prefix}_{target.split('.')[1].strip('_')}"
-        while True:
-            count = self._counts.get(base, 0)
-            self._counts[base] = count + 1
-            name = f"{base}_{count}" if count else base
-            if name not in self._taken:
-                return name
-
-    def trial(self) -> NodeNames:
-        """Names to try out; the next trial gets the same unless they are taken."""
-        return NodeNames(self._taken, self._counts)
-
-    def take(self, trial: NodeNames) -> None:
-        self._counts = trial._counts
-
-
 @frozen
 class Setting:
     """What a statement is planned on: the graph as earlier statements leave it, and what they share."""
@@ -74,7 +48,8 @@ class Setting:
     number: int
     """The statement's, in ``Policy.rewrites``."""
     capabilities: Capabilities
-    names: NodeNames
+    name_counts: dict[str, int]
+    """How often a name was given to new nodes, by the name without a number."""
     prover: Prover
     known: Mapping[str, Group]
     """The groups that exist, without those that earlier statements have planned."""
@@ -86,13 +61,12 @@ class Setting:
 
 
 class NewNodes:
-    """The new nodes of one edit, in order. :meth:`take_names` makes their names final."""
+    """The new nodes of one edit, in order. Their names are the same in every process: ``fused_view``, ``fused_view_1``,
+    …, ``bucket_cat``. :meth:`take_names` makes them final; until then the next edit gets the same."""
 
     def __init__(self, setting: Setting, prefix: str = "fused") -> None:
-        self._facts = setting.facts
-        self._prefix = prefix
-        self._names = setting.names
-        self._trial = setting.names.trial()
+        self._facts, self._prefix = setting.facts, prefix
+        self._final, self._counts = setting.name_counts, dict(setting.name_counts)
         self.made: list[NewNode] = []
 
     def add(
@@ -106,21 +80,14 @@ class NewNodes:
         per_rank: bool = False,
     ) -> Node:
         """``like``: the row whose dtype, device, module and annotations it takes over."""
-        facts, name = self._facts, self._trial.new(target, self._prefix)
-        self.made.append(
-            NewNode(
-                name=name,
-                target=target,
-                arguments=arguments,
-                shape=tuple(shape),
-                stride=tuple(stride),
-                dtype=facts.dtypes[like],
-                device=facts.devices[like],
-                module=facts.modules[like],
-                like=facts.names[like],
-                per_rank=per_rank,
-            )
-        )
+        facts, base = self._facts, f"{self._prefix}_{target.split('.')[1].strip('_')}"
+        name = ""
+        while not name or name in facts.index:
+            count = self._counts.get(base, 0)
+            self._counts[base] = count + 1
+            name = f"{base}_{count}" if count else base
+        described = facts.dtypes[like], facts.devices[like], facts.modules[like], facts.names[like], per_rank
+        self.made.append(NewNode(name, target, arguments, tuple(shape), tuple(stride), *described))
         return Node(name)
 
     def follow(self, start: Node, steps: LayoutSteps, like: int) -> Node:
@@ -134,7 +101,7 @@ class NewNodes:
         return list(map(new_call, self.made[since:]))
 
     def take_names(self) -> None:
-        self._names.take(self._trial)
+        self._final.update(self._counts)
 
 
 class EditPlanner(ABC, Generic[Asked]):
@@ -168,8 +135,7 @@ class EditPlanner(ABC, Generic[Asked]):
         """The ranks that some groups join. Raises :class:`RefusedError` if that is none, or not known."""
         if groups not in self._grids:
             self._grids[groups] = grid_of(self.facts, groups)
-        grid = self._grids[groups]
-        if isinstance(grid, str):
+        if isinstance(grid := self._grids[groups], str):
             raise RefusedError(grid)
         return grid
 
@@ -227,14 +193,15 @@ class EditPlanner(ABC, Generic[Asked]):
 
     def rejected(self, *words: str) -> str:
         """Why a proposal of this name was rejected; empty if it was not."""
-        return self.setting.consensus.rejected.get(self._key(words), "")
+        return self.setting.consensus.rejected.get(" ".join((str(self.setting.number), *words)), "")
 
     def propose(self, words: Sequence[str], terms: Sequence[object], grid: Grid) -> None:
         """Propose a finding to the other ranks, if they are asked. ``words``: its name, alike on every rank."""
         if self.setting.consensus.asked:
+            name = " ".join((str(self.setting.number), *words))
             alike = hashlib.sha256("\0".join(map(str, (*terms, grid.shape, grid.everyone))).encode()).hexdigest()
             among = () if grid.everyone else grid.ranks
-            self.setting.consensus.proposals.append(Proposal(self._key(words), alike[:32], among))
+            self.setting.consensus.proposals.append(Proposal(name, alike[:32], among))
 
     def shared(self, words: Sequence[str], groups: tuple[str, ...], plan: Callable[[], Edit]) -> Edit:
         """An edit, if every rank makes it."""
@@ -249,16 +216,13 @@ class EditPlanner(ABC, Generic[Asked]):
         """With names that all ranks have alike."""
         return edit
 
-    def _key(self, words: Sequence[str]) -> str:
-        return " ".join((str(self.setting.number), *words))
-
 
 class ReplacedMemory:
     """Alias checks: memory that is read in place of another must not be written, nor returned twice."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
-        self.roots = storage_roots(facts)
+        self.roots = facts.storage_roots
         self.written: dict[int, list[int]] = {}
         """By the row that allocates memory, the rows that write there."""
         for row, flags in enumerate(facts.flags):
@@ -271,22 +235,25 @@ class ReplacedMemory:
 
         Raises :class:`RefusedError`.
         """
-        facts = self.facts
+        facts, root = self.facts, self.roots[home]
         reach = self._aliases(row)
         last = max(user for each in reach for user in (each, *facts.users[each]))
-        later = (writer for writer in self.written.get(self.roots[home], ()) if since < writer <= last)
+        later = (writer for writer in self.written.get(root, ()) if since < writer <= last)
         for writer in (*self.written.get(self.roots[row], ()), *later):
             raise RefusedError(f"memory is written: {facts.names[writer]}")
-        given = facts.ops[self.roots[home]] != "call_function" or self.is_returned(self.roots[home])
-        for each in reach if given else ():
-            if any(facts.ops[user] == "output" for user in facts.users[each]):
-                name = facts.names[self.roots[home]]
-                raise RefusedError(f"returned: {facts.names[each]}", f"it would share memory with `{name}`")
+        if facts.ops[root] != "call_function" or self.is_returned(root):
+            for each in reach:
+                if self._is_output(each):
+                    raise RefusedError(
+                        f"returned: {facts.names[each]}", f"it would share memory with `{facts.names[root]}`"
+                    )
 
     def is_returned(self, row: int) -> bool:
         """Whether the graph returns a row or a view of it."""
-        facts = self.facts
-        return any(facts.ops[user] == "output" for each in self._aliases(row) for user in facts.users[each])
+        return any(map(self._is_output, self._aliases(row)))
+
+    def _is_output(self, row: int) -> bool:
+        return any(self.facts.ops[user] == "output" for user in self.facts.users[row])
 
     def _aliases(self, row: int) -> list[int]:
         """A row and the views of it."""

@@ -11,14 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
-from policylang.graph.facts import (
-    Derivation,
-    Facts,
-    Flag,
-    Group,
-    Ref,
-    rewritten,
-)
+from policylang.graph.facts import Derivation, Facts, Flag, Group, Ref, rewritten
 from policylang.language.cancellation import check_cancelled
 from policylang.operators.moves import MOVERS
 from policylang.operators.names import FOLLOWERS
@@ -67,18 +60,20 @@ class _EditedFacts:
         inputs = [self._inputs(each) for each in self.order]
         restrided = {old.index[name]: stride for edit in self.edits for name, stride in edit.restrided}
         strides = column(old.strides, lambda node: node.stride)
+        like = {node.like: old.index[node.like] for edit in self.edits for node in edit.nodes}
+        item = {name: old.bytes[row] // max(old.numel[row], 1) for name, row in like.items()}
         return rewritten(
             old,
             [
-                (each, Derivation.SAME) if isinstance(each, int) else (old.index[each.like], Derivation.NEW)
+                (each, Derivation.SAME) if isinstance(each, int) else (like[each.like], Derivation.NEW)
                 for each in self.order
             ],
             names=list(self.row_of_name),
             targets=column(old.targets, lambda node: node.target),
-            phases=bytearray(column(old.phases, lambda node: old.phases[old.index[node.like]])),
+            phases=bytearray(column(old.phases, lambda node: old.phases[like[node.like]])),
             modules=column(old.modules, lambda node: node.module),
             flags=self._flags(inputs),
-            bytes=array("q", column(old.bytes, lambda node: prod(node.shape) * self._item(node))),
+            bytes=array("q", column(old.bytes, lambda node: prod(node.shape) * item[node.like])),
             numel=array("q", column(old.numel, lambda node: prod(node.shape))),
             shapes=column(old.shapes, lambda node: node.shape),
             strides=[
@@ -89,8 +84,15 @@ class _EditedFacts:
             devices=column(old.devices, lambda node: node.device),
             inputs=inputs,
             owners=self._owners(inputs),
-            arguments=[self._arguments(each) for each in self.order],
-            group_names=column(old.group_names, self._group_name),
+            arguments=[
+                self._argument(
+                    old.arguments[each] if isinstance(each, int) else MOVERS[each.target].completed(each.arguments)
+                )
+                for each in self.order
+            ],
+            group_names=column(
+                old.group_names, lambda node: next((v.label for v in node.arguments if isinstance(v, FusedGroup)), "")
+            ),
             groups=self.groups,
         )
 
@@ -98,37 +100,22 @@ class _EditedFacts:
         check_cancelled()
         return [old[each] if isinstance(each, int) else new(each) for each in self.order]
 
-    def _item(self, node: NewNode) -> int:
-        """Bytes of an element."""
-        like = self.old.index[node.like]
-        return self.old.bytes[like] // max(self.old.numel[like], 1)
-
     def _inputs(self, each: int | NewNode) -> tuple[int, ...]:
         if isinstance(each, int):
             return tuple(dict.fromkeys([self.row_of[row] for row in self.old.inputs[each]]))
         return tuple(dict.fromkeys(self.row_of_name[name] for name in _nodes(each.arguments)))
 
-    def _arguments(self, each: int | NewNode) -> tuple[Any, ...]:
-        if isinstance(each, int):
-            return tuple([self._argument(value) for value in self.old.arguments[each]])
-        return tuple([self._argument(value) for value in MOVERS[each.target].completed(each.arguments)])
-
     def _argument(self, value: Any) -> Any:
-        if isinstance(value, Ref):
-            return Ref(self.row_of[value.row])
-        if isinstance(value, Node):
-            return Ref(self.row_of_name[value.name])
-        if isinstance(value, FusedGroup):
-            return self._group(value)
+        match value:
+            case Ref():
+                return Ref(self.row_of[value.row])
+            case Node():
+                return Ref(self.row_of_name[value.name])
+            case FusedGroup():
+                if value.name is None:
+                    self.groups[value.label] = Group(value.label, value.ranks, len(value.ranks), None)
+                return value.label
         return tuple([self._argument(part) for part in value]) if isinstance(value, tuple) else value
-
-    def _group_name(self, node: NewNode) -> str:
-        return next((self._group(value) for value in node.arguments if isinstance(value, FusedGroup)), "")
-
-    def _group(self, group: FusedGroup) -> str:
-        if group.name is None:
-            self.groups[group.label] = Group(group.label, group.ranks, len(group.ranks), None)
-        return group.label
 
     def _owners(self, inputs: Sequence[tuple[int, ...]]) -> array[int]:
         owners = array("i", range(len(self.order)))

@@ -23,9 +23,9 @@ from itertools import permutations
 from math import prod
 from typing import ClassVar
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
-from policylang.graph.facts import Facts, Flag, Phase
+from policylang.graph.facts import Flag, Phase
 from policylang.language.syntax import Fuse
 from policylang.operators import layouts
 from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError, contiguous, is_contiguous
@@ -33,8 +33,6 @@ from policylang.operators.moves import Part
 from policylang.operators.names import GATHER, SCATTER, SLICE, WAIT
 from policylang.planning.edits.edit_planner import REDUCES, EditPlanner, NewNodes, RefusedError, Setting
 from policylang.planning.edits.layout_chains import (
-    ChainLink,
-    ChainPath,
     Hop,
     LayoutSteps,
     copies,
@@ -67,14 +65,14 @@ class CollectiveChain:
 
     collectives: tuple[int, ...]
     waits: tuple[int, ...]
-    between: tuple[ChainPath, ...]
+    between: tuple[tuple[Hop, ...], ...]
     """From each collective's wait to the input of the next."""
     tail: tuple[Hop, ...] = ()
 
     @property
     def rows(self) -> tuple[int, ...]:
-        between = (row for path in self.between for row in path.rows)
-        return tuple(sorted((*self.collectives, *self.waits, *between, *rows_of_hops(self.tail))))
+        hops = rows_of_hops(hop for path in (*self.between, self.tail) for hop in path)
+        return tuple(sorted((*self.collectives, *self.waits, *hops)))
 
     @property
     def result(self) -> int:
@@ -97,10 +95,9 @@ class ChainFusion(EditPlanner[Fuse]):
     def __init__(self, statement: Fuse, setting: Setting) -> None:
         super().__init__(statement, setting)
         self.existing = {group.ranks: group.name for group in reversed(list(setting.known.values())) if group.ranks}
-        self._groups: dict[tuple[tuple[str, ...], tuple[int, ...]], FusedGroup] = {}
 
     @abstractmethod
-    def check_line(self, link: ChainLink, wait: int, path: ChainPath) -> None:
+    def check_line(self, inner: int, outer: int, wait: int, path: Sequence[int]) -> None:
         """Check what lies between two collectives of a chain."""
 
     @abstractmethod
@@ -119,10 +116,10 @@ class ChainFusion(EditPlanner[Fuse]):
 
     # --- shared by both kinds ---
 
-    def check_link(self, link: ChainLink) -> None:
+    def check_link(self, inner: int, outer: int) -> None:
         """Check that the statement's ``over`` takes in both collectives."""
         facts, wanted = self.facts, self.statement.dims
-        for row in (link.inner, link.outer) if wanted else ():
+        for row in (inner, outer) if wanted else ():
             group = facts.groups[facts.group_names[row]]
             spanned = dims_of(group, facts.meshes)
             if not spanned:
@@ -143,14 +140,11 @@ class ChainFusion(EditPlanner[Fuse]):
             raise RefusedError(GROUPS_NOT_KNOWN, f"no mesh says which they are, and {UNASKED}")
         return grid
 
-    def fused_group(self, names: tuple[str, ...], grid: Grid, order: tuple[int, ...]) -> FusedGroup:
+    def fused_group(self, grid: Grid, order: tuple[int, ...]) -> FusedGroup:
         """The group of all ranks of a chain, with its collectives in an order, slowest first."""
-        if (names, order) not in self._groups:
-            ranks = grid.ordered(order)
-            dims = tuple(dim for place in order for dim in grid.dims[place]) if all(grid.dims) else ()
-            existing = self.existing.get(ranks)
-            self._groups[names, order] = FusedGroup(ranks, existing, dims, grid.everyone_ordered(order))
-        return self._groups[names, order]
+        ranks = grid.ordered(order)
+        dims = tuple(dim for place in order for dim in grid.dims[place]) if all(grid.dims) else ()
+        return FusedGroup(ranks, self.existing.get(ranks), dims, grid.everyone_ordered(order))
 
     def unmakeable(self, group: FusedGroup) -> RefusedError | None:
         """Why the graph's torch cannot make a group with its ranks in this order, if it cannot."""
@@ -196,16 +190,16 @@ class ChainFusion(EditPlanner[Fuse]):
 
     def _chains(self, refused: list[_Found]) -> Iterator[CollectiveChain]:
         """The longest chains; pairs that form none are added to ``refused``."""
-        following: dict[int, tuple[int, ChainPath]] = {}
+        following: dict[int, tuple[int, tuple[Hop, ...]]] = {}
         continued = set()
-        for link in links(self.facts, self.collective):
+        for inner, outer in links(self.facts, self.collective):
             try:
-                if link.inner in following:
-                    raise RefusedError(f"other consumer: {self.facts.names[following[link.inner][0]]}")
-                following[link.inner] = link.outer, self._path_between(link)
-                continued.add(link.outer)
+                if inner in following:
+                    raise RefusedError(f"other consumer: {self.facts.names[following[inner][0]]}")
+                following[inner] = outer, self._path_between(inner, outer)
+                continued.add(outer)
             except RefusedError as why:
-                refused.append((link.outer, self.refusal((link.inner, link.outer), why)))
+                refused.append((outer, self.refusal((inner, outer), why)))
         for first in sorted(following):
             if first in continued:
                 continue
@@ -216,47 +210,35 @@ class ChainFusion(EditPlanner[Fuse]):
                 between.append(path)
             yield CollectiveChain(tuple(rows), tuple(map(self.wait, rows)), tuple(between))
 
-    def _path_between(self, link: ChainLink) -> ChainPath:
-        self.check_link(link)
-        wait = self.wait(link.inner)
-        self.wait(link.outer)
-        path = path_between(self.facts, wait, single_input(self.facts, link.outer))
+    def _path_between(self, inner: int, outer: int) -> tuple[Hop, ...]:
+        self.check_link(inner, outer)
+        wait = self.wait(inner)
+        self.wait(outer)
+        path = path_between(self.facts, wait, single_input(self.facts, outer))
         if isinstance(path, str):
             raise RefusedError(path)
-        self.check_line(link, wait, path)
+        self.check_line(inner, outer, wait, rows_of_hops(path))
         return path
 
     def _fused(self, chain: CollectiveChain) -> Iterator[_Found]:
         """A chain as one collective; if it cannot be one, its last collective is given up, and the rest tried."""
         start, whole = 0, len(chain.between)
         while start < whole:
-            end = whole
             why: RefusedError | None = None
-            while end > start:
+            for end in range(whole, start, -1):
                 part = chain.part(start, end)
                 try:
                     words, groups = self.names_of(part.collectives), self.groups_of(part.collectives)
                     yield part.collectives[0], self.shared(words, groups, partial(self.planned, part))
                     break
                 except RefusedError as error:
-                    end, why = end - 1, error
+                    why = error
+            else:
+                end = start
             if why is not None:  # the collective that could not be added
                 part = chain.part(start, end + 1)
                 yield part.collectives[-1], self.refusal(part.collectives, why)
             start = end + 1
-
-
-@frozen
-class Derived:
-    """A fused chain of gathers in the layout algebra."""
-
-    layouts: Mapping[int, DigitLayout] = field(repr=False)
-    """By row, but for pieces of a fan."""
-    order: tuple[int, ...]
-    """The gathers, that of the slowest rank digit first."""
-    steps: LayoutSteps
-    """From the gathered shards to the chain's result."""
-    group: FusedGroup
 
 
 def slice_on_ranks(
@@ -273,92 +255,6 @@ def slice_on_ranks(
     return ChainCall(name, SLICE, (source, dim, part), shape)
 
 
-class MiddleReaders:
-    """Readers inside a chain of gathers: they can read this rank's part of the fused value.
-
-    Only in the backward, where nothing is saved: a saved part would keep the whole value alive.
-    """
-
-    def __init__(self, facts: Facts, chain: CollectiveChain) -> None:
-        self.facts, self.chain = facts, chain
-        inside = set(chain.rows)
-        readers = {
-            row: [user for user in facts.users[row] if user not in inside] for row in chain.rows if row != chain.result
-        }
-        self.readers = {row: users for row, users in readers.items() if users}
-        """By row of the chain, in graph order."""
-
-    def check(self) -> None:
-        """Refuse a reader that needs the value as it is."""
-        facts = self.facts
-        for row, users in self.readers.items():
-            for user in users:
-                if not self._may_read_part(row, user):
-                    raise RefusedError(f"other consumer: {facts.names[user]}")
-        for user in facts.users[self.chain.result] if self.readers else ():
-            if facts.flags[user] & Flag.WRITES:
-                first = facts.names[next(iter(self.readers))]
-                raise RefusedError(f"other consumer: {first}", f"`{facts.names[user]}` writes")
-
-    def first(self, *rows: int) -> int:
-        """The first reader of the chain, or of some rows."""
-        return min([*rows, *(user for users in self.readers.values() for user in users)])
-
-    def add_parts(
-        self, new: NewNodes, gathered: Node, derived: Derived, grid: Grid
-    ) -> tuple[ChainCall, dict[int, str]]:
-        """Add the nodes that the readers read instead: the slice as all ranks have it, and the new node of each row."""
-        order = derived.order
-        # All inner values lack the same gathers: the outermost ones, from the first reader on.
-        first = min(self._lacking(row, derived) for row in self.readers)
-        fixed = order[: len(order) - first]
-        if set(fixed) != set(range(first, len(order))):
-            raise RefusedError("parts do not lie side by side")
-
-        sizes = [grid.shape[place] for place in fixed]
-        parts = prod(sizes)
-
-        def part_at(positions: Sequence[int]) -> int:
-            return ravel([positions[place] for place in fixed], sizes)
-
-        whole, index = new.made[0].shape, part_at(grid.here)
-        length = whole[0] // parts
-        shape = (length, *whole[1:])
-        arguments = (gathered, 0, index * length, (index + 1) * length)
-        part = new.add(SLICE, arguments, shape, contiguous(shape), self.chain.waits[first - 1], per_rank=True)
-        call = slice_on_ranks(part.name, gathered, 0, parts, shape, grid, part_at)
-        replaced = {}
-        for row in self.readers:
-            if self._lacking(row, derived) != first:
-                raise self._refused(row)
-            steps = steps_to(derived.layouts[row], order[len(fixed) :], shape)
-            if steps.copies or not self._lies_as(row, steps.stride):
-                raise self._refused(row)
-            replaced[row] = new.follow(part, steps, row).name
-        return call, replaced
-
-    def _may_read_part(self, row: int, user: int) -> bool:
-        facts = self.facts
-        if facts.ops[user] != "call_function" or {phase(facts, row), phase(facts, user)} != {int(Phase.BACKWARD)}:
-            return False
-        return facts.targets[row] != GATHER and not facts.flags[user] & (Flag.WRITES | Flag.EFFECTFUL)
-
-    def _lacking(self, row: int, derived: Derived) -> int:
-        """The number of the first gather that a value has not been through."""
-        if row not in derived.layouts:
-            raise self._refused(row)
-        return sum(gather <= row for gather in self.chain.collectives)
-
-    def _refused(self, row: int) -> RefusedError:
-        return RefusedError(f"other consumer: {self.facts.names[self.readers[row][0]]}")
-
-    def _lies_as(self, row: int, stride: Sequence[int]) -> bool:
-        shape, traced = self.facts.shapes[row], self.facts.strides[row]
-        if shape is None or traced is None:
-            return False
-        return tuple(stride) == traced or (is_contiguous(shape, stride) and is_contiguous(shape, traced))
-
-
 class GatherChains(ChainFusion):
     """A ``fuse all_gather chains`` statement."""
 
@@ -368,18 +264,18 @@ class GatherChains(ChainFusion):
 
     # --- candidates ---
 
-    def check_line(self, link: ChainLink, wait: int, path: ChainPath) -> None:
+    def check_line(self, inner: int, outer: int, wait: int, path: Sequence[int]) -> None:
         facts = self.facts
-        for row in (*path.rows, link.outer):
-            if facts.shapes[row] is not None and facts.dtypes[row] != facts.dtypes[link.inner]:
+        for row in (*path, outer):
+            if facts.shapes[row] is not None and facts.dtypes[row] != facts.dtypes[inner]:
                 raise RefusedError(f"dtype changes: {facts.names[row]}")
-        for row in (wait, *path.rows, link.outer):
-            if phase(facts, row) != phase(facts, link.inner):
+        for row in (wait, *path, outer):
+            if phase(facts, row) != phase(facts, inner):
                 raise RefusedError(
                     f"other phase: {facts.names[row]}",
-                    f"`{facts.names[link.inner]}` runs in the forward and `{facts.names[row]}` in the backward",
+                    f"`{facts.names[inner]}` runs in the forward and `{facts.names[row]}` in the backward",
                 )
-            if facts.flags[row] & Flag.RECORDED_SAVED and row != link.outer:
+            if facts.flags[row] & Flag.RECORDED_SAVED and row != outer:
                 raise RefusedError(f"recorded as saved: {facts.names[row]}")
 
     def wait(self, collective: int) -> int:
@@ -401,25 +297,27 @@ class GatherChains(ChainFusion):
         grid = self.grid(self.groups_of(chain.collectives))
         values = self._layouts(chain, grid)
         chain = self._with_tail(chain, values)
-        derived = self._derive(chain, grid, values, copied=False)
-        restrided = relaid(facts, chain.result, derived.steps.stride)
+        order, steps, group = self._derive(chain, grid, values, copied=False)
+        restrided = relaid(facts, chain.result, steps.stride)
         if isinstance(restrided, int):  # a row that must not see other strides
-            derived = self._derive(chain, grid, values, copied=True)
-            if derived.steps.stride != facts.strides[chain.result]:
+            order, steps, group = self._derive(chain, grid, values, copied=True)
+            if steps.stride != facts.strides[chain.result]:
                 raise RefusedError(f"{facts.names[restrided]} needs {facts.names[chain.result]} as it lies in memory")
             restrided = []
-        middle = MiddleReaders(facts, chain)
-        middle.check()
+        readers = self._middle_readers(chain)
         new = NewNodes(self.setting)
-        gathered = self._gathered(chain, derived, new)
-        replaced = {chain.result: new.follow(gathered, derived.steps, chain.result).name}
+        source, count = Node(facts.names[self.source_of(chain)]), len(group.ranks)
+        shape = self._gathered_shape(chain, grid)
+        gather = new.add(GATHER, (source, count, group), shape, contiguous(shape), chain.collectives[-1])
+        gathered = new.add(WAIT, (gather,), shape, contiguous(shape), chain.waits[-1])
+        replaced = {chain.result: new.follow(gathered, steps, chain.result).name}
         calls, note = new.calls(), ""
-        if middle.readers:
-            own, parts = middle.add_parts(new, gathered, derived, grid)
+        if readers:
+            own, parts = self._add_parts(chain, readers, new, gathered, values, order, grid)
             calls += [own, *new.calls(len(calls) + 1)]
             replaced.update(parts)
             note = f"readers of {', '.join(self.names_of(parts))} read this rank's part of the fused value"
-        latest = middle.first(chain.result)
+        latest = min([chain.result, *(user for users in readers.values() for user in users)])
         return self.fused(chain, new, replaced, latest=latest, restrided=restrided, note=note, calls=calls)
 
     def _layouts(self, chain: CollectiveChain, grid: Grid) -> dict[int, DigitLayout]:
@@ -440,7 +338,7 @@ class GatherChains(ChainFusion):
                     if value.shape != facts.shapes[row] or facts.strides[row] is None:
                         raise RefusedError(f"sizes not fixed: {facts.names[row]}")
                     values[row] = value
-                for hop in chain.between[place].hops if place < len(chain.between) else ():
+                for hop in chain.between[place] if place < len(chain.between) else ():
                     value = layout_after(facts, hop, value)
                     values[last_row(hop)] = value
         except NoDigitsError as why:
@@ -463,37 +361,104 @@ class GatherChains(ChainFusion):
                 kept = index + 1
         return evolve(chain, tail=hops[:kept])
 
-    def _derive(self, chain: CollectiveChain, grid: Grid, values: dict[int, DigitLayout], *, copied: bool) -> Derived:
-        """The order in which the shards have to be gathered, and the steps from there to the chain's result."""
-        facts, names = self.facts, self.groups_of(chain.collectives)
-        wanted, start = values[chain.result], self._start(chain, len(grid.ranks))
-        outer_slow = tuple(reversed(range(len(chain.collectives))))
-        possible = []
-        for preference, order in enumerate(self.orders(outer_slow)):
-            steps = steps_to(wanted, order, start, copied=copied)
-            group = self.fused_group(names, grid, order)
+    def _derive(
+        self, chain: CollectiveChain, grid: Grid, values: dict[int, DigitLayout], *, copied: bool
+    ) -> tuple[tuple[int, ...], LayoutSteps, FusedGroup]:
+        """The order in which the shards have to be gathered, slowest first, the steps from there to the chain's
+        result, and the group."""
+        start, possible = self._gathered_shape(chain, grid), []
+        for preference, order in enumerate(self.orders(tuple(reversed(range(len(chain.collectives)))))):
+            steps = steps_to(values[chain.result], order, start, copied=copied)
+            group = self.fused_group(grid, order)
             worth = steps.copies, len(steps.steps), group.name is None, not group.sorted, preference
-            possible.append((worth, steps, order, group))
-        _, steps, order, group = min(possible, key=lambda found: found[0])
-        if steps.copies > copies(facts, chain.rows):
+            possible.append((worth, order, steps, group))
+        _, order, steps, group = min(possible, key=lambda found: found[0])
+        if steps.copies > copies(self.facts, chain.rows):
             raise RefusedError("would copy what is not copied now")
         if why := self.unmakeable(group):
             raise why
-        return Derived(values, order, steps, group)
+        return order, steps, group
 
-    def _start(self, chain: CollectiveChain, ranks: int) -> tuple[int, ...]:
-        """The shape of the gathered shards."""
+    def _gathered_shape(self, chain: CollectiveChain, grid: Grid) -> tuple[int, ...]:
         shape = self.facts.shapes[self.source_of(chain)]
         assert shape is not None
-        return (shape[0] * ranks, *shape[1:])
+        return (shape[0] * len(grid.ranks), *shape[1:])
 
-    def _gathered(self, chain: CollectiveChain, derived: Derived, new: NewNodes) -> Node:
-        source = Node(self.facts.names[self.source_of(chain)])
-        count = len(derived.group.ranks)
-        start = self._start(chain, count)
-        stride = contiguous(start)
-        gather = new.add(GATHER, (source, count, derived.group), start, stride, chain.collectives[-1])
-        return new.add(WAIT, (gather,), start, stride, chain.waits[-1])
+    # --- readers inside a chain ---
+
+    def _middle_readers(self, chain: CollectiveChain) -> dict[int, list[int]]:
+        """By row of the chain, its readers outside: they can read this rank's part of the fused value.
+
+        Only in the backward, where nothing is saved: a saved part would keep the whole value alive.
+        """
+        facts, inside = self.facts, set(chain.rows)
+        outside = {
+            row: [user for user in facts.users[row] if user not in inside] for row in chain.rows if row != chain.result
+        }
+        readers = {row: users for row, users in outside.items() if users}
+        for row, users in readers.items():
+            for user in users:
+                in_backward = {phase(facts, row), phase(facts, user)} == {int(Phase.BACKWARD)}
+                changes = facts.flags[user] & (Flag.WRITES | Flag.EFFECTFUL) or facts.ops[user] != "call_function"
+                if changes or not in_backward or facts.targets[row] == GATHER:
+                    raise RefusedError(f"other consumer: {facts.names[user]}")
+        for user in facts.users[chain.result] if readers else ():
+            if facts.flags[user] & Flag.WRITES:
+                raise RefusedError(
+                    f"other consumer: {facts.names[next(iter(readers))]}", f"`{facts.names[user]}` writes"
+                )
+        return readers
+
+    def _add_parts(
+        self,
+        chain: CollectiveChain,
+        readers: Mapping[int, Sequence[int]],
+        new: NewNodes,
+        gathered: Node,
+        values: Mapping[int, DigitLayout],
+        order: tuple[int, ...],
+        grid: Grid,
+    ) -> tuple[ChainCall, dict[int, str]]:
+        """Add the nodes that the readers read instead: the slice as all ranks have it, and the new node of each row."""
+        facts = self.facts
+        refused = {row: RefusedError(f"other consumer: {facts.names[users[0]]}") for row, users in readers.items()}
+        for row, why in refused.items():  # a piece of a fan
+            if row not in values:
+                raise why
+        # All inner values lack the same gathers: the outermost ones, from the first reader on.
+        lacking = {row: sum(gather <= row for gather in chain.collectives) for row in readers}
+        first = min(lacking.values())
+        fixed = order[: len(order) - first]
+        if set(fixed) != set(range(first, len(order))):
+            raise RefusedError("parts do not lie side by side")
+
+        sizes = [grid.shape[place] for place in fixed]
+        parts = prod(sizes)
+
+        def part_at(positions: Sequence[int]) -> int:
+            return ravel([positions[place] for place in fixed], sizes)
+
+        whole, index = new.made[0].shape, part_at(grid.here)
+        length = whole[0] // parts
+        shape = (length, *whole[1:])
+        arguments = (gathered, 0, index * length, (index + 1) * length)
+        part = new.add(SLICE, arguments, shape, contiguous(shape), chain.waits[first - 1], per_rank=True)
+        call = slice_on_ranks(part.name, gathered, 0, parts, shape, grid, part_at)
+        replaced = {}
+        for row in readers:
+            if lacking[row] != first:
+                raise refused[row]
+            steps = steps_to(values[row], order[len(fixed) :], shape)
+            if steps.copies or not self._lies_as(row, steps.stride):
+                raise refused[row]
+            replaced[row] = new.follow(part, steps, row).name
+        return call, replaced
+
+    def _lies_as(self, row: int, stride: Sequence[int]) -> bool:
+        shape, traced = self.facts.shapes[row], self.facts.strides[row]
+        if shape is None or traced is None:
+            return False
+        return tuple(stride) == traced or (is_contiguous(shape, stride) and is_contiguous(shape, traced))
 
 
 class ScatterChains(ChainFusion):
@@ -506,24 +471,24 @@ class ScatterChains(ChainFusion):
 
     # --- candidates ---
 
-    def check_line(self, link: ChainLink, wait: int, path: ChainPath) -> None:
+    def check_line(self, inner: int, outer: int, wait: int, path: Sequence[int]) -> None:
         facts = self.facts
-        inside = {link.outer, *path.rows}
-        for row in (wait, *path.rows):
+        inside = {outer, *path}
+        for row in (wait, *path):
             for user in facts.users[row]:
                 if user not in inside:
                     raise RefusedError(f"other consumer: {facts.names[user]}")
-        for row in (wait, *path.rows, link.outer):
-            if facts.dtypes[row] and facts.dtypes[row] != facts.dtypes[link.inner]:
+        for row in (wait, *path, outer):
+            if facts.dtypes[row] and facts.dtypes[row] != facts.dtypes[inner]:
                 raise RefusedError(f"dtype changes: {facts.names[row]}")
-            if facts.phases[row] != facts.phases[link.inner]:
+            if facts.phases[row] != facts.phases[inner]:
                 raise RefusedError(f"other phase: {facts.names[row]}")
             if facts.flags[row] & Flag.RECORDED_SAVED:
                 raise RefusedError(f"recorded as saved: {facts.names[row]}")
 
-    def check_link(self, link: ChainLink) -> None:
-        super().check_link(link)
-        one, other = (self.facts.arguments[row][1] for row in (link.inner, link.outer))
+    def check_link(self, inner: int, outer: int) -> None:
+        super().check_link(inner, outer)
+        one, other = (self.facts.arguments[row][1] for row in (inner, outer))
         if one != other:
             raise RefusedError(f"reduces with {one}, then with {other}")
         if one not in REDUCES:
@@ -542,16 +507,14 @@ class ScatterChains(ChainFusion):
 
     def planned(self, chain: CollectiveChain) -> Edit:
         facts = self.facts
-        groups = self.groups_of(chain.collectives)
-        grid = self.grid(groups)
-        source = self.source_of(chain)
+        grid, source = self.grid(self.groups_of(chain.collectives)), self.source_of(chain)
         shape, stride = facts.shapes[source], facts.strides[source]
         if not shape or stride is None or facts.strides[chain.result] is None:
             raise RefusedError(f"sizes not fixed: {facts.names[source]}")
         if not is_contiguous(shape, stride):
             raise RefusedError(f"not contiguous: {facts.names[source]}")
         taken, left = self._digits(chain, grid, shape)
-        steps, group = self._derive(grid, taken, left, shape, groups)
+        steps, group = self._derive(grid, taken, left, shape)
         new = NewNodes(self.setting)
         first, last, count = chain.collectives[0], chain.collectives[-1], len(group.ranks)
         whole = new.follow(Node(facts.names[source]), steps, first)
@@ -574,7 +537,7 @@ class ScatterChains(ChainFusion):
                 value = DigitLayout((rest, *value.dims[1:]))
                 if value.shape != facts.shapes[wait]:
                     raise RefusedError(f"sizes not fixed: {facts.names[wait]}")
-                for hop in chain.between[place].hops if place < len(chain.between) else ():
+                for hop in chain.between[place] if place < len(chain.between) else ():
                     value = layout_after(facts, hop, value)
                     if value.shape != facts.shapes[last_row(hop)]:
                         raise RefusedError(f"sizes not fixed: {facts.names[last_row(hop)]}")
@@ -583,7 +546,7 @@ class ScatterChains(ChainFusion):
         return taken, value
 
     def _derive(
-        self, grid: Grid, taken: list[Digits], left: DigitLayout, shape: tuple[int, ...], names: tuple[str, ...]
+        self, grid: Grid, taken: list[Digits], left: DigitLayout, shape: tuple[int, ...]
     ) -> tuple[LayoutSteps, FusedGroup]:
         """The rank order for which the source needs no copy, and the views that it takes."""
         refused: RefusedError | None = None
@@ -591,7 +554,7 @@ class ScatterChains(ChainFusion):
             slow = tuple(digit for place in order for digit in taken[place])
             steps = steps_to(DigitLayout((slow + left.dims[0], *left.dims[1:])), (), shape)
             if not steps.copies and is_contiguous(steps.shape, steps.stride):
-                group = self.fused_group(names, grid, order)
+                group = self.fused_group(grid, order)
                 refused = self.unmakeable(group)
                 if refused is None:
                     return steps, group

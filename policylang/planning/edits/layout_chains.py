@@ -22,14 +22,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
 
-from attrs import evolve, frozen
+from attrs import Factory, define, evolve, field, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Ref
 from policylang.operators.layouts import (
     SHARD,
     Digit,
     DigitLayout,
-    Digits,
     Lengths,
     NoDigitsError,
     contiguous,
@@ -39,7 +38,7 @@ from policylang.operators.layouts import (
     viewed,
 )
 from policylang.operators.moves import JOINS, PASSING, Cut, Join, Move, Pick, Split, move_of
-from policylang.operators.names import CLONE, GATHER, GETITEM, PERMUTE, PRODUCTS, VIEW, WAIT
+from policylang.operators.names import CLONE, GETITEM, PERMUTE, PRODUCTS, VIEW, WAIT
 from policylang.planning.graph_edit import Edit
 
 NO_ROW = -1
@@ -86,11 +85,25 @@ class Fan:
         return self.first.base
 
 
-def _layout_after_row(facts: Facts, row: int, value: DigitLayout) -> DigitLayout:
-    """A layout after the operator of a row. Raises :class:`NoDigitsError` with a phrase if it is no layout operator."""
+Hop = int | Fan
+"""A row, or the rows of a fan."""
+
+
+def layout_after(facts: Facts, hop: Hop, value: DigitLayout) -> DigitLayout:
+    """A layout after a hop. Raises :class:`NoDigitsError` with a phrase if it is no layout operator."""
+    row = last_row(hop)
     shape, name = facts.shapes[row], facts.names[row]
-    if shape is None or facts.strides[row] is None or len(facts.inputs[row]) != 1:
+    if shape is None or facts.strides[row] is None or (hop == row and len(facts.inputs[row]) != 1):
         raise NoDigitsError(f"sizes not fixed: {name}")
+    if isinstance(hop, Fan):
+        try:
+            digits, piece = value.cut(hop.first.cut, hop.first.count, drops=hop.first.drops)
+        except NoDigitsError:
+            raise NoDigitsError(f"{name} cuts across shards") from None
+        found = hop.join.layout(piece, digits)
+        if found.shape != shape:
+            raise NoDigitsError(f"{name} joins uneven pieces")
+        return found
     if facts.dtypes[row] != facts.dtypes[facts.inputs[row][0]]:
         raise NoDigitsError(f"dtype changes: {name}")
     move = move_in(facts, row)
@@ -134,31 +147,14 @@ def fan_of(facts: Facts, join: int) -> Fan | str:
     return Fan(first, rows, move)
 
 
-def fanned(facts: Facts, fan: Fan, value: DigitLayout) -> DigitLayout:
-    """A layout after a fan."""
-    join = fan.rows[-1]
-    shape = facts.shapes[join]
-    if shape is None or facts.strides[join] is None:
-        raise NoDigitsError(f"sizes not fixed: {facts.names[join]}")
-    try:
-        digits, piece = value.cut(fan.first.cut, fan.first.count, drops=fan.first.drops)
-    except NoDigitsError:
-        raise NoDigitsError(f"{facts.names[join]} cuts across shards") from None
-    found = fan.join.layout(piece, digits)
-    if found.shape != shape:
-        raise NoDigitsError(f"{facts.names[join]} joins uneven pieces")
-    return found
-
-
-def copies(facts: Facts, rows: Sequence[int]) -> int:
+def copies(facts: Facts, rows: Iterable[int]) -> int:
     """The number of rows that copy their input."""
-    return sum(_copies(facts, row) for row in rows)
-
-
-def _copies(facts: Facts, row: int) -> bool:
-    move, source = move_in(facts, row), facts.inputs[row][0]
-    shape, stride = facts.shapes[source], facts.strides[source]
-    return isinstance(move, Join) if shape is None or stride is None else move.copies(shape, stride)
+    count = 0
+    for row in rows:
+        move, source = move_in(facts, row), facts.inputs[row][0]
+        shape, stride = facts.shapes[source], facts.strides[source]
+        count += isinstance(move, Join) if shape is None or stride is None else move.copies(shape, stride)
+    return count
 
 
 def piece_of(facts: Facts, row: int) -> Piece | None:
@@ -192,22 +188,14 @@ def single_input(facts: Facts, row: int) -> int:
 _HALVES = {GraphKind.FORWARD: int(Phase.FORWARD), GraphKind.BACKWARD: int(Phase.BACKWARD)}
 
 
-@frozen
-class ChainLink:
-    """A collective whose value goes into another one, straight or through layout operators."""
-
-    inner: int
-    outer: int
-
-
-def links(facts: Facts, target: str = GATHER) -> Iterator[ChainLink]:
+def links(facts: Facts, target: str) -> Iterator[tuple[int, int]]:
     """Every pair of collectives of which one reads the other through layout operators only, in graph order."""
     origin = array("l", [NO_ROW]) * len(facts)
     for row, name in enumerate(facts.targets):
         if name == target:
             source = single_input(facts, row)
             if source != NO_ROW and origin[source] != NO_ROW:
-                yield ChainLink(origin[source], row)
+                yield origin[source], row
             origin[row] = row
         elif name in PASSING:
             source = single_input(facts, row)
@@ -217,21 +205,9 @@ def links(facts: Facts, target: str = GATHER) -> Iterator[ChainLink]:
             origin[row] = found.pop() if len(found) == 1 else NO_ROW
 
 
-Hop = int | Fan
-"""A row, or the rows of a fan."""
-
-
-@frozen
-class ChainPath:
-    """The layout operators on the straight line between two rows."""
-
-    hops: tuple[Hop, ...]
-    rows: tuple[int, ...]
-    """In graph order."""
-
-
-def path_between(facts: Facts, start: int, end: int) -> ChainPath | str:
-    """The path from ``start``, excluded, to ``end``, included; or why there is none, as a phrase."""
+def path_between(facts: Facts, start: int, end: int) -> tuple[Hop, ...] | str:
+    """The layout operators on the straight line from ``start``, excluded, to ``end``, included; or why there is none,
+    as a phrase."""
     hops: list[Hop] = []
     row = end
     while row != start:
@@ -246,8 +222,7 @@ def path_between(facts: Facts, start: int, end: int) -> ChainPath | str:
                 return f"{facts.names[row]} keeps a part"
             hops.append(row)
             row = single_input(facts, row)
-    hops.reverse()
-    return ChainPath(tuple(hops), rows_of_hops(hops))
+    return tuple(reversed(hops))
 
 
 def tail(facts: Facts, wait: int) -> tuple[Hop, ...]:
@@ -262,11 +237,6 @@ def tail(facts: Facts, wait: int) -> tuple[Hop, ...]:
 
 def last_row(hop: Hop) -> int:
     return hop if isinstance(hop, int) else hop.rows[-1]
-
-
-def layout_after(facts: Facts, hop: Hop, value: DigitLayout) -> DigitLayout:
-    """A layout after a hop. Raises :class:`NoDigitsError` if it is no layout operator."""
-    return fanned(facts, hop, value) if isinstance(hop, Fan) else _layout_after_row(facts, hop, value)
 
 
 def rows_of_hops(hops: Iterable[Hop]) -> tuple[int, ...]:
@@ -365,59 +335,17 @@ class LayoutStep:
     stride: Lengths
 
 
-@frozen
+@define
 class LayoutSteps:
-    """A chain of layout operators."""
+    """A chain of layout operators, without those that change nothing."""
 
-    steps: tuple[LayoutStep, ...]
     shape: Lengths
-    stride: Lengths
+    stride: Lengths = field(default=Factory(lambda it: contiguous(it.shape), takes_self=True))
+    steps: list[LayoutStep] = field(factory=list)
 
     @property
     def copies(self) -> int:
         return sum(step.target == CLONE for step in self.steps)
-
-
-def steps_to(wanted: DigitLayout, order: Sequence[int], start: Lengths, *, copied: bool = False) -> LayoutSteps:
-    """The operators from gathered shards to a layout.
-
-    Args:
-        wanted: the layout; its rank digits are those of the gathers in ``order``.
-        order: the gathers, that of the slowest rank digit first.
-        start: the shape of the gathered shards, or of a leading part of them.
-        copied: whether the result has to be contiguous.
-    """
-    runs = _runs(wanted, {origin: place for place, origin in enumerate(order)})
-    position = {run: at for at, run in enumerate(sorted(runs, key=lambda run: run.key))}
-    moved = [position[run] for run in runs]
-    builder = _StepBuilder(start)
-    if moved != sorted(moved):
-        sizes = [0] * len(runs)
-        for run in runs:
-            sizes[position[run]] = run.size
-        builder.view(tuple(sizes))
-        builder.permute(moved)
-        if copied or viewed(builder.shape, builder.stride, wanted.shape) is None:
-            builder.copy()
-    builder.view(wanted.shape)
-    return LayoutSteps(tuple(builder.steps), builder.shape, builder.stride)
-
-
-@frozen
-class _Run:
-    """Digits that are adjacent in the gathered shards and in one dimension of the layout."""
-
-    key: tuple[int, int]
-    """Its place in the gathered shards, by its first digit; slow ones sort first."""
-    size: int
-
-
-class _StepBuilder:
-    """Collects steps, without those that change nothing."""
-
-    def __init__(self, shape: Lengths) -> None:
-        self.steps: list[LayoutStep] = []
-        self.shape, self.stride = shape, contiguous(shape)
 
     def view(self, shape: Lengths) -> None:
         if shape != self.shape:
@@ -436,10 +364,34 @@ class _StepBuilder:
         self.shape, self.stride = shape, stride
 
 
-def _runs(wanted: DigitLayout, places: dict[int, int]) -> list[_Run]:
-    """The runs of a layout, in its own order."""
-    places = {**places, SHARD: len(places)}
-    following = _following(wanted.flat, places)
+def steps_to(wanted: DigitLayout, order: Sequence[int], start: Lengths, *, copied: bool = False) -> LayoutSteps:
+    """The operators from gathered shards to a layout.
+
+    Args:
+        wanted: the layout; its rank digits are those of the gathers in ``order``.
+        order: the gathers, that of the slowest rank digit first.
+        start: the shape of the gathered shards, or of a leading part of them.
+        copied: whether the result has to be contiguous.
+    """
+    runs = _runs(wanted, order)
+    position = {run: at for at, run in enumerate(sorted(runs, key=lambda run: run[0]))}
+    moved = [position[run] for run in runs]
+    found = LayoutSteps(start)
+    if moved != sorted(moved):
+        found.view(tuple(size for _, size in position))
+        found.permute(moved)
+        if copied or viewed(found.shape, found.stride, wanted.shape) is None:
+            found.copy()
+    found.view(wanted.shape)
+    return found
+
+
+def _runs(wanted: DigitLayout, order: Sequence[int]) -> list[tuple[tuple[int, int], int]]:
+    """The runs of digits that are adjacent in the gathered shards and in one dimension of the layout, in its own order:
+    the place of each in the gathered shards, slow ones first, and its size."""
+    places = {**{origin: place for place, origin in enumerate(order)}, SHARD: len(order)}
+    gathered = sorted(wanted.flat, key=lambda digit: (places[digit.origin], -digit.weight))
+    following = dict(pairwise(gathered))
     runs: list[list[Digit]] = []
     for digits in wanted.dims:
         previous: Digit | None = None
@@ -449,13 +401,7 @@ def _runs(wanted: DigitLayout, places: dict[int, int]) -> list[_Run]:
             else:
                 runs.append([digit])
             previous = digit
-    return [_Run((places[run[0].origin], -run[0].weight), size_of(tuple(run))) for run in runs]
-
-
-def _following(digits: Digits, places: dict[int, int]) -> dict[Digit, Digit]:
-    """Each digit's next faster one in the gathered shards."""
-    ordered = sorted(digits, key=lambda digit: (places[digit.origin], -digit.weight))
-    return dict(pairwise(ordered))
+    return [((places[run[0].origin], -run[0].weight), size_of(tuple(run))) for run in runs]
 
 
 def common_names(facts: Facts) -> list[str]:

@@ -14,6 +14,7 @@ round.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import product
 from typing import Protocol
 
@@ -67,16 +68,18 @@ def grid_of(facts: Facts, names: Sequence[str]) -> Grid | str:
     here = set(groups[0].ranks).intersection(*(group.ranks for group in groups[1:]))
     if len(here) > 1 and len(names) > 1:
         return f"groups {_and(names)} overlap"
-    rank = next(iter(here)) if len(here) == 1 else rank_of_graph(facts)
     if not here:
         return f"groups {_and(names)} have no rank in common"
+    rank = next(iter(here)) if len(here) == 1 else _rank_of_graph(facts)
     if rank is None or rank not in here:
         return "not known which rank's graph it is"
-    mesh = _mesh_of(groups, facts.meshes, rank)
-    return _translated(groups, rank) if mesh is None else _of_mesh(groups, mesh, rank)
+    for mesh in facts.meshes:
+        if rank in mesh.ranks and all(_spans(mesh, group) for group in groups):
+            return _of_mesh(groups, mesh, rank)
+    return _translated(groups, rank)
 
 
-def rank_of_graph(facts: Facts) -> int | None:
+def _rank_of_graph(facts: Facts) -> int | None:
     """The rank whose graph it is: as the facts say, or the only one in all groups of the graph."""
     if facts.rank is not None or not facts.groups:
         return facts.rank
@@ -109,88 +112,61 @@ def _translated(groups: Sequence[Group], rank: int) -> Grid | str:
     return Grid(shape, ranks, here, (), dims)
 
 
-def _mesh_of(groups: Sequence[Group], meshes: Sequence[Mesh], rank: int) -> Mesh | None:
-    for mesh in meshes:
-        if rank in mesh.ranks and all(_spans(mesh, group) for group in groups):
-            return mesh
-    return None
-
-
 def _of_mesh(groups: Sequence[Group], mesh: Mesh, rank: int) -> Grid | str:
     names = [group.name for group in groups]
-    spans = _disjoint([_spans(mesh, group) for group in groups])
-    if spans is None:
+    for spans in product(*(_spans(mesh, group) for group in groups)):  # of dimensions of size 1 there is a choice
+        dims = tuple(dim for span in spans for dim in span)
+        if len(set(dims)) == len(dims):
+            break
+    else:
         return f"groups {_and(names)} overlap"
-    dims = tuple(dim for span in spans for dim in span)
     others = [dim for dim in range(len(mesh.shape)) if dim not in dims]
     shape = tuple(group.size for group in groups)
     here = tuple(group.ranks.index(rank) for group in groups)
-    lists = None if list(mesh.ranks) == sorted(mesh.ranks) else _Lists(mesh, groups, spans)
+    by_row = list(mesh.ranks) == sorted(mesh.ranks)
     grids = []
     for fixed in product(*(range(mesh.shape[dim]) for dim in others)):
         at = [0] * len(mesh.shape)
         for dim, place in zip(others, fixed, strict=True):
             at[dim] = place
         ranks = _slice(mesh.ranks, mesh.shape, dims, at)
-        if lists is not None:
-            ranks = lists.composed(rank if rank in ranks else min(ranks))
-            if not lists.agree(Grid(shape, ranks, here, (), ())):
+        if not by_row:
+            composed = _composed(mesh, groups, spans, rank if rank in ranks else min(ranks))
+            if composed is None:
                 return f"ranks of groups {_and(names)} gather in different orders"
+            ranks = composed
         grids.append(ranks)
     mine = next(ranks for ranks in grids if rank in ranks)
     named = tuple(tuple(mesh.dims[dim] for dim in span) if mesh.dims else () for span in spans)
     return Grid(shape, mine, here, tuple(sorted(grids, key=min)), named)
 
 
-class _Lists:
-    """The groups of every rank of a mesh whose ranks are not counted row by row.
+def _composed(
+    mesh: Mesh, groups: Sequence[Group], spans: Sequence[tuple[int, ...]], rank: int
+) -> tuple[int, ...] | None:
+    """Whose shards a rank gets, by place, on a mesh whose ranks are not counted row by row: each gather brings what the
+    members of its group have by then. None if not every rank that takes part has the groups that this says.
 
     torch sorts the ranks of a mesh's groups unless it is given groups; a group of the graph shows which.
     """
+    index_of = {each: index for index, each in enumerate(mesh.ranks)}
+    is_sorted = [list(group.ranks) == sorted(group.ranks) for group in groups]
 
-    def __init__(self, mesh: Mesh, groups: Sequence[Group], spans: Sequence[tuple[int, ...]]) -> None:
-        self.mesh = mesh
-        self.spans = spans
-        self.sorted = [list(group.ranks) == sorted(group.ranks) for group in groups]
-        self.place = {rank: index for index, rank in enumerate(mesh.ranks)}
-        self.known: dict[tuple[int, int], tuple[int, ...]] = {}
+    @cache
+    def members(collective: int, each: int) -> tuple[int, ...]:
+        found = _slice(mesh.ranks, mesh.shape, spans[collective], _unravel(index_of[each], mesh.shape))
+        return tuple(sorted(found)) if is_sorted[collective] else found
 
-    def ranks(self, collective: int, rank: int) -> tuple[int, ...]:
-        """The ranks of a rank's group, in group order."""
-        key = collective, rank
-        if key not in self.known:
-            at = _unravel(self.place[rank], self.mesh.shape)
-            found = _slice(self.mesh.ranks, self.mesh.shape, self.spans[collective], at)
-            self.known[key] = tuple(sorted(found)) if self.sorted[collective] else found
-        return self.known[key]
-
-    def composed(self, rank: int) -> tuple[int, ...]:
-        """Whose shards a rank gets, by place: each gather brings what the members of its group have by then."""
-        sizes = [len(self.ranks(collective, rank)) for collective in range(len(self.spans))]
-        found = []
-        for at in product(*map(range, sizes)):
-            source = rank
-            for collective in reversed(range(len(sizes))):
-                source = self.ranks(collective, source)[at[collective]]
-            found.append(source)
-        return tuple(found)
-
-    def agree(self, grid: Grid) -> bool:
-        """Whether every rank of a grid has the groups that the grid says."""
-        return len(set(grid.ranks)) == len(grid.ranks) and all(
-            grid.group(collective, rank) == self.ranks(collective, rank)
-            for rank in grid.ranks
-            for collective in range(len(grid.shape))
-        )
-
-
-def _disjoint(choices: Sequence[list[tuple[int, ...]]]) -> list[tuple[int, ...]] | None:
-    """One span for each group, no dimension twice. Only dimensions of size 1 leave a choice."""
-    for spans in product(*choices):
-        dims = [dim for span in spans for dim in span]
-        if len(set(dims)) == len(dims):
-            return list(spans)
-    return None
+    shape = tuple(len(members(collective, rank)) for collective in range(len(spans)))
+    ranks = []
+    for at in product(*map(range, shape)):
+        source = rank
+        for collective in reversed(range(len(shape))):
+            source = members(collective, source)[at[collective]]
+        ranks.append(source)
+    grid = Grid(shape, tuple(ranks), (), (), ())
+    agree = all(grid.group(each, rank) == members(each, rank) for rank in ranks for each in range(len(shape)))
+    return grid.ranks if agree and len(set(ranks)) == len(ranks) else None
 
 
 def _spans(mesh: Mesh, group: Group) -> list[tuple[int, ...]]:

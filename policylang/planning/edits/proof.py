@@ -57,7 +57,19 @@ class ChainCall:
 
 def old_calls(facts: Facts, rows: Iterable[int]) -> list[ChainCall]:
     """The calls in some rows, in graph order."""
-    return [ChainCall(facts.names[row], facts.targets[row], _arguments(facts, row), facts.shapes[row]) for row in rows]
+    found = []
+    for row in rows:
+        arguments = _named(facts, facts.arguments[row])
+        if group := facts.group_names[row]:  # what a group is called in the graph and in the facts may differ
+            arguments = (*arguments[:-1], group)
+        found.append(ChainCall(facts.names[row], facts.targets[row], arguments, facts.shapes[row]))
+    return found
+
+
+def _named(facts: Facts, value: Any) -> Any:
+    if isinstance(value, Ref):
+        return Node(facts.names[value.row])
+    return tuple([_named(facts, part) for part in value]) if isinstance(value, tuple) else value
 
 
 def new_call(node: NewNode) -> ChainCall:
@@ -69,20 +81,6 @@ def group_argument(call: ChainCall) -> str | FusedGroup:
     group = call.arguments[-1]
     assert isinstance(group, (str, FusedGroup))
     return group
-
-
-def _arguments(facts: Facts, row: int) -> tuple[Any, ...]:
-    found = tuple(_named(facts, value) for value in facts.arguments[row])
-    # What a group is called in the graph and in the facts may differ.
-    return (*found[:-1], facts.group_names[row]) if facts.group_names[row] else found
-
-
-def _named(facts: Facts, value: Any) -> Any:
-    if isinstance(value, Ref):
-        return Node(facts.names[value.row])
-    if isinstance(value, tuple):
-        return tuple(_named(facts, part) for part in value)
-    return value
 
 
 RankValue = Tensor | tuple[Tensor, ...]
@@ -118,23 +116,21 @@ def _together(call: ChainCall, values: Mapping[str, Mapping[int, Any]], groups: 
     met: dict[tuple[int, ...], Sequence[Tensor]] = {}
     found: dict[int, RankValue] = {}
     for rank in shards:
-        if rank in found:
-            continue
-        members = groups(group, rank)  # the same list for each of them
-        read = [shards[member] for member in members]
-        key = tuple(map(id, read))
-        if key not in met:
-            met[key] = _values(call, call.move, read)
-        found.update(zip(members, met[key], strict=True))
+        if rank not in found:
+            members = groups(group, rank)  # the same list for each of them
+            read = [shards[member] for member in members]
+            key = tuple(map(id, read))
+            if key not in met:
+                met[key] = _values(call, call.move, read)
+            found.update(zip(members, met[key], strict=True))
     return found
 
 
 def _apart(call: ChainCall, values: Mapping[str, Mapping[int, Any]], _: RankGroups) -> dict[int, RankValue]:
-    reads = call.reads
     known: dict[Any, RankValue] = {}
     found: dict[int, RankValue] = {}
-    for rank in values[reads[0]]:
-        read, move = [values[name][rank] for name in reads], call.move.on(rank)
+    for rank in values[call.reads[0]]:
+        read, move = [values[name][rank] for name in call.reads], call.move.on(rank)
         key = move, tuple(map(id, read))
         if key not in known:
             known[key] = _values(call, move, read if isinstance(move, Join) else read[0])
@@ -172,9 +168,6 @@ class Sizes:
     """By origin of a digit that counts joined values, the digits along which they are joined."""
     kept: dict[str, tuple[int, int]] = field(factory=dict)
     """By call that keeps one of joined values: the origin of their digit, and which value."""
-
-    def start(self, name: str, shape: Sequence[int]) -> None:
-        self.values[name] = shard(shape, SHARD - len(self.values))
 
     def run(self, calls: Iterable[ChainCall]) -> None:
         """Follow the calls. Raises :class:`MoveError` with a sentence for one that cannot be followed."""
@@ -297,7 +290,15 @@ class Equivalence:
 
     def alike(self) -> str:
         """A digest of the signature without what is each rank's own: its groups, and the parts that it takes."""
-        return hashlib.sha256(repr(self._numbered(self._without_own)).encode()).hexdigest()[:32]
+
+        def without_own(value: Any) -> Hashable:
+            if isinstance(value, Part):
+                return "own part", value.count
+            if isinstance(value, FusedGroup):
+                return "group", len(value.ranks)
+            return "group" if isinstance(value, str) and value in self.groups else value
+
+        return hashlib.sha256(repr(self._numbered(without_own)).encode()).hexdigest()[:32]
 
     def _numbered(self, spelled: Callable[[Any], Hashable]) -> Hashable:
         number: dict[str, int] = {}
@@ -312,13 +313,6 @@ class Equivalence:
         calls = tuple((call.target, of(call.arguments), call.shape) for call in (*self.old, *self.new))
         same = tuple((number[was], number[now]) for was, now in self.pairs)
         return tuple(shape for _, shape in self.sources), len(self.old), calls, same
-
-    def _without_own(self, value: Any) -> Hashable:
-        if isinstance(value, Part):
-            return "own part", value.count
-        if isinstance(value, FusedGroup):
-            return "group", len(value.ranks)
-        return "group" if isinstance(value, str) and value in self.groups else value
 
 
 class Prover:
@@ -338,12 +332,11 @@ class Prover:
 def _prove(claimed: Equivalence) -> Proof | str:
     old, new, ranks = claimed.old, claimed.new, claimed.grid.ranks
     sizes = Sizes()
-    first: dict[tuple[int, ...], str] = {}
-    for name, shape in claimed.sources:  # those of one shape are made small alike: they may be joined
-        if shape in first:
-            sizes.values[name] = sizes.values[first[shape]]
-        else:
-            sizes.start(first.setdefault(shape, name), shape)
+    of_shape: dict[tuple[int, ...], DigitLayout] = {}  # those of one shape are made small alike: they may be joined
+    for name, shape in claimed.sources:
+        if shape not in of_shape:
+            of_shape[shape] = shard(shape, SHARD - len(sizes.values))
+        sizes.values[name] = of_shape[shape]
     try:
         sizes.run(old)
         sizes.run(new)
@@ -358,9 +351,13 @@ def _prove(claimed: Equivalence) -> Proof | str:
         if count * each > MOST_ELEMENTS:
             shards = " and ".join(str(list(shape)) for shape in small.values())
             return f"shards of {shards} on {len(ranks)} ranks are too much to check"
-        label = _labels_of_any if alike else _labels_to_add if sums else _labels
-        shards_of = _labelled(small, sorted(ranks), label)
-        groups = _groups(claimed)
+        shards_of = _labelled(small, sorted(ranks), alike=alike, sums=sums)
+        index = {name: at for at, name in enumerate(claimed.groups)}
+        members = cache(lambda name, rank: claimed.grid.group(index[name], rank))
+
+        def groups(group: str | FusedGroup, rank: int) -> tuple[int, ...]:
+            return group.ranks if isinstance(group, FusedGroup) else members(group, rank)
+
         before = run_on_ranks([sizes.small_call(call) for call in old], shards_of, groups)
         after = run_on_ranks([sizes.small_call(call) for call in new], shards_of, groups)
     except MoveError as error:
@@ -368,47 +365,38 @@ def _prove(claimed: Equivalence) -> Proof | str:
     seen = set()  # many ranks have the very same values
     for was, now in claimed.pairs:
         for rank in ranks:
-            one, other = before[was][rank], after[now][rank]
-            if (id(one), id(other)) in seen:
+            one: Any = before[was][rank]
+            other: Any = after[now][rank]
+            if one is other or (id(one), id(other)) in seen:
                 continue
             seen.add((id(one), id(other)))
-            if not _equal(one, other):
+            if one.shape != other.shape or one.elements() != other.elements():
                 return f"`{was}` would be another value on rank {rank}"
     return Proof(len(ranks), tuple(small.values()), claim=claimed.alike())
 
 
 def _labelled(
-    small: Mapping[str, tuple[int, ...]], ranks: Sequence[int], label: Callable[[int, int, int], Sequence[int]]
+    small: Mapping[str, tuple[int, ...]], ranks: Sequence[int], *, alike: bool, sums: bool
 ) -> dict[str, dict[int, Tensor]]:
-    """The sources of each rank, with labels as elements."""
+    """The sources of each rank, with labels as elements: the same on all ranks if ``alike``; for ``sums``, such that a
+    sum tells what was added, by binary digits of each rank's own; else labels that no other element of any rank has."""
     count = sum(map(prod, small.values()))
+    width = (count * len(ranks)).bit_length() + 1
     found: dict[str, dict[int, Tensor]] = {name: {} for name in small}
     for place, rank in enumerate(ranks):
-        if place and label is _labels_of_any:
+        if place and alike:
             for of_ranks in found.values():
                 of_ranks[rank] = of_ranks[ranks[0]]
             continue
-        labels, start = label(place, count, len(ranks)), 0
+        first = 1 if alike else place * count
+        labels: Sequence[int] = range(first, first + count)
+        if sums and not alike:
+            labels = [index + 1 << place * width for index in range(count)]
+        start = 0
         for name, shape in small.items():
             found[name][rank] = Tensor.fresh(labels[start : start + prod(shape)], shape)
             start += prod(shape)
     return found
-
-
-def _labels(place: int, count: int, _world: int) -> Sequence[int]:
-    """Labels that no other element of any rank has."""
-    return range(place * count, (place + 1) * count)
-
-
-def _labels_to_add(place: int, count: int, world: int) -> Sequence[int]:
-    """Labels whose sums tell what was added: each rank's indices have binary digits of their own."""
-    width = (count * world).bit_length() + 1
-    return [index + 1 << place * width for index in range(count)]
-
-
-def _labels_of_any(_place: int, count: int, _world: int) -> Sequence[int]:
-    """The same labels on all ranks."""
-    return range(1, count + 1)
 
 
 def _meets_once(claimed: Equivalence) -> bool:
@@ -429,13 +417,3 @@ def _meets_once(claimed: Equivalence) -> bool:
         if behind or isinstance(call.move, GroupMove):
             met.add(call.name)
     return True
-
-
-def _groups(claimed: Equivalence) -> Callable[[str | FusedGroup, int], tuple[int, ...]]:
-    index = {name: at for at, name in enumerate(claimed.groups)}
-    members = cache(lambda name, rank: claimed.grid.group(index[name], rank))
-    return lambda group, rank: group.ranks if isinstance(group, FusedGroup) else members(group, rank)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    return one is other or (one.shape == other.shape and one.elements() == other.elements())

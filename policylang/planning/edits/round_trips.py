@@ -9,9 +9,10 @@ part only if all ranks say so of theirs; where they cannot be asked, nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 
 from attrs import evolve, frozen
 
@@ -36,7 +37,7 @@ from policylang.planning.edits.layout_chains import (
     single_input,
     steps_to,
 )
-from policylang.planning.edits.other_ranks import UNASKED, Grid
+from policylang.planning.edits.other_ranks import UNASKED
 from policylang.planning.edits.proof import old_calls
 from policylang.planning.graph_edit import Edit, Node, Proof, Refusal
 
@@ -57,7 +58,6 @@ class _Trip:
     """A slice that equals what was gathered."""
 
     row: int
-    piece: Piece
     home: int
     """The row that the slice is a view of."""
     gathers: tuple[int, ...]
@@ -87,15 +87,19 @@ class RoundTrips(EditPlanner[Collapse]):
         self.common = common_names(self.facts)
 
     def outcomes(self) -> list[Edit | Refusal]:
-        found: list[tuple[int, Edit | Refusal]] = []
-        for row, target in enumerate(self.facts.targets):
+        facts, found = self.facts, list[tuple[int, Edit | Refusal]]()
+        for row, target in enumerate(facts.targets):
             if target == GATHER:
                 self._gather(row)
             elif target in JOINS:
-                if isinstance(fan := fan_of(self.facts, row), Fan):
+                if isinstance(fan := fan_of(facts, row), Fan):
                     self._follow(row, fan.base, fan)
-            elif target in PASSING and (outcome := self._pass(row)) is not None:
-                found.append((row, outcome))
+            elif target in PASSING:
+                piece = self._piece(row)
+                if piece is None or piece.count == 1:
+                    self._follow(row, single_input(facts, row), row)
+                elif piece.base in self.values and not piece.drops and not self._fans_out(piece):
+                    found.append((row, self._cut(row, piece)))
         # A slice that keeps too much may be part of the way to one that does not.
         return [outcome for row, outcome in found if isinstance(outcome, Edit) or row not in self.dead]
 
@@ -124,14 +128,6 @@ class RoundTrips(EditPlanner[Collapse]):
         if value.layout.shape == self.facts.shapes[row] and self.facts.strides[row] is not None:
             self.values[row] = value
 
-    def _pass(self, row: int) -> Edit | Refusal | None:
-        piece = self._piece(row)
-        if piece is None or piece.count == 1:
-            self._follow(row, single_input(self.facts, row), row)
-            return None
-        followed = piece.base in self.values and not piece.drops and not self._fans_out(piece)
-        return self._cut(row, piece) if followed else None
-
     def _piece(self, row: int) -> Piece | None:
         return piece_of(self.facts, row) if self.facts.targets[row] in _CUTS else None
 
@@ -145,41 +141,41 @@ class RoundTrips(EditPlanner[Collapse]):
     # --- one slice ---
 
     def _cut(self, row: int, piece: Piece) -> Edit | Refusal:
-        value = self.values[piece.base]
+        facts, value = self.facts, self.values[piece.base]
+        name = facts.names[piece.base]
         try:
             grid = self.grid(self.groups_of(value.gathers))
             taken, rest = self._part(piece, value)
             dims = value.layout.dims
             cut = evolve(value, layout=DigitLayout((*dims[: piece.cut], rest, *dims[piece.cut + 1 :])))
-            if cut.layout.shape != self.facts.shapes[row] or self.facts.strides[row] is None:
-                raise RefusedError(f"sizes not fixed: {self.facts.names[piece.base]}")
+            if cut.layout.shape != facts.shapes[row] or facts.strides[row] is None:
+                raise RefusedError(f"sizes not fixed: {name}")
             # What holds on every rank alike comes first: where ranks give different reasons, they are stopped.
-            self._check_others(row, piece)
-            why_not = self._why_not_own(row, piece, value, taken, grid)
-            if not why_not:
+            for reader in facts.users[piece.whole]:
+                other = self._piece(reader)
+                # Own and other parts are different nodes on every rank, so plans would differ.
+                if reader != row and other is not None and other.cut == piece.cut and other.place != piece.place:
+                    raise RefusedError("parts of other ranks are read too")
+            why_not, words = "", ("own part", self.common[row])
+            if _part_of(grid.here, taken) != piece.place:
+                why_not = "not this rank's own part"
+            elif rejected := self.rejected(*words):
+                why_not = f"not every rank's own part ({rejected})"
+            else:
+                self.propose(words, [list(self.names_of(value.gathers)), piece.cut, piece.count, taken], grid)
                 self.cuts[row] = piece, taken, value.gathers
                 self.values[row] = cut
-            trip = self._trip(row, piece, cut)
+            trip = self._trip(row, cut)
             if why_not:
-                raise RefusedError(f"{why_not} of {self.facts.names[piece.base]}")
+                raise RefusedError(f"{why_not} of {name}")
             # Followed from here on as a view of home: what is gathered again starts from there.
             del self.values[row]
             if passed := value.gathers[: -len(trip.gathers)]:
                 self.values[row] = evolve(cut, gathers=passed)
-            words = (*self.names_of(trip.gathers), self.common[row])
-            return self.shared(words, self.groups_of(trip.gathers), partial(self._planned, trip))
+            name_of_trip = (*self.names_of(trip.gathers), self.common[row])
+            return self.shared(name_of_trip, self.groups_of(trip.gathers), partial(self._planned, trip))
         except RefusedError as why:
             return self.refusal(value.gathers, why)
-
-    def _why_not_own(self, row: int, piece: Piece, value: _Value, taken: layouts.Digits, grid: Grid) -> str:
-        """Why a slice is not each rank's own part; empty if it is."""
-        if _part_of(grid.here, taken) != piece.place:
-            return "not this rank's own part"
-        words = ("own part", self.common[row])
-        if why := self.rejected(*words):
-            return f"not every rank's own part ({why})"
-        self.propose(words, [list(self.names_of(value.gathers)), piece.cut, piece.count, taken], grid)
-        return ""
 
     def as_on_every_rank(self, edit: Edit) -> Edit:
         index = self.facts.index
@@ -198,15 +194,7 @@ class RoundTrips(EditPlanner[Collapse]):
             raise RefusedError(f"cuts dimension {piece.cut} of {name} within a shard")
         return taken, rest
 
-    def _check_others(self, row: int, piece: Piece) -> None:
-        """Refuse if other parts are read too: own and other parts are different nodes on every rank, so plans would
-        differ."""
-        for reader in self.facts.users[piece.whole]:
-            other = self._piece(reader)
-            if reader != row and other is not None and other.cut == piece.cut and other.place != piece.place:
-                raise RefusedError("parts of other ranks are read too")
-
-    def _trip(self, row: int, piece: Piece, value: _Value) -> _Trip:
+    def _trip(self, row: int, value: _Value) -> _Trip:
         """The round trip to the input of the first gather of which no digits are left."""
         left = {digit.origin for digit in value.layout.flat} - {layouts.SHARD}
         facts = self.facts
@@ -220,7 +208,7 @@ class RoundTrips(EditPlanner[Collapse]):
                     continue
                 if layout.shape != facts.shapes[row] or layouts.size_of(layout.flat) != facts.numel[home]:
                     continue
-                return _Trip(row, piece, home, value.gathers[place:], layout)
+                return _Trip(row, home, value.gathers[place:], layout)
         names = ", ".join(facts.names[value.gathers[place]] for place in sorted(left))
         raise RefusedError(f"keeps shards of other ranks: {names}")
 
@@ -255,7 +243,8 @@ class RoundTrips(EditPlanner[Collapse]):
         self.reading_instead.setdefault(home, []).append(row)
         dead = self._newly_dead(rows)
         source = self.instead.get(home, facts.names[home])
-        nodes = [evolve(node, arguments=_reading(node.arguments, facts.names[home], source)) for node in new.made]
+        names = {Node(facts.names[home]): Node(source)}
+        nodes = [evolve(node, arguments=tuple(names.get(each, each) for each in node.arguments)) for node in new.made]
         self.instead[row] = result if nodes else source
         last = trip.gathers[-1]
         note = "" if last in self.dead else f"{facts.names[last]} has other readers"
@@ -297,18 +286,14 @@ class RoundTrips(EditPlanner[Collapse]):
 
     def _newly_dead(self, rows: Sequence[int]) -> list[int]:
         """The rows that nobody reads once the last of them is not read, in graph order."""
-        found = []
+        users, found = self.facts.users, list[int]()
         for row in reversed(rows):
-            if row not in self.dead and (row == rows[-1] or all(user in self.dead for user in self._readers(row))):
+            instead = (user for each in self.reading_instead.get(row, ()) for user in users[each])
+            unread = row == rows[-1] or all(user in self.dead for user in chain(users[row], instead))
+            if row not in self.dead and unread:
                 self.dead.add(row)
                 found.append(row)
         return found[::-1]
-
-    def _readers(self, row: int) -> Iterator[int]:
-        """The readers of a row, with those that read it instead of a slice."""
-        yield from self.facts.users[row]
-        for each in self.reading_instead.get(row, ()):
-            yield from self.facts.users[each]
 
 
 def _part_of(positions: Sequence[int], taken: layouts.Digits) -> int:
@@ -317,7 +302,3 @@ def _part_of(positions: Sequence[int], taken: layouts.Digits) -> int:
     for digit in taken:
         part = part * digit.size + positions[digit.origin] // digit.weight % digit.size
     return part
-
-
-def _reading(arguments: tuple[object, ...], name: str, instead: str) -> tuple[object, ...]:
-    return tuple(Node(instead) if value == Node(name) else value for value in arguments)

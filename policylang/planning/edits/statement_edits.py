@@ -15,7 +15,7 @@ from policylang.language.syntax import Bucket, Policy, Rewriting
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.buckets import Buckets
-from policylang.planning.edits.edit_planner import EditPlanner, NodeNames, SelectRows, Setting
+from policylang.planning.edits.edit_planner import EditPlanner, SelectRows, Setting
 from policylang.planning.edits.edited_facts import edited
 from policylang.planning.edits.fusion import GatherChains, ScatterChains
 from policylang.planning.edits.layout_chains import unread_pieces, with_pieces, without_pieces
@@ -48,13 +48,15 @@ def plan_edits(
     planned = any((select is not None) is isinstance(each, Bucket) for each in policy.rewrites)
     if not planned or not capabilities.rewrites:
         return Edits(), facts
-    if not _keeps_rank_order(facts.torch_version):
+    numbers = [int(part) for part in facts.torch_version.split(".")[:2] if part.isdigit()]
+    if len(numbers) == 2 and numbers < [2, 12]:
+        # torch sorts the ranks of process groups before 2.12; the graph's, so that a snapshot gives the graph's plan.
         capabilities = evolve(capabilities, unsorted_groups=False)
-    names, prover = NodeNames(facts.index), Prover()
+    prover = Prover()
     rejected: dict[str, str] = {}
     while True:
         consensus = ConsensusRound(ranks is not None, rejected)
-        found = _attempt(policy, Setting(facts, 0, capabilities, names, prover, facts.groups, consensus, select, held))
+        found = _attempt(policy, Setting(facts, 0, capabilities, {}, prover, facts.groups, consensus, select, held))
         unshared = ranks.unshared(consensus.proposals) if ranks is not None else {}
         if not unshared:
             return found
@@ -90,7 +92,7 @@ def _attempt(policy: Policy, start: Setting) -> tuple[Edits, Facts]:
             continue
         check_cancelled()
         unread = unread_pieces(facts)
-        setting = evolve(start, facts=without_pieces(facts, unread), number=number, names=NodeNames(facts.index))
+        setting = evolve(start, facts=without_pieces(facts, unread), number=number, name_counts={})
         found = []
         for outcome in EDIT_KINDS[statement.kind](statement, setting).outcomes():
             if isinstance(outcome, Refusal):
@@ -101,13 +103,6 @@ def _attempt(policy: Policy, start: Setting) -> tuple[Edits, Facts]:
         facts = edited(facts, mine)
         done.extend(mine)
     return Edits(tuple(done), tuple(refused)), facts
-
-
-def _keeps_rank_order(version: str) -> bool:
-    """Whether the graph's torch keeps process groups whose ranks are not sorted: from 2.12. By the facts, so that a
-    plan on a snapshot is the plan on the graph."""
-    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
-    return len(numbers) < 2 or tuple(numbers) >= (2, 12)
 
 
 def _chained(found: Sequence[Edit]) -> list[Edit]:

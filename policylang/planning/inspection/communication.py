@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag, storage_roots
+from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.devices.profile import collective_kind
 from policylang.language.syntax import Bucket, Overlap, Policy
@@ -300,7 +300,7 @@ def places_of(facts: Facts, schedule: Schedule, lanes: Lanes | None = None) -> d
     """Each collective by its name, in the order in which they start; of one that runs twice, the first run. Goes from
     the last step to the first, so that the node that computes next is known: no start, no wait, nothing without
     memory."""
-    streams, roots, names = streams_of(facts), storage_roots(facts), facts.names
+    streams, roots, names = streams_of(facts), facts.storage_roots, facts.names
     started, awaited = dict[int, tuple[int, str]](), dict[int, tuple[int | None, str]]()
     coming, never = "", (None, "")
     for at in range(len(schedule) - 1, -1, -1):

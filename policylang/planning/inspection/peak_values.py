@@ -12,7 +12,7 @@ from typing import Literal, assert_never
 
 from attrs import frozen
 
-from policylang.graph.facts import Facts, InputKind, Phase, storage_roots
+from policylang.graph.facts import Facts, InputKind, Phase
 from policylang.graph.schedule import Schedule
 from policylang.planning.inspection.breakdown import Breakdown, operator_of
 from policylang.planning.order.rematerialised import rematerialised
@@ -152,7 +152,7 @@ class _Named:
         """Node to the row of the plan's facts of the same value, first run or second."""
         self.schedule, self.lifetimes = found.under.schedule, found.under.timeline.lifetimes
         self.keeper: dict[int, int] = {}  # memory → the first value that is kept in it
-        roots = storage_roots(self.facts)
+        roots = self.facts.storage_roots
         for row in range(len(self.facts)):
             outcome = self._outcome(row)
             if outcome is not None and outcome.on_device:

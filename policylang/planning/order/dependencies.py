@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import IntEnum
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from weakref import WeakKeyDictionary
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input, storage_roots
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input
 from policylang.operators.names import GETITEM, HOST_COPIES, WAITS, is_unknown
 
 _SETS = ("aten.set_", "aten.resize_", "inductor.resize_storage_bytes_")
@@ -80,7 +80,7 @@ def _in_place(target: str) -> bool:
 
 def _memory(facts: Facts) -> Sequence[int]:
     """By row a name of its memory. Unlike :func:`storage_roots`, follows operators that write to what they return."""
-    roots = storage_roots(facts)
+    roots = facts.storage_roots
     parents = list(range(len(facts)))
 
     def find(row: int) -> int:
@@ -94,15 +94,16 @@ def _memory(facts: Facts) -> Sequence[int]:
         parents[high] = low
 
     for row, flag in enumerate(facts.flags):
+        target, shape = facts.targets[row], facts.shapes[row]
         if not flag & Flag.WRITES:
             continue
         for number, each in enumerate(facts.inputs[row]):
-            if facts.targets[row].startswith(_SETS):
+            if target.startswith(_SETS):
                 returned = True
-            elif _in_place(facts.targets[row]):
+            elif _in_place(target):
                 returned = not number
             else:
-                returned = facts.shapes[each] is not None and facts.shapes[each] == facts.shapes[row]
+                returned = shape is not None and facts.shapes[each] == shape
             if returned:
                 join(each, row)
     return [find(root) for root in roots]
@@ -120,25 +121,20 @@ def directions(facts: Facts) -> Sequence[int]:
     found = array("i", bytes(4 * len(facts)))
     if facts.kind not in (GraphKind.JOINT, GraphKind.FLAT):
         return found
-    phases, ops, starts = facts.phases, facts.ops, _has_weight(facts)
+    phases, ops = facts.phases, facts.ops
+    starts, weighs = bytearray(len(facts)), False  # from a forward row, a product or a collective follows
+    for row in range(len(facts) - 1, -1, -1):
+        if phases[row] == _BACKWARD:
+            weighs = False
+        elif phases[row] == _FORWARD and ops[row] == "call_function":
+            weighs = weighs or bool(facts.flops[row] or facts.flags[row] & Flag.COLLECTIVE)
+            starts[row] = weighs
     direction, now = 0, _FORWARD
     for row, phase in enumerate(phases):
         if ops[row] == "call_function" and phase != now and (phase == _BACKWARD or starts[row]):
             direction, now = direction + 1, phase
         if ops[row] in ("call_function", "output"):
             found[row] = direction
-    return found
-
-
-def _has_weight(facts: Facts) -> bytearray:
-    """The forward rows from which a product or a collective follows before the next backward."""
-    found, speaks = bytearray(len(facts)), False
-    for row in range(len(facts) - 1, -1, -1):
-        if facts.phases[row] == _BACKWARD:
-            speaks = False
-        elif facts.phases[row] == _FORWARD and facts.ops[row] == "call_function":
-            speaks = speaks or bool(facts.flops[row] or facts.flags[row] & Flag.COLLECTIVE)
-            found[row] = speaks
     return found
 
 
@@ -156,17 +152,17 @@ class Dependencies:
 
 def dependencies(facts: Facts, kept: Collection[int] = ()) -> Dependencies:
     """``kept``: the rows of ``keep order of`` lines, which no communication crosses. Linear in nodes and edges."""
-    unknown = unknown_operators(facts)
     before: list[set[int]] = [set(reads) for reads in facts.inputs]
-    for first, second in _implicit(facts, {*unknown, *_with_waits(facts, kept)}):
+    for first, second in _implicit(facts, held_rows(facts, kept)):
         before[second].add(first)
-    counts = Counter(facts.targets[row] for row in unknown)
+    counts = Counter(facts.targets[row] for row in unknown_operators(facts))
     return Dependencies([tuple(sorted(rows)) for rows in before], dict(sorted(counts.items())))
 
 
 def held_rows(facts: Facts, kept: Collection[int]) -> set[int]:
     """The rows that no communication crosses: unknown operators, and starts and waits of ``kept``."""
-    return {*unknown_operators(facts), *_with_waits(facts, kept)}
+    waits = (row for row in range(len(facts)) if awaited(facts, row) in kept) if kept else ()
+    return {*unknown_operators(facts), *kept, *waits}
 
 
 def unknown_operators(facts: Facts) -> list[int]:
@@ -176,47 +172,17 @@ def unknown_operators(facts: Facts) -> list[int]:
     ]
 
 
-def communicates(facts: Facts, row: int) -> bool:
-    """Whether a row starts or awaits a collective; copies to and from the host do not count."""
-    return bool(facts.flags[row] & Flag.COLLECTIVE) or facts.targets[row] in WAITS
-
-
-def _with_waits(facts: Facts, kept: Collection[int]) -> Iterator[int]:
-    rows = frozenset(kept)
-    yield from rows
-    for row in range(len(facts)) if rows else ():
-        if awaited(facts, row) in rows:
-            yield row
-
-
 def _implicit(facts: Facts, barriers: Collection[int]) -> Iterator[tuple[int, int]]:
     calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
     flags, targets = facts.flags, facts.targets
     yield from memory_order(facts)
     drawing = Flag.RANDOM | Flag.SEED
-    yield from _one_by_one(row for row in calls if flags[row] & drawing and targets[row] not in _MULTI_OUTPUT_WAITS)
-    yield from _one_by_one(row for row in calls if flags[row] & Flag.EFFECTFUL)
-    yield from _one_by_one(row for row in calls if targets[row] in HOST_COPIES)
-    if barriers:
-        yield from _not_across(calls, barriers, lambda row: row in barriers or communicates(facts, row))
-    yield from _one_direction_after_another(calls, directions(facts))
-
-
-def _one_by_one(rows: Iterable[int]) -> Iterator[tuple[int, int]]:
-    last = -1
-    for row in rows:
-        if last >= 0:
-            yield last, row
-        last = row
-
-
-def _not_across(
-    calls: Sequence[int], barriers: Collection[int], is_held: Callable[[int], bool]
-) -> Iterator[tuple[int, int]]:
-    """Held rows come after the barrier before them, and before the next barrier."""
+    yield from pairwise(row for row in calls if flags[row] & drawing and targets[row] not in _MULTI_OUTPUT_WAITS)
+    yield from pairwise(row for row in calls if flags[row] & Flag.EFFECTFUL)
+    yield from pairwise(row for row in calls if targets[row] in HOST_COPIES)
     last, since = -1, list[int]()
-    for row in calls:
-        if not is_held(row):
+    for row in calls if barriers else ():  # what communicates comes after the barrier before it and before the next
+        if row not in barriers and not flags[row] & Flag.COLLECTIVE and targets[row] not in WAITS:
             continue
         if last >= 0:
             yield last, row
@@ -226,18 +192,14 @@ def _not_across(
             last, since = row, []
         else:
             since.append(row)
-
-
-def _one_direction_after_another(calls: Sequence[int], direction_of: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """A direction's first row comes after the whole direction before it, and before the rest of its own."""
-    last, current = list[int](), list[int]()
-    for row in calls:
+    direction_of, before, current = directions(facts), list[int](), list[int]()
+    for row in calls:  # the first of a direction comes after the whole direction before it, and before its own rest
         if current and direction_of[row] != direction_of[current[0]]:
-            last, current = current, []
+            before, current = current, []
         if not current:
-            for each in last:
+            for each in before:
                 yield each, row
-        elif last:
+        elif before:
             yield current[0], row
         current.append(row)
 

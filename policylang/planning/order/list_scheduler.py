@@ -49,8 +49,8 @@ class Leeway:
     """Whether what only the end of the step needs may run later than in the given order."""
 
 
-class SchedulerState:
-    """What has run, the time, and the room that the limits leave. ``sizes``: bytes in flight of each collective."""
+class ListScheduler:
+    """Runs the scheduler nodes one after the other, by what has run, the time, and the room that the limits leave."""
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class SchedulerState:
         peak: int | None,
         in_flight: int | None,
     ) -> None:
+        """``sizes``: bytes in flight of each collective; ``peak`` and ``in_flight``: limits in bytes."""
         self.nodes, self.buffers, self.starts, self.sizes, self.leeway = nodes, buffers, starts, sizes, leeway
         self.peak = _NO_LIMIT if peak is None else peak
         self.most_in_flight = _NO_LIMIT if in_flight is None else in_flight
@@ -173,19 +174,6 @@ class SchedulerState:
             node in nodes.awaits[each] and not nodes.seconds[each] for each in nodes.after[node]
         )
 
-    def _leaves_room(self, node: int) -> bool:
-        """Whether all later collectives still fit into the limit, one by one, if this one starts now."""
-        if self.most_in_flight == _NO_LIMIT or self._waits_apart(node):
-            return True
-        return self._stuck + self.sizes[node] + self._largest[self._head] <= self.most_in_flight
-
-    def _make_room(self, node: int) -> None:
-        """Await what is in flight, the first to end first, for a collective that comes next."""
-        while self._flying and self._in_flight + self.sizes[node] > self.most_in_flight:
-            _, each = heappop(self._flying)
-            if self._flies[each]:
-                self._await(each)
-
     # --- running ---
 
     def _run(self, node: int) -> None:
@@ -195,20 +183,15 @@ class SchedulerState:
         self._run_with_missing(node)
 
     def _run_with_missing(self, node: int) -> None:
-        if self._left[node]:
-            for each in self._missing(node):
-                self._run_one(each)
-        self._run_one(node)
-
-    def _missing(self, node: int) -> list[int]:
-        """The nodes that have to run before a node and have not, in order."""
-        found, pending = dict[int, None](), [*self.nodes.before[node]]
+        """Run a node after all that has to run before it and has not, in order."""
+        found, pending = {node}, [node] if self._left[node] else []
         while pending:
-            each = pending.pop()
-            if not self._done[each] and each not in found:
-                found[each] = None
-                pending.extend(self.nodes.before[each])
-        return sorted(found)
+            for each in self.nodes.before[pending.pop()]:
+                if not self._done[each] and each not in found:
+                    found.add(each)
+                    pending.append(each)
+        for each in sorted(found):
+            self._run_one(each)
 
     def _run_one(self, node: int) -> None:
         if self._done[node]:
@@ -217,8 +200,11 @@ class SchedulerState:
         if not self._planned[node]:
             self._plan_head(node)
         self._held.pop(node, None)
-        if nodes.sent[node] >= 0 and self._in_flight + self.sizes[node] > self.most_in_flight:
-            self._make_room(node)
+        sends = nodes.sent[node] >= 0
+        while sends and self._flying and self._in_flight + self.sizes[node] > self.most_in_flight:
+            _, each = heappop(self._flying)  # the first to end
+            if self._flies[each]:
+                self._await(each)
         self._done[node] = 1
         self._remaining -= 1
         self.order.append(node)
@@ -227,7 +213,7 @@ class SchedulerState:
         self._live.run(node)
         self.now += nodes.seconds[node]
         self.progress += nodes.seconds[node]
-        if nodes.sent[node] >= 0:
+        if sends:
             self._issue(node)
         for each in nodes.after[node]:
             self._left[each] -= 1
@@ -277,9 +263,7 @@ class SchedulerState:
         else:
             heappush(self._urgent[nodes.streams[node]], (self.starts.latest[node], node))
 
-
-class ListScheduler(SchedulerState):
-    """Runs the nodes one after the other."""
+    # --- the order ---
 
     def run(self) -> list[int]:
         """The nodes in their new order; ``~node`` where its collective is awaited before anybody reads it."""
@@ -292,11 +276,14 @@ class ListScheduler(SchedulerState):
                 break
             head = self._head
             self._unblock()
-            if self.leeway.holds and self._may_wait(head):
+            movable, computes = nodes.movable[head], nodes.sent[head] < 0
+            # Better left until there is communication to hide, or until it need not wait.
+            may_wait = self.starts.at_end[head] and (movable or (computes and not self._is_free(head)))
+            if self.leeway.holds and may_wait:
                 if not self._hold(head):
                     self._run(head)
                 continue
-            if nodes.movable[head] and self._is_free(head):
+            if movable and self._is_free(head):
                 self._run(head)
                 continue
             self._feed(self.now + nodes.seconds[self._ready[0][1] if self._ready else head])
@@ -313,13 +300,6 @@ class ListScheduler(SchedulerState):
         return self.order
 
     # --- what runs when ---
-
-    def _may_wait(self, head: int) -> bool:
-        """Whether the next node is better left until there is communication to hide, or until it need not wait."""
-        computes = self.nodes.sent[head] < 0
-        return bool(self.starts.at_end[head]) and (
-            bool(self.nodes.movable[head]) or (computes and not self._is_free(head))
-        )
 
     def _choose(self) -> int:
         """What computes next: the first due of the ready nodes, else the next in the given order."""
@@ -380,8 +360,11 @@ class ListScheduler(SchedulerState):
         loose = starts.loose[node] and not starts.at_end[node]
         if loose and starts.read[node] > self.progress + self.reaches[nodes.streams[node]]:
             return False
-        if self._is_better_left_free(node, until) or not self._leaves_room(node):
+        if self._is_better_left_free(node, until):
             return False
+        stuck = self.most_in_flight != _NO_LIMIT and not self._waits_apart(node)
+        if stuck and self._stuck + self.sizes[node] + self._largest[self._head] > self.most_in_flight:
+            return False  # not all later ones would fit
         while self._in_flight + self.sizes[node] > self.most_in_flight:
             while self._flying and not self._flies[self._flying[0][1]]:
                 heappop(self._flying)

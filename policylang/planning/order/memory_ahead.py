@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policylang.graph.facts import Facts, InputKind, Phase, storage_roots
-from policylang.operators.names import GETITEM
+from policylang.graph.facts import Facts, InputKind, Phase
 from policylang.planning.order.scheduler_nodes import SchedulerNodes
+from policylang.simulation.memory import pieces_with_memory
 
 _LEAST = -(1 << 62)
 
@@ -76,12 +76,6 @@ class RangeMaximum:
             low >>= 1
         return found
 
-    def leave_out(self, at: int) -> None:
-        self.add(at, at + 1, _LEAST)
-
-    def put_back(self, at: int) -> None:
-        self.add(at, at + 1, -_LEAST)
-
 
 class BufferUses:
     """The buffers of a graph, named by the row that allocates each, and the scheduler nodes that make or read them."""
@@ -98,22 +92,34 @@ class BufferUses:
         """By node, the buffers that it makes or reads, that others use as well, and that are freed after the last."""
         self.users: dict[int, list[int]] = {}
         """By buffer, the nodes that use it, in their order."""
-        self._storage = self._find_storage(facts)
-        self._owner_of: dict[int, int] = {}
-        self._pieces = self._find_pieces(facts)
+        owner_of, pieces_of = pieces_with_memory(facts)
+        roots, storage = facts.storage_roots, list(range(len(facts)))  # by row, the row that allocates its buffer
+        for row, inputs in enumerate(facts.inputs):
+            if roots[row] != row and inputs:
+                storage[row] = storage[inputs[0]]
         runs = {row for rows in nodes.rows for row in rows}
-        stays = self._inputs_and_outputs(facts)
+        stays = set[int]()  # never freed
+        for row, (op, phase) in enumerate(zip(facts.ops, facts.phases, strict=True)):
+            if phase == Phase.OUTPUT:
+                stays.update(storage[each] for each in facts.inputs[row])
+            if op in ("placeholder", "get_attr"):
+                self.resident += facts.bytes[row]
+                if facts.input_kinds[row] == InputKind.TANGENT:  # as if the backward had begun
+                    self.sizes[row] = facts.bytes[row]
+                else:
+                    stays.add(row)
+        stays = stays.union(*(pieces_of.get(each, ()) for each in stays))
         for node, rows in enumerate(nodes.rows):
             new: list[int] = []
             for row in rows:
-                if self._storage[row] == row and row not in self._owner_of:
-                    pieces = [each for each in self._pieces.get(row, ()) if each in runs]
+                if storage[row] == row and row not in owner_of:
+                    pieces = [each for each in pieces_of.get(row, ()) if each in runs]
                     self.sizes.update((each, facts.bytes[each]) for each in pieces)
                     self.sizes[row] = facts.bytes[row] - sum(facts.bytes[each] for each in pieces)
                     new += (row, *pieces)
-            own = dict.fromkeys(self._storage[each] for row in rows for each in (row, *facts.inputs[row]))
+            own = dict.fromkeys(storage[each] for row in rows for each in (row, *facts.inputs[row]))
             for each in [*own]:  # a tuple holds its pieces until the last is taken
-                own.update((piece, None) for piece in self._pieces.get(each, ()) if piece in runs)
+                own.update((piece, None) for piece in pieces_of.get(each, ()) if piece in runs)
             own.update((each, None) for each in new)
             self.needs.append(sum(self.sizes[each] for each in new))
             self.used.append([each for each in own if each not in stays])
@@ -123,39 +129,6 @@ class BufferUses:
             inner = [each for each in used if self.users[each] == [node] and facts.ops[each] == "call_function"]
             self.keeps.append(self.needs[node] - sum(self.sizes[each] for each in inner))
             self.used[node] = [each for each in used if each not in inner and self.sizes.get(each)]
-
-    def _inputs_and_outputs(self, facts: Facts) -> set[int]:
-        """The buffers that are never freed. Tangents count from the start, as if the backward had begun."""
-        stays = set[int]()
-        for row, (op, phase) in enumerate(zip(facts.ops, facts.phases, strict=True)):
-            if phase == Phase.OUTPUT:
-                stays.update(self._storage[each] for each in facts.inputs[row])
-            if op in ("placeholder", "get_attr"):
-                self.resident += facts.bytes[row]
-                if facts.input_kinds[row] == InputKind.TANGENT:
-                    self.sizes[row] = facts.bytes[row]
-                else:
-                    stays.add(row)
-        return stays.union(*(self._pieces.get(each, ()) for each in stays))
-
-    def _find_storage(self, facts: Facts) -> list[int]:
-        """By row, the row that allocates its buffer."""
-        roots, storage = storage_roots(facts), list(range(len(facts)))
-        for row in range(len(facts)):
-            if roots[row] != row and facts.inputs[row]:
-                storage[row] = storage[facts.inputs[row][0]]
-        return storage
-
-    def _find_pieces(self, facts: Facts) -> dict[int, list[int]]:
-        """By operator that returns a tuple, the pieces of it that are buffers of their own."""
-        pieces: dict[int, list[int]] = {}
-        for row, target in enumerate(facts.targets):
-            if target == GETITEM and self._storage[row] == row and facts.inputs[row]:
-                source = facts.inputs[row][0]
-                if facts.ops[source] == "call_function":
-                    self._owner_of[row] = self._owner_of.get(source, source)
-                    pieces.setdefault(self._owner_of[row], []).append(row)
-        return pieces
 
 
 class LiveMemory:
@@ -203,7 +176,7 @@ class MemoryAhead:
         keeps = buffers.keeps[node]
         gone = [(self._last_before(each, node, head), buffers.sizes[each]) for each in buffers.used[node]]
         gone = [(start, size) for start, size in gone if start <= node]
-        levels.leave_out(node)
+        levels.add(node, node + 1, _LEAST)
         levels.add(head, node, keeps)
         for start, size in gone:
             levels.add(start, node, -size)
@@ -211,7 +184,7 @@ class MemoryAhead:
             for start, size in gone:
                 levels.add(start, node, size)
             levels.add(head, node, -keeps)
-            levels.put_back(node)
+            levels.add(node, node + 1, -_LEAST)
             return False
         self._done[node] = 1
         self._live.run(node)

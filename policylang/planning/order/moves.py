@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from attrs import define, field, frozen
@@ -55,7 +55,24 @@ def move_collectives(
     What only a prefetched collective needs, such as the cast of a shard, moves with it; so does what reads nothing but
     the result of a delayed one. O((nodes + edges) log nodes).
     """
-    return _Mover(facts, dependencies, segments, frozenset(kept), frozenset(unknown)).moves(prefetches, delays)
+    mover = _Mover(facts, dependencies.before, segments, frozenset(kept), frozenset(unknown), waited=bool(delays))
+    found = Moves()
+    requests = [(mover.prefetch, each) for each in sorted(prefetches, key=lambda request: request.row)]
+    requests += [(mover.delay, each) for each in sorted(delays, key=lambda request: request.row)]
+    for move, request in requests:
+        check_cancelled()
+        try:
+            if request.row in mover.kept:
+                raise _StaysError("it is kept in order", keeper=request.row)
+            move(request)
+        except _StaysError as stays:
+            found.left.setdefault(request.statement, {})[request.row] = stays.why
+            if stays.keeper is not None:
+                found.behind_kept.setdefault(request.statement, {})[request.row] = stays.keeper
+            if stays.ahead is not None:
+                found.crossed.append((stays.ahead, request))
+    found.order = _sorted_by_keys(mover.calls, dependencies.before, mover.keys)
+    return found
 
 
 class _StaysError(Exception):
@@ -70,57 +87,32 @@ class _Mover:
     def __init__(
         self,
         facts: Facts,
-        dependencies: Dependencies,
+        before: Sequence[Sequence[int]],
         segments: Segments,
         kept: Collection[int],
         unknown: Collection[int],
+        *,
+        waited: bool,
     ) -> None:
-        self.facts, self.segments = facts, segments
-        self.before = dependencies.before
+        self.facts, self.before, self.segments = facts, before, segments
         self.kept, self.unknown = kept, unknown
         self.roles = roles_of(facts)
         self.calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
         self.keys: dict[int, OrderKey] = {}
         self.prefetched: dict[int, MoveRequest] = {}
-        self.anchors = self._anchors()
         self.waits: dict[int, list[int]] = {}
         self.after: dict[int, list[int]] = {}
         self.late: dict[int, int] = {}  # moved wait to the segment behind which it is put
-
-    def moves(self, prefetches: Sequence[MoveRequest], delays: Sequence[MoveRequest]) -> Moves:
-        if delays:
-            for row in self.calls:
-                if (collective := awaited(self.facts, row)) is not None:
-                    self.waits.setdefault(collective, []).append(row)
-                for each in self.before[row]:
-                    self.after.setdefault(each, []).append(row)
-        found = Moves()
-        self._move(prefetches, self._prefetch, found)
-        self._move(delays, self._delay, found)
-        found.order = sorted_by_keys(self.calls, self.before, self.keys)
-        return found
-
-    def _move(self, requests: Sequence[MoveRequest], move: Callable[[MoveRequest], None], found: Moves) -> None:
-        for request in sorted(requests, key=lambda request: request.row):
-            check_cancelled()
-            try:
-                if request.row in self.kept:
-                    raise _StaysError("it is kept in order", keeper=request.row)
-                move(request)
-            except _StaysError as stays:
-                found.left.setdefault(request.statement, {})[request.row] = stays.why
-                if stays.keeper is not None:
-                    found.behind_kept.setdefault(request.statement, {})[request.row] = stays.keeper
-                if stays.ahead is not None:
-                    found.crossed.append((stays.ahead, request))
-
-    def _anchors(self) -> frozenset[int]:
-        """The first call of each direction but the first, before which none of that direction runs."""
-        found, direction = dict[int, int](), self.segments.direction_of
+        first: dict[int, int] = {}
         for row in self.calls:
-            if direction[row]:
-                found.setdefault(direction[row], row)
-        return frozenset(found.values())
+            first.setdefault(segments.direction_of[row], row)
+        self.anchors = frozenset(row for direction, row in first.items() if direction)
+        """The first call of each direction but the first, before which none of that direction runs."""
+        for row in self.calls if waited else ():
+            if (collective := awaited(facts, row)) is not None:
+                self.waits.setdefault(collective, []).append(row)
+            for each in before[row]:
+                self.after.setdefault(each, []).append(row)
 
     def _collective(self, row: int) -> int:
         """The collective that a row awaits, or the row itself."""
@@ -129,7 +121,7 @@ class _Mover:
 
     # --- prefetch ---
 
-    def _prefetch(self, request: MoveRequest) -> None:
+    def prefetch(self, request: MoveRequest) -> None:
         segments, row = self.segments, request.row
         used = segments.uses[row]
         if used < 0:
@@ -154,12 +146,11 @@ class _Mover:
         found, pending = {collective}, [collective]
         while pending:
             for each in self.before[pending.pop()]:
-                if each < target or each in found or (each == target and each in self.anchors):
-                    continue
-                if not self._may_move_up(each, target):
-                    raise self._blocked(each)
-                found.add(each)
-                pending.append(each)
+                if each >= target and each not in found and not (each == target and each in self.anchors):
+                    if not self._may_move_up(each, target):
+                        raise self._blocked(each)
+                    found.add(each)
+                    pending.append(each)
         return sorted(found)
 
     def _may_move_up(self, row: int, target: int) -> bool:
@@ -182,8 +173,8 @@ class _Mover:
 
     # --- delay ---
 
-    def _delay(self, request: MoveRequest) -> None:
-        segments, row = self.segments, request.row
+    def delay(self, request: MoveRequest) -> None:
+        facts, segments, row = self.facts, self.segments, request.row
         waits = self.waits.get(row, ())
         if not waits:
             raise _StaysError("nothing awaits it")
@@ -206,7 +197,10 @@ class _Mover:
             place = (reader, _BEFORE)
             between = self.calls[bisect_right(self.calls, min(waits)) : bisect_right(self.calls, reader) - 1]
             if not any(self.roles[each] >= Role.AROUND and each not in group for each in between):
-                raise self._read_at_once(reader)
+                source = self._collective(reader)
+                if source in self.kept:
+                    raise _StaysError(f"`{facts.names[source]}` is kept in order behind it", keeper=source)
+                raise _StaysError(f"`{facts.names[reader]}` reads it at once")
         for each in sorted(group):
             if place > self.keys.get(each, (each, _AT))[:2]:
                 self.keys[each] = (*place, each)
@@ -218,12 +212,6 @@ class _Mover:
         if rows:
             ahead = self.prefetched[rows[0]]
             raise _StaysError(f"`{self.facts.names[ahead.row]}` needs it earlier", ahead=ahead)
-
-    def _read_at_once(self, reader: int) -> _StaysError:
-        names, source = self.facts.names, self._collective(reader)
-        if source in self.kept:
-            return _StaysError(f"`{names[source]}` is kept in order behind it", keeper=source)
-        return _StaysError(f"`{names[reader]}` reads it at once")
 
     def _following(self, waits: Sequence[int], target: int) -> tuple[set[int], list[int]]:
         """The waits and what reads nothing but their results, up to ``target``; and the other readers up to there."""
@@ -241,20 +229,18 @@ class _Mover:
         return found, readers
 
 
-def sorted_by_keys(calls: Sequence[int], before: Sequence[Sequence[int]], keys: Mapping[int, OrderKey]) -> list[int]:
+def _sorted_by_keys(calls: Sequence[int], before: Sequence[Sequence[int]], keys: Mapping[int, OrderKey]) -> list[int]:
     """The rows sorted by key as far as dependencies allow; a row without a key is at its own place."""
     if not keys:
         return list(calls)
-    called = frozenset(calls)
-    waiting: dict[int, int] = {}
+    waiting = dict.fromkeys(calls, 0)
     after: dict[int, list[int]] = {}
     for row in calls:
-        waiting[row] = 0
         for each in before[row]:
-            if each in called:
+            if each in waiting:
                 waiting[row] += 1
                 after.setdefault(each, []).append(row)
-    ready = [keys.get(row, (row, _AT, row)) for row in calls if not waiting[row]]
+    ready = [keys.get(row, (row, _AT, row)) for row, count in waiting.items() if not count]
     heapify(ready)
     order: list[int] = []
     while ready:

@@ -81,21 +81,20 @@ class OrderErrors:
     def _no_collective(
         self, statement: Bucket | Scheduling, rows: Collection[int], others: Sequence[int]
     ) -> Diagnostic:
-        facts, span = self._traced, statement.selector.span
-        inside = [row for row in others if _runs_a_graph(facts, row)]
-        if inside and len(inside) == len(others):
+        facts, span, name = self._traced, statement.selector.span, self._traced.names[others[0]]
+        if all(_runs_a_graph(facts, row) for row in others):
             return diagnose(
                 INSIDE,
-                f"`{_text(statement)}` picks `{facts.names[inside[0]]}`, which runs a graph of its own: what "
-                "communicates in there cannot be moved",
+                f"`{statement.span.one_line}` picks `{name}`, which runs a graph of its own: what communicates in "
+                "there cannot be moved",
                 span,
                 help="pick collectives of this graph",
-                details=_where(facts, inside),
+                details=_where(facts, others),
             )
         more = f", nor are {len(others) - 1:,} more" if len(others) > 1 else ""
         return diagnose(
             NO_COLLECTIVE,
-            f"`{_text(statement)}` is about collectives, and `{facts.names[others[0]]}` is none{more}",
+            f"`{statement.span.one_line}` is about collectives, and `{name}` is none{more}",
             span,
             help=f"narrow it down: `({span.one_line}) and collective`",
             fixes=_narrowed(statement) if rows else (),
@@ -103,10 +102,11 @@ class OrderErrors:
         )
 
     def _nothing(self, statement: Bucket | Scheduling) -> Diagnostic:
-        facts, text, span = self._traced, _text(statement), statement.selector.span
+        facts, text, span = self._traced, statement.span.one_line, statement.selector.span
         selections = self._selections.selections(facts)
         inside = Counter(facts.targets[row] for row in range(len(facts)) if _runs_a_graph(facts, row))
         optional = f"if that is as it should be, write `optional {text}`"
+        fix = prefixed(statement.span, "optional")
         if inside:
             calls = listed([f"{name} ({count})" for name, count in sorted(inside.items())], _MOST_LINES)
             return diagnose(
@@ -115,7 +115,7 @@ class OrderErrors:
                 "cannot be moved",
                 span,
                 help=optional,
-                fixes=[prefixed(statement.span, "optional")],
+                fixes=[fix],
                 details=part_counts(statement.selector, selections),
             )
         if not any(flag & Flag.COLLECTIVE for flag in facts.flags):
@@ -124,14 +124,14 @@ class OrderErrors:
                 f"`{text}` orders collectives, and this graph has none",
                 statement.span,
                 help=f"trace the step as one of several ranks runs it; {optional}",
-                fixes=[prefixed(statement.span, "optional")],
+                fixes=[fix],
             )
         found = diagnose(
             MATCHES_NOTHING,
             f"`{text}` matches nothing in this graph",
             span,
             help=other_origin_hint(statement.selector, selections) + optional,
-            fixes=[*would_match(statement.selector, selections), prefixed(statement.span, "optional")],
+            fixes=[*would_match(statement.selector, selections), fix],
             details=part_counts(statement.selector, selections),
         )
         include = self._policy.included_by(statement.span)
@@ -150,27 +150,37 @@ class OrderErrors:
         elif statement.blocks is not None and not _has_blocks(self._selections.segments(self._traced)):
             self._no_blocks(statement, "joins collectives by blocks")
         elif not mine.done:
-            self.found.append(nothing_joined(statement, mine.refused, self._traced))
+            self.found.append(_nothing_joined(statement, mine.refused, self._traced))
 
     # --- what is moved ---
 
-    def statement(
-        self, number: int, selected: SelectedCollectives, found: Moves, segments: Segments, facts: Facts
-    ) -> None:
-        """A line that moves nothing: others move all it selects, there are no blocks, or everything stays."""
-        statement = selected.statement
-        if not selected.rows or statement.optional:
-            return
-        if not selected.taken:
-            self.found.append(self._taken(statement, selected))
-            return
-        match statement:
-            case KeepOrder() | Overlap():
-                return
-            case Prefetch() | Delay():
-                self._moves_blocks(number, statement, selected, found, segments, facts)
-            case _:
-                assert_never(statement)
+    def moves(self, selected: Sequence[SelectedCollectives], found: Moves, segments: Segments, facts: Facts) -> None:
+        """Lines that move nothing, because others move all they select, there are no blocks, or everything stays; and
+        lines that ask for opposite orders."""
+        for number, each in enumerate(selected):
+            statement = each.statement
+            if not each.rows or statement.optional:
+                continue
+            if not each.taken:
+                self.found.append(self._taken(statement, each))
+                continue
+            match statement:
+                case KeepOrder() | Overlap():
+                    pass
+                case Prefetch() | Delay():
+                    self._moves_blocks(number, statement, each, found, segments, facts)
+                case _:
+                    assert_never(statement)
+        self._kept(selected, found, facts)
+        pairs: dict[tuple[int, int], tuple[int, int]] = {}
+        for one, other in found.crossed:
+            pairs.setdefault((one.statement, other.statement), (one.row, other.row))
+        for (ahead, delayed), (needing, needed) in pairs.items():
+            line = selected[delayed]
+            # A delay that moves others says why those that prefetched collectives need stay.
+            if not line.statement.optional and len(found.left[delayed]) == len(line.taken):
+                why = f"`{facts.names[needing]}` needs what `{facts.names[needed]}` brings"
+                self.found.append(_crossed(selected[ahead].statement, line.statement, why))
 
     def _moves_blocks(
         self,
@@ -187,23 +197,20 @@ class OrderErrors:
         if not _has_blocks(segments):
             self._no_blocks(statement, "counts blocks")
         elif statement.blocks >= most:
-            self.found.append(_too_many_blocks(statement, most))
+            self.found.append(
+                diagnose(
+                    NO_BLOCKS,
+                    f"`{statement.span.one_line}` counts {counted(statement.blocks, 'block')}, and no half of this "
+                    f"graph has more than {most:,}",
+                    statement.span,
+                    help=f"count fewer, or write `optional {statement.span.one_line}`",
+                    fixes=[prefixed(statement.span, "optional")],
+                )
+            )
         elif len(left) == len(selected.taken) and not opposed:
             self.found.append(_nothing_moves(statement, left, facts))
 
-    def crossings(self, selected: Sequence[SelectedCollectives], found: Moves, facts: Facts) -> None:
-        """Delays that move nothing because prefetched collectives need what they select. A delay that moves others
-        says why these stay."""
-        reported: set[tuple[int, int]] = set()
-        for one, other in found.crossed:
-            pair, line = (one.statement, other.statement), selected[other.statement]
-            if pair in reported or line.statement.optional or len(found.left[other.statement]) < len(line.taken):
-                continue
-            reported.add(pair)
-            why = f"`{facts.names[one.row]}` needs what `{facts.names[other.row]}` brings"
-            self.found.append(_crossed(selected[one.statement].statement, line.statement, why))
-
-    def kept(self, selected: Sequence[SelectedCollectives], found: Moves, facts: Facts) -> None:
+    def _kept(self, selected: Sequence[SelectedCollectives], found: Moves, facts: Facts) -> None:
         """Lines that move what another keeps in order, or that move nothing because of it."""
         keepers = {
             row: each.statement
@@ -213,15 +220,15 @@ class OrderErrors:
         }
         for number, behind in found.behind_kept.items():
             each = selected[number]
-            itself = next((row for row, keeper in behind.items() if row == keeper), None)
-            if itself is None and (each.statement.optional or len(found.left[number]) < len(each.taken)):
+            row = next((row for row, keeper in behind.items() if row == keeper), None)
+            if row is not None:
+                why = f"`{facts.names[row]}` is in both"
+            elif each.statement.optional or len(found.left[number]) < len(each.taken):
                 continue
-            row = itself if itself is not None else next(iter(behind))
-            keeper = behind[row]
-            why = f"`{facts.names[row]}` is in both"
-            if row != keeper:
-                why = f"`{facts.names[row]}` would have to cross `{facts.names[keeper]}`"
-            self.found.append(_crossed(each.statement, keepers[keeper], why))
+            else:
+                row = next(iter(behind))
+                why = f"`{facts.names[row]}` would have to cross `{facts.names[behind[row]]}`"
+            self.found.append(_crossed(each.statement, keepers[behind[row]], why))
 
     def limits(self, too_tight: Iterable[TooTight]) -> None:
         for each in too_tight:
@@ -230,7 +237,7 @@ class OrderErrors:
             least = "no limit of its kind is enough, so leave it out"
             if each.least is not None:
                 least = f"the smallest limit with which something moves is {format_quantity(each.least, 'bytes')}"
-            message = f"`{_text(each.statement)}` moves nothing within {which}"
+            message = f"`{each.statement.span.one_line}` moves nothing within {which}"
             self.found.append(diagnose(TOO_TIGHT, message, each.limit.span, help=least))
 
     # --- blocks ---
@@ -249,7 +256,7 @@ class OrderErrors:
         self.found.append(
             diagnose(
                 NO_BLOCKS,
-                f"`{_text(statement)}` {what}, and no blocks were found in this graph",
+                f"`{statement.span.one_line}` {what}, and no blocks were found in this graph",
                 statement.span,
                 help=naming_blocks(self._traced, glob),
                 fixes=fixes,
@@ -261,15 +268,15 @@ class OrderErrors:
         which = "the only collective" if len(selected.rows) == 1 else f"all {len(selected.rows):,} collectives"
         return diagnose(
             TAKEN,
-            f"`{_text(statement)}` moves nothing: other lines take over {which} it picks",
+            f"`{statement.span.one_line}` moves nothing: other lines take over {which} it picks",
             statement.span,
             help="remove it, or let its selector pick others as well",
             fixes=[removed(statement.span)],
-            related=tuple(Related(f"`{_text(line)}` takes over {count}", line.span) for line, count in lines),
+            related=tuple(Related(f"`{line.span.one_line}` takes over {count}", line.span) for line, count in lines),
         )
 
 
-def nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts) -> Diagnostic:
+def _nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts) -> Diagnostic:
     """A ``bucket`` line that makes no bucket. ``facts``: of the graph on which the first bucket line was planned."""
     text, span, count = statement.span.one_line, statement.span, counted(len(refused), "collective")
     reasons = {each.reason for each in refused}
@@ -279,7 +286,9 @@ def nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts) 
         message = f"`{text}` finds nothing to put together in this graph"
         return diagnose(NOTHING_TO_REWRITE, message, span, help=optional, fixes=[prefixed(statement.span, "optional")])
     if not reasons.isdisjoint(LIMITED) and statement.size is not None:
-        sizes = sorted(size for each in refused if (size := _bytes(each, facts)))[:2]
+        rows = [facts.index.get(each.collectives[0]) for each in refused]  # None for one that an earlier line has made
+        larger = (max(facts.bytes[each] for each in (row, *facts.inputs[row])) for row in rows if row is not None)
+        sizes = sorted(size for size in larger if size > 0)[:2]
         smallest = " and ".join(format_quantity(size, "bytes") for size in sizes)
         limit = format_quantity(statement.size.value, "bytes")
         return diagnose(
@@ -311,44 +320,26 @@ def nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts) 
     return all_refused(statement, refused)
 
 
-def _bytes(refusal: Refusal, facts: Facts) -> int:
-    """The more of a collective's input and result; 0 for one that an earlier line has made."""
-    row = facts.index.get(refusal.collectives[0])
-    return 0 if row is None else max(facts.bytes[row], *(facts.bytes[source] for source in facts.inputs[row]), 0)
-
-
 def _nothing_moves(statement: Scheduling, left: dict[int, str], facts: Facts) -> Diagnostic:
     rows = sorted(left)
     first = f"`{facts.names[rows[0]]}`" if len(rows) == 1 else f"`{facts.names[rows[0]]}` first"
     return diagnose(
         NOTHING_MOVES,
-        f"`{_text(statement)}` moves none of {counted(len(rows), 'collective')}, {first}: {left[rows[0]]}",
+        f"`{statement.span.one_line}` moves none of {counted(len(rows), 'collective')}, {first}: {left[rows[0]]}",
         statement.span,
-        help=f"leave it out, or write `optional {_text(statement)}`",
+        help=f"leave it out, or write `optional {statement.span.one_line}`",
         fixes=[removed(statement.span), prefixed(statement.span, "optional")],
         details=first_lines([f"{facts.names[row]}: {left[row]}" for row in rows], _MOST_LINES),
-    )
-
-
-def _too_many_blocks(statement: Prefetch | Delay, most: int) -> Diagnostic:
-    """``most``: the segments of the direction that has most."""
-    return diagnose(
-        NO_BLOCKS,
-        f"`{_text(statement)}` counts {counted(statement.blocks, 'block')}, and no half of this graph has more than "
-        f"{most:,}",
-        statement.span,
-        help=f"count fewer, or write `optional {_text(statement)}`",
-        fixes=[prefixed(statement.span, "optional")],
     )
 
 
 def _crossed(one: Bucket | Scheduling, other: Scheduling, why: str) -> Diagnostic:
     return diagnose(
         CROSSED,
-        f"`{_text(one)}` and `{_text(other)}` ask for opposite orders: {why}",
+        f"`{one.span.one_line}` and `{other.span.one_line}` ask for opposite orders: {why}",
         one.span,
         help="take the collective out of one of them",
-        related=(Related(f"`{_text(other)}` is the other", other.span),),
+        related=(Related(f"`{other.span.one_line}` is the other", other.span),),
     )
 
 
@@ -372,7 +363,3 @@ def _runs_a_graph(facts: Facts, row: int) -> bool:
 
 def _where(facts: Facts, rows: Sequence[int]) -> tuple[str, ...]:
     return first_lines([f"{facts.names[row]} ({facts.targets[row]})" for row in rows], _MOST_LINES)
-
-
-def _text(statement: Bucket | Scheduling) -> str:
-    return statement.span.one_line

@@ -78,14 +78,11 @@ class LocalMoves:
 
     def improve(self, order: Sequence[int]) -> list[int]:
         """The best order found, or the given one. Walks along a bounded number of nodes in all."""
-        best = [*order]
-        end, exposed = self._walk(best)
-        while self._left > 0:
-            found = self._step(best, end, exposed)
-            if found is None:
-                break
+        found: list[int] | None = [*order]
+        while found is not None:
             best = found
             end, exposed = self._walk(best)
+            found = self._step(best, end, exposed) if self._left > 0 else None
         return best
 
     def _step(self, order: list[int], end: float, exposed: Sequence[float]) -> list[int] | None:
@@ -185,18 +182,17 @@ def overlapped(
     Deterministic; O((nodes + edges) log nodes). No limit that the given order keeps is exceeded at any step, and no
     more is exposed than in the given order. Collectives that may not move keep their order among themselves.
     """
-    given = _Candidate(facts, [*order], times)
     nodes = scheduler_nodes(facts, order, dependencies, times, movable)
+    search = _Search(facts, times, nodes, order, limits)
     if not any(nodes.movable):
-        return given.order
+        return search.best.order
     buffers, computed = BufferUses(facts, nodes), sum(nodes.seconds)
     sizes = [size_in_flight(facts, each) if each >= 0 else 0 for each in nodes.sent]
     bound = exposed_bound(facts, times)
     enough = max(_ENOUGH * bound, _HARDLY * computed)
     leeways = (*_SENDS, *_COMPUTES) if bound > _MOSTLY * computed else (*_COMPUTES, *_SENDS[:1])
-    search = _Search(facts, times, nodes, given, limits)
     for leeway in leeways[:1] if len(order) > _LARGE else (*leeways, _CAUTIOUS):
-        if leeway is _CAUTIOUS and search.best is not given:
+        if leeway is _CAUTIOUS and search.best is not search.given:
             break
         starts, peak = LatestStarts(nodes, leeway.close, nearest=leeway.nearest), limits.peak
         for _ in range(_TRIES):
@@ -221,13 +217,6 @@ class _Candidate:
         )
         self.exposed = walk(facts, self.schedule, times).exposed
 
-    def keeps(self, limits: OverlapLimits, given: _Candidate) -> bool:
-        """Whether it exceeds no limit by more than the given order does."""
-        if limits.peak is not None and self.peak > limits.peak and self.peak > given.peak:
-            return False
-        most = limits.in_flight
-        return most is None or self.most_in_flight <= most or self.most_in_flight <= given.most_in_flight
-
     @cached_property
     def peak(self) -> int:
         return max(simulate(self.facts, self.schedule).live, default=0)
@@ -241,22 +230,28 @@ class _Search:
     """The best order so far; ``order`` is that of its scheduler nodes."""
 
     def __init__(
-        self, facts: Facts, times: NodeTimes, nodes: SchedulerNodes, given: _Candidate, limits: OverlapLimits
+        self, facts: Facts, times: NodeTimes, nodes: SchedulerNodes, order: Sequence[int], limits: OverlapLimits
     ) -> None:
-        self._facts, self._times, self._nodes = facts, times, nodes
-        self._given, self._limits = given, limits
-        self.best, self.order = given, [*range(len(nodes))]
+        self._facts, self._times, self._nodes, self._limits = facts, times, nodes, limits
+        self.best = self.given = _Candidate(facts, [*order], times)
+        self.order = [*range(len(nodes))]
 
     def offer(self, order: list[int]) -> int:
         """Keep an order if it is the best so far. Returns the bytes by which a better one exceeds the peak's limit."""
         check_cancelled()
-        found = _Candidate(self._facts, self._nodes.in_rows(order), self._times)
+        found, limits, given = (
+            _Candidate(self._facts, self._nodes.in_rows(order), self._times),
+            self._limits,
+            self.given,
+        )
         if found.exposed >= self.best.exposed:
             return 0
-        if found.keeps(self._limits, self._given):
+        peak, flight = limits.peak, limits.in_flight
+        keeps = peak is None or found.peak <= peak or found.peak <= given.peak
+        if keeps and (flight is None or found.most_in_flight <= max(flight, given.most_in_flight)):
             self.best, self.order = found, order
             return 0
-        return found.peak - self._limits.peak if self._limits.peak is not None else 0
+        return 0 if peak is None else found.peak - peak
 
     def takes(self, order: list[int]) -> bool:
         self.offer(order)
@@ -292,13 +287,9 @@ class OverlapLines:
         of the traced order in bytes."""
         self._facts, self._dependencies, self._times = facts, dependencies, times
         self._scheduled, self._traced_peak = scheduled, traced_peak
-        self._statements: list[Overlap] = []
-        rows: set[int] = set()
-        for each in selected:
-            if isinstance(each.statement, Overlap):
-                self._statements.append(each.statement)
-                rows.update(each.taken)
-        self._rows = sorted(rows)
+        chosen = [(each.statement, each.taken) for each in selected if isinstance(each.statement, Overlap)]
+        self._statements = [statement for statement, _ in chosen]
+        self._rows = sorted({row for _, taken in chosen for row in taken})
         self.too_tight: list[TooTight] = []
         self.too_large: dict[int, str] = {}
         """Collectives that exceed the limit of bytes in flight by themselves, with a phrase that says so."""
@@ -316,24 +307,19 @@ class OverlapLines:
 
     def order(self, order: Sequence[int]) -> list[int]:
         """The calls in the order that hides most, from the given order; unchanged if nothing may move."""
-        self.movable = self._small_enough(self.limits.in_flight)
+        limit, sizes = self.limits.in_flight, {row: size_in_flight(self._facts, row) for row in self._rows}
+        for row, size in sizes.items():
+            if limit is not None and size > limit:
+                self.too_large[row] = f"it is {format_quantity(size, 'bytes')}, more than may be in flight"
+        self.movable = [row for row in self._rows if row not in self.too_large]
+        if limit is not None and sizes and not self.movable:
+            self._in_flight_too_tight(limit, min(sizes.values()))
         if not self.movable:
             return list(order)
         found = self._within(order, self.limits)
         if not self._moves(order, found):
             self._explain(order)
         return found
-
-    def _small_enough(self, limit: int | None) -> list[int]:
-        sizes = {row: size_in_flight(self._facts, row) for row in self._rows}
-        if limit is None or not sizes:
-            return self._rows
-        for row, size in sizes.items():
-            if size > limit:
-                self.too_large[row] = f"it is {format_quantity(size, 'bytes')}, more than may be in flight"
-        if len(self.too_large) == len(sizes):
-            self._in_flight_too_tight(limit, min(sizes.values()))
-        return [row for row in self._rows if row not in self.too_large]
 
     def _within(self, order: Sequence[int], limits: OverlapLimits) -> list[int]:
         """An order that keeps the limits with copies to the host and back between its steps. The scheduler does not

@@ -7,16 +7,23 @@ path names its copies.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeVar
 
 from attrs import frozen
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Ref, is_gradient
+from policylang.graph.facts import Derivation, Facts, Flag, GraphKind, Phase, Ref, is_gradient, rewritten
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.language.cancellation import check_cancelled
-from policylang.operators.names import GETITEM
-from policylang.planning.order.reading.run_columns import RunColumns, RunRow, statistics_left_out
+from policylang.operators.names import GETITEM, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
+from policylang.simulation.memory import generator_state_bytes
+
+_FIRST, _SECOND = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
+_FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OUTPUT)
+_NOT_RECOMPUTED = Flag.RECORDED_SAVED | Flag.FORWARD_OUTPUT | Flag.GRADIENT | Flag.BACKWARD_HOOK
+_SAVES, _REPEATS = f"higher_order.{SAVES_RANDOM_STATE}", f"higher_order.{RUNS_WITH_RANDOM_STATE[0]}"
+_STATE, _RESULT = 0, 1
+_Value = TypeVar("_Value")
 
 
 class RunNames:
@@ -26,29 +33,16 @@ class RunNames:
         self._taken = set(taken)
         self._counts: dict[str, int] = {}
 
-    def second_run(self, name: str) -> str:
-        return self._new(f"{name}_recomputed")
-
-    def drawn(self, name: str) -> str:
-        """For the result of a random operator that keeps the state it starts from."""
-        return self._new(f"{name}_result")
-
-    def state(self, name: str) -> str:
-        """For that state."""
-        return self._new(f"{name}_state")
-
-    def _new(self, name: str) -> str:
-        found, count = name, self._counts.get(name, 0)
+    def new(self, name: str, made: str) -> str:
+        """``made``: ``recomputed``; for a random operator that keeps its initial state, ``result`` and ``state``."""
+        base = found = f"{name}_{made}"
+        count = self._counts.get(base, 0)
         while found in self._taken:
             count += 1
-            found = f"{name}_{count}"
-        self._counts[name] = count
+            found = f"{base}_{count}"
+        self._counts[base] = count
         self._taken.add(found)
         return found
-
-
-_FIRST, _SECOND = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
-_BACKWARD = int(Phase.BACKWARD)
 
 
 @frozen(eq=False)
@@ -70,43 +64,59 @@ def rematerialised(facts: Facts, schedule: Schedule) -> RematerialisedGraph:
     return _Runs(facts, schedule).graph()
 
 
+@frozen
+class _Run:
+    old: int
+    name: str
+    region: int = 0
+    recomputed: bool = False
+    part: int = -1
+    """:data:`_STATE` or :data:`_RESULT` of a random operator that keeps the state it starts from."""
+
+    @property
+    def derivation(self) -> Derivation:
+        if self.recomputed:
+            return Derivation.RECOMPUTED
+        return Derivation.SAME if self.part < 0 else Derivation.PART
+
+
 class _Runs:
     def __init__(self, facts: Facts, schedule: Schedule) -> None:
         self.old = facts
         self.flat = facts.kind is GraphKind.FLAT
         self.names = RunNames(facts.names)
-        self.rows: list[RunRow] = []
+        self.runs: list[_Run] = []
         self.inputs: list[tuple[int, ...]] = []
         self.arguments: list[tuple[Any, ...]] = []
         self.steps: list[ScheduleStep] = []
         self.value: dict[int, int] = {}  # what a first run, an input or a constant makes
         self.first: dict[int, int] = {}
-        self.copies: dict[int, dict[int, int]] = {}  # by region
+        self.copies: dict[int, dict[int, int]] = {}  # by region, old row to its recomputation
         flags, owners, targets = facts.flags, facts.owners, facts.targets
         self.drawn = {  # the random operators of a flat graph that are recomputed keep the state that they start from
-            row: (self.names.drawn(facts.names[row]), self.names.state(facts.names[row]))
+            row: (self.names.new(facts.names[row], "result"), self.names.new(facts.names[row], "state"))
             for row in sorted(set(schedule.rows_of(StepKind.SECOND_RUN)) if self.flat else ())
             if flags[row] & Flag.RANDOM
             and targets[row] != GETITEM
             and (owners[row] == row or flags[row] & Flag.REPEATABLE)
         }
-        self._run(schedule)
+        self._run(list(schedule))
 
-    def _run(self, schedule: Schedule) -> None:
+    def _run(self, steps: Sequence[ScheduleStep]) -> None:
         """In a flat graph inputs and constants keep their places; a partition has them first."""
-        ops, names, steps = self.old.ops, self.old.names, list(schedule)
+        ops, names = self.old.ops, self.old.names
         place = {row: at for at, (kind, row, _) in enumerate(steps) if kind == _FIRST}
         taken = 0
         for row, op in enumerate(ops):
             if op in ("placeholder", "get_attr"):
-                self.value[row] = self._add(RunRow(row, names[row]), ())
+                self.value[row] = self._add(_Run(row, names[row]), ())
             elif self.flat and place.get(row, -1) >= taken:
                 self._take(steps[taken : place[row] + 1])
                 taken = place[row] + 1
         self._take(steps[taken:])
         for row, op in enumerate(ops):
             if op == "output":
-                self._add(RunRow(row, names[row]), self._returned(row))
+                self._add(_Run(row, names[row]), self._returned(row))
 
     def _take(self, steps: Iterable[ScheduleStep]) -> None:
         for kind, row, region in steps:
@@ -114,56 +124,50 @@ class _Runs:
             if kind == _FIRST:
                 self._first_run(row, region)
             elif kind == _SECOND:
-                self._second_run(row, region)
+                self._recompute(row, region)
             else:
                 self.steps.append((kind, self.value[row], region))
 
     def _first_run(self, row: int, region: int) -> None:
         reads_copies = region > 0 and (not self.flat or self.old.phases[row] == _BACKWARD)
         copies = self.copies.get(region, {}) if reads_copies else {}
-        found = self._add(RunRow(row, self.old.names[row], region), self._reads(row, copies), copies)
+        inputs = tuple(dict.fromkeys(self._read(source, copies) for source in self.old.inputs[row]))
+        found = self._add(_Run(row, self.old.names[row], region), inputs, copies)
         self.first[row] = self.value[row] = found
         self.steps.append((_FIRST, found, region))
         if row in self.drawn:
             drawn, state = self.drawn[row]
-            for name, part in ((state, 0), (drawn, 1)):
-                self.value[row] = self._add(RunRow(row, name, region, part=part), (found,))
+            for name, part in ((state, _STATE), (drawn, _RESULT)):
+                self.value[row] = self._add(_Run(row, name, region, part=part), (found,))
                 self.steps.append((_FIRST, self.value[row], region))
 
-    def _second_run(self, row: int, region: int) -> None:
+    def _recompute(self, row: int, region: int) -> None:
         old, copies = self.old, self.copies.setdefault(region, {})
-        left_out, inputs = statistics_left_out(old, row), list[int]()
+        left_out, inputs = _statistics_left_out(old, row), list[int]()
         for source in old.inputs[row]:
-            if source not in copies and self._is_subgraph(row, source):
+            is_module = old.ops[source] == "get_attr" and not old.dtypes[source]
+            if self.flat and is_module and source not in copies and old.targets[row].startswith("higher_order."):
                 # A higher-order operator that is recomputed has its own reference to the graph that it runs.
-                found = self._add(RunRow(source, self.names.second_run(old.names[source])), ())
+                found = self._add(_Run(source, self.names.new(old.names[source], "recomputed")), ())
             else:
                 found = self._read(source, copies)
             if source not in left_out:
                 inputs.append(found)
         if row in self.drawn:
             inputs.insert(0, self.value[row] - 1)  # the state is the row before what was drawn
-        name = self.names.second_run(old.names[row])
-        copies[row] = self._add(RunRow(row, name, region, again=True), tuple(dict.fromkeys(inputs)), copies)
+        run = _Run(row, self.names.new(old.names[row], "recomputed"), region, recomputed=True)
+        copies[row] = self._add(run, tuple(dict.fromkeys(inputs)), copies)
         self.steps.append((_FIRST, copies[row], region))
 
-    def _is_subgraph(self, reader: int, source: int) -> bool:
-        old = self.old
-        is_module = old.ops[source] == "get_attr" and not old.dtypes[source]
-        return self.flat and is_module and old.targets[reader].startswith("higher_order.")
-
-    def _add(self, row: RunRow, inputs: tuple[int, ...], copies: dict[int, int] | None = None) -> int:
-        arguments = self.old.arguments[row.old]
-        if row.part >= 0:
-            self.arguments.append((Ref(inputs[0]), row.part))
+    def _add(self, run: _Run, inputs: tuple[int, ...], copies: dict[int, int] | None = None) -> int:
+        arguments = self.old.arguments[run.old]
+        if run.part >= 0:
+            self.arguments.append((Ref(inputs[0]), run.part))
         else:
             self.arguments.append(self._mapped(arguments, copies or {}) if arguments else ())
-        self.rows.append(row)
+        self.runs.append(run)
         self.inputs.append(inputs)
-        return len(self.rows) - 1
-
-    def _reads(self, row: int, copies: dict[int, int]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(self._read(source, copies) for source in self.old.inputs[row]))
+        return len(self.runs) - 1
 
     def _read(self, source: int, copies: dict[int, int]) -> int:
         found = copies.get(source)
@@ -186,10 +190,92 @@ class _Runs:
                 found[self.value[source]] = None
         return tuple(found)
 
+    # --- the columns ---
+
     def graph(self) -> RematerialisedGraph:
-        columns = RunColumns(
-            self.old, self.flat, self.drawn, self.rows, self.inputs, self.arguments, self.first, self.copies
+        old, column = self.old, self._column
+        state = {row: generator_state_bytes(old, row) for row in self.drawn}
+
+        def amount(values: Sequence[int]) -> array[int]:
+            """A random operator that keeps its state returns the state as well."""
+            return array("q", column(values, lambda run: state[run.old] + (values[run.old] if run.part < 0 else 0)))
+
+        facts = rewritten(
+            old,
+            [(run.old, run.derivation) for run in self.runs],
+            names=[run.name for run in self.runs],
+            targets=[self._target(run) for run in self.runs],
+            phases=bytearray(map(self._phase, self.runs)),
+            flags=[self._flags(run) for run in self.runs],
+            bytes=amount(old.bytes),
+            numel=amount(old.numel),
+            shapes=column(old.shapes, lambda run: None if run.part < 0 else (state[run.old],)),
+            strides=column(old.strides, lambda run: None if run.part < 0 else (1,)),
+            dtypes=column(old.dtypes, lambda run: "" if run.part < 0 else "uint8"),
+            devices=column(old.devices, lambda run: "" if run.part < 0 else "cpu"),
+            inputs=self.inputs,
+            owners=self._owners(),
+            arguments=self.arguments,
         )
-        origin = array("i", [row.old for row in self.rows])
-        recomputed = [at for at, row in enumerate(self.rows) if row.again]
-        return RematerialisedGraph(columns.facts(), Schedule.of(self.steps), origin, recomputed)
+        recomputed = [row for row, run in enumerate(self.runs) if run.recomputed]
+        return RematerialisedGraph(
+            facts, Schedule.of(self.steps), array("i", [run.old for run in self.runs]), recomputed
+        )
+
+    def _column(self, values: Sequence[_Value], of_state: Callable[[_Run], _Value]) -> list[_Value]:
+        """What was drawn is as the result of the operator was; the operator itself and the state are not."""
+        drawn = self.drawn
+        return [
+            of_state(run) if run.old in drawn and not run.recomputed and run.part < _RESULT else values[run.old]
+            for run in self.runs
+        ]
+
+    def _target(self, run: _Run) -> str:
+        if run.old not in self.drawn:
+            return self.old.targets[run.old]
+        return _REPEATS if run.recomputed else _SAVES if run.part < 0 else GETITEM
+
+    def _phase(self, run: _Run) -> int:
+        phase = self.old.phases[run.old]
+        if run.recomputed:
+            return _BACKWARD
+        if self.flat or self.old.ops[run.old] != "call_function" or phase == _OUTPUT:
+            return phase
+        return _BACKWARD if run.region else _FORWARD
+
+    def _flags(self, run: _Run) -> int:
+        flags = self.old.flags[run.old]
+        if run.recomputed:
+            flags &= ~(_NOT_RECOMPUTED | (Flag.RANDOM if run.old in self.drawn else 0))
+            return flags & ~(Flag.WRITES | Flag.REPEATABLE) if _statistics_left_out(self.old, run.old) else flags
+        if run.old not in self.drawn:
+            return flags
+        kept = flags & (Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK)
+        if run.part < 0:
+            return (flags & (Flag.RANDOM | Flag.WRITES | Flag.REPEATABLE)) | kept | Flag.MULTI_OUTPUT
+        return kept if run.part == _STATE else kept | (flags & (Flag.FORWARD_OUTPUT | Flag.REPEATABLE))
+
+    def _owners(self) -> array[int]:
+        old, owners = self.old, array("i", range(len(self.runs)))
+        for row, run in enumerate(self.runs):
+            owner = old.owners[run.old]
+            if run.part >= 0:
+                owners[row] = owners[self.inputs[row][0]]
+            elif owner == run.old:
+                continue
+            elif old.flags[run.old] & Flag.REPEATABLE and old.targets[run.old] != GETITEM:
+                made = self.copies[run.region] if run.recomputed else self.first
+                owners[row] = made.get(owner, row)
+            elif self.inputs[row]:
+                owners[row] = owners[self.inputs[row][0]]
+        return owners
+
+
+def _statistics_left_out(facts: Facts, row: int) -> frozenset[int]:
+    """The running statistics, which a recomputed normalisation leaves out: the last two tensors that it is given but
+    for counts."""
+    flags, target = facts.flags[row], facts.targets[row]
+    if "batch_norm" not in target or not flags & Flag.WRITES or not flags & Flag.REPEATABLE:
+        return frozenset()
+    inputs = facts.inputs[row]
+    return frozenset(inputs[-3:-1] if "_with_counts" in target else inputs[-2:])

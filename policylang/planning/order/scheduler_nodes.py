@@ -10,10 +10,11 @@ Times are seconds of computation from the start of the step, in the given order 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate
 
 from attrs import define, field
 
-from policylang.graph.facts import Facts, Flag, returns_memory_of_input, storage_roots
+from policylang.graph.facts import Facts, Flag, returns_memory_of_input
 from policylang.operators.names import GETITEM, WAITS
 from policylang.planning.order.dependencies import Dependencies
 from policylang.simulation.node_times import NodeTimes
@@ -50,8 +51,6 @@ class SchedulerNodes:
     """The scheduler nodes whose collectives have to be over before it runs."""
     movable: bytearray
     """1 for a collective that may move."""
-    passive: bytearray
-    """By row."""
     inputs: Sequence[Sequence[int]]
     """By row, the passive rows among what it reads."""
     waits: list[list[int]]
@@ -69,7 +68,7 @@ class SchedulerNodes:
     def in_rows(self, order: Iterable[int]) -> list[int]:
         """All rows, with the scheduler nodes in this order; ``~node`` awaits the node's collective."""
         found: list[int] = []
-        done = bytearray(len(self.passive))
+        done = bytearray(len(self.inputs))
         for node in order:
             pending = [*reversed(self.waits[~node] if node < 0 else self.rows[node])]
             while pending:
@@ -103,7 +102,7 @@ class _NodeBuilder:
     ) -> None:
         self.facts, self.order, self.times = facts, order, times
         self.streams = streams_of(facts)
-        self.roots = storage_roots(facts)
+        self.roots = facts.storage_roots
         self.movable = frozenset(row for row in movable if row in self.streams.started)
         self.runs = bytearray(len(facts))
         for row in order:
@@ -122,7 +121,7 @@ class _NodeBuilder:
                 self.after[each].append(row)
 
     def nodes(self) -> SchedulerNodes:
-        facts, order, started = self.facts, self.order, self.streams.started
+        facts, order, started, length = self.facts, self.order, self.streams.started, self.times.seconds
         passive = self._passive()
         pieces = self._pieces(passive)
         reads, waits = self._past_passive(passive)
@@ -133,36 +132,29 @@ class _NodeBuilder:
                 members.setdefault(taken.get(row, pieces.get(row, row)), []).append(row)
         mains = [row for row in order if row in members]
         node_of = {row: node for node, main in enumerate(mains) for row in members[main]}
-        before, awaits, seconds = list[list[int]](), list[tuple[int, ...]](), list[float]()
+        before, awaits = list[list[int]](), list[tuple[int, ...]]()
+        waits_of: dict[int, list[int]] = {main: [] for main in mains}  # those of the pieces that it returns as well
         for node, main in enumerate(mains):
             rows = members[main]
             read = dict.fromkeys(node_of[each] for row in rows for each in reads[row])
             before.append([each for each in read if each != node])
             awaited = dict.fromkeys(node_of[each] for row in rows for each in waits[row] if self.runs[each])
             awaits.append(tuple(each for each in awaited if each != node))
-            seconds.append(sum(self.times.seconds[row] for row in rows if row not in started))
+            for user in facts.users[main] if main in started else ():
+                candidates = facts.users[user] if facts.targets[user] == GETITEM else (user,)
+                waits_of[main] += (each for each in candidates if facts.targets[each] in WAITS and passive[each])
         return SchedulerNodes(
             rows=[members[main] for main in mains],
             before=before,
-            seconds=seconds,
+            seconds=[sum(length[row] for row in members[main] if row not in started) for main in mains],
             sent=[main if main in started else -1 for main in mains],
             streams=[started.get(main, "") for main in mains],
-            lengths=[self.times.seconds[main] if main in started else 0.0 for main in mains],
+            lengths=[length[main] if main in started else 0.0 for main in mains],
             awaits=awaits,
             movable=bytearray(main in self.movable for main in mains),
-            passive=passive,
-            inputs=[[each for each in facts.inputs[row] if passive[each]] for row in range(len(facts))],
-            waits=[[each for each in self._waits_of(main) if passive[each]] for main in mains],
+            inputs=[[each for each in reads if passive[each]] for reads in facts.inputs],
+            waits=[*waits_of.values()],
         )
-
-    def _waits_of(self, row: int) -> list[int]:
-        """The waits of a collective, or of the pieces that it returns."""
-        facts, found = self.facts, list[int]()
-        if row in self.streams.started:
-            for each in facts.users[row]:
-                pieces = facts.users[each] if facts.targets[each] == GETITEM else (each,)
-                found += (piece for piece in pieces if facts.targets[piece] in WAITS)
-        return found
 
     def _passive(self) -> bytearray:
         """Views and waits that only data dependencies bind, and that somebody reads."""
@@ -249,13 +241,8 @@ class LatestStarts:
 
     def __init__(self, nodes: SchedulerNodes, close: float, *, nearest: bool = False) -> None:
         count, self._close, self._nearest = len(nodes), close, nearest
-        self.place: list[float] = []
-        """Where a node computes in the given order."""
-        now = 0.0
-        for seconds in nodes.seconds:
-            self.place.append(now)
-            now += seconds
-        self.total = now
+        *self.place, self.total = accumulate(nodes.seconds, initial=0.0)
+        """Where each node computes in the given order, and where the step ends."""
         self.loose = bytearray(count)
         """1 for a node with little upstream compute, which could run much earlier: recomputation of inputs, say."""
         self.at_end = bytearray(count)
@@ -266,13 +253,13 @@ class LatestStarts:
         """When a collective has to start for those behind it on its stream not to be late."""
         self.early = [0.0] * count
         """From when on a collective is started ahead."""
-        self.read = [now] * count
+        self.read = [self.total] * count
         """Where the first reader of a collective computes in the given order."""
         self._find(nodes)
-        chained = (
-            length for node, length in enumerate(nodes.lengths) if not self.at_end[node] and not self.loose[node]
+        self.hole = max(
+            (length for node, length in enumerate(nodes.lengths) if not self.at_end[node] and not self.loose[node]),
+            default=0.0,
         )
-        self.hole = max(chained, default=0.0)
         """The longest collective between two pieces of dependent computation, as in tensor parallelism: other
         computation has to hide it."""
 
@@ -299,9 +286,9 @@ class LatestStarts:
             after = nodes.after[node]
             tail[node] = nodes.seconds[node] + max((tail[each] for each in after), default=0.0)
             late = min((self._wanted(each, node) for each in after), default=self.total)
-            self.at_end[node] = all(self.at_end[each] for each in after) and self._is_light(
-                nodes, node, nodes.seconds[node] if self._nearest else tail[node]
-            )
+            awaited = sum(nodes.lengths[each] for each in nodes.awaits[node])
+            is_light = (nodes.seconds[node] if self._nearest else tail[node]) <= _LIGHT * awaited
+            self.at_end[node] = all(self.at_end[each] for each in after) and (is_light or not nodes.awaits[node])
             if not nodes.movable[node]:
                 due = late - nodes.seconds[node]
                 self.due[node] = due if self.at_end[node] else min(due, self.place[node])
@@ -325,10 +312,6 @@ class LatestStarts:
         if self.loose[node] and not self.loose[reader]:
             return max(due, self.place[reader] - self._close * self.total)
         return due
-
-    def _is_light(self, nodes: SchedulerNodes, node: int, tail: float) -> bool:
-        awaited = nodes.awaits[node]
-        return not awaited or tail <= _LIGHT * sum(nodes.lengths[each] for each in awaited)
 
 
 def announced(nodes: SchedulerNodes) -> tuple[list[list[int]], list[float]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 from attrs import field, frozen
 
@@ -41,12 +42,8 @@ class _BackwardLabels:
         base = len(self._blocks)
         self._blocks.extend(blocks)
         self._latest.update({block: base + at for at, block in enumerate(blocks) if block >= 0})
-        at = -1
-        for place, row in enumerate(rows):
-            while at + 1 < len(starts) and starts[at + 1] <= place:
-                at += 1
-            if at >= 0:
-                self._label[row] = base + at
+        for at, (start, end) in enumerate(pairwise((*starts, len(rows)))):
+            self._label.update(dict.fromkeys(rows[start:end], base + at))
         self._read.clear()
 
     def block(self, label: int) -> int:
@@ -166,8 +163,9 @@ class _SegmentFinder:
         self.block: list[int] = []
 
     def found(self) -> Segments:
+        facts, roles = self.facts, self.roles
         calls: dict[int, list[int]] = {}
-        for row, op in enumerate(self.facts.ops):
+        for row, op in enumerate(facts.ops):
             if op == "call_function":
                 calls.setdefault(self.direction_of[row], []).append(row)
         for direction, rows in calls.items():
@@ -175,12 +173,19 @@ class _SegmentFinder:
             self._find(direction, rows)
         check_cancelled()
         of_position = self._by_position()
-        uses, makes = self._uses(of_position), self._makes(of_position)
+        uses, makes = (array("i", [NO_SEGMENT]) * len(facts) for _ in range(2))
+        for row in range(len(facts) - 1, -1, -1):
+            read = (of_position[each] if roles[each] == Role.COMPUTES else uses[each] for each in facts.users[row])
+            uses[row] = min((each for each in read if each >= 0), default=NO_SEGMENT)
+        for row, reads in enumerate(facts.inputs):
+            made = (of_position[each] if roles[each] == Role.COMPUTES else makes[each] for each in reads)
+            makes[row] = max(made, default=NO_SEGMENT)
         segment_of = array("i", of_position)
-        for row, role in enumerate(self.roles):
+        for row, role in enumerate(roles):
             if role in (Role.COLLECTIVE, Role.AROUND):
-                mine = [each for each in (makes[row], uses[row]) if self._in_direction_of(row, each)]
-                segment_of[row] = mine[0] if mine else of_position[row]
+                for each in (uses[row], makes[row]):
+                    if each >= 0 and self.direction[each] == self.direction_of[row]:
+                        segment_of[row] = each
         return Segments(segment_of, self.first, self.last, self.direction, self.block, uses, makes, self.direction_of)
 
     def _computing(self, block_of: Sequence[int]) -> Sequence[int]:
@@ -208,14 +213,18 @@ class _SegmentFinder:
         else:
             labels = [self.block_of[row] for row in rows]
         runs = self._runs(rows, labels)
+        if not runs:
+            return
         _add_ends(runs, labels, trailing=not backward)
-        starts = [_start(labels, runs, at) for at in range(len(runs))]
+        starts = [0]
+        for before, run in pairwise(runs):  # a segment's first node may come before its first product
+            low, high = before.places[-1] + 1, run.places[0]
+            starts.append(next((place for place in range(low, high) if labels[place] == run.label), high))
         blocks = [self.labels.block(run.label) if backward else run.label for run in runs]
-        for at, start in enumerate(starts):
-            self.first.append(rows[start])
-            self.last.append(rows[(starts[at + 1] if at + 1 < len(starts) else len(rows)) - 1])
-            self.direction.append(direction)
-            self.block.append(blocks[at])
+        self.first.extend(rows[start] for start in starts)
+        self.last.extend(rows[end - 1] for end in (*starts[1:], len(rows)))
+        self.direction.extend([direction] * len(runs))
+        self.block.extend(blocks)
         if not backward:
             self.labels.learn(rows, starts, blocks)
 
@@ -257,36 +266,16 @@ class _SegmentFinder:
 
     def _by_position(self) -> Sequence[int]:
         found = array("i", [NO_SEGMENT]) * len(self.facts)
-        at = NO_SEGMENT
+        at = now = NO_SEGMENT
         for row, op in enumerate(self.facts.ops):
             if op != "call_function":
                 continue
             while at + 1 < len(self.first) and (
-                self.first[at + 1] <= row or self.direction[at + 1] == self.direction_of[row] != self._direction(at)
+                self.first[at + 1] <= row or self.direction[at + 1] == self.direction_of[row] != now
             ):
                 at += 1
+                now = self.direction[at]
             found[row] = at
-        return found
-
-    def _direction(self, segment: int) -> int:
-        return self.direction[segment] if segment >= 0 else NO_SEGMENT
-
-    def _in_direction_of(self, row: int, segment: int) -> bool:
-        return segment >= 0 and self.direction[segment] == self.direction_of[row]
-
-    def _uses(self, of_position: Sequence[int]) -> Sequence[int]:
-        found = array("i", [NO_SEGMENT]) * len(self.facts)
-        for row in range(len(self.facts) - 1, -1, -1):
-            users = self.facts.users[row]
-            segments = (of_position[each] if self.roles[each] == Role.COMPUTES else found[each] for each in users)
-            found[row] = min((each for each in segments if each >= 0), default=NO_SEGMENT)
-        return found
-
-    def _makes(self, of_position: Sequence[int]) -> Sequence[int]:
-        found = array("i", [NO_SEGMENT]) * len(self.facts)
-        for row, reads in enumerate(self.facts.inputs):
-            segments = (of_position[each] if self.roles[each] == Role.COMPUTES else found[each] for each in reads)
-            found[row] = max(segments, default=NO_SEGMENT)
         return found
 
 
@@ -301,11 +290,3 @@ def _add_ends(runs: list[_Stretch], labels: Sequence[int], *, trailing: bool) ->
         end -= 1
     if trailing and end < len(labels) and runs[-1].label != _UNKNOWN:
         runs.append(_Stretch(_UNKNOWN, [end]))
-
-
-def _start(labels: Sequence[int], runs: Sequence[_Stretch], at: int) -> int:
-    """The place of a segment's first node, which may come before its first product."""
-    if not at:
-        return 0
-    low, high = runs[at - 1].places[-1] + 1, runs[at].places[0]
-    return next((place for place in range(low, high) if labels[place] == runs[at].label), high)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import assert_never
 
@@ -33,7 +34,7 @@ class WholeStepSelections:
         self._policy, self._blocks, self._block_names = policy, blocks, block_names
         self._recomputed = frozenset(recomputed)
         self._times = times
-        self._known: dict[int, tuple[Facts, Selections, Segments]] = {}  # by id; the facts keep it theirs
+        self._known: dict[Facts, tuple[Selections, Segments]] = {}
 
     def rows(self, facts: Facts, selector: Selector) -> tuple[Sequence[int], Sequence[int]]:
         """The rows that a selector denotes, and the block of every row of the graph."""
@@ -54,17 +55,14 @@ class WholeStepSelections:
         return sorted(found), others
 
     def selections(self, facts: Facts) -> Selections:
-        return self._of(facts)[1]
+        return self._of(facts)[0]
 
     def segments(self, facts: Facts) -> Segments:
-        return self._of(facts)[2]
+        return self._of(facts)[1]
 
-    def _of(self, facts: Facts) -> tuple[Facts, Selections, Segments]:
-        if id(facts) not in self._known:
-            self._known[id(facts)] = (facts, *self._work_out(facts))
-        return self._known[id(facts)]
-
-    def _work_out(self, facts: Facts) -> tuple[Selections, Segments]:
+    def _of(self, facts: Facts) -> tuple[Selections, Segments]:
+        if facts in self._known:
+            return self._known[facts]
         labelled = [self._blocks.get(name, NO_SEGMENT) for name in facts.names]
         recomputed = frozenset(row for row, name in enumerate(facts.names) if name in self._recomputed)
         found = segments(facts, labelled, recomputed)
@@ -78,7 +76,9 @@ class WholeStepSelections:
         whole = evolve(facts, phases=phases)
         times = None if self._times is None else node_times(facts, self._times.device)
         blocks = BlockTable(block_of, self._block_names)
-        return Selections(whole, self._policy.lets, blocks, Chains(whole), times), found
+        selections = Selections(whole, self._policy.lets, blocks, Chains(whole), times)
+        self._known[facts] = selections, found
+        return selections, found
 
 
 @frozen
@@ -120,12 +120,9 @@ def assigned(policy: Policy, rows: Sequence[tuple[int, ...]]) -> list[SelectedCo
         last.update(dict.fromkeys(((type(statement), row) for row in rows[number]), number))
     found = []
     for number, statement in enumerate(policy.scheduling):
-        movers = [_mover(statement, number, row, last) for row in rows[number]]
-        takers: dict[int, int] = {}
-        for mover in movers:
-            if mover != number:
-                takers[mover] = takers.get(mover, 0) + 1
-        taken = tuple(row for row, mover in zip(rows[number], movers, strict=True) if mover == number)
+        movers = {row: _mover(statement, number, row, last) for row in rows[number]}
+        taken = tuple(row for row, mover in movers.items() if mover == number)
+        takers = Counter(mover for mover in movers.values() if mover != number)
         found.append(SelectedCollectives(statement, rows[number], taken, takers))
     return found
 

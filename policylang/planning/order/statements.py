@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import assert_never
 
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.facts import Facts
-from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
+from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.cancellation import check_cancelled
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
-from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
+from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.edits.statement_edits import plan_edits
+from policylang.planning.graph_edit import Edits
 from policylang.planning.order.dependencies import ComputeProgress, dependencies, held_rows, unknown_operators
 from policylang.planning.order.moves import MoveRequest, Moves, move_collectives
 from policylang.planning.order.order_errors import OrderErrors
 from policylang.planning.order.overlap import OverlapLines, TooTight
-from policylang.planning.order.rematerialised import rematerialised
+from policylang.planning.order.rematerialised import RematerialisedGraph, rematerialised
 from policylang.planning.order.selected_collectives import (
     SelectedCollectives,
     WholeStepSelections,
@@ -67,148 +69,119 @@ def plan_order(
     """
     if not policy.orders:
         return None
-    return _OrderPlanner(policy, facts, schedule, capabilities, ranks, device, blocks).plan()
-
-
-class _OrderPlanner:
-    def __init__(
-        self,
-        policy: Policy,
-        facts: Facts,
-        schedule: Schedule,
-        capabilities: Capabilities,
-        ranks: Ranks | None,
-        device: DeviceProfile | None,
-        blocks: BlockTable | None,
-    ) -> None:
-        self.policy = policy
-        self.graph = rematerialised(facts, schedule)
-        self.traced = traced = self.graph.facts
-        if blocks is None:
-            blocks = blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
-        self.block_names = blocks.names
-        labelled = {name: blocks.block_of[old] for name, old in zip(traced.names, self.graph.origin, strict=True)}
-        recomputed = [traced.names[row] for row in self.graph.recomputed]
-        check_cancelled()
-        self.traced_times = None if device is None else node_times(traced, device)
-        self.selections = WholeStepSelections(policy, labelled, blocks.names, recomputed, self.traced_times)
-        self.errors = OrderErrors(policy, traced, self.selections)
-        self.kept: dict[int, KeepOrder] = {}
-        """The collectives that a statement keeps in order, in the graph as traced."""
-        self.names = [self._selected(statement) for statement in policy.scheduling]
-        check_cancelled()
-        held = frozenset(traced.names[row] for row in held_rows(traced, self.kept))
-        self.edits, self.facts = plan_edits(policy, traced, capabilities, ranks, self.selections.rows, held)
-        check_cancelled()
-        self.times = None if device is None else node_times(self.facts, device)
-
-    def _selected(self, statement: Scheduling) -> list[str]:
-        rows, others = self.selections.collectives(self.traced, statement.selector)
-        self.errors.selection(statement, rows, others)
-        if isinstance(statement, KeepOrder):
-            self.kept.update(dict.fromkeys(rows, statement))
-        return [self.traced.names[row] for row in rows]
-
-    def plan(self) -> OrderPlan:
-        policy, facts, errors = self.policy, self.facts, self.errors
-        check_cancelled()
-        for number, statement in enumerate(policy.rewrites):
-            if isinstance(statement, Bucket):
-                errors.bucket(number, statement, self.edits, self.kept)
-        selected = assigned(policy, [after_edits(names, self.edits, facts) for names in self.names])
-        kept = {row for each in selected if isinstance(each.statement, KeepOrder) for row in each.rows}
-        before = dependencies(facts, kept)
-        segments = self.selections.segments(facts)
-        check_cancelled()
-        prefetches, delays = _requests(selected, Prefetch), _requests(selected, Delay)
-        found = move_collectives(facts, before, segments, prefetches, delays, kept, frozenset(unknown_operators(facts)))
-        check_cancelled()
-        order = found.order
-        too_tight: list[TooTight] = []
-        if self.times is not None:
-            overlap = OverlapLines(facts, before, self.times, selected, self.schedule, self._traced_peak)
-            order, too_tight = overlap.order(order), overlap.too_tight
-            for number, each in enumerate(selected):
-                if isinstance(each.statement, Overlap):
-                    too_large = {row: why for row, why in overlap.too_large.items() if row in each.taken}
-                    found.left.setdefault(number, {}).update(too_large)
-        check_cancelled()
-        outcomes = self._outcomes(selected, found, order)
-        for number, each in enumerate(selected):
-            errors.statement(number, each, found, segments, facts)
-        errors.kept(selected, found, facts)
-        errors.crossings(selected, found, facts)
-        errors.limits(too_tight)
-        return OrderPlan(
-            traced=self.traced,
-            traced_schedule=self.graph.schedule,
-            edits=self.edits,
-            facts=facts,
-            schedule=self.schedule(order),
-            outcomes=outcomes,
-            diagnostics=tuple(errors.found),
-            times=self.times,
-            traced_times=self.traced_times,
-            barriers=before.barriers,
-            block_of=self.selections.selections(facts).blocks.block_of,
-            block_names=self.block_names,
+    graph = rematerialised(facts, schedule)
+    traced = graph.facts
+    if blocks is None:
+        blocks = blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
+    labelled = {name: blocks.block_of[old] for name, old in zip(traced.names, graph.origin, strict=True)}
+    recomputed = [traced.names[row] for row in graph.recomputed]
+    check_cancelled()
+    traced_times = None if device is None else node_times(traced, device)
+    selections = WholeStepSelections(policy, labelled, blocks.names, recomputed, traced_times)
+    errors = OrderErrors(policy, traced, selections)
+    kept_by: dict[int, KeepOrder] = {}
+    selected_names: list[list[str]] = []
+    for scheduling in policy.scheduling:
+        rows, others = selections.collectives(traced, scheduling.selector)
+        errors.selection(scheduling, rows, others)
+        if isinstance(scheduling, KeepOrder):
+            kept_by.update(dict.fromkeys(rows, scheduling))
+        selected_names.append([traced.names[row] for row in rows])
+    check_cancelled()
+    held = frozenset(traced.names[row] for row in held_rows(traced, kept_by))
+    edits, edited = plan_edits(policy, traced, capabilities, ranks, selections.rows, held)
+    check_cancelled()
+    times = None if device is None else node_times(edited, device)
+    check_cancelled()
+    for number, statement in enumerate(policy.rewrites):
+        if isinstance(statement, Bucket):
+            errors.bucket(number, statement, edits, kept_by)
+    selected = assigned(policy, [after_edits(names, edits, edited) for names in selected_names])
+    kept = {row for each in selected if isinstance(each.statement, KeepOrder) for row in each.rows}
+    before = dependencies(edited, kept)
+    segments = selections.segments(edited)
+    check_cancelled()
+    prefetches, delays = _requests(selected, Prefetch), _requests(selected, Delay)
+    found = move_collectives(edited, before, segments, prefetches, delays, kept, frozenset(unknown_operators(edited)))
+    check_cancelled()
+    order, too_tight = found.order, list[TooTight]()
+    scheduled = partial(_scheduled, graph, edits, edited)
+    if times is not None:
+        overlap = OverlapLines(
+            edited, before, times, selected, scheduled, lambda: estimate_peak(traced, graph.schedule).bytes
         )
-
-    def _traced_peak(self) -> int:
-        return estimate_peak(self.traced, self.graph.schedule).bytes
-
-    def schedule(self, order: Sequence[int]) -> Schedule:
-        """The steps of the calls in some order, with the copies to the host and back between them."""
-        traced, schedule = self.traced, self.graph.schedule
-        if not self.edits and all(one < other for one, other in pairwise(order)):
-            return schedule
-        regions = self._regions()
-        steps: list[ScheduleStep] = [(_FIRST, row, regions[row]) for row in order]
-        instead = {old: new for edit in self.edits.done for old, new in edit.replaced}
-        copied = bytearray(len(self.facts))
-        for row in schedule.rows_of(StepKind.COPY_TO_HOST):
-            name = traced.names[row]
-            while name in instead:
-                name = instead[name]
-            copied[self.facts.index[name]] = 1
-        return Schedule.of(with_host_copies(self.facts, steps, copied))
-
-    def _regions(self) -> dict[int, int]:
-        """The region of each call; a new node has that of the next old one."""
-        of_name = {self.traced.names[row]: region for kind, row, region in self.graph.schedule if kind == _FIRST}
-        found: dict[int, int] = {}
-        region = max(of_name.values(), default=0)
-        for row in range(len(self.facts) - 1, -1, -1):
-            if self.facts.ops[row] == "call_function":
-                region = found[row] = of_name.get(self.facts.names[row], region)
-        return found
-
-    def _outcomes(
-        self, selected: Sequence[SelectedCollectives], found: Moves, order: Sequence[int]
-    ) -> tuple[SchedulingOutcome, ...]:
-        calls = [row for row, op in enumerate(self.facts.ops) if op == "call_function"]
-        before, between, after = (ComputeProgress(self.facts, each) for each in (calls, found.order, order))
-        names, outcomes = self.facts.names, []
+        order = overlap.order(order)
+        too_tight = overlap.too_tight
         for number, each in enumerate(selected):
-            shifted: list[int] = []
-            match each.statement:
-                case KeepOrder():
-                    pass
-                case Overlap():
-                    shifted = [row for row in each.taken if after.shifted(row, between)]
-                case Prefetch() | Delay():
-                    shifted = [row for row in each.taken if between.shifted(row, before)]
-                case _:
-                    assert_never(each.statement)
-            outcomes.append(
-                SchedulingOutcome(
-                    statement=each.statement,
-                    matched=tuple(names[row] for row in each.rows),
-                    moved=tuple(names[row] for row in shifted),
-                    left={names[row]: why for row, why in found.left.get(number, {}).items()},
-                )
+            if isinstance(each.statement, Overlap):
+                too_large = {row: why for row, why in overlap.too_large.items() if row in each.taken}
+                found.left.setdefault(number, {}).update(too_large)
+    check_cancelled()
+    outcomes = _outcomes(edited, selected, found, order)
+    errors.moves(selected, found, segments, edited)
+    errors.limits(too_tight)
+    return OrderPlan(
+        traced=traced,
+        traced_schedule=graph.schedule,
+        edits=edits,
+        facts=edited,
+        schedule=scheduled(order),
+        outcomes=outcomes,
+        diagnostics=tuple(errors.found),
+        times=times,
+        traced_times=traced_times,
+        barriers=before.barriers,
+        block_of=selections.selections(edited).blocks.block_of,
+        block_names=blocks.names,
+    )
+
+
+def _scheduled(graph: RematerialisedGraph, edits: Edits, facts: Facts, order: Sequence[int]) -> Schedule:
+    """The steps of the calls in some order, with the copies to the host and back between them."""
+    traced, schedule = graph.facts, graph.schedule
+    if not edits and all(one < other for one, other in pairwise(order)):
+        return schedule
+    region_of = {traced.names[row]: region for kind, row, region in schedule if kind == _FIRST}
+    regions: dict[int, int] = {}
+    region = max(region_of.values(), default=0)
+    for row in range(len(facts) - 1, -1, -1):  # a new node has the region of the next old one
+        if facts.ops[row] == "call_function":
+            region = regions[row] = region_of.get(facts.names[row], region)
+    instead = {old: new for edit in edits.done for old, new in edit.replaced}
+    copied = bytearray(len(facts))
+    for row in schedule.rows_of(StepKind.COPY_TO_HOST):
+        name = traced.names[row]
+        while name in instead:
+            name = instead[name]
+        copied[facts.index[name]] = 1
+    return Schedule.of(with_host_copies(facts, [(_FIRST, row, regions[row]) for row in order], copied))
+
+
+def _outcomes(
+    facts: Facts, selected: Sequence[SelectedCollectives], found: Moves, order: Sequence[int]
+) -> tuple[SchedulingOutcome, ...]:
+    calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
+    before, between, after = (ComputeProgress(facts, each) for each in (calls, found.order, order))
+    names, outcomes = facts.names, []
+    for number, each in enumerate(selected):
+        match each.statement:
+            case KeepOrder():
+                shifted = []
+            case Overlap():
+                shifted = [row for row in each.taken if after.shifted(row, between)]
+            case Prefetch() | Delay():
+                shifted = [row for row in each.taken if between.shifted(row, before)]
+            case _:
+                assert_never(each.statement)
+        outcomes.append(
+            SchedulingOutcome(
+                statement=each.statement,
+                matched=tuple(names[row] for row in each.rows),
+                moved=tuple(names[row] for row in shifted),
+                left={names[row]: why for row, why in found.left.get(number, {}).items()},
             )
-        return tuple(outcomes)
+        )
+    return tuple(outcomes)
 
 
 def _requests(selected: Sequence[SelectedCollectives], kind: type[Prefetch] | type[Delay]) -> list[MoveRequest]:

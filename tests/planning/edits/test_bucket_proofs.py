@@ -23,7 +23,6 @@ from policylang.planning.edits.proof import (
     ChainCall,
     Equivalence,
     Prover,
-    _groups,
     _labelled,
     new_call,
     old_calls,
@@ -66,11 +65,9 @@ def claim(facts: Facts, edit: Edit, new: Sequence[ChainCall], pairs: Sequence[tu
 
 def holds(claimed: Equivalence) -> bool:
     """Whether old and new calls give the same on tensors of full size, whose elements tell what they are of."""
-    sources = _labelled(dict(claimed.sources), claimed.grid.ranks, lambda place, count, _: [
-        1 << (place * count + at) for at in range(count)
-    ])  # fmt: skip
+    sources = _labelled(dict(claimed.sources), claimed.grid.ranks, alike=False, sums=True)
     try:
-        before, after = (run_on_ranks(calls, sources, _groups(claimed)) for calls in (claimed.old, claimed.new))
+        before, after = (run_on_ranks(calls, sources, lambda *_: (0, 1)) for calls in (claimed.old, claimed.new))
     except MoveError:
         return False
     return all(
@@ -81,7 +78,7 @@ def holds(claimed: Equivalence) -> bool:
     )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_proof_says_what_a_run_of_the_whole_says(proven: tuple[Facts, tuple[Edit, ...]], data: st.DataObject) -> None:
     """Of buckets and of what is almost one: joined in another order, cut elsewhere, or read for another."""
@@ -190,7 +187,7 @@ def test_a_length_of_one_in_front_of_a_part_of_a_bucket() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gather", "scatter", "reduce"])
-@settings(max_examples=examples(15, 300), deadline=None)
+@settings(max_examples=examples(10, 300), deadline=None)
 @given(members, st.sampled_from((1, 2, 3)))
 def test_strides_are_those_of_torchs_operators(
     kind: str, drawn: list[tuple[tuple[int, ...], list[tuple[str, int]]]], ranks: int

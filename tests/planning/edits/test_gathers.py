@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -117,10 +118,45 @@ def test_other_spellings_of_split_and_cat() -> None:
 # --- what must not be fused ---
 
 
-def test_another_reader_in_a_forward() -> None:
-    line = Line(MESH, (2, 3)).gather("dp")
-    view = line.extra(aten.view.default, line.node, [24], name="view_12")
-    assert reasons(line.gather("tp").facts(view)) == ["other consumer: view_12"]
+def inside_a_forward(line: Line) -> Facts:
+    view = line.gather("dp").extra(aten.view.default, line.node, [24], name="view_12")
+    return line.gather("tp").facts(view)
+
+
+def returned(line: Line) -> Facts:
+    inner = line.gather("dp").node
+    return line.gather("tp").facts(inner, kind=GraphKind.BACKWARD)
+
+
+def another_dtype(line: Line) -> Facts:
+    cast = torch.ops.prims.convert_element_type.default
+    return line.gather("dp").call(cast, torch.float16, name="cast").gather("tp").facts()
+
+
+def a_part(line: Line) -> Facts:
+    return line.gather("dp").call(aten.slice.Tensor, 0, 0, 6, name="shorter").gather("tp").facts()
+
+
+def pieces_in_another_order(line: Line) -> Facts:
+    split = line.gather("dp").extra(aten.split.Tensor, line.node, 4)
+    pieces = [line.extra(operator.getitem, split, index) for index in (1, 0)]
+    line.node = line.extra(aten.cat.default, pieces, 0, name="turned")
+    return line.gather("tp").facts()
+
+
+@pytest.mark.parametrize(
+    ("between", "reason"),
+    [
+        (inside_a_forward, "other consumer: view_12"),
+        (returned, "other consumer: output"),
+        (another_dtype, "dtype changes: cast"),
+        (a_part, "shorter keeps a part"),
+        (pieces_in_another_order, "turned joins pieces in another order"),
+        (lambda line: line.gather("dp").gather("dp").facts(), "groups `dp` and `dp` overlap"),
+    ],
+)
+def test_what_keeps_two_gathers_apart(between: Callable[[Line], Facts], reason: str) -> None:
+    assert reasons(between(Line(MESH, (2, 3)))) == [reason]
 
 
 def test_another_reader_in_a_backward_reads_this_ranks_part() -> None:
@@ -132,35 +168,6 @@ def test_another_reader_in_a_backward_reads_this_ranks_part() -> None:
     assert (cut.arguments[1:], cut.per_rank) == ((0, 8, 16), True)  # the second of two tp ranks
     assert edit.replaced[1] == ("permute", "fused_permute_1")
     assert edit.before == "permute_1"
-
-
-def test_a_value_in_between_that_the_graph_returns() -> None:
-    line = Line(MESH, (2, 3)).gather("dp")
-    inner = line.node
-    assert reasons(line.gather("tp").facts(inner, kind=GraphKind.BACKWARD)) == ["other consumer: output"]
-
-
-def test_another_dtype_in_between() -> None:
-    cast = torch.ops.prims.convert_element_type.default
-    line = Line(MESH, (2, 3)).gather("dp").call(cast, torch.float16, name="cast").gather("tp")
-    assert reasons(line.facts()) == ["dtype changes: cast"]
-
-
-def test_a_part_in_between() -> None:
-    line = Line(MESH, (2, 3)).gather("dp").call(aten.slice.Tensor, 0, 0, 6, name="shorter").gather("tp")
-    assert reasons(line.facts()) == ["shorter keeps a part"]
-
-
-def test_pieces_in_another_order() -> None:
-    line = Line(MESH, (2, 3)).gather("dp")
-    split = line.extra(aten.split.Tensor, line.node, 4)
-    pieces = [line.extra(operator.getitem, split, index) for index in (1, 0)]
-    line.node = line.extra(aten.cat.default, pieces, 0, name="turned")
-    assert reasons(line.gather("tp").facts()) == ["turned joins pieces in another order"]
-
-
-def test_groups_that_overlap() -> None:
-    assert reasons(Line(MESH, (2, 3)).gather("dp").gather("dp").facts()) == ["groups `dp` and `dp` overlap"]
 
 
 def test_two_gathers_of_one_gathered_value() -> None:

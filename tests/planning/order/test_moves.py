@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,37 +79,10 @@ def words(facts: Facts, rows: Sequence[int]) -> str:
     return " ".join(facts.names[row] for row in rows if not facts.names[row].startswith("mean"))
 
 
-def test_a_gather_starts_before_the_block_before_computes() -> None:
-    facts = sharded_step(blocks=3)
-    found = prefetched(facts, 1)
-    assert words(facts, found.order[:14]) == (
-        "cast_0 gather_0 wait_0 cast_1 gather_1 norm_0 mm_0 add_0 wait_1 cast_2 gather_2 norm_1 mm_1 add_1"
-    )
-    assert found.left == {0: {facts.index["gather_0"]: "it would start before the forward does"}}
-
-
 def test_two_blocks_ahead_is_no_further_than_where_the_half_starts() -> None:
     facts = sharded_step(blocks=3)
     found = prefetched(facts, 2)
     assert words(facts, found.order[:8]) == "cast_0 gather_0 wait_0 cast_1 gather_1 cast_2 gather_2 norm_0"
-
-
-def test_in_the_backward_it_goes_by_the_order_of_the_backward() -> None:
-    facts = sharded_step(blocks=3, regathers=True, casts=False)
-    requests = [MoveRequest(row, 0, 1) for row in collectives(facts, "again")]
-    found = move_collectives(facts, dependencies(facts), staged(facts), requests, [])
-    order = words(facts, found.order)
-    assert "gather_2_again wait_2_again gather_1_again dx_2 dw_2" in order
-    assert "wait_1_again gather_0_again dx_1" in order
-    assert found.left == {0: {facts.index["gather_2_again"]: "it would start before the backward does"}}
-
-
-def test_the_first_gather_of_a_stage_stands_with_its_head() -> None:
-    facts = sharded_step(blocks=2, head=True, regathers=True, casts=False)
-    found = move_collectives(
-        facts, dependencies(facts), staged(facts), [MoveRequest(facts.index["gather_1_again"], 0, 1)], []
-    )
-    assert "gather_1_again dx_head" in words(facts, found.order)
 
 
 def test_a_scatter_is_awaited_behind_the_next_block() -> None:
@@ -121,12 +93,6 @@ def test_a_scatter_is_awaited_behind_the_next_block() -> None:
         "dx_2 dw_2 scatter_2 dadd_2 dx_1 dw_1 scatter_1 dadd_1 reduced_2 dx_0 dw_0 scatter_0 dadd_0 reduced_1 reduced_0"
     )
     assert not found.left
-
-
-def test_what_reads_at_once_is_named() -> None:
-    facts = sharded_step(blocks=2, activations=True)
-    found = move_collectives(facts, dependencies(facts), staged(facts), [], [MoveRequest(facts.index["tp_1"], 0, 1)])
-    assert found.left == {0: {facts.index["tp_1"]: "`norm_1` reads it at once"}}
 
 
 @given(options, st.integers(1, 3), st.integers(1, 3), st.sets(st.integers(0, 3)))
@@ -207,43 +173,6 @@ def slow_order(
         order += [row] * (row not in put)
         order += sorted(each for each, place in put.items() if place == (row, 1))
     return order
-
-
-@pytest.mark.parametrize("kind", ["prefetch", "delay"])
-def test_a_kept_collective_stays(kind: str) -> None:
-    facts = sharded_step(blocks=3)
-    row = facts.index["gather_1" if kind == "prefetch" else "scatter_1"]
-    requests = [MoveRequest(row, 0, 1)]
-    both = (requests, []) if kind == "prefetch" else ([], requests)
-    found = move_collectives(facts, dependencies(facts, {row}), staged(facts), *both, kept={row})
-    assert found.left == {0: {row: "it is kept in order"}}
-    assert found.behind_kept == {0: {row: row}}
-    assert found.order == sorted(found.order)
-
-
-def test_a_wait_that_a_prefetched_gather_needs_is_not_delayed_past_it() -> None:
-    facts = facts_of(
-        """
-        %x = input
-        %a = aten.mm.default(%x, %x) layers.0 flops=9
-        %scatter = _c10d_functional.reduce_scatter_tensor.default(%a) layers.0 group=dp:4 collective
-        %wait = _c10d_functional.wait_tensor.default(%scatter) layers.0
-        %b = aten.mm.default(%a, %x) layers.1 flops=9
-        %c = aten.mm.default(%b, %x) layers.2 flops=9
-        %cast = prims.convert_element_type.default(%wait) layers.3
-        %gather = _c10d_functional.all_gather_into_tensor.default(%cast) layers.3 group=dp:4 collective
-        %await = _c10d_functional.wait_tensor.default(%gather) layers.3
-        %d = aten.mm.default(%c, %await) layers.3 flops=9
-        output(%d)
-        """
-    )
-    prefetch, delay = MoveRequest(facts.index["gather"], 0, 1), MoveRequest(facts.index["scatter"], 1, 2)
-    alone = move_collectives(facts, dependencies(facts), staged(facts), [], [delay])
-    assert words(facts, alone.order) == "a scatter b c wait cast gather await d"
-    both = move_collectives(facts, dependencies(facts), staged(facts), [prefetch], [delay])
-    assert words(facts, both.order) == "a scatter wait b cast gather c await d"
-    assert both.crossed == [(prefetch, delay)]
-    assert both.left == {1: {facts.index["scatter"]: "`gather` needs it earlier"}}
 
 
 def test_a_step_of_two_batches_has_the_stages_of_each() -> None:

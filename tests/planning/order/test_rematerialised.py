@@ -28,7 +28,7 @@ from tests.support.flat_graphs import flat_graph
 from tests.support.models import Example, dropout, flex, gpt2, llama, resnet
 from tests.support.random_flat import random_flat
 
-drawing = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+drawing = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 numbers = st.lists(st.integers(0, 63), min_size=12, max_size=60)
 fates = st.lists(st.sampled_from(["keep", "again", "again", "move"]), min_size=1, max_size=40)
 READ = (
