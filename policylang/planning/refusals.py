@@ -49,7 +49,6 @@ from policylang.planning.selection.no_match import (
     glob_span,
     missing_parts,
     naming_blocks,
-    nearest_paths_hint,
     other_origin_hint,
     part_counts,
     would_match,
@@ -111,7 +110,7 @@ def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
         NO_SUCH_BLOCKS,
         f"`{blocks.glob}` matches no module path of this graph, so there are no blocks",
         span=blocks.span,
-        help=nearest_paths_hint(blocks.glob, facts),
+        help=naming_blocks(facts, blocks.glob),
         fixes=written(glob_span(blocks.glob, blocks.span), block_globs(blocks.glob, facts), near=True),
     )
 

@@ -24,7 +24,7 @@ PRODUCERS: dict[str, Callable[[Shown], str]] = {
     **tuning.PRODUCERS,
 }
 
-SLOW = {*examples.SLOW, *tuning.SLOW}
+SLOW = {*examples.SLOW, *graphs.SLOW, *tuning.SLOW}
 """First words of outputs that take more than a second or two."""
 
 

@@ -108,4 +108,18 @@ def picture(shown: Shown) -> str:
     )
 
 
-PRODUCERS = {"margins": margins, "nothing-matched": nothing_matched, "front-page": front_page, "picture": picture_line}
+def architectures(shown: Shown) -> str:
+    """The bundled policies on every architecture, by planning each on a traced step."""
+    from tests.support.architectures import table
+
+    return table()
+
+
+SLOW = ("architectures",)
+PRODUCERS = {
+    "architectures": architectures,
+    "margins": margins,
+    "nothing-matched": nothing_matched,
+    "front-page": front_page,
+    "picture": picture_line,
+}
