@@ -10,7 +10,7 @@
 
 policy every_2nd_layer
 
-blocks {layers,layer,h,block,blocks,stages}.*
+blocks {layers,layer,h,block,blocks,stages,transformer_blocks,single_transformer_blocks,down_blocks,up_blocks}.*
 
 recompute everything in every 2nd block
 optional save everything in every 2nd block where crosses block  # the last block of a bare stack hands nothing on

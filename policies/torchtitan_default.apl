@@ -14,7 +14,7 @@
 
 policy torchtitan_default
 
-blocks /layers.*
+blocks {layers,layer,h,block,blocks,stages,transformer_blocks,single_transformer_blocks,down_blocks,up_blocks}.*
 
 recompute everything outside /{norm,lm_head,loss}*
 optional save compute outside /{norm,lm_head,loss}*

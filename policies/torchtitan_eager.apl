@@ -13,7 +13,7 @@
 
 policy torchtitan_eager
 
-blocks /layers.*
+blocks {layers,layer,h,block,blocks,stages,transformer_blocks,single_transformer_blocks,down_blocks,up_blocks}.*
 
 # TorchTitan counts mm and linear. The same product is a bmm of one matrix where an einsum was taken apart.
 let product = mm, aten.linear, bmm where shape[0] == 1, aten.einsum where ndim <= 3

@@ -12,7 +12,7 @@
 
 policy torchtitan_full
 
-blocks {layers,layer,h,block,blocks,stages}.*
+blocks {layers,layer,h,block,blocks,stages,transformer_blocks,single_transformer_blocks,down_blocks,up_blocks}.*
 
 recompute everything in block
 save everything in block where crosses block

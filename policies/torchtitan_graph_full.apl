@@ -13,7 +13,7 @@
 
 policy torchtitan_graph_full
 
-blocks /layers.*
+blocks {layers,layer,h,block,blocks,stages,transformer_blocks,single_transformer_blocks,down_blocks,up_blocks}.*
 
 let handed_on = everything in block where crosses block
 let embedded = everything outside block feeding (everything in block)

@@ -16,7 +16,7 @@
 
 policy torchtitan_op_sac
 
-blocks {layers,layer,h,block,blocks,stages}.*
+blocks {layers,layer,h,block,blocks,stages,transformer_blocks,single_transformer_blocks,down_blocks,up_blocks}.*
 
 # TorchTitan counts mm and linear: its products with a weight. The same product is a bmm of one matrix in a graph where
 # an einsum was taken apart, and an einsum where it was not.

@@ -33,6 +33,7 @@ def main() -> int:
     if options.graphs:
         trace_graphs(ROOT / "docs" / "graphs")
     from tests.documents.outputs import PAGES, blocks, masked, produce, rewritten
+    from tests.documents.outputs.graphs import PICTURE, picture
 
     changed = 0
     for page in [page.resolve() for page in options.pages] or PAGES:
@@ -43,6 +44,8 @@ def main() -> int:
             if masked(shown, found) != masked(shown, shown.text):
                 changed += 1
                 print(f"{page.relative_to(ROOT)}: {shown.name}", flush=True)
+                if not options.check and shown.words[0] == "picture":
+                    PICTURE.write_text(picture(shown), encoding="utf-8")
                 if not options.check:
                     page.write_text(rewritten(page.read_text(encoding="utf-8"), shown, found), encoding="utf-8")
     print(f"{changed} outputs {'differ' if options.check else 'written'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pygments.lexers.special import TextLexer
@@ -20,6 +21,7 @@ html_title = "policylang"
 html_copy_source = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
 

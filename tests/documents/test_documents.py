@@ -46,17 +46,6 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_policy_of_the_readme_is_the_bundled_one():
-    file = (ROOT / "policies" / "llama3_sac.apl").read_text()
-    assert fenced(ROOT / "README.md", "apl") == [file[file.index("policy llama3_sac") :]]
-
-
-def test_the_report_of_the_readme_has_the_rules_of_the_policy_on_their_lines():
-    report = fenced(ROOT / "README.md", "")[0]
-    for rule in policylang.load("llama3_sac").rules:
-        assert re.search(rf"^{re.escape(rule.source)} +{re.escape(rule.text)} ", report, flags=re.MULTILINE)
-
-
 @pytest.mark.parametrize("command", ["scripts/demo", "scripts/docs", "scripts/test", ".ci/run"])
 def test_the_commands_are_there(command):
     assert os.access(ROOT / command, os.X_OK)

@@ -16,6 +16,7 @@ import torch
 
 import policylang
 from tests.documents.outputs import PAGES, ROOT, SLOW, Shown, blocks, masked, produce
+from tests.documents.outputs.graphs import PICTURE, picture
 from tests.documents.outputs.programs import example
 
 FOUND = [shown for page in PAGES for shown in blocks(page)]
@@ -33,6 +34,11 @@ def _cases() -> list[object]:
 @pytest.mark.parametrize("shown", _cases())
 def test_a_page_shows_what_the_run_prints(shown: Shown):
     assert masked(shown, shown.text) == masked(shown, produce(shown)), "run scripts/update_docs_figures.py"
+
+
+def test_the_picture_of_the_readme_has_the_figures_below_it():
+    (shown,) = [block for block in FOUND if block.words[0] == "picture"]
+    assert PICTURE.read_text(encoding="utf-8") == picture(shown), "run scripts/update_docs_figures.py"
 
 
 @pytest.mark.slow

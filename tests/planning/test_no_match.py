@@ -137,7 +137,7 @@ def test_what_the_users_checkpoint_kept_is_not_said_to_be_taken_over():
 def test_a_blocks_glob_that_matches_no_module_is_an_error():
     found = only(planned(LAYERS, "blocks encoder.layer.*; recompute everything").diagnostics, "APL302")
     assert found.message == "`encoder.layer.*` matches no module path of this graph, so there are no blocks"
-    assert found.help.startswith("nearest module paths: model.layers.0")
+    assert found.help.startswith("name them, `blocks model.layers.*`; nearest module paths: model.layers.0")
 
 
 def test_a_graph_without_module_paths_says_so():

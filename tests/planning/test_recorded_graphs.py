@@ -52,8 +52,8 @@ def test_what_each_rule_matches_and_decides() -> None:
     assert found == {
         "optional save attention in block": (LAYERS, LAYERS),
         "save matmul in block": (7 * LAYERS, 4 * LAYERS),
-        "recompute every 2nd projection per block": (3 * LAYERS, 3 * LAYERS),
-        "save first residual per block": (LAYERS, LAYERS),
+        "optional recompute every 2nd projection per block": (3 * LAYERS, 3 * LAYERS),
+        "optional save first residual per block": (LAYERS, LAYERS),
         "save everything in block where crosses block": (LAYERS, LAYERS),
         "optional save topk in block": (0, 0),
         "optional save (reduce_scatter or all_to_all) in block": (2 * LAYERS, 2 * LAYERS),

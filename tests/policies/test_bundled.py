@@ -122,9 +122,9 @@ def test_llama3_sac_decides_what_its_comment_says():
     """Two layers of Llama: per layer q, k, v, o, gate, up and down, one attention, two residual sums."""
     report = report_on("llama3_sac", "llama")
     assert by_text(report, "save matmul in block").matched == 14
-    assert by_text(report, "recompute every 2nd projection per block").decided == 6
+    assert by_text(report, "optional recompute every 2nd projection per block").decided == 6
     assert by_text(report, "optional save attention in block").decided == 2
-    residual = by_text(report, "save first residual per block")
+    residual = by_text(report, "optional save first residual per block")
     assert (residual.matched, residual.decided) == (2, 2)
     shape = 2 * 8 * 32 * 4  # batch, length, hidden, float32
     assert residual.saved_bytes == 2 * shape

@@ -25,7 +25,7 @@ Products = list[list[str]]
 ROUTER = "moe.router.gate"
 """TorchTitan's, which its eager checkpointing leaves out of the count."""
 EVERY_2ND = {
-    "llama3_sac": "recompute every 2nd projection per block",
+    "llama3_sac": "optional recompute every 2nd projection per block",
     "torchtitan_op_sac": "optional recompute every 2nd counted per block",
 }
 

@@ -234,13 +234,6 @@ def schedule(which: str) -> str:
             [("nodes", number("nodes", 0)), *((name.removesuffix(" s"), number(name, 2, " s")) for name in names)],
             found["growth"],
         )
-    if which == "between":
-        columns: list[Column] = [("graph", text("graph")), ("device", text("device")), ("order", text("contender"))]
-        for behind, key in (("", ""), (", at most 8", " held")):
-            columns += [(f"products{behind}", number(f"most{key}", 0))]
-            columns += [(f"exposed{behind}", number(f"exposed ms{key}", 1, " ms"))]
-            columns += [(f"peak{behind}", number(f"peak GiB{key}", 2, " GiB"))]
-        return markdown(columns, [row for row in found["between"] if row["most"] > 8])
     figure, _, device = which.partition("-")
     key, digits, unit = SCHEDULE_FIGURES[figure]
     rows: dict[str, Row] = {}
@@ -253,7 +246,7 @@ def schedule(which: str) -> str:
     names = list(
         dict.fromkeys(name for row in rows.values() for name in row if name not in ("graph", "nodes", "bound"))
     )
-    columns = [("graph", text("graph")), ("nodes", number("nodes", 0))]
+    columns: list[Column] = [("graph", text("graph")), ("nodes", number("nodes", 0))]
     columns += [("bound", number("bound", digits, unit))] if figure == "exposed" else []
     columns += [
         (name, lambda row, name=name: number(name, digits, unit)({name: None, **row}))  # type: ignore[misc]
@@ -265,8 +258,6 @@ def schedule(which: str) -> str:
 
 SCHEDULE_FIGURES = {
     "exposed": ("exposed ms", 1, " ms"),
-    "peak": ("peak GiB", 2, " GiB"),
-    "collectives": ("collectives", 0, ""),
     "pass": ("pass s", 2, " s"),
 }
 

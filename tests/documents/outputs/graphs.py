@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from policylang.editor.state import State
 
 GRAPHS = ROOT / "docs" / "graphs"
+PICTURE = ROOT / "docs" / "first_policy.svg"
 _POLICY = re.compile(r"^```apl graph=(?P<graph>\S+)[^\n]*\n(?P<text>.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 
@@ -82,23 +83,76 @@ def nothing_matched(shown: Shown) -> str:
     return render_text(found)
 
 
-def front_page(shown: Shown) -> str:
-    """The policy above, on a graph: the totals beside those of the step in which nothing is recomputed."""
-    (text,) = re.findall(r"^```apl\n(.*?)^```$", shown.above, flags=re.MULTILINE | re.DOTALL)
+def totals(shown: Shown) -> tuple[list[tuple[str, int, int]], float]:
+    """Of the page's first policy on a graph: bytes kept and peak, with the policy and without; recomputed share."""
+    text = re.findall(r"^```apl\n(.*?)^```$", shown.page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)[0]
     facts = facts_of(GRAPHS / f"{shown.words[1]}.graph")
     (plan,), _ = on_graph(policylang.parse(text), {"": facts}, None, one_model=False)
     found = breakdown(plan)
     under, without = found.under, found.without
-    again = format_quantity(under.amounts.recomputed_flops / found.forward_flops, "fraction")
     rows = [
         ("kept for the backward", under.amounts.saved_bytes, without.amounts.saved_bytes),
         ("peak of the step, weights and gradients included", under.peak.bytes, without.peak.bytes),
     ]
+    return rows, under.amounts.recomputed_flops / found.forward_flops
+
+
+def front_page(shown: Shown) -> str:
+    rows, share = totals(shown)
     lines = [
         f"| {what} | {format_quantity(one, 'bytes')} | {format_quantity(other, 'bytes')} |" for what, one, other in rows
     ]
     head = ["| | with the policy | nothing recomputed |", "|---|---|---|"]
-    return "\n".join([*head, *lines, f"| FLOPs of the forward computed again | {again} | 0% |"])
+    return "\n".join(
+        [*head, *lines, f"| FLOPs of the forward recomputed | {format_quantity(share, 'fraction')} | 0% |"]
+    )
+
+
+def picture_line(shown: Shown) -> str:
+    """The line of the README that shows ``picture``, for readers who see no pictures too."""
+    (kept, peak), share = totals(shown)
+    kept_under, kept_without, peak_under, peak_without = (
+        format_quantity(each, "bytes") for each in (*kept[1:], *peak[1:])
+    )
+    return (
+        f"![Llama-3 8B on 8,192 tokens: {kept_under} of {kept_without} kept for the backward, peak {peak_under} of "
+        f"{peak_without}, {format_quantity(share, 'fraction')} of the forward's FLOPs recomputed]"
+        f"({PICTURE.relative_to(ROOT)})"
+    )
+
+
+def picture(shown: Shown) -> str:
+    """``totals`` as bars, readable on a light and on a dark page."""
+    rows, share = totals(shown)
+    scale = 430 / max(other for _, _, other in rows)
+    drawn = []
+    for at, (what, one, other) in enumerate(rows):
+        top = 44 + 92 * at
+        drawn.append(f'<text x="10" y="{top}" class="what">{what}</text>')
+        for line, (name, size) in enumerate((("with the policy", one), ("nothing recomputed", other))):
+            y = top + 10 + 28 * line
+            drawn.append(
+                f'<text x="150" y="{y + 15}" class="name">{name}</text>'
+                f'<rect x="160" y="{y}" width="{size * scale:.0f}" height="20" rx="3" class="bar{line}"/>'
+                f'<text x="{170 + size * scale:.0f}" y="{y + 15}">{format_quantity(size, "bytes")}</text>'
+            )
+    style = (
+        "text{font:13px sans-serif;fill:#57606a}.what{font-weight:600}.name{text-anchor:end}"
+        ".bar0{fill:#0b7a5e}.bar1{fill:#9aa4ae}@media(prefers-color-scheme:dark){text{fill:#c9d1d9}.bar0{fill:#2fbf94}}"
+    )
+    again = format_quantity(share, "fraction")
+    head = f'<text x="10" y="18">Llama-3 8B, 8,192 tokens; {again} of the forward recomputed</text>'
+    size = 'width="700" height="214" viewBox="0 0 700 214" role="img"'
+    return "\n".join(
+        [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', f"<style>{style}</style>", head, *drawn, "</svg>", ""]
+    )
+
+
+def architectures(shown: Shown) -> str:
+    """The bundled policies on every architecture, by planning each on a traced step."""
+    from tests.support.architectures import table
+
+    return table()
 
 
 # --- the editor: hints at the ends of lines, and what is under the pointer ---
@@ -153,4 +207,6 @@ PRODUCERS = {
     "front-page": front_page,
     "hints": hints,
     "hover": hover,
+    "picture": picture_line,
+    "architectures": architectures,
 }

@@ -140,5 +140,5 @@ PRODUCERS = {
     "tune": tune,
     "tune-rows": tune_rows,
 }
-SLOW = {"agree", "demo", "tune", "tune-rows"}
+SLOW = {"agree", "architectures", "demo", "tune", "tune-rows"}
 """First words of outputs that take more than a second or two."""
