@@ -231,6 +231,8 @@ def resolve(
     to be used: what could not be looked up is missing from it."""
     lets = [each.statement for each in statements if isinstance(each.statement, Let)]
     resolver = _Resolver(source, Definitions(operators, {let.name: let.span for let in reversed(lets)}))
+    for placed in sorted(statements, key=lambda placed: -placed.depth):
+        resolver.least_depth[type(placed.statement)] = placed.depth
     for placed in statements:
         check_cancelled()
         resolver.take(placed)
@@ -248,6 +250,8 @@ class _Resolver:
     expectations: list[syntax.Expectation] = field(factory=list)
     ordered: dict[tuple[type, Selector], syntax.Bucket | Scheduling] = field(factory=dict)
     once: dict[type, Statement] = field(factory=dict)
+    least_depth: dict[type, int] = field(factory=dict)
+    """By kind the smallest include depth at which it occurs: a file overrides what it includes."""
     device: DeviceProfile | None = None
     first: Span | None = None
     """The span of the first statement of the loaded file."""
@@ -270,7 +274,7 @@ class _Resolver:
             case Let():
                 self.names.define(statement, placed.bundled)
             case syntax.Blocks() | syntax.Undecided():
-                self._only_once(statement)
+                self._only_once(statement, placed.depth)
             case Rule():
                 rule = evolve(statement, selector=self.names.resolve(statement.selector))
                 self.rules.append(rule)
@@ -392,7 +396,9 @@ class _Resolver:
             self.diagnostics.report("APL212", message, statement.span, related=related, fixes=[removed(statement.span)])
         self.device = self.device or found
 
-    def _only_once(self, statement: syntax.Blocks | syntax.Undecided) -> None:
+    def _only_once(self, statement: syntax.Blocks | syntax.Undecided, depth: int) -> None:
+        if depth > self.least_depth[type(statement)]:
+            return
         earlier = self.once.get(type(statement))
         if earlier is not None:
             message = f"a policy says `{kind_of(statement).opener}` once"

@@ -190,7 +190,7 @@ class StatementErrors:
                 refusals.NO_SUCH_BLOCKS,
                 f"`{blocks.glob}` matches no module path of this graph, so there are no blocks",
                 span=blocks.span,
-                help=no_match.nearest_paths_hint(blocks.glob, facts),
+                help=no_match.naming_blocks(facts, blocks.glob),
                 fixes=written(no_match.glob_span(blocks.glob, blocks.span), near, near=True),
             )
             yield evolve(found, include=policy.included_by(blocks.span))

@@ -185,3 +185,16 @@ def test_a_file_without_permission(in_folder: Path) -> None:
 def test_a_byte_order_mark_is_no_text(in_folder: Path) -> None:
     (in_folder / "bom.apl").write_bytes(b"\xef\xbb\xbfpolicy bom\nsave mm")
     assert load_policy("bom.apl").diagnostics == ()
+
+
+def test_blocks_and_undecided_of_a_file_override_those_that_it_includes() -> None:
+    write(base="blocks layers.*\nundecided -> save\nsave mm in block\n", other="blocks stages.*\n")
+    own = 'blocks h.*\ninclude "base.apl"\nundecided -> auto\n'
+    for text in (own, 'undecided -> auto\ninclude "base.apl"\ninclude "other.apl"\nblocks h.*\n'):
+        write(mine=text)
+        loaded = load_policy("mine.apl")
+        assert loaded.diagnostics == ()
+        assert loaded.policy is not None
+        assert (loaded.policy.blocks.glob, loaded.policy.undecided.fate) == ("h.*", "auto")
+    write(mine='include "base.apl"\ninclude "other.apl"\n')
+    assert only("mine.apl").code == "APL203"
