@@ -18,10 +18,9 @@ from policylang.planning.planner import plan
 from policylang.planning.selection.cuts import Cuts
 from policylang.simulation.memory import Peak, estimate_peak
 from tests.graph.captured import facts_of_model
-from tests.graph.test_recorded import facts_of_recording, rows_of
 from tests.planning.reference import Reference
 from tests.planning.sentences import JOINT as THE_PATH
-from tests.support.shared_graphs import JOINT
+from tests.support.shared_graphs import JOINT, shared_facts
 
 KIB, GIB = 2**10, 2**30
 TEXT = (policies_folder() / "memory_staged.apl").read_text(encoding="utf-8")
@@ -42,7 +41,7 @@ def staged(size: str) -> Policy:
 @cache
 def llama_8b() -> Facts:
     """Without the checkpoint that the recording's owner had put around every layer: a policy would leave its tags."""
-    facts = facts_of_recording(JOINT)
+    facts = shared_facts(JOINT, True)
     return evolve(facts, ac_regions=[None] * len(facts), user_tags=[None] * len(facts))
 
 
@@ -93,7 +92,9 @@ def test_gathered_weights_cross_no_cut():
     facts = llama_8b()
     chains = Chains(facts)
     crossing = Cuts(facts, chains).crossing(GIB / 2)
-    gathers = rows_of(facts, "_c10d_functional.all_gather_into_tensor.default")
+    gathers = [
+        row for row, target in enumerate(facts.targets) if target == "_c10d_functional.all_gather_into_tensor.default"
+    ]
     of_parameters = [row for row in gathers if chains.from_parameter_mask[row]]
     assert len(of_parameters) == 290
     assert not any(crossing[row] for row in of_parameters)

@@ -19,20 +19,20 @@ from policylang.planning.edits.edit_planner import SAME_GRAPH
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from tests.graph.test_recorded import GATHER, facts_of_recording, rows_of
 from tests.support.bucketed import picking
 from tests.support.edited import assert_facts_hold
 from tests.support.shared_graphs import BACKWARD, JOINT, process_groups, recorded, shared_facts, shared_graph
 
 GOLDEN = Path(__file__).parent / "refused.json"
 MESH = Mesh(("dp", "tp"), (16, 8), tuple(range(128)))
+GATHER = "_c10d_functional.all_gather_into_tensor.default"
 FUSE = "optional fuse all_gather chains"
 NO_SORTED = evolve(HALF, unsorted_groups=False)
 
 
 def facts_of(name: str) -> Facts:
     assert (recorded(name)["mesh"]["dims"], recorded(name)["mesh"]["shape"]) == (list(MESH.dims), list(MESH.shape))
-    return evolve(facts_of_recording(name), meshes=(MESH,))
+    return evolve(shared_facts(name, True), meshes=(MESH,))
 
 
 @cache
@@ -44,7 +44,7 @@ def test_every_chain_of_the_backward_is_one_gather() -> None:
     made = planned(BACKWARD)
     assert len(made.edits.done) == 93
     assert not made.edits.refused
-    assert (len(rows_of(made.before, GATHER)), len(rows_of(made.facts, GATHER))) == (480, 387)
+    assert (made.before.targets.count(GATHER), made.facts.targets.count(GATHER)) == (480, 387)
     for edit in made.edits.done:
         assert (edit.proof.ranks, edit.proof.assumed) == (128, SAME_GRAPH)
         (group,) = edit.groups
@@ -57,7 +57,7 @@ def test_every_chain_of_the_backward_is_one_gather() -> None:
 def test_the_clones_splits_and_joins_of_the_chains_are_gone() -> None:
     made = planned(BACKWARD)
     gone = {
-        target: len(rows_of(made.before, target)) - len(rows_of(made.facts, target))
+        target: made.before.targets.count(target) - made.facts.targets.count(target)
         for target in ("aten.clone.default", "aten.split.Tensor", "aten.cat.default", "builtin.getitem")
     }
     assert gone == {"aten.clone.default": 90, "aten.split.Tensor": 90, "aten.cat.default": 90, "builtin.getitem": 720}
