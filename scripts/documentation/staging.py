@@ -124,7 +124,8 @@ def pages(root: Path) -> dict[Path, str]:
     docs = root / "docs"
     found = {path: path.relative_to(docs).as_posix() for path in sorted(docs.rglob("*.md"))}
     found |= {docs / "codes" / "README.md": "codes/index.md"}
-    return found | {root / name: name.lower() for name in ("CONTRIBUTING.md", "CHANGELOG.md")}
+    beside = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+    return found | {root / name: name.lower() for name in beside if (root / name).is_file()}
 
 
 def navigation(index: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:

@@ -88,7 +88,7 @@ def test_json(policylang, here):
     found = json.loads(policylang("tune", *SMALL, "--peak", "500 MiB", "--table", "--output-format", "json").out)
     assert found.keys() == KEYS
     assert found["graph"].keys() == {"name", "kind", "nodes", "fingerprint"}
-    assert found["besides"].keys() == {"optimizer", "gradients", "reserve"}
+    assert found["besides"].keys() == {"optimizer", "reserve"}
     for each in (found["chosen"], found["less"], found["more"], *found["table"]):
         assert each is None or each.keys() == CANDIDATE
     assert found["budget"] == {"figure": "peak", "limit": 500 << 20}

@@ -13,9 +13,9 @@ import torch
 
 import policylang
 from policylang.commands.cli import main, parser
-from policylang.language.devices import reading
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import bundled_devices, read_device
+from policylang.language.diagnostics import Diagnostic
 from policylang.planning.capabilities import FSDP2_BLOCKS, PAGE, WHAT_FSDP_MEANS, WHOLE_MODEL
 from tests.support.tuned import written
 
@@ -153,8 +153,15 @@ def test_the_profile_of_time_is_one_that_says_all_there_is(tmp_path: Path) -> No
     assert found.name == "our-cluster"
     assert [len(network.times) for network in found.networks] == [0, 2, 0]
     keys = set(re.findall(r"^\[*(\w+)", text, re.MULTILINE))
-    words = {*reading._TABLES, *reading._NETWORK, *reading._SHARES_OF_COMPUTE, "pointwise", "capacity"}
-    assert words <= keys
+    least = "[compute]\nbfloat16 = 1e12\n[memory]\nbandwidth = 1e12\n"
+    network = f"{least}[[network]]\nbandwidth = 1e9\n"
+    for wrong_text in (f"zzzzzz = 1\n{least}", f"{least}zzzzzz = 1\n", f"{network}zzzzzz = 1\n"):
+        (tmp_path / "wrong.toml").write_text(wrong_text)
+        wrong = read_device("wrong.toml", tmp_path)
+        assert isinstance(wrong, Diagnostic)
+        told = re.findall(r"`(\w+)`", f"{wrong.help} {wrong.details}".partition("there are ")[2])
+        assert told
+        assert set(told) <= keys
 
 
 def test_the_table_of_profiles_is_that_of_the_files() -> None:

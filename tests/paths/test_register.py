@@ -69,7 +69,7 @@ def test_the_page_has_the_table_of_the_register() -> None:
 
 
 def table() -> str:
-    head = ("path", "a policy is carried out by", "`undecided -> auto`", "random numbers again", "`offload`")
+    head = ("path", "applied by", "`undecided -> auto`", "recomputed random numbers", "`offload`")
     rows = [(*head, "`fuse`, `collapse`", "[order](order.md)")]
     for path in PATHS:
         can = path.capabilities
