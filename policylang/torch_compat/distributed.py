@@ -64,7 +64,10 @@ def known_meshes() -> list[Any]:
 def mesh_layout(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]] | None:
     """Names and sizes of a mesh's dimensions and its global ranks in row-major order; None where this rank is not in
     it, or where its groups are not there any more, as after the default group was destroyed."""
-    place, groups = mesh.get_coordinate(), _groups_of(mesh)
+    try:
+        place, groups = mesh.get_coordinate(), _groups_of(mesh)
+    except AttributeError:  # its constructor failed: nobody has it, and the garbage collector still knows it
+        return None
     if place is None or groups is None:
         return None
     with outside_of_modes():

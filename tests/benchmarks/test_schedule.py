@@ -13,12 +13,14 @@ from policylang.api.load import load_device
 from policylang.graph.facts import Group
 from policylang.simulation.collective_times import CollectivePrices
 from policylang.simulation.node_times import node_times
+from tests.support.versions import needs_overlap_scheduling_by_given_times
 
 REFERENCE = load_device(schedule.REFERENCE)
 SMALL = synthetic_half(150)
 """Two blocks."""
 
 
+@needs_overlap_scheduling_by_given_times
 def test_torch_schedules_by_our_times_without_a_gpu() -> None:
     with process_groups(SMALL.groups):
         before = schedule.judged(schedule.as_traced(SMALL), REFERENCE)
@@ -44,6 +46,7 @@ def test_times_are_those_of_the_profile_and_a_size_of_nothing_is_its_latency() -
     assert prices.milliseconds(new, None) == prices.milliseconds(node, None)
 
 
+@needs_overlap_scheduling_by_given_times
 def test_torch_plans_by_the_names_of_blocks() -> None:
     assert schedule.blocks_of(SMALL.facts) == ["layers.1", "layers.0"]
     with process_groups(SMALL.groups):

@@ -20,6 +20,7 @@ from policylang.errors import PolicyGraphError
 from tests.support.eager import backward_of, differences, train
 from tests.support.rank_cases import Net, Plain, batch
 from tests.support.ranks import run_ranks
+from tests.support.versions import needs_checkpoints_of_sharded_layers
 
 SAVES_ALL = "undecided -> save"
 POLICIES = (SAVES_ALL, "recompute everything in block", "undecided -> recompute\nsave addmm, mm")
@@ -144,6 +145,7 @@ def _inside(rank: int) -> None:
     _what_runs_inside_an_operator(rank)
 
 
+@needs_checkpoints_of_sharded_layers
 def test_blocks_that_communicate_compute_the_same_bits() -> None:
     run_ranks(_inside, 2)
 

@@ -268,6 +268,7 @@ def test_the_facts_of_a_rewritten_joint_graph_are_those_that_were_planned(many: 
     assert last_audited(joint.gm) is None
 
 
+@needs_groups_in_any_order
 def test_a_compiled_graph_without_gradients_is_rewritten_too(many: DeviceMesh, tmp_path: Path) -> None:
     """Nothing is decided about its values, and none of its lines has to find something."""
     text = f"{GATHERS}recompute relu\noptional fuse reduce_scatter chains\n{SCHEDULED}"

@@ -19,7 +19,7 @@ from policylang.errors import PolicyAuditError
 from tests.distributed.test_agreement import said
 from tests.support.meshed import WIDTH
 from tests.support.ranks import run_ranks
-from tests.support.versions import needs_cached_collectives
+from tests.support.versions import needs_cached_collectives, needs_traced_meshes
 
 COLLAPSE = "undecided -> save\noptional collapse round_trips\n"
 
@@ -93,6 +93,7 @@ def _computed(mesh: DeviceMesh) -> fx.GraphModule:
     return gm
 
 
+@needs_traced_meshes
 def test_an_error_of_one_rank_stops_all_and_none_hangs() -> None:
     every = run_ranks(errors, 4, timeout=60)
     for rank, found in enumerate(every):

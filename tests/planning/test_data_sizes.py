@@ -15,6 +15,7 @@ from policylang.api.snapshot import facts_of
 from policylang.commands.small_llama import step_memory
 from policylang.graph.facts import Facts
 from policylang.planning.inspection.breakdown import breakdown
+from tests.support.versions import needs_traced_generators
 
 TOKENS, WIDTH = 96, 16
 
@@ -60,6 +61,7 @@ def said(rules: str) -> list[str]:
     return [each.message for each in made.diagnostics if each.code == "APL350"]
 
 
+@needs_traced_generators
 def test_a_size_counts_as_the_most_that_it_can_be_where_that_is_known() -> None:
     """Not as 4,096 rows, and not below what a step saves."""
     (made,) = policylang.check("save_all", graph=traced()).plans
@@ -69,6 +71,7 @@ def test_a_size_counts_as_the_most_that_it_can_be_where_that_is_known() -> None:
     assert found <= under <= 4 * found
 
 
+@needs_traced_generators
 def test_a_plan_says_by_what_it_counts_and_what_that_may_come_to(tmp_path: Path) -> None:
     file = tmp_path / "experts.graph"
     policylang.snapshot(policylang.trace_step(Model(), lambda model: model(tokens())), file)
@@ -88,6 +91,7 @@ def test_a_plan_says_by_what_it_counts_and_what_that_may_come_to(tmp_path: Path)
         ("expect every tanh saved", False),
     ],
 )
+@needs_traced_generators
 def test_an_expectation_about_such_a_figure_is_warned_of(rules: str, warned: bool) -> None:
     assert bool(said(rules)) is warned
     for message in said(rules):
@@ -95,6 +99,7 @@ def test_an_expectation_about_such_a_figure_is_warned_of(rules: str, warned: boo
         assert "by a hint of 96 rows" in message
 
 
+@needs_traced_generators
 def test_one_that_fails_says_so_itself() -> None:
     found = policylang.check(policylang.parse("save everything\nexpect saved <= 1 KiB"), graph=traced()).diagnostics
     assert any("by a hint of 96 rows" in detail for each in found if each.code == "APL305" for detail in each.details)

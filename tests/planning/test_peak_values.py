@@ -27,6 +27,7 @@ from tests.support.random_flat import random_flat
 from tests.support.shared_graphs import JOINT as RECORDED
 from tests.support.shared_graphs import shared_facts
 from tests.support.textgraph import CHAIN, facts_of
+from tests.support.versions import needs_groups_in_any_order
 
 few = settings(max_examples=examples(15, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 _WORDS = {
@@ -173,6 +174,7 @@ def test_what_is_offloaded_is_there_until_it_is_copied_and_from_when_it_comes_ba
     assert moved.what == "offloaded"  # while `b`, which reads it, runs in the forward
 
 
+@needs_groups_in_any_order
 def test_what_an_edit_made_is_among_them_and_what_it_took_is_not() -> None:
     facts = Line(mesh_of(4, 2), (2, 3)).gather("dp").gather("tp").facts()
     _, as_is = found_on(facts, "undecided -> save", ABLE)

@@ -30,3 +30,14 @@ needs_several_last_passes = pytest.mark.skipif(
     VERSION < (2, 13),
     reason="before torch 2.13, Inductor takes one last pass, and a user's own leaves no place for ours",
 )
+needs_traced_generators = pytest.mark.skipif(VERSION < (2, 12), reason="on torch 2.11, make_fx traces no generator")
+needs_checkpoints_of_sharded_layers = pytest.mark.skipif(
+    VERSION < (2, 12),
+    reason="on torch 2.11, torch's checkpoint fails around tensor-parallel layers",
+)
+needs_overlap_scheduling_by_given_times = pytest.mark.skipif(
+    VERSION < (2, 12), reason="on torch 2.11, torch's overlap scheduler takes no times of nodes"
+)
+needs_gathers_of_columns = pytest.mark.skipif(
+    VERSION < (2, 12), reason="on torch 2.11, Dynamo does not trace a gather along another dimension than the first"
+)

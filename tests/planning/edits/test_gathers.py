@@ -16,6 +16,7 @@ from policylang.planning.graph_edit import Edit
 from policylang.planning.planner import plan
 from tests.support.edited import AllAlike
 from tests.support.lines import ABLE, Line, aten, c10d, mesh_of, planned, reasons
+from tests.support.versions import needs_groups_in_any_order
 
 MESH = mesh_of(4, 2)
 
@@ -34,6 +35,7 @@ def operators(edit: Edit) -> list[str]:
 BARE = ["all_gather_into_tensor", "wait_tensor"]
 
 
+@needs_groups_in_any_order
 def test_gathers_right_after_each_other_are_one_gather_of_the_same_shards() -> None:
     edit = only(Line(MESH, (2, 3)).gather("dp").gather("tp").facts())
     assert operators(edit) == BARE
@@ -47,12 +49,14 @@ def test_gathers_right_after_each_other_are_one_gather_of_the_same_shards() -> N
     ("inner", "outer", "ranks", "sorted_"),
     [("dp", "tp", (0, 2, 4, 6, 1, 3, 5, 7), False), ("tp", "dp", (0, 1, 2, 3, 4, 5, 6, 7), True)],
 )
+@needs_groups_in_any_order
 def test_the_outer_gather_is_the_slow_index(inner: str, outer: str, ranks: tuple[int, ...], sorted_: bool) -> None:
     (group,) = only(Line(MESH, (2, 3)).gather(inner).gather(outer).facts()).groups
     assert (group.ranks, group.sorted, group.dims) == (ranks, sorted_, (outer, inner))
     assert group.everyone == (ranks,)
 
 
+@needs_groups_in_any_order
 def test_three_gathers_on_a_mesh_of_which_they_span_a_part() -> None:
     mesh = mesh_of(2, 2, 2, 3)
     edit = only(Line(mesh, (2, 3), rank=4).gather("cp").gather("dp").gather("tp").facts())
@@ -63,11 +67,13 @@ def test_three_gathers_on_a_mesh_of_which_they_span_a_part() -> None:
     assert group.ranks in group.everyone
 
 
+@needs_groups_in_any_order
 def test_permutes_that_cancel_leave_nothing() -> None:
     line = Line(MESH, (2, 3)).gather("dp").permute(1, 0).permute(1, 0).gather("tp")
     assert operators(only(line.facts())) == BARE
 
 
+@needs_groups_in_any_order
 def test_gathers_along_different_dimensions_are_one_gather_and_a_view() -> None:
     """The form of DTensor's ``Shard(0)`` twice where the product reads the weight transposed."""
     facts = Line(MESH, (2, 3)).gather("dp").permute(1, 0).gather_along("tp", 1).facts()
@@ -87,6 +93,7 @@ def test_a_weight_cut_along_both_dimensions_needs_one_copy(order: tuple[str, ...
     assert operators(edit).count("clone") == 1
 
 
+@needs_groups_in_any_order
 def test_a_reader_that_needs_the_strides_it_was_traced_with_gets_a_copy() -> None:
     line = Line(MESH, (2, 3)).gather("dp").permute(1, 0).gather_along("tp", 1)
     line.call(aten.sin.default)
@@ -96,6 +103,7 @@ def test_a_reader_that_needs_the_strides_it_was_traced_with_gets_a_copy() -> Non
     assert not edit.restrided
 
 
+@needs_groups_in_any_order
 def test_views_behind_a_chain_are_followed_up_to_the_product() -> None:
     line = Line(MESH, (2, 3)).gather("dp").permute(1, 0).gather_along("tp", 1)
     line.call(aten.unsqueeze.default, 0).call(aten.permute.default, [0, 2, 1]).call(aten.squeeze.dim, 0)
@@ -104,6 +112,7 @@ def test_views_behind_a_chain_are_followed_up_to_the_product() -> None:
     assert dict(edit.restrided)["squeeze"] == (3, 1)
 
 
+@needs_groups_in_any_order
 def test_other_spellings_of_split_and_cat() -> None:
     sliced = Line(MESH, (2, 3)).gather("dp").permute(1, 0).contiguous().gather("tp")
     pieces = [sliced.extra(aten.slice.Tensor, sliced.node, 0, start, start + 3) for start in (0, 3)]
@@ -155,10 +164,12 @@ def pieces_in_another_order(line: Line) -> Facts:
         (lambda line: line.gather("dp").gather("dp").facts(), "groups `dp` and `dp` overlap"),
     ],
 )
+@needs_groups_in_any_order
 def test_what_keeps_two_gathers_apart(between: Callable[[Line], Facts], reason: str) -> None:
     assert reasons(between(Line(MESH, (2, 3)))) == [reason]
 
 
+@needs_groups_in_any_order
 def test_another_reader_in_a_backward_reads_this_ranks_part() -> None:
     line = Line(MESH, (2, 3), rank=5).gather("dp").permute(1, 0)
     other = line.extra(aten.mm.default, line.extra(aten.permute.default, line.node, [1, 0]), line.node)
@@ -170,6 +181,7 @@ def test_another_reader_in_a_backward_reads_this_ranks_part() -> None:
     assert edit.before == "permute_1"
 
 
+@needs_groups_in_any_order
 def test_two_gathers_of_one_gathered_value() -> None:
     line = Line(mesh_of(2, 2, 2), (2, 3)).gather("dp")
     inner = line.node
@@ -181,6 +193,7 @@ def test_two_gathers_of_one_gathered_value() -> None:
     ]
 
 
+@needs_groups_in_any_order
 def test_what_fits_of_a_longer_chain_is_fused() -> None:
     found = planned(Line(MESH, (2, 3)).gather("dp").gather("tp").gather("dp").facts())
     assert [edit.collectives for edit in found.done] == [("all_gather_into_tensor", "all_gather_into_tensor_1")]
@@ -196,6 +209,7 @@ def test_what_fits_of_a_longer_chain_is_fused() -> None:
         ("fuse all_gather chains over tp", ["over dp: all_gather_into_tensor"]),
     ],
 )
+@needs_groups_in_any_order
 def test_dimensions_that_a_line_leaves_out(text: str, expected: list[str]) -> None:
     facts = Line(MESH, (2, 3)).gather("dp").gather("tp").facts()
     assert reasons(facts, text) == expected
@@ -207,6 +221,7 @@ def test_dimensions_that_nobody_knows() -> None:
     assert reasons(facts, "fuse all_gather chains over dp, tp") == ["mesh dimension of group `dp` not known"]
 
 
+@needs_groups_in_any_order
 def test_without_a_mesh_the_groups_of_other_ranks_are_asked_for() -> None:
     facts = Line(MESH, (2, 3), known=False, rank=3).gather("dp").gather("tp").facts()
     assert reasons(facts) == ["groups of other ranks not known"]

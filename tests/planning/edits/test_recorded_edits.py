@@ -22,6 +22,7 @@ from policylang.planning.planner import plan
 from tests.support.bucketed import picking
 from tests.support.edited import assert_facts_hold
 from tests.support.shared_graphs import BACKWARD, JOINT, process_groups, recorded, shared_facts, shared_graph
+from tests.support.versions import needs_groups_in_any_order
 
 GOLDEN = Path(__file__).parent / "refused.json"
 MESH = Mesh(("dp", "tp"), (16, 8), tuple(range(128)))
@@ -40,6 +41,7 @@ def planned(name: str, text: str = FUSE, able: Capabilities = HALF) -> Plan:
     return plan(policylang.parse(text), facts_of(name), able)
 
 
+@needs_groups_in_any_order
 def test_every_chain_of_the_backward_is_one_gather() -> None:
     made = planned(BACKWARD)
     assert len(made.edits.done) == 93
@@ -54,6 +56,7 @@ def test_every_chain_of_the_backward_is_one_gather() -> None:
     assert views == {("permute",): 60, ("permute", "slice", "permute"): 30, (): 2, ("slice", "permute"): 1}
 
 
+@needs_groups_in_any_order
 def test_the_clones_splits_and_joins_of_the_chains_are_gone() -> None:
     made = planned(BACKWARD)
     gone = {
@@ -88,6 +91,7 @@ def test_what_reads_a_fused_value_has_the_shape_that_it_had() -> None:
         ("backward where torch sorts ranks", BACKWARD, FUSE, NO_SORTED),
     ],
 )
+@needs_groups_in_any_order
 def test_the_reason_of_every_refusal(key: str, name: str, text: str, able: Capabilities) -> None:
     made = planned(name, text, able).edits
     found = {" → ".join(each.collectives): each.reason for each in made.refused}

@@ -26,6 +26,7 @@ from policylang.planning.planner import plan
 from tests.support.edited import AllAlike, assert_facts_hold
 from tests.support.sharded import ALL_GATHER
 from tests.support.shared_graphs import BACKWARD, JOINT, shared_facts
+from tests.support.versions import needs_traced_meshes
 
 ROWS, COLUMNS = 4, 6
 
@@ -88,6 +89,7 @@ def first_rows(ranks: Ranks, value: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("dim", "as_traced"), [(0, False), (1, False), (1, True)])
+@needs_traced_meshes
 def test_every_rank_finds_its_own_part_and_all_plans_are_one(at_rank, dim: int, as_traced: bool) -> None:
     """As traced, there are parts that nobody reads, which go with the rest."""
     digests = set()
@@ -116,6 +118,7 @@ def reasons(made: Plan) -> list[str]:
     return [refused.reason for refused in made.edits.refused]
 
 
+@needs_traced_meshes
 def test_a_broadcast_of_the_first_part_looks_like_a_round_trip_on_the_first_rank_alone(at_rank) -> None:
     """So nothing is done where the others cannot be asked: plans are then the same."""
     for rank in (0, 1):
@@ -132,6 +135,7 @@ def test_a_broadcast_of_the_first_part_looks_like_a_round_trip_on_the_first_rank
         assert f"left: all_gather_into_tensor: {said}" in str(policylang.report(gm))
 
 
+@needs_traced_meshes
 def test_what_lies_between_is_done_to_the_part(at_rank) -> None:
     ranks = at_rank(5)
     at = ranks.place["tp"]
@@ -142,6 +146,7 @@ def test_what_lies_between_is_done_to_the_part(at_rank) -> None:
     ]
 
 
+@needs_traced_meshes
 def test_a_gather_with_other_readers_stays(at_rank) -> None:
     ranks = at_rank(3)
 
@@ -154,6 +159,7 @@ def test_a_gather_with_other_readers_stays(at_rank) -> None:
     assert edit.note == "all_gather_into_tensor has other readers"
 
 
+@needs_traced_meshes
 def test_back_to_a_value_on_the_way(at_rank) -> None:
     ranks = at_rank(6)
     made = ranks.planned(
@@ -165,6 +171,7 @@ def test_back_to_a_value_on_the_way(at_rank) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 5])
+@needs_traced_meshes
 def test_candidates_that_are_left_say_why(at_rank, rank: int) -> None:
     ranks = at_rank(rank)
     at = ranks.place["tp"]
@@ -189,11 +196,13 @@ def test_candidates_that_are_left_say_why(at_rank, rank: int) -> None:
         assert all(each.startswith(reason) for each in found), found
 
 
+@needs_traced_meshes
 def test_what_was_computed_on_is_no_candidate(at_rank) -> None:
     ranks = at_rank(0)
     assert reasons(ranks.planned(lambda value: (ranks.gathered(value, 0, "tp") * 2).chunk(4)[0].sin())) == []
 
 
+@needs_traced_meshes
 def test_without_a_rank_nothing_is_collapsed(at_rank) -> None:
     ranks = at_rank(2)
     gm = make_fx(lambda value: ranks.gathered(value, 0, "tp").chunk(4)[2].sin())(torch.ones(ROWS, COLUMNS))

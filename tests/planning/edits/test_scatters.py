@@ -20,6 +20,7 @@ from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.support.edited import assert_facts_hold
 from tests.support.sharded import REDUCE_SCATTER, fake_ranks
+from tests.support.versions import needs_traced_meshes
 
 FUSE = "optional fuse reduce_scatter chains"
 
@@ -47,6 +48,7 @@ def planned(function: Callable[[Tensor], Tensor], text: str = FUSE) -> Plan:
 
 @pytest.mark.parametrize("order", ["dp tp", "tp dp", "pp dp tp", "tp dp pp", "dp pp tp"])
 @pytest.mark.parametrize("op", ["sum", "avg"])
+@needs_traced_meshes
 def test_the_first_scatter_is_slowest(mesh: DeviceMesh, order: str, op: str) -> None:
     def chain(value: Tensor) -> Tensor:
         for name in order.split():
@@ -65,6 +67,7 @@ def test_the_first_scatter_is_slowest(mesh: DeviceMesh, order: str, op: str) -> 
     assert not edit.proof.exact
 
 
+@needs_traced_meshes
 def test_views_between_that_cancel_are_no_obstacle(mesh: DeviceMesh) -> None:
     made = planned(
         lambda value: scattered(scattered(value, mesh["dp"]).t().t().view(4, 8).view(8, 4), mesh["tp"]).sin()
@@ -75,6 +78,7 @@ def test_views_between_that_cancel_are_no_obstacle(mesh: DeviceMesh) -> None:
     ]
 
 
+@needs_traced_meshes
 def test_candidates_that_are_left_say_why(mesh: DeviceMesh) -> None:
     dp, tp = mesh["dp"], mesh["tp"]
 
@@ -101,6 +105,7 @@ def test_candidates_that_are_left_say_why(mesh: DeviceMesh) -> None:
         assert refused.reason.startswith(reason), refused
 
 
+@needs_traced_meshes
 def test_over_names_the_dimensions(mesh: DeviceMesh) -> None:
     def chain(value: Tensor) -> Tensor:
         return scattered(scattered(value, mesh["dp"]), mesh["tp"]).sin()
@@ -110,6 +115,7 @@ def test_over_names_the_dimensions(mesh: DeviceMesh) -> None:
     assert [refused.reason for refused in made.edits.refused] == ["over dp: reduce_scatter_tensor"]
 
 
+@needs_traced_meshes
 def test_a_torch_that_sorts_ranks_is_refused_the_order_that_it_would_lose(mesh: DeviceMesh) -> None:
     gm = make_fx(lambda value: scattered(scattered(value, mesh["tp"]), mesh["dp"]).sin())(torch.ones(16, 4))
     older = evolve(HALF, unsorted_groups=False)
