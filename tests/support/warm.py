@@ -19,4 +19,5 @@ def _warm() -> None:
     torch._dynamo.reset()
 
 
-_warm()
+if not torch.backends.cuda.is_built():  # a build for CUDA starts threads of autograd's, with which nothing is forked
+    _warm()
