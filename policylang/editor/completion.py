@@ -47,7 +47,7 @@ from policylang.language.grammar import is_policy_name, terminal_texts, words_of
 from policylang.language.lexer import Lexeme, StatementOrigin
 from policylang.language.predicates import MEASURES, PROPERTIES
 from policylang.language.resources import devices_folder, policies_folder
-from policylang.language.statements import FATES, FIGURES, LANGUAGE_VERSION
+from policylang.language.statements import FATES, FIGURES, KINDS, LANGUAGE_VERSION
 from policylang.language.syntax import Word
 from policylang.language.words import Meaning, Sense, meaning
 
@@ -244,10 +244,9 @@ _PLACES = (
     _Row("LET", "LET", "", _nothing),
     _Row("BLOCKS", "BLOCKS", "STRING", _modules, grows=True),
     _Row("UNDECIDED", "ARROW", "", _words(*FATES)),
-    _Row("FUSE", "FUSE", "", _words("all_gather", "reduce_scatter")),
-    _Row("FUSE", "OVER COMMA", "", _dims),
+    *(_Row(kind.terminal(), kind.terminal(), "", _words(*kind.named)) for kind in KINDS if kind.named),
+    *(_Row(kind.terminal(), "OVER COMMA", "", _dims) for kind in KINDS if kind.is_over_dims),
     _Row("FUSE", "NAME", "NAME", _words("chains")),
-    _Row("COLLAPSE", "COLLAPSE", "", _words("round_trips")),
     _Row("EXPECT", "EXPECT", "", _expectation, grows=True),
     _Row("EXPECT", "RECOMPUTED", "NAME", _recomputed),
     _Row("PREFETCH", "BLOCK BLOCKS", "NAME", _words("ahead")),

@@ -243,6 +243,8 @@ def rule_hint(graph: GraphState, index: int) -> str:
 def statement_article(state: State, statement: Statement) -> Article:
     """The effect of a statement, without the meaning of its words."""
     graph = state.graph
+    if isinstance(statement, syntax.Restructuring):
+        return Article() if graph is None else _rewrite(graph, statement)
     match statement:
         case syntax.Rule():
             index = None if graph is None else rule_index(graph, statement)
@@ -260,8 +262,6 @@ def statement_article(state: State, statement: Statement) -> Article:
         case syntax.Bucket() | syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
             line = None if graph is None else line_of(graph, statement)
             return Article() if graph is None or line is None else _scheduling(graph, *line)
-        case syntax.Fuse() | syntax.Collapse():
-            return Article() if graph is None else _rewrite(graph, statement)
         case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
             outcome = None if graph is None else outcome_of(graph, statement)
             return Article() if outcome is None else _expectation(statement, outcome)
@@ -333,6 +333,8 @@ def _include(state: State, include: syntax.Include) -> Article:
 
 def statement_hint(state: State, graph: GraphState, statement: Statement) -> str:
     """The effect of a statement in a few words; empty for statements without one, and until it is known."""
+    if isinstance(statement, syntax.Restructuring):
+        return rewrite_hint(graph, statement)
     match statement:
         case syntax.Rule():
             index = rule_index(graph, statement)
@@ -351,8 +353,6 @@ def statement_hint(state: State, graph: GraphState, statement: Statement) -> str
         case syntax.Bucket() | syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
             line = line_of(graph, statement)
             return "" if line is None else line_hint(*line)
-        case syntax.Fuse() | syntax.Collapse():
-            return rewrite_hint(graph, statement)
         case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
             outcome = outcome_of(graph, statement)
             return "" if outcome is None else expectation_hint(statement, outcome)
@@ -431,7 +431,7 @@ def undecided(graph: GraphState) -> int:
 # --- rewrites and order ---
 
 
-def _rewrite(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> Article:
+def _rewrite(graph: GraphState, statement: syntax.Restructuring) -> Article:
     reports = rewrite_reports(graph.plan.policy, graph.plan.edits)
     found = zip(graph.plan.policy.rewrites, reports, strict=True)
     mine = next((report for each, report in found if each.span == statement.span), None)
@@ -442,7 +442,7 @@ def _rewrite(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> Art
     return Article().say(f"{what[0].upper()}{what[1:]}.").items(line.strip() for line in rest)
 
 
-def rewrite_hint(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> str:
+def rewrite_hint(graph: GraphState, statement: syntax.Restructuring) -> str:
     """``96 rewritten · 96 collectives fewer``."""
     at = graph.index.number(statement)
     if at is None:

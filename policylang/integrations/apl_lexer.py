@@ -53,6 +53,7 @@ _GIVEN = {
 """Token types of names behind the word that opens their statement."""
 _COMPLETING = frozenset((kind.terminal(), *each) for kind in KINDS for each in kind.closing)
 """Words that a statement has in one place and that are names everywhere else."""
+_OVER_DIMS = frozenset(kind.terminal() for kind in KINDS if kind.is_over_dims)
 _MEASURED = frozenset((*MEASURES, *PROPERTIES))
 _FIGURES = frozenset(word_lists()["figures"])
 _FLAGS = frozenset((*FLAGS, "crosses cut"))
@@ -176,7 +177,7 @@ def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Le
         return fixed
     if opener.type == "REQUIRES":
         return Number if word[0].isdigit() else Name
-    if (opener.type, behind, str(word)) in _COMPLETING and (after is None or opener.type == "FUSE"):
+    if (opener.type, behind, str(word)) in _COMPLETING and (after is None or after.type == "OVER"):
         return Operator.Word
     if behind in _PLACES:
         return Name.Namespace
@@ -186,7 +187,7 @@ def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Le
         compared = after is not None and after.type in ("COMPARISON", "PER")
         if (behind in ("EXPECT", "RECOMPUTED") and compared) or (behind == "OF" and after is None):
             return Name.Attribute
-    if opener.type == "FUSE" and behind in ("OVER", "COMMA"):
+    if behind == "OVER" or (behind == "COMMA" and opener.type in _OVER_DIMS):
         return Name  # a dimension of the user's mesh, whatever else is called so
     if (opener.type == "UNDECIDED" and word in FATES) or (behind == "PER" and word == "auto"):
         return Keyword.Constant

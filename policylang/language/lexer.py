@@ -316,7 +316,7 @@ def _is_given(before: Sequence[Lexeme]) -> bool:
     if not before or before[0].type == "POLICY":
         return len(before) == 1
     if before[-1].type == "COMMA":  # of `over dp, tp`; no other comma follows an `over`
-        return len(before) > 1 and before[-2].type == "NAME" and _opens(before, "FUSE")
+        return len(before) > 1 and before[-2].type == "NAME" and any(word.type == "OVER" for word in before)
     return before[-1].type == "OVER"
 
 

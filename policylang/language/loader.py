@@ -264,6 +264,9 @@ class _Resolver:
         if isinstance(statement, Scheduling):
             self.scheduling.append(self._ordering(statement))
             return
+        if isinstance(statement, syntax.Restructuring):
+            self.rewrites.append(statement)
+            return
         match statement:
             case syntax.PolicyName():
                 self._policy_name(statement, placed)
@@ -279,8 +282,6 @@ class _Resolver:
                 rule = evolve(statement, selector=self.names.resolve(statement.selector))
                 self.rules.append(rule)
                 self.diagnostics.extend(doubtful_selectors(rule))
-            case syntax.Fuse() | syntax.Collapse():
-                self.rewrites.append(statement)
             case syntax.Bucket():
                 self.rewrites.append(self._ordering(statement))
             case syntax.ExpectTotal():

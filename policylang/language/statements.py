@@ -71,6 +71,10 @@ class StatementKind:
     is_scheduling: ClassVar[bool] = False
     """True if it buckets or schedules collectives."""
     missing: ClassVar[tuple[MissingRow, ...]] = ()
+    named: ClassVar[tuple[str, ...]] = ()
+    """The names that may stand right behind its opener, where the grammar allows any."""
+    is_over_dims: ClassVar[bool] = False
+    """True if `over` and mesh dimensions may end it."""
     closing: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Words that it has behind one terminal, and that are names everywhere else."""
     build: ClassVar[Callable[..., Any]]
@@ -225,7 +229,7 @@ class RuleKind(StatementKind):
 
 class FuseKind(StatementKind):
     made, rule, opener = syntax.Fuse, "fuse", "fuse"
-    closing = (("NAME", "chains"),)
+    named, closing, is_over_dims = ("all_gather", "reduce_scatter"), (("NAME", "chains"),), True
     missing = (
         ("FUSE", "-OVER", "`all_gather chains` or `reduce_scatter chains`", None),
         ("OVER COMMA", "-OVER", "a mesh dimension", "such as `dp`"),
@@ -254,7 +258,7 @@ class FuseKind(StatementKind):
 
 class CollapseKind(StatementKind):
     made, rule, opener = syntax.Collapse, "collapse", "collapse"
-    closing = (("COLLAPSE", "round_trips"),)
+    named, closing = ("round_trips",), (("COLLAPSE", "round_trips"),)
     missing = (("", "", "`round_trips`", None),)
 
     def build(self, span: Span, _word: Lexeme, what: Lexeme) -> syntax.Collapse:

@@ -416,7 +416,9 @@ class Bucket(_Spanned):
     kind: ClassVar[str] = "bucket"
 
 
-Rewriting = Fuse | Collapse | Bucket
+Restructuring = Fuse | Collapse
+"""A statement that asks for edits of a graph's structure, planned before values are decided. It picks no nodes."""
+Rewriting = Restructuring | Bucket
 """A statement that asks for edits of a graph's structure."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from lark.exceptions import UnexpectedToken
 
@@ -12,6 +13,7 @@ from policylang.language.lexer import Lexeme
 from policylang.language.predicates import ANNOTATED, CUT, FLAGS, IS_KINDS
 from policylang.language.shown import did_you_mean, nearest
 from policylang.language.statements import ACTIONS, FATES, KINDS, MODIFIERS, OPENERS, MissingRow
+from policylang.language.syntax import Rewriting, Scheduling
 
 _JOINING = frozenset({"OR", "AND", "EXCEPT", "FEEDING", "FED", "COMMA", "IN", "OUTSIDE", "WHERE", "CHAIN", "PER"})
 _RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` or `mm -> save`"
@@ -22,7 +24,7 @@ _OPENERS = (*OPENERS, *MODIFIERS, *ACTIONS)
 _WORDS = re.compile("`([^`]+)`")
 _ALL_WORDS = re.compile("`[^`]+`(?:(?:, | or )`[^`]+`)*")
 _KINDS = f"such as {', '.join(f'`{kind}`' for kind in IS_KINDS[:-1])} or `{IS_KINDS[-1]}`"
-_BEHIND_OPTIONAL = frozenset(("FUSE", "COLLAPSE", *(kind.terminal() for kind in KINDS if kind.is_scheduling)))
+_BEHIND_OPTIONAL = frozenset(kind.terminal() for kind in KINDS if kind.made in get_args(Rewriting | Scheduling))
 _MISSING: tuple[MissingRow, ...] = (
     ("COMPARISON", "", "a value", None),
     ("CUT", "", "`per` and a size", "such as `crosses cut per 2 GiB`"),

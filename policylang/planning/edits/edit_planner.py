@@ -18,7 +18,7 @@ from policylang.language.syntax import Selector
 from policylang.operators.names import GETITEM
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.layout_chains import LayoutSteps
-from policylang.planning.edits.other_ranks import ConsensusRound, Grid, Proposal, grid_of
+from policylang.planning.edits.other_ranks import ConsensusRound, Grid, Proposal, dims_of, grid_of
 from policylang.planning.edits.proof import ChainCall, Equivalence, Prover, new_call
 from policylang.planning.graph_edit import Edit, NewNode, Node, Proof, Refusal
 
@@ -138,6 +138,17 @@ class EditPlanner(ABC, Generic[Asked]):
         if isinstance(grid := self._grids[groups], str):
             raise RefusedError(grid)
         return grid
+
+    def check_dims(self, collectives: Iterable[int], wanted: Collection[str]) -> None:
+        """Check that collectives are over some of the wanted mesh dimensions, if any are named."""
+        facts = self.facts
+        for row in collectives if wanted else ():
+            group = facts.groups[facts.group_names[row]]
+            spanned = dims_of(group, facts.meshes)
+            if not spanned:
+                raise RefusedError(f"mesh dimension of group `{group.name}` not known")
+            if not set(spanned) <= set(wanted):
+                raise RefusedError(f"over {', '.join(spanned)}: {facts.names[row]}")
 
     def prove(
         self,

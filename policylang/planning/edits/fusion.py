@@ -47,7 +47,7 @@ from policylang.planning.edits.layout_chains import (
     steps_to,
     tail,
 )
-from policylang.planning.edits.other_ranks import UNASKED, Grid, dims_of, ravel
+from policylang.planning.edits.other_ranks import UNASKED, Grid, ravel
 from policylang.planning.edits.proof import ChainCall, old_calls
 from policylang.planning.graph_edit import Edit, FusedGroup, Node, Refusal
 
@@ -118,14 +118,7 @@ class ChainFusion(EditPlanner[Fuse]):
 
     def check_link(self, inner: int, outer: int) -> None:
         """Check that the statement's ``over`` takes in both collectives."""
-        facts, wanted = self.facts, self.statement.dims
-        for row in (inner, outer) if wanted else ():
-            group = facts.groups[facts.group_names[row]]
-            spanned = dims_of(group, facts.meshes)
-            if not spanned:
-                raise RefusedError(f"mesh dimension of group `{group.name}` not known")
-            if not set(spanned) <= set(wanted):
-                raise RefusedError(f"over {', '.join(spanned)}: {facts.names[row]}")
+        self.check_dims((inner, outer), self.statement.dims)
 
     def orders(self, usual: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
         """The orders in which ranks may be counted, the usual one first."""
