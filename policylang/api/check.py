@@ -21,7 +21,8 @@ from policylang.language.syntax import Policy
 from policylang.report.diagnostics import CheckResult
 
 if TYPE_CHECKING:
-    from policylang.api.planned_graphs import GraphLike, PathName
+    from policylang.api.planned_graphs import GraphLike
+    from policylang.planning.capabilities import PathName
     from policylang.planning.plan import Plan
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 from attrs import evolve
 
@@ -17,7 +16,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, bounded, diagnose, is_error, one_cause
 from policylang.language.syntax import ExpectTotal, Policy
 from policylang.planning import model_wide_errors
-from policylang.planning.capabilities import capabilities_for, path_entry
+from policylang.planning.capabilities import PathName, capabilities_for, path_entry
 from policylang.planning.decisions.rule_warnings import conflicts
 from policylang.planning.inspection.worth import slowing_edits
 from policylang.planning.plan import Plan
@@ -27,8 +26,6 @@ from policylang.planning.refusals import PATH_CANNOT
 DEFERRED = "APL315"
 
 GraphLike = str | os.PathLike[str] | Facts
-PathName = Literal["eager", "joint", "flat", "half", "hook"]
-"""As in :data:`policylang.planning.capabilities.PLANNED`, written out for type checkers."""
 
 
 def facts_of(graph: GraphLike) -> Facts:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from policylang.api.load import DeviceLike, device_of
-from policylang.api.planned_graphs import PathName
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.any_form import read_any
 from policylang.graph.facts import Facts, uncounted_operators
@@ -18,7 +17,7 @@ from policylang.language.devices.reading import find_device, read_device
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.resources import devices_folder
 from policylang.language.shown import format_quantity
-from policylang.planning.capabilities import PLANNED, Capabilities, capabilities_for
+from policylang.planning.capabilities import PLANNED, Capabilities, PathName, capabilities_for
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import NodeTimes, lacking, node_times
 from policylang.tuning.budgets import (

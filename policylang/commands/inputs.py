@@ -24,7 +24,7 @@ from policylang.language.files import MAX_FILE, find_policy, policy_files, reaso
 from policylang.language.loader import load_policy, load_source
 from policylang.language.shown import joined
 from policylang.language.syntax import Policy
-from policylang.planning.capabilities import PLANNED, capabilities_for
+from policylang.planning.capabilities import PATHS, PLANNED, capabilities_for
 from policylang.planning.plan import Plan
 from policylang.report.diagnostics import RENDERERS, CheckResult, render_text
 
@@ -40,9 +40,8 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "--path": {
         "choices": PLANNED,
-        "help": "plan as this path carries policies out, and refuse what it refuses: eager checkpoints (eager), "
-        "torch.compile's backend (joint), a traced step (flat), a half of a partition (half), a hook of Inductor's "
-        "(hook); by default what the graph is",
+        "help": "plan as this path carries policies out, and refuse what it refuses: "
+        f"{', '.join(f'{path.capabilities.name} ({path.name})' for path in PATHS)}; by default what the graph is",
     },
     "--device": {
         "metavar": "NAME|FILE",

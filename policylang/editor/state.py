@@ -14,7 +14,7 @@ from attrs import evolve, field, frozen
 from lsprotocol import types
 
 from policylang.api.load import operators_at_hand, operators_in
-from policylang.api.planned_graphs import PathName, on_graph
+from policylang.api.planned_graphs import on_graph
 from policylang.graph.facts import Facts
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
@@ -26,7 +26,7 @@ from policylang.language.parser import parse_file
 from policylang.language.public_names import SELDOM_IN_GRAPHS
 from policylang.language.resources import devices_folder
 from policylang.language.syntax import File
-from policylang.planning.capabilities import capabilities_for
+from policylang.planning.capabilities import PathName, capabilities_for
 from policylang.planning.inspection.breakdown import Breakdown, RuleAmounts, amounts_of_rules, breakdown
 from policylang.planning.inspection.communication import Communication
 from policylang.planning.inspection.explain import PolicyIndex

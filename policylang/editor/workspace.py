@@ -15,13 +15,12 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from attrs import define, field, frozen
 
 from policylang.api.load import load_device
-from policylang.api.planned_graphs import PathName
 from policylang.api.settings import ProjectSettings, project_settings
 from policylang.errors import PolicyError
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, diagnose, is_error
 from policylang.language.shown import did_you_mean, nearest, shortened
-from policylang.planning.capabilities import PLANNED
+from policylang.planning.capabilities import PLANNED, PathName
 
 SECTION = "policylang"
 SETTINGS = "policylang.settings"

@@ -41,6 +41,8 @@ class Capabilities:
     block_by_block: bool = False
     """True if it sees one block of a model at a time. A plan of the whole graph for it refuses what counts over the
     graph, and decides nothing outside the blocks."""
+    settled: str = ""
+    """Why rules have nothing to decide there, as a phrase; empty where they decide."""
 
 
 JOINT = Capabilities(
@@ -51,7 +53,13 @@ FLAT = Capabilities(
 )
 """No min-cut exists there, and the report says how many values stay saved as the traced graph has them."""
 
-HALF = Capabilities(name="a half of a partition", rewrites=True, orders=True, undecided="auto")
+HALF = Capabilities(
+    "a half of a partition",
+    rewrites=True,
+    orders=True,
+    undecided="auto",
+    settled="what is saved was decided when it was cut",
+)
 """Given a policy's rewrites alone: what it saves was decided when it was cut."""
 
 HOOK = Capabilities(name="a hook of Inductor's", replays_random=True, undecided="auto")
@@ -91,6 +99,8 @@ PATHS = (
 )
 PLANNED = tuple(path.name for path in PATHS)
 """The names that ``--path`` takes."""
+PathName = Literal["eager", "joint", "flat", "half", "hook"]
+"""As in :data:`PLANNED`, written out for type checkers."""
 COMPARED = tuple(path.name for path in PATHS if path.compared)
 
 

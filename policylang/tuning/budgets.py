@@ -12,7 +12,7 @@ from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.shown import beside, counted, did_you_mean, format_quantity, nearest
 from policylang.language.units import UNITS
-from policylang.planning.capabilities import HALF, Capabilities
+from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.breakdown import Breakdown, breakdown
 from policylang.planning.inspection.peak_values import AliveValue, PeakValues, values_at_peak
 from policylang.simulation.node_times import NodeTimes
@@ -225,10 +225,10 @@ def unsuitable(facts: Facts, called: str) -> Diagnostic | None:
 
 def decides_nothing(capabilities: Capabilities) -> Diagnostic | None:
     """Why a path leaves a tuned policy nothing to decide; None where it does not."""
-    if capabilities is not HALF:
+    if not capabilities.settled:
         return None
-    message = "a half of a partition is given a policy's rewrites alone: what is saved was decided when it was cut"
-    return diagnose(UNSUITABLE, message, help="tune for the path that cuts it, `joint`, or for another one")
+    message = f"{capabilities.name} is given a policy's rewrites alone: {capabilities.settled}"
+    return diagnose(UNSUITABLE, message, help="tune for `joint`, which decides what is saved, or for another path")
 
 
 def no_copies(capabilities: Capabilities) -> Diagnostic | None:

@@ -12,13 +12,21 @@ import pytest
 from torch import fx
 
 import policylang
-from policylang.api.planned_graphs import PathName
 from policylang.backends.path import BackendPath, path_named
 from policylang.commands import agree, plan
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.syntax import Policy
 from policylang.planning import capabilities
-from policylang.planning.capabilities import COMPARED, HALF, PATHS, PLANNED, PathEntry, capabilities_for, path_taking
+from policylang.planning.capabilities import (
+    COMPARED,
+    HALF,
+    PATHS,
+    PLANNED,
+    PathEntry,
+    PathName,
+    capabilities_for,
+    path_taking,
+)
 from policylang.testing.path_runs import STEPS
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-it-works.md"

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.api.planned_graphs import PathName, on_graph
+from policylang.api.planned_graphs import on_graph
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic, Source, is_error
 from policylang.language.loader import parse_policy
+from policylang.planning.capabilities import PathName
 from tests.planning.order.sharded_steps import sharded_step
 from tests.support.drawn import examples
 from tests.support.textgraph import facts_of
