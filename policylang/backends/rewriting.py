@@ -29,6 +29,7 @@ from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Nod
 from policylang.planning.plan import OrderPlan, Plan
 from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import OpOverload, outside_of_modes, schema_of
+from policylang.torch_compat.tracing import in_one_fake_mode
 
 REWRITTEN_OTHERWISE = "APL408"
 
@@ -184,8 +185,9 @@ def _dtype(value: Tensor) -> str:
 
 def _value(node: fx.Node) -> Any:
     """The result of the call on the fake values of its arguments, which share memory as real ones would."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
+    read = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
     with torch.no_grad(), outside_of_modes():
+        args, kwargs = in_one_fake_mode(read)
         return node.target(*args, **kwargs)
 
 

@@ -40,6 +40,21 @@ fixed_size_fake_mode: type[Any] = fake_tensor.FakeTensorMode
 """A fake mode without symbols: every size is a number, and an operator whose size depends on data is refused."""
 
 
+def in_one_fake_mode(values: Any) -> Any:
+    """Values that torch can compute with together: ``make_fx`` on real tensors records each under a mode of its own."""
+    fakes = [each for each in tree_leaves(values) if isinstance(each, fake_tensor.FakeTensor)]
+    if len({id(each.fake_mode) for each in fakes}) < 2:
+        return values
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, fake_tensor.FakeTensor):
+            return value
+        with fakes[0].fake_mode:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+    return _pytree.tree_map(moved, values)
+
+
 def tracing_context(fake_mode: Any) -> AbstractContextManager[Any]:
     """Announces a trace: higher-order operators look the fake mode up there."""
     return _guards.tracing(_guards.TracingContext(fake_mode))

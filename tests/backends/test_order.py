@@ -12,6 +12,9 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
+from torch import distributed as dist
+from torch.distributed._functional_collectives import all_gather_tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -36,6 +39,7 @@ from tests.support.joint import Joint, capture_joint
 from tests.support.models import ZOO
 from tests.support.random_flat import random_flat, random_joint
 from tests.support.run_partition import Traced, assert_same_result, trace
+from tests.support.sharded import fake_ranks
 from tests.support.shared_graphs import JOINT, ONE_DEVICE, shared_graph
 
 BLOCKS = "optional recompute everything in block; optional save everything in block where crosses block"
@@ -297,3 +301,17 @@ def test_the_halves_of_a_graph_of_128_ranks_are_put_in_order(text: str) -> None:
         assert names_in(half) == order.order()
         assert order.order() != [order.facts.names[row] for _, row, _ in order.traced_schedule]
         assert audit_order(order, half.graph) == ()
+
+
+def test_a_graph_that_was_traced_on_real_tensors_is_put_in_order() -> None:
+    """``make_fx`` then records each value under a fake mode of its own."""
+
+    def gathered(one: Tensor, other: Tensor) -> Tensor:
+        return all_gather_tensor(one, 0, dist.group.WORLD).sum() + all_gather_tensor(other, 0, dist.group.WORLD).sum()
+
+    with fake_ranks(4):
+        graph = make_fx(gathered)(torch.ones(4), torch.ones(4))
+        policylang.apply(graph, policylang.parse("bucket all_gather up to 1 KiB"))
+        called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        assert sum("all_gather" in target for target in called) == 1
+        assert graph(torch.ones(4), torch.ones(4)).shape == ()
