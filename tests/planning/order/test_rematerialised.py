@@ -12,7 +12,7 @@ from torch import fx
 import policylang
 from policylang.backends import flat
 from policylang.graph.collect import collect
-from policylang.graph.facts import Facts, Flag, GraphKind
+from policylang.graph.facts import COLUMNS, Facts, Flag, GraphKind
 from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Severity
 from policylang.planning import capabilities
@@ -31,10 +31,8 @@ from tests.support.random_flat import random_flat
 drawing = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 numbers = st.lists(st.integers(0, 63), min_size=12, max_size=60)
 fates = st.lists(st.sampled_from(["keep", "again", "again", "move"]), min_size=1, max_size=40)
-READ = (
-    *("names", "ops", "targets", "modules", "bytes", "numel", "shapes", "strides", "dtypes", "devices"),
-    *("inputs", "users", "input_kinds", "input_names", "arguments", "group_names"),
-)
+READ = sorted(COLUMNS.keys() - {"flags", "phases", "owners", "annotations"})
+"""All but those that are compared on their own, and annotations: a recomputation is annotated with its phase."""
 BITS = int(
     Flag.VIEW | Flag.RANDOM | Flag.WRITES | Flag.MULTI_OUTPUT | Flag.EFFECTFUL | Flag.COLLECTIVE | Flag.SEED
     | Flag.SYMBOLIC | Flag.FORWARD_OUTPUT
