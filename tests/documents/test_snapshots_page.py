@@ -30,7 +30,7 @@ def test_the_commands_of_the_page_print_what_it_shows(tmp_path, monkeypatch, cap
             assert code == (1 if "# exits with 1" in command else 0), (command, said.out, said.err)
             assert without_bytes(said.out) == without_bytes(printed), command
             ran += 1
-    assert ran == 3
+    assert ran == 2
     run("policylang plan sac.apl --graph qwen3_8b.graph")
     (shown,) = re.findall(r"begins with\n\n```\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
     assert shown in capsys.readouterr().out
@@ -42,4 +42,4 @@ def without_bytes(text: str) -> str:
 
 
 def test_the_files_of_the_page_are_those_of_the_walk():
-    assert set(FILES) == {"qwen3_8b.py", "sac.apl", "cheaper.apl"}
+    assert set(FILES) == {"qwen3_8b.py", "sac.apl"}
