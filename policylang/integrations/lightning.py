@@ -6,11 +6,11 @@ from lightning.pytorch import Callback
 
 from policylang.integrations.changed_scalars import ChangedScalars
 
-__all__ = ["ReportCallback"]
+__all__ = ["LightningCallback"]
 
 
-class ReportCallback(Callback):  # type: ignore[misc]  # Lightning is optional, so its classes have no type here
-    """``Trainer(callbacks=[ReportCallback()])`` gives ``report(module).scalars()`` to the trainer's loggers.
+class LightningCallback(Callback):  # type: ignore[misc]  # Lightning is optional, so its classes have no type here
+    """``Trainer(callbacks=[LightningCallback()])`` gives ``report(module).scalars()`` to the trainer's loggers.
 
     At each ``log_every_n_steps``th step, if a number has changed. A ``PolicyWarning`` at the end if there was none.
     """

@@ -6,11 +6,11 @@ from transformers import TrainerCallback
 
 from policylang.integrations.changed_scalars import ChangedScalars
 
-__all__ = ["ReportCallback"]
+__all__ = ["TransformersCallback"]
 
 
-class ReportCallback(TrainerCallback):  # type: ignore[misc]  # Transformers is optional, so its classes have no type here
-    """``trainer.add_callback(ReportCallback(trainer))`` logs ``report(model).scalars()`` where the trainer logs.
+class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # Transformers is optional, so its classes have no type here
+    """``trainer.add_callback(TransformersCallback(trainer))`` logs ``report(model).scalars()`` where the trainer logs.
 
     Once a policy has acted, and when a number changes. A ``PolicyWarning`` at the end if there was none.
     """

@@ -43,12 +43,12 @@ def hugging_face(folder: Path, model: Any, **settings: Any) -> Any:
     pytest.importorskip("accelerate", reason="the Trainer of transformers needs it")
     from transformers import Trainer, TrainingArguments
 
-    from policylang.integrations.transformers import ReportCallback
+    from policylang.integrations.transformers import TransformersCallback
 
     quiet = {"max_steps": 4, "logging_steps": 1, "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
     arguments = TrainingArguments(str(folder), **{**quiet, "report_to": "none", **settings})
     trainer = Trainer(model, arguments, train_dataset=rows(16))
-    trainer.add_callback(ReportCallback(trainer))
+    trainer.add_callback(TransformersCallback(trainer))
     return trainer
 
 
@@ -85,7 +85,7 @@ def test_lightning_logs_the_report_once(policy: bool, steps: int, tmp_path: Path
     library: Any = pytest.importorskip("lightning.pytorch", reason="the callback is one of Lightning's")
     from lightning.pytorch.loggers import CSVLogger
 
-    from policylang.integrations.lightning import ReportCallback
+    from policylang.integrations.lightning import LightningCallback
 
     class Lit(library.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -101,7 +101,12 @@ def test_lightning_logs_the_report_once(policy: bool, steps: int, tmp_path: Path
     logger, module = CSVLogger(tmp_path), Lit()
     quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = library.Trainer(
-        accelerator="cpu", max_epochs=2, logger=logger, log_every_n_steps=steps, callbacks=[ReportCallback()], **quiet
+        accelerator="cpu",
+        max_epochs=2,
+        logger=logger,
+        log_every_n_steps=steps,
+        callbacks=[LightningCallback()],
+        **quiet,
     )
     data = torch.utils.data.DataLoader(batches(4), batch_size=None)
     if not policy:
