@@ -39,7 +39,7 @@ from benchmarks.training_step import MIB, SHAPES, StepModel, checkpoint_layers, 
 
 SHAPE = SHAPES["small"]
 EAGER, COMPILED = "eager", "compiled"
-SAC, FULL, ATTENTION = "attention and half of the products", "what blocks hand on", "the attention module"
+SAC, FULL, ATTENTION = "attention, every second matmul", "block outputs", "the attention module"
 
 POLICIES = {
     SAC: "include <llama3_sac>\n",

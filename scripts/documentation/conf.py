@@ -39,7 +39,7 @@ autodoc_class_signature = "separated"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 # TorchTitan is optional, and what the site says must not depend on what is installed.
-autodoc_mock_imports = ["torchtitan"]
+autodoc_mock_imports = ["torchtitan", "transformers", "lightning"]
 toc_object_entries_show_parents = "hide"
 
 

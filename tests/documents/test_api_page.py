@@ -22,13 +22,20 @@ MODULES = (
     "policylang.testing",
     "policylang.integrations.torchtitan",
     "policylang.integrations.torchtitan_eager",
+    "policylang.integrations.transformers",
+    "policylang.integrations.lightning",
     "policylang.integrations.apl_lexer",
 )
 """The public ones: each has an ``__all__``."""
 SOURCES = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "policylang").rglob("*.py")))
 CALLED_BY_TORCH = {"Contexts", "PolicyBackend", "PolicyPartitioner", "PolicyPass"}
 """Handed on as they are: who is given one has nothing to ask it."""
-OPTIONAL = {"torchtitan_eager": "torchtitan", "apl_lexer": "pygments"}
+OPTIONAL = {
+    "torchtitan_eager": "torchtitan",
+    "apl_lexer": "pygments",
+    "transformers": "transformers",
+    "lightning": "lightning",
+}
 
 
 def module_of(name: str) -> Any:

@@ -52,9 +52,9 @@ def sentence(shown: Shown) -> str:
     share = f", {format_quantity(flops / found.forward_flops, 'fraction')} of the forward" if flops else ""
     names = ", ".join(f"`{operator}`" for operator in found.uncounted_again or ())
     share += f" (not counting {names}, which has no formula)" if names else ""
-    again = f"{format_quantity(flops, 'flops')} computed again{share}" if flops else f"no FLOPs computed again{share}"
+    again = f"{format_quantity(flops, 'flops')} recomputed{share}" if flops else f"no FLOPs recomputed{share}"
     peak = f"estimated peak {bytes_text(under.peak.bytes)}, of {bytes_text(without.peak.bytes)}"
-    fused = f"{counted(len(found.plan.edits.done), 'pair')} of collectives made one; " if found.plan.edits.done else ""
+    fused = f"{counted(len(found.plan.edits.done), 'pair')} of collectives fused; " if found.plan.edits.done else ""
     return f"On `{Path(policy['graph']).stem}`: {fused}{saved}{moved}; {again}; {peak}."
 
 
