@@ -13,7 +13,7 @@ import policylang as library
 from policylang.api.settings import ProjectSettings, project_settings
 
 GRAPHS = Path(__file__).resolve().parents[2] / "docs" / "graphs"
-POLICY = "recompute everything in block\nsave attention in block\n"
+POLICY = "recompute everything in block\nsave (attention, everything where crosses block) in block\n"
 
 
 @pytest.fixture
