@@ -158,7 +158,7 @@ def test_other_commands_take_the_settings_and_say_so(project, policylang):
     shown = {
         "plan": (["mine.apl"], "step time"),
         "diff": (["mine.apl", "mine.apl"], "no decision changes"),
-        "explain": (["mine.apl", "--rule", "2"], "save attention in block"),
+        "explain": (["mine.apl", "--rule", "2"], "save (attention, everything where crosses block) in block"),
         "show": ([], "../graphs/small.graph: "),
     }
     for command, (arguments, text) in shown.items():
