@@ -18,6 +18,7 @@ GROUPS = {
     "4": "Audit: the graph that came out does not do what the plan said",
     "5": "Policy tests: a test, or the graph that is written in it, cannot be read or fails",
     "6": "Between ranks and devices: ranks that share a graph do not agree about it, or it is another device's",
+    "7": "Cost: the policy runs, and a line of it costs memory or work that it need not",
 }
 
 

@@ -13,11 +13,12 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.textual import GraphBuilder
 from policylang.graph.traced_device import kernel_findings
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import Diagnostic, bounded, diagnose, is_error, one_cause
+from policylang.language.diagnostics import Diagnostic, bounded, diagnose, heeded, is_error, one_cause
 from policylang.language.syntax import ExpectTotal, Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.capabilities import PathName, capabilities_for, path_entry
 from policylang.planning.decisions.rule_warnings import conflicts
+from policylang.planning.inspection.costly import costly_rules
 from policylang.planning.inspection.worth import slowing_edits
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
@@ -59,8 +60,8 @@ def on_graph(
     """The plan of a policy on each graph, and all that is wrong between them."""
     able = [capabilities_for(facts.kind, path) for facts in graphs.values()]
     plans = tuple(plan(policy, facts, each, device=device) for facts, each in zip(graphs.values(), able, strict=True))
-    slowing = [tuple(slowing_edits(*each)) for each in zip(plans, able, strict=True)]
-    return plans, bounded(tuple(_diagnostics(policy, list(graphs), plans, slowing, one_model)))
+    weighed = [heeded((*slowing_edits(*each), *costly_rules(*each))) for each in zip(plans, able, strict=True)]
+    return plans, bounded(tuple(_diagnostics(policy, list(graphs), plans, weighed, one_model)))
 
 
 def refused_of_any_graph(policy: Policy, path: PathName) -> tuple[Diagnostic, ...]:
@@ -73,12 +74,12 @@ def _diagnostics(
     policy: Policy,
     names: Sequence[str],
     plans: Sequence[Plan],
-    slowing: Sequence[tuple[Diagnostic, ...]],
+    weighed: Sequence[tuple[Diagnostic, ...]],
     one_model: bool,
 ) -> Iterable[Diagnostic]:
     waiting = model_wide_errors.DEFERRED_CODES if one_model and len(plans) > 1 else ()
-    for name, made, slower in zip(names, plans, slowing, strict=True):
-        for diagnostic in (*findings(made), *slower):
+    for name, made, costly in zip(names, plans, weighed, strict=True):
+        for diagnostic in (*findings(made), *costly):
             if diagnostic.code in waiting and is_error(diagnostic):
                 continue
             yield diagnostic if len(plans) == 1 else evolve(diagnostic, details=(f"on `{name}`", *diagnostic.details))
@@ -98,4 +99,4 @@ def findings(made: Plan) -> tuple[Diagnostic, ...]:
         if planned.status == "deferred" and not untimed:  # that there is no device is an error already
             message = f"`{planned.text}` cannot be told from a snapshot: {planned.found}"
             deferred.append(diagnose(DEFERRED, message, expectation.span))
-    return one_cause((*kernel_findings(made.facts), *made.diagnostics, *conflicts(made), *deferred))
+    return one_cause(heeded((*kernel_findings(made.facts), *made.diagnostics, *conflicts(made), *deferred)))

@@ -427,6 +427,20 @@ def bounded(found: Sequence[Diagnostic]) -> tuple[Diagnostic, ...]:
     return (*found[:MOST], diagnose("APL117", more, span, help="mend those that are shown first"))
 
 
+_ALLOWED = re.compile(r"#\s*allow:\s*((?:APL\d{3}[\s,]*)+)")
+
+
+def heeded(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Diagnostics without the warnings and notes that a comment allows at the end of a line that they point at:
+    ``# allow: APL701``."""
+    return tuple(each for each in found if is_error(each) or each.span is None or not _is_allowed(each.code, each.span))
+
+
+def _is_allowed(code: str, span: Span) -> bool:
+    lines = map(span.source.line_text, range(span.line, span.end_line + 1))
+    return any(code in match.group(1) for line in lines for match in _ALLOWED.finditer(line))
+
+
 def is_error(diagnostic: Diagnostic) -> bool:
     return diagnostic.severity is Severity.ERROR
 

@@ -21,6 +21,7 @@ from policylang.language.diagnostics import (
     Span,
     bounded,
     diagnose,
+    heeded,
     is_error,
     moved,
     removed,
@@ -461,7 +462,7 @@ def load_expanded(
     policy, found = resolve(expansion.statements, source, operators or OperatorTable.bundled())
     if any(map(is_error, expansion.diagnostics)):
         found = tuple(diagnostic for diagnostic in found if diagnostic.code not in _ABOUT_WHAT_IS_MISSING)
-    diagnostics = bounded(_in_order((*expansion.diagnostics, *found)))
+    diagnostics = bounded(heeded(_in_order((*expansion.diagnostics, *found))))
     if any(map(is_error, diagnostics)):
         return Loaded(None, diagnostics), expansion
     return Loaded(evolve(policy, canonical=format_policy(policy)), diagnostics), expansion

@@ -7,6 +7,7 @@ from attrs import evolve
 from policylang.graph.facts import Facts, Flag
 from policylang.language.cancellation import check_cancelled
 from policylang.language.devices.profile import DeviceProfile
+from policylang.language.diagnostics import heeded
 from policylang.language.syntax import Policy
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
@@ -141,4 +142,4 @@ def plan(
         *errors.of_expectations({at: each for at, each in unmet.items() if at not in by_fsdp.expectations}),
         *incomplete_figures(policy.expectations, facts, needs, times),
     )
-    return evolve(made, expectations=expectations, diagnostics=diagnostics)
+    return evolve(made, expectations=expectations, diagnostics=heeded(diagnostics))

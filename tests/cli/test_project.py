@@ -13,7 +13,7 @@ import policylang as library
 from policylang.api.settings import ProjectSettings, project_settings
 
 GRAPHS = Path(__file__).resolve().parents[2] / "docs" / "graphs"
-POLICY = "recompute everything in block\nsave attention in block\n"
+POLICY = "recompute everything in block\nsave (attention, everything where crosses block) in block\n"
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_other_commands_take_the_settings_and_say_so(project, policylang):
     shown = {
         "plan": (["mine.apl"], "step time"),
         "diff": (["mine.apl", "mine.apl"], "no decision changes"),
-        "explain": (["mine.apl", "--rule", "2"], "save attention in block"),
+        "explain": (["mine.apl", "--rule", "2"], "save (attention, everything where crosses block) in block"),
         "show": ([], "../graphs/small.graph: "),
     }
     for command, (arguments, text) in shown.items():

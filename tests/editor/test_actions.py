@@ -297,7 +297,7 @@ def test_explained_as_the_command_line_explains(state_of, tmp_path: Path, capsys
 def test_a_client_mends_a_policy_and_is_shown_what_it_asks_for(tmp_path: Path) -> None:
     """One server: the edit of an action is applied, and what was wrong is wrong no more; commands open files."""
     (tmp_path / "pyproject.toml").write_text(f"[tool.policylang]\ngraph = {json.dumps(str(GRAPHS / GRAPH))}\n")
-    text = "recompute everything\nsave topk\n"
+    text = "recompute everything  # allow: APL701\nsave topk\n"
     uri = (tmp_path / "mine.apl").as_uri()
     asyncio.run(_session(tmp_path, uri, text))
 
@@ -339,7 +339,7 @@ async def _session(folder: Path, uri: str, text: str) -> None:
     (change,) = action.edit.document_changes or ()
     assert isinstance(change, types.TextDocumentEdit)
     better = with_edits(text, list(change.edits))  # type: ignore[arg-type]
-    assert better == "recompute everything\noptional save topk\n"
+    assert better == "recompute everything  # allow: APL701\noptional save topk\n"
     identifier = types.VersionedTextDocumentIdentifier(2, uri)
     changes = [types.TextDocumentContentChangeWholeDocument(better)]
     client.text_document_did_change(types.DidChangeTextDocumentParams(identifier, changes))
