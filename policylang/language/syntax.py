@@ -48,6 +48,11 @@ class Action(Enum):
     def offloads(self) -> bool:
         return self in (Action.OFFLOAD, Action.PREFER_OFFLOAD)
 
+    @property
+    def leaves(self) -> bool:
+        """True if the decision is left to PyTorch's partitioner: no tag is written."""
+        return self is Action.LEAVE
+
 
 class Scope(Enum):
     """Over what an ordinal counts afresh."""

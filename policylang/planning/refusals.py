@@ -25,7 +25,7 @@ from policylang.language.diagnostics import (
 )
 from policylang.language.grammar import words_of
 from policylang.language.shown import counted, first_lines
-from policylang.language.syntax import Action, Policy, Rule, Undecided
+from policylang.language.syntax import Policy, Rule, Undecided
 from policylang.planning.capabilities import WHAT_FSDP_MEANS, Capabilities
 from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection import no_match
@@ -167,7 +167,7 @@ def beyond_capabilities(
     """Whatever a policy decides that the path cannot do: refused, never ignored. ``rows``: the values that the backward
     reads and that no rule decides, in graph order."""
     for rule in policy.rules:
-        leaves = rule.action is Action.LEAVE and capabilities.undecided is None
+        leaves = rule.action.leaves and capabilities.undecided is None
         why = f"leaves values to PyTorch's partitioner, and {capabilities.name} has none"
         if rule.action.offloads:
             why = f"asks for offloading, which {capabilities.name} cannot do"

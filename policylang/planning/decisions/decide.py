@@ -25,7 +25,7 @@ from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.selectors import Selections, operator_matcher
 from policylang.planning.value_outcome import Decision, Default, Why, by_rule, recomputes
 
-_ACTIONS = {action.value: action for action in Action if action is not Action.LEAVE}
+_ACTIONS = {action.value: action for action in Action if not action.leaves}
 
 
 def user_decisions(facts: Facts) -> dict[int, Decision]:
@@ -128,7 +128,7 @@ def first_decisions(
 ) -> list[Decision | None]:
     """The decision on every forward row if all is safe; None for the rows no rule ranges over."""
     left = _LEFT[capabilities.undecided]
-    actions = [left if rule.action is Action.LEAVE else (rule.action, "") for rule in policy.rules]
+    actions = [left if rule.action.leaves else (rule.action, "") for rule in policy.rules]
     by_rule = [Decision(action, index, Why.RULE, reason) for index, (action, reason) in enumerate(actions)]
     symbolic = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
     seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: operators that run again draw from it what they drew")
