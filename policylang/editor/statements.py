@@ -259,7 +259,7 @@ def statement_article(state: State, statement: Statement) -> Article:
             return Article() if graph is None else policy_article(graph)
         case syntax.Undecided():
             return Article() if graph is None else _undecided(graph)
-        case syntax.Bucket() | syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
+        case syntax.Bucket() | syntax.SchedulingLine():
             line = None if graph is None else line_of(graph, statement)
             return Article() if graph is None or line is None else _scheduling(graph, *line)
         case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
@@ -350,7 +350,7 @@ def statement_hint(state: State, graph: GraphState, statement: Statement) -> str
             return values(undecided(graph))
         case syntax.Include():
             return include_hint(state, graph, statement)
-        case syntax.Bucket() | syntax.Prefetch() | syntax.Delay() | syntax.Overlap() | syntax.KeepOrder():
+        case syntax.Bucket() | syntax.SchedulingLine():
             line = line_of(graph, statement)
             return "" if line is None else line_hint(*line)
         case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():

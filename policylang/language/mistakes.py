@@ -17,7 +17,7 @@ from policylang.language.diagnostics import Diagnostic, Fix, Span, diagnose, wri
 from policylang.language.lexer import BEHIND_SELECTOR
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
 from policylang.language.selectors import nth
-from policylang.language.statements import ACTIONS, FIGURES, MODIFIERS, OUTCOMES
+from policylang.language.statements import ACTIONS, FIGURES, KINDS, MODIFIERS, OUTCOMES
 
 Replacement = str | Callable[[re.Match[str]], str | Sequence[str]]
 Reads = Callable[[str], int | None]
@@ -109,6 +109,7 @@ def _any_of(words: Sequence[str]) -> str:
 
 
 _ACTION = _any_of([*ACTIONS])
+_SCHEDULING = _any_of([kind.opener for kind in KINDS if kind.is_scheduling and kind.opener.isalpha()])
 _MODIFIERS = rf"^\s*(?:{_any_of(MODIFIERS)}\s+)*"
 _VERB = rf"{_MODIFIERS}{_ACTION}"
 _NAME = r"[A-Za-z_][\w.*]*"
@@ -239,7 +240,7 @@ def _rows() -> Iterator[_Row]:
             *(line, "`{knob}` is a setting of PyTorch's, and a policy says it in a line of its own", None, "APL012"),
         )
     yield (
-        rf"{_START}(?P<bad>bucket|prefetch|delay|overlap)\s+(?:per|in|outside|where|chain|up\s+to|within)\s",
+        rf"{_START}(?P<bad>{_SCHEDULING})\s+(?:per|in|outside|where|chain|up\s+to|within)\s",
         *("{bad} all_gather", "no selector stands behind `{bad}`", "such as `{good}`", None),
     )
     yield (

@@ -428,25 +428,35 @@ Rewriting = Restructuring | Bucket
 
 
 @frozen
-class Prefetch(_Spanned):
+class SchedulingLine(_Spanned):
+    """What says when collectives start and where they are awaited; one subclass for each kind of line."""
+
+    is_alone: ClassVar[bool] = False
+    """True if of several lines of its kind that pick a collective the last one moves it, and the others do not."""
+
+
+@frozen
+class Prefetch(SchedulingLine):
     """``prefetch (all_gather where from parameter) 1 block ahead``: started before the block before it computes."""
 
+    is_alone = True
     selector: Selector
     blocks: int
     optional: bool = False
 
 
 @frozen
-class Delay(_Spanned):
+class Delay(SchedulingLine):
     """``delay reduce_scatter 1 block``: awaited a block later."""
 
+    is_alone = True
     selector: Selector
     blocks: int
     optional: bool = False
 
 
 @frozen
-class Overlap(_Spanned):
+class Overlap(SchedulingLine):
     """``overlap collective up to 2 GiB in flight within 1 GiB of peak``: the list scheduler, by the time model."""
 
     selector: Selector
@@ -458,7 +468,7 @@ class Overlap(_Spanned):
 
 
 @frozen
-class KeepOrder(_Spanned):
+class KeepOrder(SchedulingLine):
     """``keep order of all_to_all``: no scheduler moves anything across them."""
 
     selector: Selector

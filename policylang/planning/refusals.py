@@ -227,6 +227,8 @@ def _done_with_fsdp(statement: syntax.Bucket | syntax.Scheduling) -> str:
             return "FSDP2 has no call for that: it scatters a block's gradients behind its backward; compile the model"
         case syntax.KeepOrder():
             return "leave the line out: FSDP2 gathers in the order in which the blocks run"
+        case syntax.SchedulingLine():
+            return "FSDP2 has no call for that; compile the model"
         case _:
             assert_never(statement)
 

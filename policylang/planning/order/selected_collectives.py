@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import assert_never
 
 from attrs import evolve, field, frozen
 
@@ -129,12 +128,6 @@ def assigned(policy: Policy, rows: Sequence[tuple[int, ...]]) -> list[SelectedCo
 
 def _mover(statement: Scheduling, number: int, row: int, last: Mapping[tuple[type, int], int]) -> int:
     """The statement that moves a collective; ``last``: by kind and collective, the last statement that selects it."""
-    match statement:
-        case KeepOrder():
-            return number
-        case Prefetch() | Delay():
-            return last[type(statement), row]
-        case Overlap():
-            return next((last[kind, row] for kind in (Prefetch, Delay, KeepOrder) if (kind, row) in last), number)
-        case _:
-            assert_never(statement)
+    if isinstance(statement, Overlap):
+        return next((last[kind, row] for kind in (Prefetch, Delay, KeepOrder) if (kind, row) in last), number)
+    return last[type(statement), row] if statement.is_alone else number
