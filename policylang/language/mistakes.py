@@ -283,9 +283,9 @@ def _rows() -> Iterator[_Row]:
         *('run `policylang tune --graph my.graph --saved "6 GiB"`, or with `--peak "70 GiB"`', None),
     )
     yield (
-        rf"{_MODIFIERS}(?P<bad>(?P<verb>{_any_of([*_ACTIONS_ELSEWHERE, *ACTIONS])})\s+(?:(?:all|each|every)(?:\s+(?P<nth>"
-        rf"other|\d+(?:st|nd|rd|th)|{_any_of([*_ORDINALS])}))?|(?P<which>first|last)\s+(?P<number>\d+|"
-        rf"{_any_of([*_NUMBERS])}))(?:\s+(?:of\s+)?the)?\s+(?:transformer\s+|decoder\s+)?{_BLOCK})\s*$",
+        rf"{_MODIFIERS}(?P<bad>(?P<verb>{_any_of([*_ACTIONS_ELSEWHERE, *ACTIONS])})\s+(?:(?:all|each|every)"
+        rf"(?:\s+(?P<nth>other|\d+(?:st|nd|rd|th)|{_any_of([*_ORDINALS])}))?|"
+        rf"(?P<which>first|last)\s+(?P<number>\d+|{_any_of([*_NUMBERS])}))(?:\s+(?:of\s+)?the)?\s+(?:transformer\s+|decoder\s+)?{_BLOCK})\s*$",
         *(_everything_in_layers, "blocks are a place: they follow a selector and `in`"),
     )
     yield (

@@ -55,20 +55,22 @@ def table(
     ends: Collection[int] = (),
     spare: Sequence[int] = (),
     unless_told: int | None = None,
+    readable: int = _READABLE,
 ) -> str:
     """Aligned columns; those in ``right`` are aligned to the right. The first row is the head. ``unless_told`` is how
     wide it may be where nobody says how wide text may be.
 
-    Where the whole is too wide, the columns in ``spare`` are left out one after the other, which is said below, and
-    then the widest of those that are aligned to the left are shortened: of those in ``ends`` the end stays.
+    Where text cells would have less than ``readable`` columns, the columns in ``spare`` are left out one after the
+    other, which is said below, and then the widest of those that are aligned to the left are shortened: of those in
+    ``ends`` the end stays.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     found = unless_told if _COLUMNS.get() is None else columns()
     most = None if found is None else found - indent
     shown, left_out = list(range(len(widths))), list[str]()
     for column in spare:
-        readable = [widths[each] if each in right else min(widths[each], _READABLE) for each in shown]
-        if most is None or sum(readable) + _BETWEEN * (len(shown) - 1) <= most:
+        least = [widths[each] if each in right else min(widths[each], readable) for each in shown]
+        if most is None or sum(least) + _BETWEEN * (len(shown) - 1) <= most:
             break
         shown.remove(column)
         left_out.append(rows[0][column] or "a column")
