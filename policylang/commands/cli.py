@@ -53,10 +53,10 @@ COMMANDS = (
     ("profile", profile, "measure this machine, and write its device profile"),
     ("snapshot", snapshot, "write the facts of a graph to a file"),
     ("import", import_recorded, "make a snapshot of a graph recorded as JSON"),
-    ("import-torchtitan", import_torchtitan, "write the policy of a TorchTitan full_recompute_save_ops string"),
+    ("import-torchtitan", import_torchtitan, "turn TorchTitan's full_recompute_save_ops into a policy"),
     ("demo", demo, "train a small Llama without and with a policy, and compare"),
     ("agree", agree, "run a model under a policy on every path, and compare"),
-    ("lsp", lsp, "serve an editor: diagnostics, figures, completion while a policy is written"),
+    ("lsp", lsp, "serve an editor: diagnostics, figures, completion"),
 )
 """In the order in which ``--help`` lists them. A module's docstring is its command's help."""
 
@@ -75,6 +75,12 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _overview() -> str:
+    longest = max(len(name) for name, _, _ in COMMANDS)
+    lines = (f"  {name.ljust(longest)}  {summary}" for name, _, summary in COMMANDS)
+    return "\n".join(("usage: policylang COMMAND …", "", *lines, "", "policylang COMMAND --help has examples of each"))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. ``arguments`` default to those of the process."""
     if not _have_streams():
@@ -84,6 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
+            if not (sys.argv[1:] if arguments is None else arguments):
+                tell(_overview())
+                return Exit.USAGE
             options = parser().parse_args(arguments)
         except SystemExit as stop:  # argparse has printed: usage errors are 2 already, --help and --version are 0
             code = int(stop.code or 0)

@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 
 from policylang.commands.inputs import add_options, add_snapshot, print_snapshot
-from policylang.commands.output import Exit
+from policylang.commands.output import Exit, doing
 from policylang.commands.users_code import need_torch
 
 
@@ -30,7 +30,8 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.graph.recorded import recorded_facts
     from policylang.graph.snapshot import write
 
-    facts = recorded_facts(options.file)
+    with doing(f"reading {options.file}"):
+        facts = recorded_facts(options.file)
     write(facts, options.output)
     print_snapshot(Path(options.output), facts)
     return Exit.CLEAN

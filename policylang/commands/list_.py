@@ -33,5 +33,6 @@ def run(options: argparse.Namespace) -> Exit:
         policies = [{"name": each.name, "description": each.description, "file": str(each.file)} for each in found]
         say(json.dumps({"version": 1, "policies": policies}, indent=2), "json")
     else:
-        say(table([("policy", "what it does"), *((each.name, each.description) for each in found)], right=range(0)))
+        rows = [("policy", "what it does"), *((each.name, each.description) for each in found)]
+        say(table(rows, right=range(0), wraps=True))
     return Exit.CLEAN

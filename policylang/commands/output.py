@@ -5,11 +5,18 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from textwrap import TextWrapper
+from threading import Event, Thread
+from time import monotonic
 
 from policylang.language.shown import logged
 from policylang.report.layout import fit
+
+_TICK = 1.0
+"""Seconds after which the line that says what a command does is written again."""
 
 
 class Exit(IntEnum):
@@ -55,6 +62,44 @@ def say(text: object, form: str = "text", end: str = "\n") -> None:
 def tell(text: object) -> None:
     """Print text that people read on the standard error."""
     print(logged(fit(str(text))), file=sys.stderr)
+
+
+@contextmanager
+def status_line(shown: bool = True) -> Iterator[Callable[[str], None]]:
+    """One line on the standard error, where that is a terminal, that each call writes over; gone at the end."""
+    shown = shown and sys.stderr.isatty()
+
+    def line(text: str) -> None:
+        if shown:
+            fits = logged(text)[: shutil.get_terminal_size().columns - 1]
+            print(f"\r\x1b[K{fits}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield line
+    finally:
+        line("")
+
+
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Says on a terminal what a command does, and for how many seconds so far."""
+    over, start = Event(), monotonic()
+
+    def tick() -> None:
+        while not over.wait(_TICK):
+            line(f"{what}: {monotonic() - start:.0f} s")
+
+    with status_line() as line:
+        if not sys.stderr.isatty():
+            yield
+            return
+        ticking = Thread(target=tick, daemon=True)
+        ticking.start()
+        try:
+            yield
+        finally:
+            over.set()
+            ticking.join()
 
 
 class HelpText(argparse.RawDescriptionHelpFormatter):

@@ -2,10 +2,10 @@
 line said so, the memory over the step, and what each rule is worth.
 
 The graph is a snapshot (see `policylang snapshot`), a recorded graph or a graph as text; no model, no GPU and, unless
---import is given, no torch are needed. --summary prints the totals and the expectations alone. --html writes one page
-that needs nothing else: memory over time, the blocks, every value beside the text of the policy. --device says times
-too: what recomputation takes on a device, and what the step takes; --trace then writes the step over time, for
-https://ui.perfetto.dev.
+--import is given, no torch are needed. --summary prints the totals and the expectations alone, --values every value as
+well. --html writes one page that needs nothing else: memory over time, the blocks, every value beside the policy.
+--device says times too: what recomputation takes on a device, and what the step takes; --trace then writes the step
+over time, for https://ui.perfetto.dev.
 
 Of a policy that says in which order collectives run (bucket, prefetch, delay, overlap, keep order), also what that
 comes to: what each line moves, and what of the communication stays exposed. The JSON has the full order.
@@ -13,6 +13,7 @@ comes to: what each line moves, and what of the communication stays exposed. The
 examples:
 
   policylang plan llama3_sac --graph llama3_8b.graph --summary
+  policylang plan mine.apl --graph llama3_8b.graph --values
   policylang plan mine.apl --graph llama3_8b.graph --html plan.html
   policylang plan mine.apl --graph llama3_8b.graph --device h100-sxm --trace step.json
   policylang plan mine.apl --graph llama3_8b.graph --path eager --output-format json
@@ -25,7 +26,6 @@ be read or written
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,7 +40,7 @@ from policylang.commands.inputs import (
     take_graph,
     write_output,
 )
-from policylang.commands.output import Exit, UsageError, say
+from policylang.commands.output import Exit, UsageError, say, status_line
 from policylang.language.diagnostics import diagnose, is_error
 from policylang.planning.capabilities import capabilities_for
 from policylang.report.diagnostics import render_text
@@ -52,7 +52,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_options(parser, *PLANNING)
     add_form(parser, "json")
-    parser.add_argument("--summary", action="store_true", help="print the totals and the expectations, and no more")
+    much = parser.add_mutually_exclusive_group()
+    much.add_argument("--summary", action="store_true", help="print the totals and the expectations, and no more")
+    much.add_argument(
+        "--values",
+        action="store_true",
+        help="print the largest values at the peak and those of each block too",
+    )
     parser.add_argument("--html", metavar="OUT.html", help="write the plan as a page as well")
     parser.add_argument(
         "--trace",
@@ -80,17 +86,18 @@ def run(options: argparse.Namespace) -> Exit:
     capabilities = capabilities_for(made.facts.kind, options.path)
     found = breakdown(made)
     whole = options.html or not options.summary
-    worth = worth_of_rules(made, capabilities, _progress("rule")) if whole else ()
-    edits = worth_of_edits(made, capabilities) if whole else ()
-    if whole and found.communication is not None:
-        order = weighed(found.communication, made, capabilities, progress=_progress("scheduling line"))
-        found = evolve(found, communication=order)
+    with status_line() as line:
+        worth = worth_of_rules(made, capabilities, _weighing(line, "rule")) if whole else ()
+        edits = worth_of_edits(made, capabilities) if whole else ()
+        if whole and found.communication is not None:
+            order = weighed(found.communication, made, capabilities, progress=_weighing(line, "scheduling line"))
+            found = evolve(found, communication=order)
     if options.output_format == "json":
         say(plan_json(found, worth, result.diagnostics, edits=edits, summary=options.summary), "json")
     else:
         if result.diagnostics:
             say(render_text(result.diagnostics) + "\n")
-        say(plan_text(found, worth, edits, summary=options.summary))
+        say(plan_text(found, worth, edits, summary=options.summary, values=options.values))
     if options.html:
         write_output(plan_page(found, worth, Path(options.graph).name), options.html)
     if options.trace:
@@ -103,13 +110,5 @@ def run(options: argparse.Namespace) -> Exit:
     return Exit.DIAGNOSTICS if any(map(is_error, result.diagnostics)) else Exit.CLEAN
 
 
-def _progress(what: str) -> Callable[[int, int], None]:
-    """Says on a terminal how far weighing is."""
-    shown = sys.stderr.isatty()
-
-    def progress(done: int, of: int) -> None:
-        if shown:
-            end = "\r" if done < of else "\r\x1b[K"
-            print(f"weighing {what} {done} of {of}" if done < of else "", end=end, file=sys.stderr, flush=True)
-
-    return progress
+def _weighing(line: Callable[[str], None], what: str) -> Callable[[int, int], None]:
+    return lambda done, of: line(f"weighing {what} {done} of {of}")

@@ -22,13 +22,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 from policylang.commands.inputs import add_form
-from policylang.commands.output import Exit, UsageError, say, tell
+from policylang.commands.output import Exit, UsageError, say, status_line, tell
 from policylang.commands.users_code import need_torch
 from policylang.errors import PolicyError
 
@@ -58,23 +57,21 @@ def run(options: argparse.Namespace) -> Exit:
         if rank == 0 and hasattr(os, "getloadavg") and os.getloadavg()[0] >= (os.cpu_count() or 1):
             message = "others compute on this machine, and what is measured is what they leave of it"
             tell(f"policylang profile: {message}\nhelp: measure again when it is quiet")
-        progress = _progress(shown=rank == 0 and sys.stderr.isatty())
         try:
-            profile = profile_device(
-                options.output,
-                device=device,
-                name=options.name,
-                compiled=options.compiled,
-                seconds=options.seconds,
-                progress=progress,
-            )
+            with status_line(shown=rank == 0) as progress:
+                profile = profile_device(
+                    options.output,
+                    device=device,
+                    name=options.name,
+                    compiled=options.compiled,
+                    seconds=options.seconds,
+                    progress=progress,
+                )
         except PolicyError as error:
             (diagnostic,) = error.diagnostics
             if diagnostic.code == NO_FIGURES:
                 raise
             raise UsageError(diagnostic.message, diagnostic.help or "") from None
-        finally:
-            progress("")
     if rank == 0 and options.output_format == "json":
         figures = json.loads(profile.canonical)
         say(json.dumps({"path": options.output, "name": profile.name, "figures": figures}), "json")
@@ -110,13 +107,3 @@ def _job(device: str | None, seconds: float) -> Iterator[tuple[int, str | None]]
         yield dist.get_rank(), device
     finally:
         dist.destroy_process_group()
-
-
-def _progress(*, shown: bool) -> Callable[[str], object]:
-    """One line that is written over; an empty text takes it away."""
-
-    def line(text: str) -> None:
-        if shown:
-            print(f"\r\x1b[K{text[:100]}", end="", file=sys.stderr, flush=True)
-
-    return line

@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 
 from policylang.commands.inputs import add_options, add_snapshot, print_snapshot, refuse
-from policylang.commands.output import Exit, UsageError, say
+from policylang.commands.output import Exit, UsageError, doing, say
 from policylang.commands.users_code import UsersCodeError, named_function, need_torch, show, users_code
 from policylang.errors import PolicyError
 from policylang.graph.traced_device import attention_kernels
@@ -60,12 +60,14 @@ def run(options: argparse.Namespace) -> Exit:
             help = f"{help}; the device profile is given to what shows times, as `policylang plan --device` does"
         raise UsageError(diagnostic.message, help) from None
     try:
-        function = named_function(options.function)
-        with users_code(), tracing_for(device):
+        with doing(f"importing {options.function}"):
+            function = named_function(options.function)
+        with doing(f"tracing {options.function}"), users_code(), tracing_for(device):
             subject = function()
     except UsersCodeError as failed:
         return show(failed, "snapshot", options.function, "the function is called without arguments")
-    paths, found = write_snapshots(subject, options.output, device)
+    with doing("reading the graph"):
+        paths, found = write_snapshots(subject, options.output, device)
     for path in paths:
         facts = load_snapshot(path)
         print_snapshot(path, facts)

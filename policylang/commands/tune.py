@@ -25,13 +25,10 @@ a budget that is none, or a file that cannot be read or written
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from policylang.commands.inputs import add_form, add_options, read_graph, refuse, take_graph, write_output
-from policylang.commands.output import Exit, UsageError, say, tell
+from policylang.commands.output import Exit, UsageError, say, status_line, tell
 from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.language.devices.reading import bundled_devices
 from policylang.report.diagnostics import render_json
@@ -83,7 +80,7 @@ def run(options: argparse.Namespace) -> Exit:
         budget = read_or_raise(read_budget(*given))
         if budget is None and not options.table:
             raise PolicyMeaningError([no_budget(device)])
-        with _progress() as progress:
+        with status_line() as progress:
             found = tuned_policy(
                 facts,
                 Path(options.graph).name,
@@ -119,15 +116,3 @@ def run(options: argparse.Namespace) -> Exit:
         tell(account_text(found))
         say(found.text.removesuffix("\n"), "policy")
     return Exit.CLEAN
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None] | None]:
-    """A line on the standard error that says what is done, where that is a terminal; gone at the end."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    try:
-        yield lambda doing: print(f"\r\x1b[K{doing}", end="", file=sys.stderr, flush=True)
-    finally:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

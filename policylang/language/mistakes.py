@@ -188,6 +188,27 @@ def _range(match: re.Match[str]) -> str:
     return f"blocks {low}..{high}"
 
 
+def _range_of_modules(match: re.Match[str]) -> str:
+    """What follows the range is a path within each block."""
+    return f"{match['stack']}.*{match['rest']} in {_range(match)}" if match["rest"] else _range(match)
+
+
+def _blocks_below(match: re.Match[str]) -> str:
+    sign, number = match["sign"], int(match["number"])
+    first = f"first {number + (sign in ('<=', '>'))} blocks"
+    place = f"in block {number}" if sign == "==" else f"in {first}" if sign < "=" else f"in block outside {first}"
+    return place + (" where" if match["more"] else "")
+
+
+def _everything_in_layers(match: re.Match[str]) -> str:
+    action = _ACTIONS_ELSEWHERE.get(match["verb"], match["verb"])
+    if match["number"] is None:
+        nth = _ORDINALS.get(match["nth"], "2nd" if match["nth"] == "other" else match["nth"])
+        return f"{action} everything in {f'every {nth} ' if nth else ''}block"
+    number = _NUMBERS.get(match["number"], match["number"])
+    return f"{action} everything in {match['which']} {number} blocks"
+
+
 def _share(match: re.Match[str]) -> str:
     word = "last" if match["which"] in ("second", "last") else "first"
     part = " ".join(match["part"].split()).replace(" %", "%")
@@ -255,6 +276,27 @@ def _rows() -> Iterator[_Row]:
     yield (
         rf"{_START}bucket\s+(?:.*?\s)?(?P<bad>{size})\s*$",
         *("up to {size}", "how much one bucket holds is said by `up to`"),
+    )
+    # blocks, as other tools number them, and a budget
+    yield (
+        r"^\s*(?P<bad>(?:(?:activation_)?(?:memory_)?budget|max_memory|memory_limit)\b)\s*[:=]?\s*\d",
+        *(lambda _: [], "a policy has no `{bad}`: `policylang tune` writes a policy for one"),
+        *('run `policylang tune --graph my.graph --saved "6 GiB"`, or with `--peak "70 GiB"`', None),
+    )
+    yield (
+        rf"{_MODIFIERS}(?P<bad>(?P<verb>{_any_of([*_ACTIONS_ELSEWHERE, *ACTIONS])})\s+(?:(?:all|each|every)"
+        rf"(?:\s+(?P<nth>other|\d+(?:st|nd|rd|th)|{_any_of([*_ORDINALS])}))?|"
+        rf"(?P<which>first|last)\s+(?P<number>\d+|{_any_of([*_NUMBERS])}))(?:\s+(?:of\s+)?the)?\s+(?:transformer\s+|decoder\s+)?{_BLOCK})\s*$",
+        *(_everything_in_layers, "blocks are a place: they follow a selector and `in`"),
+    )
+    yield (
+        rf"{_IN}(?P<bad>(?P<stack>(?:[A-Za-z_]\w*\.)*(?:layers?|blocks?|h))\.{_RANGE}(?P<rest>(?:\.[\w*]+)*))(?!\S)",
+        *(_range_of_modules, "a range of blocks is written as `blocks 4..20`"),
+    )
+    yield (
+        r"^(?!.*\bwhere\b.*\bor\b).*?\s(?P<bad>(?:where|and)\s+(?:layer|block)(?:_?(?:id|idx|index|number|num))?\s*"
+        r"(?P<sign><=?|>=?|==)\s*(?P<number>\d+)(?P<more>\s+and\b)?)",
+        *(_blocks_below, "blocks are chosen by a place, not by a condition"),
     )
     # beginnings of statements, signs and quotes
     yield (

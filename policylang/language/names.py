@@ -199,6 +199,8 @@ class Definitions:
         traced = usual_forms(text)
         if traced:
             return f"it is traced as {shown_forms(traced)}: write `{', '.join(traced)}`", (as_one(traced),)
+        if text in ("layer", "layers"):
+            return "the layers of a model are its blocks: `everything in block`, `everything in every 2nd block`", ()
         if text in MODULES:
             return f"a module path stands after `in`: `everything in {text}`", (f"everything in {text}",)
         return None, ()

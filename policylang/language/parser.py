@@ -21,7 +21,7 @@ from policylang.language.walk import depth, selector_of
 
 _LONGEST = 600
 """Characters of a statement whose fixes are tried, each by reading it again."""
-_MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013"))
+_MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013", "APL114"))
 """Codes of diagnostics that a common mistake may replace."""
 
 

@@ -108,7 +108,7 @@ class NodeExplanation(Explained):
         for rule in self.rules:
             standing = f"no match: {rule.why}" if rule.standing == "no match" else f"{rule.standing} {rule.why}"
             rows.append((rule.source, rule.text, standing.rstrip()))
-        return "\n".join(lines) + ("\n\n" + table(rows, right=range(0), ends=(0,)) if self.rules else "")
+        return "\n".join(lines) + ("\n\n" + table(rows, right=range(0), ends=(0,), wraps=True) if self.rules else "")
 
 
 @frozen
@@ -156,7 +156,7 @@ class NodesExplanation(Explained):
         head = f"{self.asked}: {counted(len(self.nodes), 'node')}"
         if timed:
             head += _on(self.nodes[0].device, fsum(each.seconds or 0.0 for each in self.nodes))
-        return f"{head}\n\n" + table(rows, right=range(5, 6), ends=(2,))
+        return f"{head}\n\n" + table(rows, right=range(5, 6), ends=(2, 4), spare=(1,), readable=22)
 
 
 def explain_node(

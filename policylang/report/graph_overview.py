@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from itertools import groupby
 
 from attrs import asdict, evolve
@@ -27,6 +28,8 @@ _COUNTS = ("forward", "backward", "bytes", "FLOPs")
 _TIMES = ("time", "backward time")
 _LONGEST_SHAPE = 24
 _REGION = "region "
+_READABLE = 27
+"""The width below which names of operators, modules and blocks make room for themselves."""
 _NOTE = "bytes and FLOPs are those of the forward; a view has no bytes of its own"
 
 
@@ -48,12 +51,13 @@ def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
         exposed = exposed_text(found.step)
         step = format_quantity(found.step.step, "seconds")
         times.append(f"as traced: a step of {step}, exposed {exposed if exposed != '-' else 'nothing'}")
-    numbers = range(1, len(head) + 1)
+    narrow = partial(table, ends=(0,), readable=_READABLE)
+    totals = partial(narrow, right=range(1, len(head) + 1), spare=(2, 1))
     parts = [
         _heading(name, facts, blocks, found),
-        table([("block", *head), *by_block], right=numbers) if blocks.names else "",
-        table([("operator", *head), *by_operator], right=numbers) if by_operator else "",
-        table(by_module, right=range(2, len(by_module[0])), ends=(0,)) if found.modules else "",
+        totals([("block", *head), *by_block]) if blocks.names else "",
+        totals([("operator", *head), *by_operator]) if by_operator else "",
+        narrow(by_module, range(2, len(by_module[0])), spare=(2,)) if found.modules else "",
         _uncounted(found),
         "\n".join(filter(None, times)),
         _NOTE if found.operators else "",

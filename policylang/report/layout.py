@@ -55,30 +55,38 @@ def table(
     ends: Collection[int] = (),
     spare: Sequence[int] = (),
     unless_told: int | None = None,
+    readable: int = _READABLE,
+    wraps: bool = False,
 ) -> str:
     """Aligned columns; those in ``right`` are aligned to the right. The first row is the head. ``unless_told`` is how
     wide it may be where nobody says how wide text may be.
 
-    Where the whole is too wide, the columns in ``spare`` are left out one after the other, which is said below, and
-    then the widest of those that are aligned to the left are shortened: of those in ``ends`` the end stays.
+    Where text cells would have less than ``readable`` columns, the columns in ``spare`` are left out one after the
+    other, which is said below, and then the widest of those that are aligned to the left are shortened: of those in
+    ``ends`` the end stays. Where it ``wraps``, the last column goes on below instead.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     found = unless_told if _COLUMNS.get() is None else columns()
     most = None if found is None else found - indent
     shown, left_out = list(range(len(widths))), list[str]()
     for column in spare:
-        readable = [widths[each] if each in right else min(widths[each], _READABLE) for each in shown]
-        if most is None or sum(readable) + _BETWEEN * (len(shown) - 1) <= most:
+        least = [widths[each] if each in right else min(widths[each], readable) for each in shown]
+        if most is None or sum(least) + _BETWEEN * (len(shown) - 1) <= most:
             break
         shown.remove(column)
         left_out.append(rows[0][column] or "a column")
     if most is not None:
         _narrow(widths, shown, right, most)
     lines = []
+    wrapper = TextWrapper(widths[-1], break_on_hyphens=False)
+    hang = " " * (sum(widths[each] + _BETWEEN for each in shown) - widths[shown[-1]] - _BETWEEN)
     for row in rows:
-        cells = (_cell(row[each], widths[each], each in right, each in ends) for each in shown)
+        last, *more = (wrapper.wrap(row[-1]) if wraps else None) or [row[-1]]
+        said = [*row[:-1], last]
+        cells = (_cell(said[each], widths[each], each in right, each in ends) for each in shown)
         line = "  ".join(cells).rstrip()
         lines.append(line if most is None else shortened(line, most))
+        lines.extend(hang + each for each in more)
     if left_out:
         lines.append(f"(no room for {joined(left_out)}: --width 0)")
     return "\n".join(f"{' ' * indent}{line}" for line in lines)

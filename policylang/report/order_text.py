@@ -54,8 +54,9 @@ def order_details(found: Communication | None) -> str:
         return lines
     collectives = ""
     if rows := exposed_rows(found):
-        spare = [rows[0].index(name) for name in ("bytes", "kind", "group")]
-        collectives = table(rows, right=range(rows[0].index("collective")), spare=spare, unless_told=_WIDEST)
+        spare = [rows[0].index(name) for name in ("bytes", "group", "takes", "kind")]
+        right, ends = range(rows[0].index("collective")), (len(rows[0]) - 1,)
+        collectives = table(rows, right=right, ends=ends, spare=spare, unless_told=_WIDEST)
     return "\n\n".join(filter(None, (lines, collectives, hidden_text(found))))
 
 

@@ -1,4 +1,5 @@
-"""A plan as text: totals, what each rewrite and rule is worth, what is alive at the peak, then block by block."""
+"""A plan as text: totals, what each rewrite and rule is worth, what is alive at the peak, what each block keeps; every
+value where that is asked for."""
 
 from __future__ import annotations
 
@@ -23,6 +24,10 @@ from policylang.report.order_text import order_details, order_totals
 _LONGEST_RULE = 64
 _LONGEST_RULE_AT_PEAK = 72
 _LONGEST_SHAPE = 24
+_MOST_GROUPS = 8
+"""Lines that groups of equal blocks get where their values are not listed."""
+_READABLE_RULE = 28
+_REST = "every value: --values; as a page: --html plan.html"
 _WIDEST = 120
 """The columns of a table in a pipe or a file."""
 
@@ -31,13 +36,19 @@ SHARES_HEAD = ("bytes", "share", "values", "", "line", "rule")
 
 
 def plan_text(
-    found: Breakdown, worth: Sequence[Worth], edits: Sequence[EditWorth] = (), *, summary: bool = False
+    found: Breakdown,
+    worth: Sequence[Worth],
+    edits: Sequence[EditWorth] = (),
+    *,
+    summary: bool = False,
+    values: bool = False,
 ) -> str:
-    """Plain text, no colours, no line end at the end. A summary stops at the totals and the expectations."""
+    """Plain text, no colours, no line end at the end. A summary stops at the totals and the expectations; ``values``
+    adds the largest values at the peak and those of each block."""
     plan, order = found.plan, found.communication
-    values = sum(decision is not None for decision in plan.decisions)
+    decided = sum(decision is not None for decision in plan.decisions)
     blocks = counted(len(plan.block_names), "block") if plan.block_names else "no blocks"
-    heading = f"policy {plan.policy.name}: {counted(values, 'forward value')}, {blocks}"
+    heading = f"policy {plan.policy.name}: {counted(decided, 'forward value')}, {blocks}"
     parts = [
         heading,
         _totals(found),
@@ -45,19 +56,25 @@ def plan_text(
         expectation_table([("", each) for each in plan.expectations]),
     ]
     if not summary:
-        at_peak = at_peak_text(values_at_peak(found))
+        at_peak = at_peak_text(values_at_peak(found), values=values)
         parts += [_rewrites(found, edits), order_details(order), _rules(found, worth), at_peak]
-        parts += map(_group, found.groups)
+        parts += [f"{_group(each)}\n{_entries(each)}" for each in found.groups] if values else [_groups(found), _REST]
     return "\n\n".join(filter(None, parts))
 
 
 # --- what is alive at the peak ---------------------------------------------------------------------------------------
 
 
-def at_peak_text(found: PeakValues) -> str:
-    """No line end at the end; empty where nothing takes memory."""
+def at_peak_text(found: PeakValues, *, values: bool) -> str:
+    """By line, and with ``values`` by value. No line end at the end; empty where nothing takes memory."""
     if not found.values:
         return ""
+    shares = [SHARES_HEAD, *(share_row(each, found) for each in found.shares)]
+    by_line = f"{highest_moment_text(found)}\n\n{table(shares, right=range(3), ends=(4,), unless_told=_WIDEST)}"
+    return f"{by_line}\n\nthe largest values\n\n{_by_value(found)}" if values else by_line
+
+
+def _by_value(found: PeakValues) -> str:
     values: list[tuple[str, ...]] = [(*VALUES_HEAD[:7], "in steps")]
     for each in found.values:
         made = "start" if each.made is None else f"{each.made.step:,}"
@@ -67,14 +84,7 @@ def at_peak_text(found: PeakValues) -> str:
         values.append(
             (bytes_text(found.rest_bytes), _share(found.rest_bytes, found), f"{found.rest:,} smaller", *[""] * 5)
         )
-    shares = [SHARES_HEAD, *(share_row(each, found) for each in found.shares)]
-    parts = (
-        highest_moment_text(found),
-        table(values, right=range(2), ends=(2, 4), spare=(7, 3), unless_told=_WIDEST),
-        "by line",
-        table(shares, right=range(3), unless_told=_WIDEST),
-    )
-    return "\n\n".join(parts)
+    return table(values, right=range(2), ends=(2, 4), spare=(7, 3), unless_told=_WIDEST)
 
 
 def highest_moment_text(found: PeakValues) -> str:
@@ -179,7 +189,7 @@ def _rewrites(found: Breakdown, edits: Sequence[EditWorth]) -> str:
                 *(_signed(seconds or 0.0, "seconds") for seconds in times),
             )
         )
-    compared = "from `collectives` on: with the rewrite, compared with the same policy without it"
+    compared = "from `collectives` on: with the rewrite, compared with the policy without it"
     return "\n".join((table(rows, right=range(2, len(rows[0])), ends=(0,)), compared))
 
 
@@ -190,7 +200,7 @@ def _rules(found: Breakdown, worth: Sequence[Worth]) -> str:
         return ""
     margins = {each.rule: each for each in worth}
     timed = found.plan.shown_times is not None
-    head = ("line", "rule", "matched", "decided", "saved", "recomputed", *("time",)[:timed], "peak", "", "a GiB")
+    head = ("line", "rule", "matched", "decided", "saved", "recomputed", *("time",)[:timed], "peak", "worth", "a GiB")
     rows: list[tuple[str, ...]] = [head]
     for index, outcome in enumerate(outcomes):
         rule, margin, cells = outcome.rule, margins.get(index), [""] * (len(head) - 4)
@@ -206,9 +216,10 @@ def _rules(found: Breakdown, worth: Sequence[Worth]) -> str:
             ]
         counts = f"{len(outcome.matched):,}", f"{len(outcome.decided):,}"
         rows.append((file_name(rule.source), shortened(rule.text, _LONGEST_RULE), *counts, *cells))
-    text = table(rows, right=range(2, len(head) - 2), ends=(0,), spare=(len(head) - 3, 2, len(head) - 1))
+    spare = 2, len(head) - 1, len(head) - 2, 3, *(5,)[:timed]
+    text = table(rows, right=range(2, len(head) - 2), ends=(0,), spare=spare, readable=_READABLE_RULE)
     what = "saved, recomputed, its time, and peak" if timed else "saved, recomputed and peak"
-    notes = [f"{what}: with the rule, compared with the same policy without it"]
+    notes = [f"{what}: with the rule, compared with the policy without it"]
     if left_out := sum(bool(outcome.decided) for outcome in outcomes) - len(worth):
         notes.append(f"not worked out for the last {counted(left_out, 'rule')} that decide something")
     return "\n".join((text, *notes))
@@ -218,19 +229,29 @@ def _signed(amount: float, dimension: Measured) -> str:
     return f"{'+' if amount > 0 else '-'}{format_quantity(abs(amount), dimension)}" if amount else "0"
 
 
+def _groups(found: Breakdown) -> str:
+    rest = max(0, len(found.groups) - _MOST_GROUPS)
+    more = [f"and {counted(rest, 'more group')} of blocks"] if rest else []
+    return "\n".join((*map(_group, found.groups[:_MOST_GROUPS]), *more))
+
+
 def _group(group: BlockGroup) -> str:
     amounts = group.amounts
     times, each = (f" ×{group.times}", ", each") if group.times > 1 else ("", "")
     moved = f" {bytes_text(amounts.offloaded_bytes)} offloaded," if amounts.offloaded else ""
     again = f" in {seconds_text(amounts.recomputed_seconds)}" if amounts.recomputed_seconds else ""
-    lines = [
+    return (
         f"{group.label}{times}: {bytes_text(amounts.saved_bytes)} saved,{moved} {bytes_text(amounts.recomputed_bytes)} "
         f"and {format_quantity(amounts.recomputed_flops, 'flops')} recomputed{again}{each}"
-    ]
+    )
+
+
+def _entries(group: BlockGroup) -> str:
+    lines = list[str]()
     shown = [entry for entry in group.entries if not entry.is_free]
     views = sum(entry.count for entry in group.entries if entry.is_free)
     if shown:
-        timed = amounts.recomputed_seconds is not None
+        timed = group.amounts.recomputed_seconds is not None
         head = ("", "operator", "module", "shape", "bytes", "FLOPs", *("time",)[:timed], "line")
         line = len(head) - 1
         rows = [head, *((*row[:6], *row[6:7][:timed], row[7]) for row in map(entry_row, shown))]

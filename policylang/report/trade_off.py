@@ -95,7 +95,8 @@ def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
     heading = (
         f"{len(tuned.table)} policies for {subject.called} on {subject.device}, none better in both memory and time"
     )
-    return f"{heading}\n\n{table(rows, right=range(1, len(head) - 1))}"
+    spare = at + 1, head.index("step"), head.index("saved")
+    return f"{heading}\n\n{table(rows, right=range(1, len(head) - 1), spare=spare, readable=36)}"
 
 
 def distinctions(candidates: Sequence[Candidate]) -> list[str]:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from policylang.commands import output
+from policylang.commands.cli import COMMANDS
+from policylang.commands.output import doing
 
 
 def test_version(policylang):
@@ -72,3 +78,24 @@ def test_graphs_and_policies_need_no_torch(process, tmp_path):
     assert torch == "False"
     assert 2 not in json.loads(codes)
     assert 101 not in json.loads(codes)
+
+
+def test_alone_it_lists_its_commands(policylang):
+    outcome = policylang()
+    assert (outcome.code, outcome.out) == (2, "")
+    listed = [line.split()[0] for line in outcome.err.splitlines() if line.startswith("  ")]
+    assert listed == [name for name, _, _ in COMMANDS]
+    assert max(map(len, outcome.err.splitlines())) <= 80
+
+
+def test_a_terminal_says_what_takes_long(monkeypatch, capsys):
+    with doing("nothing"):
+        pass
+    assert capsys.readouterr().err == "", "no terminal here"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(output, "_TICK", 0.001)
+    with doing("tracing my.models:\x1bllama"):
+        time.sleep(0.1)
+    shown = capsys.readouterr().err
+    assert "\r\x1b[Ktracing my.models:\ufffdllama: 0 s" in shown
+    assert shown.endswith("\r\x1b[K"), "it is gone at the end"

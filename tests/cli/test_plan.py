@@ -45,7 +45,7 @@ def policy(tmp_path):
 
 
 def test_what_is_saved_and_recomputed_by_which_line(policylang, graph, policy):
-    outcome = policylang("plan", policy(), "--graph", graph)
+    outcome = policylang("plan", policy(), "--graph", graph, "--values")
     assert (outcome.code, outcome.err) == (0, "")
     assert "policy mine: 4 forward values, 2 blocks" in outcome.out
     assert re.search(r"saved +2 GiB +4 GiB", outcome.out)
@@ -82,8 +82,17 @@ def test_json_is_one_document(policylang, graph, policy):
     assert found["diagnostics"] == []
 
 
+def test_a_plan_without_options_fits_a_screen(policylang):
+    graph = str(Path(__file__).parents[2] / "docs" / "graphs" / "llama3_8b.graph")
+    out = policylang("plan", "llama3_sac", "--graph", graph, "--width", "80").out
+    assert len(out.splitlines()) <= 45
+    assert "\nmodel.layers.0–30 ×31: 497 MiB saved, " in out
+    assert "aten." not in out
+    assert out.endswith("\nevery value: --values; as a page: --html plan.html\n")
+
+
 def test_what_is_alive_at_the_peak_by_line(policylang, graph, policy):
-    outcome = policylang("plan", policy(), "--graph", graph)
+    outcome = policylang("plan", policy(), "--graph", graph, "--values")
     assert "alive at the peak, 5 GiB: at g1, step 6 of 8, in the backward" in outcome.out
     assert re.search(r"1 GiB +20% +a1 +aten.mm.default +layers.1 +saved +mine.apl:3 +3–6", outcome.out)
     assert re.search(r"1 GiB +20% +w +parameter +start–end", outcome.out)
@@ -132,7 +141,7 @@ def test_a_summary(policylang, graph, policy):
 
 def test_a_plan_of_the_standard_input(policylang, graph, standard_input):
     standard_input(POLICY)
-    outcome = policylang("plan", "-", "--graph", graph)
+    outcome = policylang("plan", "-", "--graph", graph, "--values")
     assert outcome.code == 0
     assert re.search(r"saved +aten.mm.default +8×8 float32 +1 GiB +<stdin>:3", outcome.out)
 

@@ -65,7 +65,7 @@ ON = ("--graph", "small.graph", "--device", "./slow.toml")
 
 
 def test_a_plan_says_its_times_beside_the_other_figures(policylang, folder):
-    outcome = policylang("plan", "mine.apl", *ON)
+    outcome = policylang("plan", "mine.apl", *ON, "--values")
     assert (outcome.code, outcome.err) == (0, "")
     assert re.search(r"recomputed time +80 ms \(90\.9%\) +-\n", outcome.out), "four products of 88 ms"
     assert re.search(r"step time +184 ms +104 ms\n", outcome.out)

@@ -108,7 +108,7 @@ def test_a_report_names_what_it_does_not_count(folder: Path) -> None:
 
 def test_a_plan_names_what_it_does_not_count(folder: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(folder)
-    text = said(capsys, "plan", "mine.apl", "--graph", "model.graph")
+    text = said(capsys, "plan", "mine.apl", "--graph", "model.graph", "--values")
     named = f"{FUSED} ×2 (no FLOP formula, so counted as 0)"
     assert f"uncounted in the forward: {named}; recomputed of them: {named}" in text
     assert "not counted" in next(line for line in text.splitlines() if line.strip().startswith(f"recomputed  {FUSED}"))

@@ -93,7 +93,7 @@ def test_alike_collectives_are_one_row_and_the_most_of_reasons_are_told() -> Non
 
 
 def test_the_totals_of_a_plan_are_those_of_the_order_that_is_carried_out() -> None:
-    text = plan_text(breakdown(ordered_plan(4)), ())
+    text = plan_text(breakdown(ordered_plan(4)), (), values=True)
     assert re.search(r"step time +96 ms +148 ms\n", text)
     assert re.search(r"exposed +16 ms \(16.7%\) +68 ms \(45.9%\)\n", text)
     assert re.search(r"peak, forward +8.8 KiB +5.9 KiB\n", text)
