@@ -119,7 +119,7 @@ def worth_of(graph: GraphState, index: int) -> Worth | None:
 def rule_meaning(rule: Rule) -> Article:
     """The meaning of a rule, without a graph."""
     article = Article()
-    said = meaning(rule.action.word, "action")
+    said = meaning(rule.action.word.split()[0], "action")
     assert said is not None
     article.say(f"{said.text} The nodes are those of {code(rule.selector.span.one_line)}.")
     if rule.budget is not None:
