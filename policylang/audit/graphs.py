@@ -27,10 +27,10 @@ from policylang.audit.outcome import (
 )
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
+from policylang.graph.schedule import STARTS
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.operators.calls import argument, describe, function, nodes_in, piece_of_draw
 from policylang.operators.names import (
-    HOST_COPIES,
     HOST_COPY_WAIT,
     OFFLOAD,
     RELOAD,
@@ -40,7 +40,7 @@ from policylang.operators.names import (
 from policylang.planning.checkpoints import kept_rows
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
-from policylang.planning.value_outcome import offloads, recomputes, saves
+from policylang.planning.value_outcome import moves, recomputes, saves
 from policylang.torch_compat.eager import held_bytes
 
 _RANDOM, _WRITES, _SYMBOLIC = int(Flag.RANDOM), int(Flag.WRITES), int(Flag.SYMBOLIC)
@@ -56,7 +56,7 @@ def is_random_state(value: Any) -> bool:
 
 def is_copy(node: fx.Node) -> bool:
     """The node starts or awaits a copy between device and host."""
-    return node.op == "call_function" and describe(node.target).name in HOST_COPIES
+    return node.op == "call_function" and describe(node.target).name in (*STARTS, HOST_COPY_WAIT)
 
 
 def read(
@@ -290,7 +290,7 @@ def audit_copies(
     ``split`` was read at the time of the split: rewritten nodes have other names, but outputs and inputs keep their
     places."""
     outputs, inputs = _returned(forward), backward.find_nodes(op="placeholder")
-    places = {row: split.places[row] for row in needs.offloaded if row in split.places}
+    places = {row: split.places[row] for row in needs.moved if row in split.places}
     sent = {inputs[taken]: outputs[number] for number, taken in places.values()}
     handed = {place: value for place, value in sent.items() if isinstance(value, fx.Node)}
     if not places and not any(map(is_copy, chain(forward.nodes, backward.nodes))):
@@ -384,10 +384,11 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
     late = (row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD)
     read_late = {source for row in late for source in facts.inputs[row]}
     on_host = {copy.row: copy for copy in found.copies if copy.fetched}
-    planned = {row: copy for row, copy in on_host.items() if row >= 0 and offloads(decisions[row])}
+    planned = {row: copy for row, copy in on_host.items() if row >= 0 and moves(decisions[row])}
+    may_save = {row for row in facts.forward if row not in again and not moves(decisions[row])}
     expected = Expected(
-        may_save={row for row in facts.forward if row not in again and not offloads(decisions[row])},
-        must_save={row for row in facts.forward if row in read_late and saves(decisions[row]) and row not in on_host},
+        may_save,
+        must_save={row for row in may_save if row in read_late and saves(decisions[row]) and row not in on_host},
         may_recompute=again,
     )
     unplanned = (copy.value for row, copy in on_host.items() if row not in planned)
@@ -396,7 +397,9 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
         *reads_otherwise(_OF_FLAT, found),
         *moves_otherwise(_OF_FLAT, plan, evolve(found, saved=saved), planned, unplanned),
     )
-    return summary(plan, found, differences, saved=saved, offloaded=sorted(row for row in on_host if row >= 0))
+    here = {row for row in planned if (by := decisions[row]) is not None and by.outcome.on_device}
+    away = sorted(row for row in on_host if row >= 0 and row not in here)
+    return summary(plan, found, differences, saved=sorted({*saved, *here}), offloaded=away)
 
 
 OTHER_BYTES = "APL409"

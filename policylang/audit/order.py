@@ -22,11 +22,11 @@ from torch import fx
 from policylang.audit.outcome import OUT_OF_ORDER
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag
-from policylang.graph.schedule import StepKind
+from policylang.graph.schedule import STARTS, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import counted
 from policylang.operators.calls import describe, effects, function, written_statistics
-from policylang.operators.names import GETITEM, HOST_COPY_WAIT, OFFLOAD, RELOAD, RUNS_WITH_RANDOM_STATE, WAITS, Category
+from policylang.operators.names import GETITEM, HOST_COPY_WAIT, OFFLOAD, RUNS_WITH_RANDOM_STATE, WAITS, Category
 from policylang.planning.graph_edit import Edit
 from policylang.planning.plan import OrderPlan
 
@@ -172,8 +172,7 @@ _HELP = "another pass changed the graph after the policy was carried out, or thi
 _MOST = 8
 _COMPUTATION, _COMMUNICATION = 3, 2
 """What it counts to have moved."""
-_STARTS = {OFFLOAD: StepKind.COPY_TO_HOST, RELOAD: StepKind.COPY_FROM_HOST}
-_RUN, _COPIES = StepKind.FIRST_RUN, range(StepKind.COPY_TO_HOST, StepKind.WAIT_FROM_HOST + 1)
+_RUN, _COPIES = StepKind.FIRST_RUN, tuple(kind for kind in StepKind if kind > StepKind.SECOND_RUN)
 _SAID = {
     StepKind.COPY_TO_HOST: "the copy of `{}` to the host starts",
     StepKind.WAIT_TO_HOST: "the copy of `{}` to the host is awaited",
@@ -268,7 +267,7 @@ class _OrderReader:
         """The name by which the plan knows what a node hands out: a copy that came back is the value that was sent, as
         far as the edges of the graph lead."""
         value = node
-        while value.op == "call_function" and (called := describe(value.target).name) in (*_STARTS, HOST_COPY_WAIT):
+        while value.op == "call_function" and (called := describe(value.target).name) in (*STARTS, HOST_COPY_WAIT):
             source = value.args[1 if called == HOST_COPY_WAIT else 0]
             if not isinstance(source, fx.Node) or source.op == "placeholder":
                 return str(marks.custom(node.meta).get(marks.MOVED, value.name))
@@ -326,7 +325,7 @@ class _OrderReader:
     def _said(self, step: GraphStep) -> str:
         kind, name, _ = step
         if kind in _COPIES:
-            return _SAID[kind].format(name)
+            return _SAID.get(kind, f"the step {kind.name.lower()} of `{{}}`").format(name)
         row = self.facts.index[name]
         if self.facts.targets[row] in WAITS:
             (awaited, *_) = self.facts.inputs[row] or (row,)
@@ -349,7 +348,7 @@ def _kind(node: fx.Node) -> StepKind:
         return _RUN
     called = describe(node.target).name
     if called != HOST_COPY_WAIT:
-        return _STARTS.get(called, _RUN)
+        return STARTS.get(called, _RUN)
     start = node.args[0]
     is_out = isinstance(start, fx.Node) and start.op == "call_function" and describe(start.target).name == OFFLOAD
     return StepKind.WAIT_TO_HOST if is_out else StepKind.WAIT_FROM_HOST

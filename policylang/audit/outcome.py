@@ -11,7 +11,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Rule
 from policylang.planning.liveness import SavedForBackward, with_cost
 from policylang.planning.plan import Plan
-from policylang.planning.value_outcome import Decision
+from policylang.planning.value_outcome import KEPT, Decision, Outcome, saved_as
 
 
 @frozen
@@ -193,16 +193,23 @@ def moves_otherwise(
     for row, copy in moved.items():
         root = roots[row]
         if copy is None:
-            yield say.of_row(NOT_FREED, plan, row, "was not moved to the host")
+            yield say.of_row(NOT_FREED, plan, row, f"was not {_outcome(plan, row).moves}")
         elif copy.awaited > found.begins:
             alive.add(root)
         if root in alive or found.held.get(root, -1) > found.begins:
-            yield say.of_row(NOT_FREED, plan, row, "was offloaded and is held on the device all the same")
+            yield say.of_row(
+                NOT_FREED, plan, row, f"was {_outcome(plan, row).word} and is held on the device all the same"
+            )
     for copy in found.copies:
         written = found.written.get(roots[copy.row], -1) if copy.row >= 0 else -1
         if written > copy.started:
             late = f"before `{found.order[written]}`, which writes to what it copies"
             yield say.of_node(OUT_OF_ORDER, found.order[copy.started], late)
+
+
+def _outcome(plan: Plan, row: int) -> Outcome:
+    decision = plan.decisions[row]
+    return KEPT if decision is None else decision.outcome
 
 
 def _planned(decision: Decision | None, rule: Rule | None) -> str:
@@ -224,7 +231,8 @@ def summary(
 ) -> Audit:
     """The audit with its costs."""
     facts, again = plan.facts, sorted(found.recomputed)
-    needs = SavedForBackward.of(saved, again, offloaded)
+    kept = {outcome: tuple(rows) for outcome, rows in saved_as(saved, plan.decisions).items()}
+    needs = SavedForBackward({**SavedForBackward.of((), again, offloaded).rows, **kept})
     cost = with_cost(needs, facts, plan.block_of, len(plan.block_names))
     return Audit(
         saved=names(facts, saved),

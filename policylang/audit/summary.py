@@ -28,7 +28,7 @@ from policylang.language.syntax import Action, Policy
 from policylang.planning.graph_edit import Edit, Edits
 from policylang.planning.liveness import counted_by_data
 from policylang.planning.plan import Plan
-from policylang.planning.value_outcome import KEPT, ON_HOST, Decision, Why
+from policylang.planning.value_outcome import ON_HOST, Decision, Why, saved_bytes
 
 if TYPE_CHECKING:
     from policylang.audit.outcome import Audit
@@ -222,7 +222,7 @@ def _report(plan: Plan, audit: Audit | None, order: OrderPlan | None = None) -> 
         saved, offloaded = ([facts.index[name] for name in names] for names in (audit.saved, audit.offloaded))
         # memory that values of several rules look into counts for the first of them in graph order
         amounts = {
-            "saved_bytes": _by_rule(plan, zip(saved, KEPT.kept_bytes(facts, saved), strict=True)),
+            "saved_bytes": _by_rule(plan, zip(saved, saved_bytes(facts, saved, plan.decisions), strict=True)),
             "recomputed_flops": _by_rule(plan, ((row, facts.flops[row]) for row in again)),
             "offloaded_bytes": _by_rule(plan, zip(offloaded, ON_HOST.kept_bytes(facts, offloaded), strict=True)),
         }

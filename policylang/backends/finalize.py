@@ -21,7 +21,7 @@ from policylang.language.syntax import Action
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
 from policylang.planning.liveness import backward_needs
 from policylang.planning.plan import Plan
-from policylang.planning.value_outcome import Decision, Why, is_open, offloads
+from policylang.planning.value_outcome import Decision, Why, is_open, moves
 from policylang.torch_compat import eager
 
 _NEVER_EQUAL = Flag.RANDOM | Flag.WRITES | Flag.EFFECTFUL
@@ -173,7 +173,7 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
             decision = decisions[row]
             if decision is not None and decision.action is None:
                 decisions[row] = _AUTO_SAVE if row in wanted or is_unsafe(facts, row) else _AUTO_RECOMPUTE
-        leaving = {facts.storage_roots[row] for row, by in enumerate(plan.decisions) if offloads(by)}
+        leaving = {facts.storage_roots[row] for row, by in enumerate(plan.decisions) if moves(by)}
         for row in wanted:
             if phases[row] == Phase.BACKWARD and not (leaving and facts.storage_roots[row] in leaving):
                 phases[row], decisions[row] = Phase.FORWARD, _AUTO_SAVE
@@ -195,13 +195,14 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
 def resolve_offloads_again(plan: Plan) -> Plan:
     """The plan with its offloads decided once more: merged nodes share memory, and so does what min-cut saves. What
     stays on the device after all is in the diagnostics."""
-    if not any(map(offloads, plan.decisions)):
+    if not any(map(moves, plan.decisions)):
         return plan
     policy, decisions = plan.policy, list(plan.decisions)
     facts = evolve(plan.facts, users=users_of(plan.facts.inputs))  # merged nodes have other readers by now
     stays = resolve_offloads(policy, facts, decisions, backward_needs(facts, decisions))
     notes = offload_diagnostics(policy, facts, decisions, backward_needs(facts, decisions), stays)
-    return evolve(plan, decisions=decisions, diagnostics=(*plan.diagnostics, *notes))
+    news = (each for each in notes if each not in plan.diagnostics)
+    return evolve(plan, decisions=decisions, diagnostics=(*plan.diagnostics, *news))
 
 
 def _sizes_of_forward_values(facts: Facts) -> list[int]:

@@ -180,7 +180,7 @@ class _Rematerializer:
         for row in reversed(self.facts.forward):
             if row not in runs:
                 self.graph.erase_node(self.nodes[row])
-        values = {row: self._result(row) for row in self.schedule.rows_of(StepKind.COPY_TO_HOST)}
+        values = {row: self._result(row) for row in self.schedule.moved}
         if values:
             hosts = copy_out(self.graph, self.schedule, self.ran, values)
             copy_in(self.graph, self.schedule, self.ran, values, hosts, lambda node: self.in_region.get(node, 0))

@@ -41,7 +41,7 @@ from policylang.backends.runtime import RankOrder, collector_paused, timed
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
 from policylang.graph.collect import collect
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase, mask_of
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
@@ -211,7 +211,8 @@ def schedule_of_graphs(
             for row in (row_of[name] for name in (*gone.get(node.name, ()), node.name) if name in row_of):
                 kind = StepKind.SECOND_RUN if region and row in again else StepKind.FIRST_RUN
                 steps.append((kind, row, region))
-    return Schedule.of(with_host_copies(plan.facts, steps, mask_of(needs.offloaded, len(plan.facts))))
+    leaving = plan.schedule.moved
+    return Schedule.of(with_host_copies(plan.facts, steps, {row: leaving[row] for row in needs.moved}))
 
 
 def _nodes(facts: Facts, schedule: Schedule, graph: fx.Graph, *, backward: bool) -> list[fx.Node | None]:
@@ -414,7 +415,7 @@ class JointPartitioner:
             found = read_halves(final, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
             result = audit(final, needs, found)
         raise_differences(result.differences)
-        crossing = crossings(final.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
+        crossing = crossings(final.facts, needs.moved, forward.graph, backward.graph, after=num_fwd_outputs)
         rewritten: tuple[RewrittenGraph, ...] = ()
         schedule, graphs = final.schedule, (forward.graph, backward.graph)
         rows = [rows_in(final, each, backward=each is graphs[1]) for each in graphs if plan.policy.orders]

@@ -41,7 +41,7 @@ def write(graph: fx.Graph, plan: Plan) -> None:
             continue
         if decision.why is Why.USER:
             assert decision.action is not None
-            node.meta[_RECOMPUTE] = CheckpointPolicy[decision.action.value]
+            node.meta[_RECOMPUTE] = CheckpointPolicy[decision.action.tag]
         else:
             _tag(node, decision, provenance(plan, decision))
 
@@ -138,7 +138,7 @@ def _tag(node: fx.Node, decision: Decision, who: str) -> None:
     if decision.action is None:
         del meta[_RECOMPUTE]
     else:
-        meta[_RECOMPUTE] = CheckpointPolicy[decision.action.value]
+        meta[_RECOMPUTE] = CheckpointPolicy[decision.action.tag]
         meta[_REGION] = marks.AC_GRAPH_ID
 
 

@@ -13,6 +13,7 @@ from enum import IntEnum
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts
+from policylang.operators.names import OFFLOAD, RELOAD
 
 
 class StepKind(IntEnum):
@@ -29,6 +30,11 @@ class StepKind(IntEnum):
     WAIT_FROM_HOST = 5
     """The copy back is awaited; what follows in the region reads it."""
 
+
+STARTS = {OFFLOAD: StepKind.COPY_TO_HOST, RELOAD: StepKind.COPY_FROM_HOST}
+"""The operators that put something in the place of a value, or bring the value back, and their steps."""
+LEAVES = (StepKind.COPY_TO_HOST,)
+"""The steps from which on something else takes the place of a value."""
 
 ScheduleStep = tuple[int, int, int]
 """Kind, row and region."""
@@ -61,6 +67,11 @@ class Schedule:
     def rows_of(self, kind: StepKind) -> list[int]:
         """The rows of the steps of one kind, in order; a row recomputed for two regions is there twice."""
         return [row for found, row in zip(self.kinds, self.rows, strict=True) if found == kind]
+
+    @property
+    def moved(self) -> dict[int, StepKind]:
+        """The rows in whose place something else waits for the backward, in order, and the step that puts it there."""
+        return {row: StepKind(kind) for kind, row, _ in self if kind in LEAVES}
 
     def next_first_runs(self) -> list[int]:
         """For each step the row of the first run that comes next, itself included: a recomputation is before that

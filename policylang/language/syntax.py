@@ -32,6 +32,11 @@ class Action(Enum):
     LEAVE = "LEAVE"
 
     @property
+    def tag(self) -> str:
+        """The name of the member of ``CheckpointPolicy``."""
+        return self.value
+
+    @property
     def word(self) -> str:
         """Its keyword."""
         return self.name.lower()
@@ -370,6 +375,11 @@ class Rule(_Spanned):
     override: bool = False
     budget: Quantity | None = None
     """The most that an ``offload`` may move on one rank."""
+
+    @property
+    def tail(self) -> Span | None:
+        """What stands behind the selector, and that another action has not."""
+        return None if self.budget is None else self.budget.span
 
     @property
     def source(self) -> str:

@@ -255,15 +255,18 @@ class NodeOutcomes:
     """The outcome of each node: by what the backward needs of its group, else by what was decided for it.
 
     A group (an operator with its ``getitem`` nodes, a collective with its ``wait_tensor``) has one: a collective is
-    saved when its ``wait_tensor`` is. A view that is rebuilt from an offloaded value counts as offloaded.
+    saved when its ``wait_tensor`` is. A view that is rebuilt from a moved value counts as that does.
     """
 
     def __init__(self, facts: Facts, decisions: Sequence[Decision | None], needs: SavedForBackward) -> None:
         self._owners, self._decisions = facts.owners, decisions
-        rebuilt = {row for row in needs.recomputed if (by := decisions[row]) is not None and by.why is Why.REBUILT}
+        rebuilt = [row for row in needs.recomputed if (by := decisions[row]) is not None and by.why is Why.REBUILT]
         rows = dict(needs.rows)
-        rows[RECOMPUTED] = tuple(row for row in rows.get(RECOMPUTED, ()) if row not in rebuilt)
-        rows[ON_HOST] = (*rows.get(ON_HOST, ()), *rebuilt)
+        rows[RECOMPUTED] = tuple(sorted({*rows.get(RECOMPUTED, ())}.difference(rebuilt)))
+        moved = {row: outcome for outcome, each in needs.rows.items() if outcome.moves for row in each}
+        for row in rebuilt:  # a view comes after what it looks into
+            moved[row] = moved.get(facts.inputs[row][0], ON_HOST)
+            rows[moved[row]] = (*rows.get(moved[row], ()), row)
         rows[KEPT] = (*rows.get(KEPT, ()), *needs.symbolic)
         self._needed: dict[int, Outcome] = {}  # by owner; of several outcomes the first in this order
         for outcome in sorted(rows, key=lambda each: _PRECEDENCE.index(each.held)):
@@ -289,7 +292,7 @@ def check_outcome(expectation: ExpectFate, rows: Sequence[int], outcomes: NodeOu
     """``every`` goes by what was decided where the backward needs no such value, ``no`` by what really happens."""
     every, wanted, nodes = expectation.quantifier == "every", expectation.fate, counted(len(rows), "node")
     found = [(row, outcomes.decided(row) if every else outcomes.really(row)) for row in rows]
-    words = [(row, "not needed by the backward" if outcome is None else outcome.word) for row, outcome in found]
+    words = [(row, "not needed by the backward" if outcome is None else outcome.fate) for row, outcome in found]
     is_open = any(outcome is LEFT_TO_MIN_CUT for _, outcome in found)
     if every:
         settled = (wanted, LEFT_TO_MIN_CUT.word)

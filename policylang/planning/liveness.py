@@ -71,6 +71,11 @@ class SavedForBackward:
         return self.held(Held.HOST)
 
     @cached_property
+    def moved(self) -> tuple[int, ...]:
+        """Values in whose place something else waits."""
+        return tuple(sorted(chain(*(rows for outcome, rows in self.rows.items() if outcome.moves))))
+
+    @cached_property
     def recomputed(self) -> tuple[int, ...]:
         return self.held(Held.NOWHERE)
 
@@ -171,7 +176,8 @@ def with_checkpoints(
     if checkpoints is None:
         return needs
     saved, again = held_and_rerun(facts, decisions, checkpoints)
-    return evolve(needs, rows={**needs.rows, KEPT: saved, RECOMPUTED: again})
+    others = {outcome: rows for outcome, rows in needs.rows.items() if outcome.held is not Held.DEVICE}
+    return evolve(needs, rows={**others, KEPT: saved, RECOMPUTED: again})
 
 
 def _read_by_backward(facts: Facts) -> bytearray:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Facts, Flag
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.schedule import LEAVES, Schedule, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import as_text
 from policylang.language.syntax import Policy, Rule, Scheduling
@@ -209,8 +209,6 @@ class Plan:
 
 def schedule_of(facts: Facts, decisions: Sequence[Decision | None]) -> Schedule:
     """The steps under some decisions."""
-    adding: dict[StepKind, list[int]] = {kind: [] for kind in StepKind}
-    for row, decision in enumerate(decisions):
-        for kind in () if decision is None else decision.outcome.steps:
-            adding[kind].append(row)
-    return build_schedule(facts, adding[StepKind.SECOND_RUN], adding[StepKind.COPY_TO_HOST])
+    steps = [(row, decision.outcome.steps) for row, decision in enumerate(decisions) if decision is not None]
+    again = (row for row, added in steps if StepKind.SECOND_RUN in added)
+    return build_schedule(facts, again, {row: kind for row, added in steps for kind in added if kind in LEAVES})

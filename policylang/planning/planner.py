@@ -31,7 +31,7 @@ from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.selection.selectors import selections_for
 from policylang.planning.statement_errors import StatementErrors, named_alone, time_errors, unanswerable
-from policylang.planning.value_outcome import KEPT, Default, by_rule, offloads
+from policylang.planning.value_outcome import KEPT, Default, by_rule, moves
 from policylang.simulation.node_times import node_times
 
 
@@ -75,7 +75,7 @@ def plan(
     needs = safety.enforce()
     check_cancelled()
     stays: tuple[int, ...] = ()
-    if capabilities.offloads and (policy.offloads or any(map(offloads, decisions))):
+    if capabilities.offloads and any(map(moves, decisions)):
         stays = resolve_offloads(policy, facts, decisions, needs)
         needs = safety.enforce()
     checkpoints = None
@@ -137,7 +137,7 @@ def plan(
         *markers_lost(policy, facts),
         *markers_outranked(policy, facts, rules, decisions, needs),
         *safety.diagnostics(),
-        *offload_diagnostics(policy, facts, decisions, needs, stays),
+        *(offload_diagnostics(policy, facts, decisions, needs, stays) if capabilities.offloads else ()),
         *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
         *errors.of_expectations({at: each for at, each in unmet.items() if at not in by_fsdp.expectations}),
         *incomplete_figures(policy.expectations, facts, needs, times),

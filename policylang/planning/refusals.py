@@ -30,7 +30,7 @@ from policylang.planning.capabilities import WHAT_FSDP_MEANS, Capabilities
 from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection import no_match
 from policylang.planning.selection.selectors import Selections
-from policylang.planning.value_outcome import Decision, Why
+from policylang.planning.value_outcome import Decision, Why, outcome_of
 
 MATCHES_NOTHING = "APL301"
 NO_SUCH_BLOCKS = "APL302"
@@ -169,9 +169,9 @@ def beyond_capabilities(
     for rule in policy.rules:
         leaves = rule.action.leaves and capabilities.undecided is None
         why = f"leaves values to PyTorch's partitioner, and {capabilities.name} has none"
-        if rule.action.offloads:
-            why = f"asks for offloading, which {capabilities.name} cannot do"
-        if leaves or (rule.action.offloads and not capabilities.offloads):
+        if asks := outcome_of(rule.action).asks:
+            why = f"asks for {asks}, which {capabilities.name} cannot do"
+        if leaves or (asks and not capabilities.offloads):
             help = "save or recompute these values instead"
             yield diagnose(PATH_CANNOT, f"`{rule.text}` {why}", rule.span, help=help, fixes=_other_action(rule))
     if capabilities.undecided is not None:
@@ -201,7 +201,7 @@ def _other_action(rule: Rule) -> Iterator[Fix]:
         return
     for action in ("save", "recompute"):
         (fix,) = written(verb.span, [action], is_choice=True)
-        budget = left_out(rule.budget.span).changes if rule.budget is not None else ()
+        budget = left_out(rule.tail).changes if rule.tail is not None else ()
         yield evolve(fix, changes=tuple(sorted((*fix.changes, *budget), key=lambda each: each.span.start)))
 
 

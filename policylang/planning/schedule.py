@@ -20,7 +20,7 @@ O(nodes + edges), the recomputations of a step sorted into forward order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from policylang.graph.blocks import OUTSIDE
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, mask_of
@@ -32,7 +32,7 @@ IN_FLIGHT = 2
 """The number of copies between device and host that may be under way, in either direction, before one is awaited."""
 
 
-def with_host_copies(facts: Facts, steps: list[ScheduleStep], moved: bytearray) -> list[ScheduleStep]:
+def with_host_copies(facts: Facts, steps: list[ScheduleStep], moved: Mapping[int, StepKind]) -> list[ScheduleStep]:
     """The steps with the copies that move some rows. Linear in both.
 
     A copy starts right behind the last forward reader of its memory, and is awaited before the second copy after it
@@ -41,18 +41,18 @@ def with_host_copies(facts: Facts, steps: list[ScheduleStep], moved: bytearray) 
     begins, and awaits it right before its own first use. So at most :data:`IN_FLIGHT` copies are under way beside the
     one that is awaited.
     """
-    if not any(moved):
+    if not moved:
         return steps
     begins = dict[int, int]()
     first_reads = defaultdict[int, dict[int, int]](dict)  # by region, moved rows and the step that reads each first
     for at, (_, row, region) in enumerate(steps):
         begins.setdefault(region, at)
         for source in facts.inputs[row] if region else ():
-            if moved[source]:
+            if source in moved:
                 first_reads[region].setdefault(source, at)
     for row, phase in enumerate(facts.phases if facts.kind is GraphKind.JOINT else ()):
         for source in facts.inputs[row] if phase == Phase.OUTPUT else ():
-            if moved[source] and is_gradient(facts, source):
+            if source in moved and is_gradient(facts, source):
                 first_reads[1].setdefault(source, len(steps))
     roots = facts.storage_roots
     value_in = {roots[row]: row for reads in first_reads.values() for row in reads}
@@ -90,10 +90,14 @@ Part = tuple[int, list[int]]
 """A region, 0 for the forward, and rows that run one after the other. A forward row in a region is recomputed."""
 
 
-def build_schedule(facts: Facts, recomputed: Iterable[int], offloaded: Iterable[int] = ()) -> Schedule:
+def build_schedule(
+    facts: Facts, recomputed: Iterable[int], offloaded: Iterable[int] | Mapping[int, StepKind] = ()
+) -> Schedule:
     """The steps of a graph in which ``recomputed`` rows are recomputed for the backward, ``offloaded`` ones wait on the
-    host in between, and all else that is read is kept. Either may name more rows than the backward needs."""
-    again, moved = mask_of(recomputed, len(facts)), mask_of(offloaded, len(facts))
+    host in between (or where the step leads that is given for each), and all else that is read is kept. Either may name
+    more rows than the backward needs."""
+    again = mask_of(recomputed, len(facts))
+    moved = offloaded if isinstance(offloaded, Mapping) else dict.fromkeys(offloaded, StepKind.COPY_TO_HOST)
     if facts.kind is GraphKind.FLAT:
         steps = _with_pieces_behind(facts, _steps(facts, _Flat(facts, again).parts()), StepKind.SECOND_RUN)
         return Schedule.of(with_host_copies(facts, steps, moved))

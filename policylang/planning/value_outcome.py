@@ -40,6 +40,10 @@ class Outcome:
     held: ClassVar[Held]
     steps: ClassVar[tuple[StepKind, ...]] = ()
     """The steps that it adds to the schedule, beside the run in the forward."""
+    moves: ClassVar[str] = ""
+    """What becomes of it, where something else takes its place between the forward and the backward."""
+    asks: ClassVar[str] = ""
+    """What it asks of a path, where not every one can do it."""
     reads_again: ClassVar[bool] = False
     """True if the backward needs, for sure or possibly, the inputs of the value."""
 
@@ -57,6 +61,11 @@ class Outcome:
     def phrase(self) -> str:
         """The word in a sentence about partitions."""
         return self.word
+
+    @property
+    def fate(self) -> str:
+        """The word of an expectation that it meets."""
+        return KEPT.word if self.held is Held.DEVICE else self.word
 
     def kept_bytes(self, facts: Facts, rows: Sequence[int]) -> list[int]:
         """The bytes held for each value: memory that several of them share counts for the first."""
@@ -125,6 +134,8 @@ class OnHost(Outcome):
     word = "offloaded"
     held = Held.HOST
     steps = (StepKind.COPY_TO_HOST, StepKind.WAIT_TO_HOST, StepKind.COPY_FROM_HOST, StepKind.WAIT_FROM_HOST)
+    moves = "moved to the host"
+    asks = "offloading"
 
     def kept_bytes(self, facts: Facts, rows: Sequence[int]) -> list[int]:
         return [facts.bytes[row] for row in rows]
@@ -209,12 +220,36 @@ def recomputes(decision: Decision | None) -> bool:
 
 
 def saves(decision: Decision | None) -> bool:
-    return decision is not None and decision.outcome.held is Held.DEVICE
+    """True if a value is to stay on the device as it is."""
+    return decision is not None and decision.outcome.held is Held.DEVICE and not decision.outcome.moves
 
 
 def offloads(decision: Decision | None) -> bool:
     """True if a value is to be moved to the host."""
     return decision is not None and decision.outcome.held is Held.HOST
+
+
+def moves(decision: Decision | None) -> bool:
+    """True if something else is to take the place of a value until the backward."""
+    return decision is not None and bool(decision.outcome.moves)
+
+
+def saved_as(rows: Iterable[int], decisions: Sequence[Decision | None]) -> dict[Outcome, list[int]]:
+    """Values that are on the device for the backward, by the outcome that keeps them there."""
+    found: dict[Outcome, list[int]] = {KEPT: []}
+    for row in rows:
+        by = decisions[row]
+        outcome = by.outcome if by is not None and by.outcome.held is Held.DEVICE else KEPT
+        found.setdefault(outcome, []).append(row)
+    return found
+
+
+def saved_bytes(facts: Facts, rows: Sequence[int], decisions: Sequence[Decision | None]) -> list[int]:
+    """The bytes that each of them keeps there."""
+    found = dict.fromkeys(rows, 0)
+    for outcome, mine in saved_as(rows, decisions).items():
+        found.update(zip(mine, outcome.kept_bytes(facts, mine), strict=True))
+    return [found[row] for row in rows]
 
 
 def own_bytes(facts: Facts, row: int) -> int:

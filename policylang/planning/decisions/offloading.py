@@ -21,7 +21,7 @@ from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals
 from policylang.planning.liveness import SavedForBackward
-from policylang.planning.value_outcome import Decision, Why, by_rule, is_open, offloads, recomputes, saves
+from policylang.planning.value_outcome import Decision, Why, by_rule, is_open, moves, recomputes, saves
 
 FULL = "the budget is full"
 _UNREBUILDABLE = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED
@@ -37,13 +37,13 @@ def resolve_offloads(
     What no rule speaks of follows the value, or else the view, with which it shares its memory.
     """
     needed = sorted((*needs.saved, *needs.undecided, *needs.offloaded, *needs.contingent))
-    said = {_holder(facts, row): decisions[row] for row in reversed(needed) if offloads(decisions[row])}
+    said = {_holder(facts, row): decisions[row] for row in reversed(needed) if moves(decisions[row])}
     for row in needed:
         decision, holder = decisions[row], _holder(facts, row)
         if decision is not None and decision.why is Why.UNDECIDED:
-            followed = decisions[holder] if offloads(decisions[holder]) else said.get(holder)
+            followed = decisions[holder] if moves(decisions[holder]) else said.get(holder)
             decisions[row] = decision if followed is None else followed
-    asked = [row for row in needed if offloads(decisions[row])]
+    asked = [row for row in needed if moves(decisions[row])]
     return _Offloads(policy, facts, decisions, needed, asked).resolve() if asked else ()
 
 
@@ -96,7 +96,7 @@ class _Offloads:
         assert decision is not None
         if decision.rule is not None:
             self.room[decision.rule] -= facts.bytes[holder]
-        if not offloads(decisions[holder]):
+        if not moves(decisions[holder]):
             decisions[holder] = evolve(decision, reason=f"it holds the memory of {facts.names[rows[0]]}")
         for row in self._to_rebuild(holder, rows):
             while row != holder:
@@ -177,7 +177,7 @@ def offload_diagnostics(
     policy: Policy, facts: Facts, decisions: Sequence[Decision | None], needs: SavedForBackward, stays: Sequence[int]
 ) -> Iterator[Diagnostic]:
     """For each rule what of it stays on the device: a note, and a warning where nothing of it is moved."""
-    moving = [rule for rule, _ in by_rule(needs.offloaded, decisions, policy)]
+    moving = [rule for rule, _ in by_rule(needs.moved, decisions, policy)]
     for rule, rows in by_rule(stays, decisions, policy):
         moves_none = all(rule is not each for each in moving)
         text = "the model's own checkpoint" if rule is None else f"`{rule.text}`"

@@ -21,7 +21,7 @@ from policylang.planning.inspection.communication import Communication, communic
 from policylang.planning.inspection.worth import SAVED, a_gib, as_counted, time_difference, time_of_step
 from policylang.planning.liveness import BackwardCost, counted_by_data, saved_and_recomputed
 from policylang.planning.plan import Plan, schedule_of
-from policylang.planning.value_outcome import KEPT, LEFT_TO_MIN_CUT, Held, Outcome, is_open
+from policylang.planning.value_outcome import KEPT, LEFT_TO_MIN_CUT, Held, Outcome, is_open, saved_bytes
 from policylang.simulation.memory import Peak, Timeline, peak_of, simulate
 from policylang.simulation.streams import StepTime
 
@@ -187,7 +187,9 @@ def _scenario(plan: Plan, schedule: Schedule, needs: BackwardCost, outcomes: Seq
     timeline, time = simulate(plan.facts, schedule), time_of_step(plan, schedule)
     # Other saved values may look into the same memory: what is open is what goes if only the open ones do.
     closed = [row for row in needs.saved if not outcomes or outcomes[row] is not LEFT_TO_MIN_CUT]
-    rest = needs.saved_bytes if len(closed) == len(needs.saved) else sum(KEPT.kept_bytes(plan.facts, closed))
+    rest = (
+        needs.saved_bytes if len(closed) == len(needs.saved) else sum(saved_bytes(plan.facts, closed, plan.decisions))
+    )
     amounts = Amounts(
         saved=len(needs.saved),
         saved_bytes=needs.saved_bytes,

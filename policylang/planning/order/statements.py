@@ -148,12 +148,12 @@ def _scheduled(graph: RematerialisedGraph, edits: Edits, facts: Facts, order: Se
         if facts.ops[row] == "call_function":
             region = regions[row] = region_of.get(facts.names[row], region)
     instead = {old: new for edit in edits.done for old, new in edit.replaced}
-    copied = bytearray(len(facts))
-    for row in schedule.rows_of(StepKind.COPY_TO_HOST):
+    copied: dict[int, StepKind] = {}
+    for row, kind in schedule.moved.items():
         name = traced.names[row]
         while name in instead:
             name = instead[name]
-        copied[facts.index[name]] = 1
+        copied[facts.index[name]] = kind
     return Schedule.of(with_host_copies(facts, [(_FIRST, row, regions[row]) for row in order], copied))
 
 
