@@ -23,7 +23,7 @@ from policylang.language import grammar
 from policylang.language.cursor import Cursor, _fed, cursors_at, reading
 from policylang.language.diagnostics import Source
 from policylang.language.files import bundled_names, read_source
-from policylang.language.grammar import terminal_texts, word_pairs, words_of, words_until
+from policylang.language.grammar import terminal_texts, words_of, words_until
 from policylang.language.lexer import split
 from policylang.language.parser import parse_file, statement_parser
 from policylang.language.resources import grammar_file
@@ -507,7 +507,7 @@ def test_a_new_word_of_the_grammar_is_offered_unasked(tmp_path: Path, monkeypatc
     )
     file = tmp_path / "apl.lark"
     file.write_text(text)
-    cached = (grammar.tables, grammar._terminals, grammar.lexer, terminal_texts, word_pairs)
+    cached = (grammar.tables, grammar._terminals, grammar.lexer, terminal_texts)
     cached = (*cached, statement_parser, reading, _fed)
     with monkeypatch.context() as patched:
         patched.setattr(grammar, "grammar_file", lambda: file)
