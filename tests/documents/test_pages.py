@@ -104,7 +104,7 @@ def test_the_workflow_and_the_hooks_are_yaml_that_says_so():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the page speaks of a machine without a GPU")
 def test_snapshots_prints_what_it_shows(tmp_path, monkeypatch, capsys):
     text = page("snapshots.md")
-    assert walk(text, tmp_path, monkeypatch, capsys) == 3
+    assert walk(text, tmp_path, monkeypatch, capsys) == 2
     run("policylang plan sac.apl --graph qwen3_8b.graph")
     (shown,) = re.findall(r"begins with\n\n```\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     assert shown in capsys.readouterr().out
