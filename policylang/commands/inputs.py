@@ -275,7 +275,7 @@ def check_outputs(options: argparse.Namespace) -> None:
             raise UsageError(f"`{out}` is a folder", "name a file in it")
         if not os.path.isdir(parent := os.path.dirname(out) or os.curdir):
             raise UsageError(f"cannot write `{out}`: there is no folder `{parent}`")
-    if len(outputs) > 1 and len({os.path.realpath(out) for out in outputs.values()}) < len(outputs):
+    if len(outputs) > 1 and len({*map(_identity, outputs.values())}) < len(outputs):
         flags = " and by ".join(f"`{flag}`" for flag in outputs)
         raise UsageError(f"`{next(iter(outputs.values()))}` is written by {flags}", _FIX)
     there = {flag: out for flag, out in outputs.items() if os.path.isfile(out)}
@@ -283,6 +283,14 @@ def check_outputs(options: argparse.Namespace) -> None:
         for flag, out in there.items():
             if os.path.exists(read) and os.path.samefile(read, out):
                 raise UsageError(f"`{flag} {out}` would replace a file that the command reads", _FIX)
+
+
+def _identity(path: str) -> object:
+    """Equal for two names of one file, hard links among them."""
+    if not os.path.exists(path):
+        return os.path.realpath(path)
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
 
 
 def write_output(text: str, out: str) -> None:

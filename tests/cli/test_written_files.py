@@ -78,6 +78,12 @@ def test_two_outputs_are_two_files(here: Path, policylang: Callable[..., Outcome
     assert outcome.code == 2
     assert "`new.html` is written by `--html` and by `--trace`" in outcome.err
     assert not Path("new.html").exists()
+    Path("one.html").write_text("kept")
+    os.link("one.html", "other.html")
+    linked = policylang(*PLAN, "--html", "one.html", "--trace", "other.html")
+    assert linked.code == 2
+    assert "`one.html` is written by `--html` and by `--trace`" in linked.err
+    assert Path("one.html").read_text() == "kept"
 
 
 def test_what_is_not_read_is_replaced(here: Path, policylang: Callable[..., Outcome]) -> None:
