@@ -425,12 +425,16 @@ def audit_eager(
         outside: those of the block's parameters, buffers and inputs, which are alive anyway.
     """
     facts = plan.facts
-    planned = {facts.owners[row] for row in kept_rows(facts, needs.saved)}
+    roots, moved = facts.storage_roots, {facts.storage_roots[row] for row in needs.offloaded}
+    planned = {facts.owners[row] for row in kept_rows(facts, (*needs.saved, *needs.offloaded))}
     found = Found(saved=sorted({facts.owners[row] for row in held}))
-    wrong = tuple(runs_otherwise(_OF_EAGER, plan, Expected(planned, planned), found.saved, found))
-    # the recomputation is still to come: it is taken as planned
-    audit = summary(plan, evolve(found, recomputed=list(needs.recomputed)), wrong, saved=needs.saved)
-    measured = held_bytes((tensor for tensors in held.values() for tensor in tensors), outside)
+    must = {row for row in planned if plan.checkpoints is None or row < plan.checkpoints.reach[0]}
+    wrong = tuple(runs_otherwise(_OF_EAGER, plan, Expected(planned, must), found.saved, found))
+    # the recomputation is still to come, and so are copies to the host: they are taken as planned
+    found = evolve(found, recomputed=list(needs.recomputed))
+    audit = summary(plan, found, wrong, saved=needs.saved, offloaded=needs.offloaded)
+    stays = (tensors for row, tensors in held.items() if roots[row] not in moved)
+    measured = held_bytes((tensor for tensors in stays for tensor in tensors), outside)
     if measured != audit.saved_bytes:
         said = f"the checkpoint holds {measured:,} bytes, and the plan says {audit.saved_bytes:,}"
         why = "a kernel lays its result into a larger memory than it fills, or into one that another value has too"

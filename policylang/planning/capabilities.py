@@ -67,7 +67,12 @@ HOOK = Capabilities(name="a hook of Inductor's", replays_random=True, undecided=
 and the groups that rewrites need would not be made."""
 
 EAGER = Capabilities(
-    "an eager checkpoint", replays_random=True, orders_weights=True, undecided="as checkpointed", block_by_block=True
+    "an eager checkpoint",
+    replays_random=True,
+    offloads=True,
+    orders_weights=True,
+    undecided="as checkpointed",
+    block_by_block=True,
 )
 """A block as it runs, operator by operator. What no rule saves is recomputed, as a checkpoint does."""
 

@@ -21,7 +21,7 @@ from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, Ordinal, Policy, Scope
 from policylang.language.walk import with_lets
 from policylang.operators.names import DETACHES, GETITEM
-from policylang.planning.value_outcome import Decision
+from policylang.planning.value_outcome import Decision, offloads
 
 _BACKWARD = int(Phase.BACKWARD)
 
@@ -47,13 +47,27 @@ class Checkpoints:
     inner: Mapping[int, int] = field(factory=dict)
     """In a traced block: by row of an operation inside an operator (a DTensor's), the row of that operator. It runs
     with it alone, and is not held by itself: where the operator is saved, it is neither saved nor recomputed."""
+    crossing: frozenset[int] | None = None
+    """In a traced block: what it returns and the next block's checkpoint holds, and the memory of that."""
 
 
-def checkpoint_of_all(facts: Facts, reach: int, unchanged: Collection[int], inner: Mapping[int, int]) -> Checkpoints:
+def checkpoint_of_all(facts: Facts, place: BlockContext) -> Checkpoints:
     """The checkpoint of a traced block, which is the whole graph."""
     backward = [row for row, phase in enumerate(facts.phases) if phase == _BACKWARD]
     of, first, last = array("i", bytes(4 * len(facts))), backward[:1] or [len(facts)], backward[-1:] or [OUTSIDE]
-    return Checkpoints(of, (reach,), first, last, ((),), unchanged=unchanged, inner=inner)
+    returned = {row for row in facts.forward if place.crosses and facts.flags[row] & Flag.FORWARD_OUTPUT}
+    crossing = returned.union(facts.storage_roots[row] for row in returned)
+    crossing = {row for row in crossing if facts.ops[facts.storage_roots[row]] == "call_function"}
+    return Checkpoints(
+        of,
+        (place.reach,),
+        first,
+        last,
+        ((),),
+        unchanged=place.unchanged,
+        inner=place.inner,
+        crossing=frozenset(crossing),
+    )
 
 
 def checkpoints_around(facts: Facts, blocks: BlockTable) -> Checkpoints:
@@ -97,9 +111,10 @@ def checkpoints_around(facts: Facts, blocks: BlockTable) -> Checkpoints:
 
 def held_and_rerun(
     facts: Facts, decisions: Sequence[Decision | None], checkpoints: Checkpoints
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The rows that are kept for the backward, and those that are recomputed, in graph order. A saved view is kept
-    with the memory it looks into; a view of an input costs nothing and is simply taken again."""
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The rows that are kept for the backward, those that wait for it on the host, and those that are recomputed, in
+    graph order. A saved view is kept with the memory it looks into; a view of an input costs nothing and is simply
+    taken again."""
     roots, of, reach, inner = facts.storage_roots, checkpoints.of, checkpoints.reach, checkpoints.inner
     saved = set(checkpoints.read).union(*checkpoints.given)
     again: list[int] = []
@@ -119,7 +134,8 @@ def held_and_rerun(
         is_foreign = flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES or flags & Flag.SYMBOLIC
         if facts.ops[roots[row]] == "call_function" and not is_tuple and not is_foreign:
             saved.add(row)
-    return tuple(sorted(saved)), tuple(again)
+    moved = {row for row in saved.union(checkpoints.crossing or ()) if offloads(decisions[inner.get(row, row)])}
+    return tuple(sorted(saved - moved)), tuple(sorted(moved)), tuple(again)
 
 
 def kept_rows(facts: Facts, saved: Collection[int]) -> frozenset[int]:
@@ -155,6 +171,10 @@ class BlockContext:
     """The rows that return their argument as it is, and that a recomputation may skip."""
     inner: Mapping[int, int] = field(factory=dict)
     """By row of an operation inside an operator (a DTensor's), the row of that operator, with which alone it runs."""
+    crosses: bool = False
+    """The next block's checkpoint holds what this one returns."""
+    spent: Mapping[int, int] = field(factory=dict)
+    """By rule, the bytes of its budget that the blocks before have used up."""
 
 
 @frozen(eq=False)

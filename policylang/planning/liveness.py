@@ -175,9 +175,9 @@ def with_checkpoints(
     """Replace the saved and recomputed values by those of eager checkpoints, where there are any."""
     if checkpoints is None:
         return needs
-    saved, again = held_and_rerun(facts, decisions, checkpoints)
+    saved, moved, again = held_and_rerun(facts, decisions, checkpoints)
     others = {outcome: rows for outcome, rows in needs.rows.items() if outcome.held is not Held.DEVICE}
-    return evolve(needs, rows={**others, KEPT: saved, RECOMPUTED: again})
+    return evolve(needs, rows={**others, KEPT: saved, ON_HOST: moved, RECOMPUTED: again})
 
 
 def _read_by_backward(facts: Facts) -> bytearray:

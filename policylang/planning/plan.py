@@ -159,8 +159,8 @@ class Plan:
         """The steps of what follows the plan, on the rows of :attr:`facts`. What is left to PyTorch's partitioner
         counts as kept."""
         if self.checkpoints is not None:
-            kept = held_and_rerun(self.facts, self.decisions, self.checkpoints)
-            return build_checkpointed_schedule(self.facts, self.checkpoints, *kept)
+            saved, moved, again = held_and_rerun(self.facts, self.decisions, self.checkpoints)
+            return build_checkpointed_schedule(self.facts, self.checkpoints, (*saved, *moved), again)
         return schedule_of(self.facts, self.decisions)
 
     @cached_property

@@ -74,15 +74,17 @@ def plan(
     safety = decide.Safety(policy, facts, capabilities, decisions)
     needs = safety.enforce()
     check_cancelled()
-    stays: tuple[int, ...] = ()
-    if capabilities.offloads and any(map(moves, decisions)):
-        stays = resolve_offloads(policy, facts, decisions, needs)
-        needs = safety.enforce()
     checkpoints = None
     if place is not None:
-        checkpoints = checkpoint_of_all(facts, place.reach, place.unchanged, place.inner)
+        checkpoints = checkpoint_of_all(facts, place)
     elif apart:
         checkpoints = checkpoints_around(facts, blocks)
+    stays: tuple[int, ...] = ()
+    if capabilities.offloads and any(map(moves, decisions)):
+        needs = with_checkpoints(needs, facts, decisions, checkpoints)
+        spent = {} if place is None else place.spent
+        stays = resolve_offloads(policy, facts, decisions, needs, spent, checkpoints)
+        needs = safety.enforce()
     needs = with_checkpoints(needs, facts, decisions, checkpoints)
     rules = decide.rule_outcomes(policy, verdict, tagged)
     check_cancelled()

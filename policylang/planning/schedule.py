@@ -32,6 +32,12 @@ IN_FLIGHT = 2
 """The number of copies between device and host that may be under way, in either direction, before one is awaited."""
 
 
+def pool_bytes(size: int) -> int:
+    """The bytes that a value takes in the pool of host memory: the power of two above, as in PyTorch's own pools of
+    pinned memory."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
 def with_host_copies(facts: Facts, steps: list[ScheduleStep], moved: Mapping[int, StepKind]) -> list[ScheduleStep]:
     """The steps with the copies that move some rows. Linear in both.
 

@@ -22,7 +22,7 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.marks import BACKWARD, FORWARD, PHASE
 from policylang.operators.names import GETITEM
 from policylang.torch_compat.graphs import outside_of_modes, schema_of
-from policylang.torch_compat.tracing import fake_tensor_mode, take_apart
+from policylang.torch_compat.tracing import fake_tensor_mode
 from policylang.tracing.marks import name_input
 
 _READER = torch.ops.aten.alias.default
@@ -43,6 +43,10 @@ class BlockTrace:
     """The first row beyond the recomputation."""
     unchanged: frozenset[int]
     """Rows without an operator in the stream: views that return their argument."""
+    results: tuple[tuple[int, ...], ...]
+    """By operator, the rows of what it returns, part by part; -1 where nobody reads one."""
+    returned: tuple[int, ...]
+    """The rows of what the block returns, part by part."""
     inner: dict[int, int]
     """By row of an operation inside an operator on tensor subclasses, the row of that operator."""
 
@@ -60,7 +64,8 @@ class BlockTrace:
 
 def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> BlockTrace:
     """Trace a call that has returned these tensors. Module paths start at the block."""
-    outputs = [found for found in _origins_of(returned, observation) if found is not None]
+    gives = observation.origins_of(returned)
+    outputs = [found for found in gives if found is not None]
     with outside_of_modes():
         graph = _Graph(observation)
         graph.write(outputs)
@@ -83,7 +88,13 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
     others = [[node] for node in graph.other_names]
     others += [own for call, own in enumerate(graph.nodes) if call not in in_stream]
     unchanged = frozenset(row for own in others if (row := _row(facts, [node.name for node in own])) >= 0)
-    return BlockTrace(facts, stream, rows, read, reach_row, unchanged, inner)
+
+    def row_of(origin: TensorOrigin | None) -> int:
+        node = None if origin is None else graph.results.get(origin)
+        return -1 if node is None else facts.index.get(node.name, -1)
+
+    given = tuple(tuple(map(row_of, own)) for own in observation.returns)
+    return BlockTrace(facts, stream, rows, read, reach_row, unchanged, given, tuple(map(row_of, gives)), inner)
 
 
 def _data_sizes(facts: Facts, graph: _Graph) -> Sequence[tuple[int, ...]]:
@@ -120,12 +131,8 @@ def fingerprint(observation: Observation, returned: Sequence[torch.Tensor]) -> H
         frozenset(stream.numbers),
         *(tuple(sorted(each.items())) for each in (stream.from_outside, stream.kept, stream.state)),
         tuple(observation.origins.same_memory().items()),
-        tuple(_origins_of(returned, observation)),
+        tuple(observation.origins_of(returned)),
     )
-
-
-def _origins_of(returned: Sequence[torch.Tensor], observation: Observation) -> list[TensorOrigin | None]:
-    return [observation.origins.known(part) for part in take_apart(returned)[0]]
 
 
 def _plain(value: Any) -> Hashable:

@@ -242,6 +242,8 @@ class Observation:
     spans: list[tuple[int, int]] = field(factory=list)
     """By operator, its operations: the first, and the first of the next."""
     operations: list[Operation] = field(factory=list)
+    returns: list[list[TensorOrigin | None]] = field(factory=list)
+    """By operator, the origins of what it returns, part by part."""
     read_by_backward: dict[TensorOrigin, None] = field(factory=dict)
     """Values that autograd has saved, in order."""
     noted: dict[int, dict[int, NotedTensor]] = field(factory=dict)
@@ -323,6 +325,7 @@ class Observation:
                 self.writes[at] = written
         stream.operators.append(func)
         self.spans.append((first, len(self.operations)))
+        self.returns.append(self.origins_of(tensors_in(out)))
         outside = {number: NotedTensor.of(each) for number, each in read if self.origins.lies_outside(each)}
         if outside:
             self.noted[at] = outside
@@ -341,6 +344,10 @@ class Observation:
             if self.unlooked_at > max(_LOOKS_FROM, self.looked_at):
                 self._drop_thrown_away()
         return out
+
+    def origins_of(self, tensors: Iterable[Tensor]) -> list[TensorOrigin | None]:
+        """Part by part, the origins that are known."""
+        return [*map(self.origins.known, take_apart(list(tensors))[0])]
 
     def _drop_thrown_away(self) -> None:
         """Drop results that the block has thrown away, whenever the held memory has doubled."""

@@ -37,7 +37,7 @@ from policylang.operators.names import Category
 from policylang.planning.checkpoints import kept_rows
 from policylang.planning.liveness import SavedForBackward, saved_and_recomputed
 from policylang.planning.plan import Plan
-from policylang.planning.value_outcome import Decision, saves
+from policylang.planning.value_outcome import Decision
 from policylang.torch_compat.eager import storage_address, storage_is_freed, version
 from policylang.torch_compat.graphs import outside_of_modes
 from policylang.torch_compat.tracing import take_apart
@@ -107,6 +107,10 @@ class PlannedInstructions(Instructions):
     plan: Plan
     needs: SavedForBackward
     rows: tuple[int, ...]
+    moved: dict[int, frozenset[int]]
+    """By operator, the parts of its result that wait on the host."""
+    returned: frozenset[int]
+    """Those of what the block returns."""
 
     def is_planned(self, at: int) -> bool:
         """The plan decides about an operator's held result: it is no number that Python has read, and no extra result
@@ -124,7 +128,7 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     """The plan as instructions, operator by operator."""
     facts, stream = plan.facts, trace.stream
     needs = saved_and_recomputed(plan)
-    held = kept_rows(facts, needs.saved)
+    held = kept_rows(facts, (*needs.saved, *needs.offloaded))
     steps = zip(stream.operators, trace.rows, strict=True)
     kinds = [
         KEEP if at in stream.numbers else _kind(facts, plan.decisions, row, operator, held)
@@ -138,6 +142,12 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     written = {at: tuple(holders.get(owners[at], ())) for at, kind in enumerate(kinds) if kind == HELD}
     recomputed = (at for at, kind in enumerate(kinds[: stream.reach]) if kind in (RUN, DRAW))
     outside = {at: found for at in recomputed if (found := stream.from_outside.get(at))}
+    host = {facts.storage_roots[row] for row in needs.offloaded}
+
+    def on_host(results: Sequence[int]) -> frozenset[int]:
+        return frozenset(part for part, row in enumerate(results) if row >= 0 and facts.storage_roots[row] in host)
+
+    moved = {at: on_host(trace.results[at]) for at, kind in enumerate(kinds) if kind == KEEP}
     for at in written:
         if torch.Tag.inplace_view in getattr(stream.operators[at], "tags", ()):
             kinds[at] = RUN  # a change of geometry is replayed: a saved tensor keeps its original shape
@@ -155,6 +165,8 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
         plan=plan,
         needs=needs,
         rows=trace.rows,
+        moved={at: parts for at, parts in moved.items() if parts},
+        returned=on_host(trace.returned),
     )
 
 
@@ -170,7 +182,7 @@ def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator
     if flags & _WRITES and writes(operator):
         if not flags & _REPEATABLE:
             return _write(operator)
-        if saves(decisions[row]):
+        if (decision := decisions[row]) is not None and decision.outcome.is_held:
             return HELD
     elif row in held or any(piece in held for piece in facts.followers.get(row, ()) if facts.inputs[piece] == (row,)):
         return KEEP

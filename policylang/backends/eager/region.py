@@ -6,6 +6,7 @@ The key of a plan is all of a call that changes which operators it runs, as far 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -165,6 +166,8 @@ class CheckpointRegion:
     names: tuple[str, ...] = ()
     number: int | None = None
     traces: Traces = field(factory=dict)
+    spent: dict[int, dict[int, int]] = field(factory=dict)
+    """By number of a block, what each rule offloads in it; the blocks of a model share its budgets."""
     kept: dict[Hashable, CachedPlan] = field(factory=dict)
     nothing: dict[Hashable, tuple[Diagnostic, ...]] = field(factory=dict)
     """By call key, the errors that say "matches nothing": another block may have what a rule names."""
@@ -232,10 +235,17 @@ class CheckpointRegion:
             agree_on_collectives(plan, [GraphRun("forward", trace.facts), GraphRun("backward", trace.facts, again)])
             before, volatile = observation.before, observation.before.volatile()
             kept = self.kept[key] = CachedPlan(instructions, volatile)
+            self._spend(plan, instructions.needs.offloaded)
             call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
             self._audit(kept, call, before)
         announce(AppliedPlan(_PATH.name, instructions.plan, kept.audit))
         return call
+
+    def _spend(self, plan: Plan, offloaded: Sequence[int]) -> None:
+        spent = self.spent[self.number or 0] = Counter[int]()
+        for row in offloaded:
+            if (decision := plan.decisions[row]) is not None and decision.rule is not None:
+                spent[decision.rule] += plan.facts.bytes[row]
 
     def topic(self, module: nn.Module) -> str:
         """The topic of its comparison among ranks."""
@@ -266,15 +276,20 @@ class CheckpointRegion:
     def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before) -> None:
         instructions = kept.instructions
         planned = [at for at in call.entries if instructions.is_planned(at)]
-        held = {instructions.rows[at]: _read(call.entries[at], instructions.read.get(at)) for at in planned}
+        held = {instructions.rows[at]: _on_device(instructions, at, call.entries[at]) for at in planned}
         outside = take_apart(before.alive())[0]
         kept.audit = audit_eager(instructions.plan, instructions.needs, held, outside)
         kept.saved = kept.audit.saved_bytes, kept.audit.saved_bytes
         raise_differences([found for found in kept.audit.differences if is_error(found)])
 
     def _place(self, trace: BlockTrace, module: nn.Module) -> BlockContext:
-        place, facts = BlockContext(trace.reach_row, unchanged=trace.unchanged, inner=trace.inner), trace.facts
-        number, names = self.number or 0, self.names
+        number, names, facts = self.number or 0, self.names, trace.facts
+        crosses, before = self.number is not None and number < len(names) - 1, Counter[int]()
+        for other, spent in self.spent.items():
+            before.update(spent if other < number else {})
+        place = BlockContext(
+            trace.reach_row, unchanged=trace.unchanged, inner=trace.inner, crosses=crosses, spent=before
+        )
         if self.number is None:
             names = (self.root or type(module).__name__,)
             glob = None if self.policy.blocks is None else PathGlob(self.policy.blocks.glob)
@@ -300,12 +315,14 @@ def is_alike(module: nn.Module, other: nn.Module) -> bool:
     return one == two
 
 
-def _read(held: HeldResult, read: frozenset[int] | None) -> list[Tensor]:
-    """The results of an operator that anyone reads, as plain tensors: the others have placeholders."""
-    value = held.value
-    if read is not None and isinstance(value, tuple | list):
-        value = [part for at, part in enumerate(value) if at in read]
-    return take_apart(list(tensors_in(value)))[0]
+def _on_device(instructions: PlannedInstructions, at: int, held: HeldResult) -> list[Tensor]:
+    """The results of an operator that anyone reads and that stay on the device, as plain tensors: those that nobody
+    reads have placeholders."""
+    value, read, moved = held.value, instructions.read.get(at), instructions.moved.get(at, ())
+    parts = [
+        (number, part) for number, part in enumerate(take_apart(list(tensors_in(value)))[0]) if number not in moved
+    ]
+    return [part for number, part in parts if read is None or number in read]
 
 
 def call_key(modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:

@@ -93,6 +93,7 @@ class Session:
     """Policies of compilers, found to say what ours says."""
     traces: Traces = field(factory=dict)
     """Shared by blocks that do the same."""
+    spent: dict[int, dict[int, int]] = field(factory=dict)
     without_layers: str = ""
     """For a model without blocks, the empty list of its layers."""
     told: dict[str, Diagnostic] = field(factory=dict)
@@ -117,7 +118,7 @@ class Session:
         region = self.regions.get(module)
         if region is None:
             names = self.names if number is not None else ()
-            region = CheckpointRegion(self.of_values, root, self.strict, names, number, self.traces)
+            region = CheckpointRegion(self.of_values, root, self.strict, names, number, self.traces, self.spent)
             self.regions[module] = region
         return region
 

@@ -10,8 +10,9 @@ When the copies start and are awaited is in the schedule (:mod:`policylang.plann
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf
+from types import MappingProxyType
 
 from attrs import evolve
 
@@ -20,6 +21,7 @@ from policylang.language.diagnostics import Diagnostic, Severity, diagnose
 from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals
+from policylang.planning.checkpoints import Checkpoints
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.value_outcome import Decision, Why, by_rule, is_open, moves, recomputes, saves
 
@@ -28,9 +30,15 @@ _UNREBUILDABLE = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED
 
 
 def resolve_offloads(
-    policy: Policy, facts: Facts, decisions: list[Decision | None], needs: SavedForBackward
+    policy: Policy,
+    facts: Facts,
+    decisions: list[Decision | None],
+    needs: SavedForBackward,
+    spent: Mapping[int, int] = MappingProxyType({}),
+    checkpoints: Checkpoints | None = None,
 ) -> tuple[int, ...]:
     """Decide what of the offloaded values the backward needs is moved; ``decisions`` are changed accordingly.
+    ``spent``: by rule, the bytes of its budget that are used up already.
 
     Afterwards a value decided ``offload`` that the backward needs is a holder. Its views are decided ``recompute``,
     because of ``Why.REBUILT``; what stays is decided ``save``, because of ``Why.STAYS``, and returned in graph order.
@@ -44,7 +52,8 @@ def resolve_offloads(
             followed = decisions[holder] if moves(decisions[holder]) else said.get(holder)
             decisions[row] = decision if followed is None else followed
     asked = [row for row in needed if moves(decisions[row])]
-    return _Offloads(policy, facts, decisions, needed, asked).resolve() if asked else ()
+    crossing = None if checkpoints is None else checkpoints.crossing
+    return _Offloads(policy, facts, decisions, needed, asked, spent, crossing).resolve() if asked else ()
 
 
 class _Offloads:
@@ -55,18 +64,22 @@ class _Offloads:
         decisions: list[Decision | None],
         needed: Collection[int],
         asked: Sequence[int],
+        spent: Mapping[int, int],
+        crossing: Collection[int] | None,
     ) -> None:
         self.facts = facts
         self.decisions = decisions
         self.roots = facts.storage_roots
         self.asked = asked
         self.needed = frozenset(needed)
-        self.room = [inf if rule.budget is None else rule.budget.value for rule in policy.rules]
+        self.crossing = crossing or frozenset()
+        budgets = (inf if rule.budget is None else rule.budget.value for rule in policy.rules)
+        self.room = [budget - spent.get(number, 0) for number, budget in enumerate(budgets)]
         self.backward = next((row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD), len(facts))
         self.elsewhere = any(device and not device.startswith("cpu") for device in facts.devices)
         self.members: dict[int, list[int]] = {self.roots[row]: [] for row in asked}
         for row, root in enumerate(self.roots):
-            if root in self.members:
+            if root in self.members and (crossing is None or facts.phases[row] == Phase.FORWARD):
                 self.members[root].append(row)
 
     def resolve(self) -> tuple[int, ...]:
@@ -136,10 +149,10 @@ class _Offloads:
         for member in self.members[self.roots[holder]]:
             if member in self.needed and saves(self.decisions[member]):
                 return f"{names[member]}, which is saved, holds the same memory"
-            if facts.flags[member] & Flag.FORWARD_OUTPUT:
+            if facts.flags[member] & Flag.FORWARD_OUTPUT and member not in self.crossing:
                 return f"the forward returns {names[member]}, and the caller holds it"
             for user in facts.users[member]:
-                if facts.phases[user] == Phase.OUTPUT:
+                if facts.phases[user] == Phase.OUTPUT and member not in self.crossing:
                     return f"the graph returns {names[member]}, and the caller holds it"
                 if facts.phases[user] == Phase.FORWARD and (user < self.backward or facts.kind is not GraphKind.FLAT):
                     continue  # a partition runs all of its forward first

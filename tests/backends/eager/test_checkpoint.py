@@ -357,8 +357,6 @@ def test_what_one_block_cannot_know_is_said_by_name() -> None:
     assert codes(error) == ["APL306"]
     with pytest.raises(PolicyMatchError, match="asks which block this is"):
         run(block, policylang.parse("recompute mm in first 2 blocks"), x)
-    with pytest.raises(PolicyMatchError, match="offload"):
-        run(block, policylang.parse("offload mm"), x)
     with pytest.raises(PolicyMatchError, match="matches nothing"):
         run(block, policylang.parse("save bmm"), x)
 
