@@ -66,7 +66,7 @@ module.exports = grammar({
     budget: $ => seq('up', 'to', $.quantity, 'per', 'rank'),
 
     bucket: $ => seq('bucket', field('selector', $._selector), optional(seq('up', 'to', $.quantity))),
-    prefetch: $ => seq('prefetch', field('selector', $._selector), $.integer, $._block, 'ahead'),
+    prefetch: $ => seq('prefetch', choice(field('selector', $._selector), 'offloaded'), $.integer, $._block, 'ahead'),
     delay: $ => seq('delay', field('selector', $._selector), $.integer, $._block),
     overlap: $ => seq(
       'overlap', field('selector', $._selector),
@@ -77,11 +77,11 @@ module.exports = grammar({
 
     expect: $ => seq('expect', choice(
       seq(choice('saved', seq('recomputed', optional($.figure))), optional(seq('per', 'block')), $.comparison, $.limit),
-      seq($.figure, $.comparison, $.limit),
+      seq($.figure, optional(seq('per', 'host')), $.comparison, $.limit),
       seq(choice('exactly', seq('at', choice('least', 'most'))), $.integer, field('selector', $._selector)),
       seq(optional(choice('every', 'no')), field('selector', $._selector), choice('saved', 'recomputed', 'offloaded')),
     )),
-    figure: $ => choice($.identifier, seq('step', 'time')),
+    figure: $ => choice($.identifier, seq('step', 'time'), seq('host', 'memory')),
     limit: $ => seq($.quantity, optional(seq('of', $._whole))),
     _whole: $ => choice(alias($.identifier, $.figure), alias('step', $.figure)),
 

@@ -265,7 +265,7 @@ def statement_article(state: State, statement: Statement) -> Article:
         case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
             outcome = None if graph is None else outcome_of(graph, statement)
             return Article() if outcome is None else _expectation(statement, outcome)
-        case syntax.Let() | syntax.Blocks():
+        case syntax.Let() | syntax.Blocks() | syntax.PrefetchOffloaded():
             return Article()
         case _:
             assert_never(statement)
@@ -356,7 +356,7 @@ def statement_hint(state: State, graph: GraphState, statement: Statement) -> str
         case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
             outcome = outcome_of(graph, statement)
             return "" if outcome is None else expectation_hint(statement, outcome)
-        case syntax.PolicyName() | syntax.Requires() | syntax.Device():
+        case syntax.PolicyName() | syntax.Requires() | syntax.Device() | syntax.PrefetchOffloaded():
             return ""
         case _:
             assert_never(statement)

@@ -38,7 +38,7 @@ _PLAIN = {
 """Token types of terminals. A terminal that is neither here nor a name is a keyword."""
 _PAIRED = {
     "EVERY_NTH": (Operator.Word, Number),
-    "STEP_TIME": (Name.Attribute, Name.Attribute),
+    **dict.fromkeys(("STEP_TIME", "HOST_MEMORY"), (Name.Attribute, Name.Attribute)),
     "KEEP_ORDER": (Keyword.Declaration, Keyword.Declaration),
 }
 """Token types of the two words of a pair, where they are not plain keywords."""

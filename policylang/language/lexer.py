@@ -300,7 +300,7 @@ class Lexer:
             return None
         opening = [each.type for each in words[:-1]]
         match name:
-            case "STEP_TIME":
+            case "STEP_TIME" | "HOST_MEMORY":
                 fits = opening == ["EXPECT"]
             case "KEEP_ORDER":
                 fits = opening in ([], ["OPTIONAL"])

@@ -277,7 +277,7 @@ class _Resolver:
                 self._device(statement, placed)
             case Let():
                 self.names.define(statement, placed.bundled)
-            case syntax.Blocks() | syntax.Undecided():
+            case syntax.Blocks() | syntax.Undecided() | syntax.PrefetchOffloaded():
                 self._only_once(statement, placed.depth)
             case Rule():
                 rule = evolve(statement, selector=self.names.resolve(statement.selector))
@@ -349,6 +349,7 @@ class _Resolver:
         name: Any = self.once.get(syntax.PolicyName)
         blocks: Any = self.once.get(syntax.Blocks)
         undecided: Any = self.once.get(syntax.Undecided)
+        ahead: Any = self.once.get(syntax.PrefetchOffloaded)
         rules, rewrites, expectations = tuple(self.rules), tuple(self.rewrites), tuple(self.expectations)
         name = (PurePath(self.source.name.strip("<>")).stem or "policy") if name is None else name.name
         includes: dict[str, Span] = {}
@@ -358,6 +359,7 @@ class _Resolver:
         policy = Policy(
             *(name, self.names.lets, blocks, rules, undecided, rewrites, expectations, self.device),
             scheduling=tuple(self.scheduling),
+            prefetch_offloaded=ahead,
             includes=includes,
         )
         decides = bool(rules or rewrites or self.scheduling or expectations or undecided)
@@ -398,12 +400,12 @@ class _Resolver:
             self.diagnostics.report("APL212", message, statement.span, related=related, fixes=[removed(statement.span)])
         self.device = self.device or found
 
-    def _only_once(self, statement: syntax.Blocks | syntax.Undecided, depth: int) -> None:
+    def _only_once(self, statement: syntax.Blocks | syntax.Undecided | syntax.PrefetchOffloaded, depth: int) -> None:
         if depth > self.least_depth[type(statement)]:
             return
         earlier = self.once.get(type(statement))
         if earlier is not None:
-            message = f"a policy says `{kind_of(statement).opener}` once"
+            message = f"a policy says `{kind_of(statement).rule.replace('_', ' ')}` once"
             related, fixes = (Related("said here before", earlier.span),), [removed(statement.span)]
             self.diagnostics.report("APL203", message, statement.span, related=related, fixes=fixes)
             return

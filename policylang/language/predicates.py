@@ -288,7 +288,7 @@ _DIMENSIONS: dict[str, tuple[Dimension, ...]] = {
     "time_per_gib": ("seconds",),
     "saved": ("bytes", "fraction"),
     "recomputed": ("bytes", "fraction"),
-    "peak": ("bytes",),
+    **dict.fromkeys(("peak", "host memory", "host memory per host"), ("bytes",)),
     "recomputed flops": ("flops", "fraction"),
     "recomputed operators": ("number", "fraction"),
     "recomputed time": ("seconds", "fraction"),

@@ -324,13 +324,24 @@ class PrefetchKind(StatementKind):
     def build(
         self, span: Span, _word: Lexeme, selector: SpannedSelector, number: Lexeme, _block: Lexeme, ahead: Lexeme
     ) -> syntax.Prefetch:
-        if ahead != "ahead":
-            message = f"a prefetch is so many blocks `ahead`, not `{ahead}`"
-            ahead.report("APL010", message, help="write `ahead`", write=["ahead"])
+        _check_ahead(ahead)
         return syntax.Prefetch(selector.selector, _distance(number), span=span)
 
     def text(self, prefetch: syntax.Prefetch) -> str:
         return f"prefetch {format_picked(prefetch.selector)} {_blocks(prefetch.blocks)} ahead"
+
+
+class PrefetchOffloadedKind(StatementKind):
+    made, rule, opener = syntax.PrefetchOffloaded, "prefetch_offloaded", "prefetch"
+
+    def build(
+        self, span: Span, _word: Lexeme, _what: Lexeme, number: Lexeme, _block: Lexeme, ahead: Lexeme
+    ) -> syntax.PrefetchOffloaded:
+        _check_ahead(ahead)
+        return syntax.PrefetchOffloaded(_distance(number), span=span)
+
+    def text(self, statement: syntax.PrefetchOffloaded) -> str:
+        return f"prefetch offloaded {_blocks(statement.blocks)} ahead"
 
 
 class DelayKind(StatementKind):
@@ -393,6 +404,12 @@ def _of_nothing(limit: Quantity | None, what: str, such: str) -> Iterator[Diagno
         yield diagnose("APL214", message, limit.span, help=f"write a size such as `up to {such}`")
 
 
+def _check_ahead(word: Lexeme) -> None:
+    if word != "ahead":
+        message = f"a prefetch is so many blocks `ahead`, not `{word}`"
+        word.report("APL010", message, help="write `ahead`", write=["ahead"])
+
+
 def _blocks(number: int) -> str:
     return "1 block" if number == 1 else f"{number} blocks"
 
@@ -428,6 +445,7 @@ class ExpectTotalKind(StatementKind):
         **dict.fromkeys(
             ("flops", "recompute_flops", "recomputed_flops", "compute", "work", "overhead"), "recomputed flops"
         ),
+        **dict.fromkeys(("host", "host_memory", "pinned", "pinned_memory", "ram", "cpu_memory"), "host memory"),
         **dict.fromkeys(("recompute_time", "recomputed_time"), "recomputed time"),
         **dict.fromkeys(("time", "step", "step_time", "duration", "latency", "steptime"), "step time"),
         **dict.fromkeys(("exposed_time", "exposed_communication", "stall", "waiting", "idle"), "exposed"),
@@ -440,6 +458,11 @@ class ExpectTotalKind(StatementKind):
         if middle and middle[0].type == "NAME":
             end = middle.pop(0)
             name = f"{name} {end}"
+        if name == "host memory" and middle:
+            if middle[-1] != "host":
+                message = f"host memory is that of a rank, or `per host`, not `per {middle[-1]}`"
+                middle[-1].report("APL010", message, help="write `per host`", write=["host"])
+            name, middle = "host memory per host", []
         if name not in FIGURES:
             near = (self.elsewhere[name],) if name in self.elsewhere else nearest(name, FIGURES)
             help = did_you_mean(near) or f"the figures are {', '.join(FIGURES)}"
@@ -588,7 +611,8 @@ def format_policy(policy: Policy) -> str:
         lines.append(f"device {name}" if plain else 'device "' + re.sub(r'["\n]', " ", name) + '"')
         lines += [f"# {key}: {json.dumps(each)}" for key, each in json.loads(policy.device.canonical).items()]
     lines += [] if policy.undecided is None else [format_statement(policy.undecided)]
-    rest = (*lets, *policy.rules, *policy.rewrites, *policy.scheduling, *policy.expectations)
+    ahead = () if policy.prefetch_offloaded is None else (policy.prefetch_offloaded,)
+    rest = (*lets, *policy.rules, *policy.rewrites, *policy.scheduling, *ahead, *policy.expectations)
     return "\n".join((*lines, *map(format_statement, rest))) + "\n"
 
 

@@ -456,6 +456,14 @@ class Prefetch(SchedulingLine):
 
 
 @frozen
+class PrefetchOffloaded(_Spanned):
+    """``prefetch offloaded 2 blocks ahead``: copies back to the device start so many blocks before they are read."""
+
+    blocks: int
+    optional: bool = False
+
+
+@frozen
 class Delay(SchedulingLine):
     """``delay reduce_scatter 1 block``: awaited a block later."""
 
@@ -494,8 +502,8 @@ class ExpectTotal(_Spanned):
     """``expect saved per block <= 220 MiB``, ``expect recomputed flops <= 20%``, ``expect step time <= 900 ms``."""
 
     figure: Literal[
-        "saved", "recomputed", "recomputed flops", "recomputed operators", "recomputed time", "peak", "exposed",
-        "step time",
+        "saved", "recomputed", "recomputed flops", "recomputed operators", "recomputed time", "peak", "host memory",
+        "host memory per host", "exposed", "step time",
     ]  # fmt: skip
     op: Comparison
     limit: Quantity
@@ -536,8 +544,9 @@ Expectation = ExpectTotal | ExpectCount | ExpectFate
 Selecting = Let | Rule | Bucket | Scheduling | ExpectCount | ExpectFate
 """A statement that has a selector."""
 Statement = (
-    PolicyName | Requires | Include | Device | Let | Blocks | Rule | Undecided | Rewriting | Scheduling | Expectation
-)
+    PolicyName | Requires | Include | Device | Let | Blocks | Rule | Undecided | Rewriting | Scheduling
+    | PrefetchOffloaded | Expectation
+)  # fmt: skip
 
 
 @frozen
@@ -565,6 +574,8 @@ class Policy:
     device: DeviceProfile | None = field(default=None, eq=lambda device: device and device.canonical)
     """The device profile that times are worked out from."""
     scheduling: tuple[Scheduling, ...] = ()
+    prefetch_offloaded: PrefetchOffloaded | None = None
+    """When copies back from the host start, where the policy says it."""
     canonical: str = field(default="", repr=False)
     """The resolved text in canonical form: what the digest and the caches are keyed by."""
     includes: Mapping[str, Span] = field(factory=dict, eq=False, repr=False)

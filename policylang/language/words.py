@@ -75,7 +75,8 @@ def word_lists() -> Mapping[str, tuple[str, ...]]:
     opening = [opener for opener in OPENERS if opener in words and opener != "blocks"]  # which ends a place as well
     plain = sorted(words.difference(opening, MODIFIERS, JOINERS))
     soft = [word for each in OPENERS if each not in words for word in each.split()]
-    paired = [word for name in word_pairs() if name != "STEP_TIME" for word in " ".join(_texts(name)).split()]
+    pairs = [name for name in word_pairs() if name not in ("STEP_TIME", "HOST_MEMORY")]
+    paired = [word for name in pairs for word in " ".join(_texts(name)).split()]
     closing = [word for kind in KINDS for _, word in kind.closing]
     queried = [word for word in plain if word not in ("users", "inputs", "module")]
     flags = [(*flag.split(), "")[:2] for flag in (*FLAGS, "crosses cut", "annotated")]

@@ -63,7 +63,7 @@ def policy_text(policy: Policy) -> str:
         return policy.canonical
     device = policy.device and policy.device.canonical
     statements = (policy.lets, policy.blocks, policy.rules, policy.undecided, policy.rewrites, policy.expectations)
-    later = ((policy.scheduling,) if policy.scheduling else ()) + (() if device is None else (device,))
+    later = filter(None, (policy.scheduling, policy.prefetch_offloaded, device))
     return repr((*statements, *later))
 
 

@@ -128,6 +128,12 @@ expectations = st.one_of(
         seconds,
     ),
     st.builds(
+        lambda figure, op, value: s.ExpectTotal(figure, op, s.Quantity(value, "bytes")),
+        st.sampled_from(["peak", "host memory", "host memory per host"]),
+        signs,
+        st.integers(0, 2**50).map(float),
+    ),
+    st.builds(
         s.ExpectCount, st.sampled_from(["exactly", "at least", "at most"]), st.integers(0, 99), selectors, scopes
     ),
     st.builds(

@@ -46,6 +46,7 @@ from policylang.language.syntax import (
     Ordinal,
     Overlap,
     Prefetch,
+    PrefetchOffloaded,
     Quantity,
     Reference,
     Rewriting,
@@ -299,6 +300,8 @@ EXPECTATIONS = [
     ("recomputed time per block <= 40 ms", ExpectTotal("recomputed time", "<=", Quantity(0.04, "seconds"), True)),
     ("exposed < 5% of step", ExpectTotal("exposed", "<", Quantity(0.05, "fraction"))),
     ("exposed <= 12.5 ms", ExpectTotal("exposed", "<=", Quantity(0.0125, "seconds"))),
+    ("host  memory <= 64 MiB", ExpectTotal("host memory", "<=", Quantity(2.0**26, "bytes"))),
+    ("host memory per host < 512 MiB", ExpectTotal("host memory per host", "<", Quantity(2.0**29, "bytes"))),
     ("step  time <= 900 ms", ExpectTotal("step time", "<=", Quantity(0.9, "seconds"))),
     ("recomputed operators per block <= 12", ExpectTotal("recomputed operators", "<=", Quantity(12, "number"), True)),
     ("recomputed flops <= 5 TFLOP", ExpectTotal("recomputed flops", "<=", Quantity(5e12, "flops"))),
@@ -387,8 +390,25 @@ def test_ordering(text: str, tree: object) -> None:
     assert (*again.rewrites, *again.scheduling) == (tree,)
 
 
+def test_when_copies_back_start_is_said_once_and_a_file_overrides_what_it_includes(tmp_path: Path) -> None:
+    said = "offload mm\noptional prefetch  offloaded 3 block ahead"
+    (tmp_path / "moved.apl").write_text(said, encoding="utf-8")
+    found = policy(said)
+    assert found.prefetch_offloaded == PrefetchOffloaded(3, optional=True)
+    assert "\noptional prefetch offloaded 3 blocks ahead\n" in format_policy(found)
+    assert policy(format_policy(found)).prefetch_offloaded == found.prefetch_offloaded
+    main = tmp_path / "main.apl"
+    main.write_text('include "moved.apl"\nprefetch offloaded 2 blocks ahead', encoding="utf-8")
+    loaded = load_policy(main)
+    assert not loaded.errors
+    assert loaded.policy is not None
+    assert loaded.policy.prefetch_offloaded == PrefetchOffloaded(2)
+    assert loaded.policy.canonical != found.canonical
+
+
 @pytest.mark.parametrize(
-    "word", ["bucket", "prefetch", "delay", "overlap", "keep", "order", "ahead", "within", "flight", "peak"]
+    "word",
+    ["bucket", "prefetch", "delay", "overlap", "keep", "order", "ahead", "within", "flight", "peak", "host", "memory"],
 )
 def test_what_opens_a_scheduling_line_is_a_name_wherever_one_can_stand(word: str) -> None:
     found = policy(

@@ -24,6 +24,7 @@ TEXTS = [LLAMA3, *LIBRARY, *(text for text, _ in ORDERING), *(f"save {text}" for
 WORDS = [
     *(*sorted(keywords()), "mm", "aten.*", "2nd", "1st", "0..3", "64", "64 MiB", "20%"),
     *("bucket", "prefetch", "delay", "overlap", "keep order of", "up to", "in flight", "within", "of peak", "ahead"),
+    *("prefetch offloaded", "host memory", "per host"),
     *('"a"', "<fsdp>", ";", "#", "\n", "\0"),
 ]
 

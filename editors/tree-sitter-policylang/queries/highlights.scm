@@ -38,7 +38,7 @@
     "FLOP" "KFLOP" "MFLOP" "GFLOP" "TFLOP" "PFLOP" "FLOPs" "KFLOPs" "MFLOPs" "GFLOPs" "TFLOPs" "PFLOPs"
     "s" "ms" "us" "ns" "µs" "μs"))
 
-((figure) @property (#any-of? @property "peak" "exposed" "flops" "operators" "time" "forward" "step"))
+((figure) @property (#any-of? @property "peak" "exposed" "flops" "operators" "time" "forward" "step" "memory" "host"))
 (figure "step" "time") @property
 
 ; --- properties of nodes ---

@@ -37,7 +37,7 @@
     "FLOP" "KFLOP" "MFLOP" "GFLOP" "TFLOP" "PFLOP" "FLOPs" "KFLOPs" "MFLOPs" "GFLOPs" "TFLOPs" "PFLOPs"
     "s" "ms" "us" "ns" "µs" "μs"))
 
-((figure) @variable.other.member (#any-of? @variable.other.member "peak" "exposed" "flops" "operators" "time" "forward" "step"))
+((figure) @variable.other.member (#any-of? @variable.other.member "peak" "exposed" "flops" "operators" "time" "forward" "step" "memory" "host"))
 (figure "step" "time") @variable.other.member
 
 ; --- properties of nodes ---
