@@ -69,7 +69,9 @@ class HalfPath(BackendPath):
     def part_of(self, policy: Policy) -> Policy:
         """Without the lines that decide about values."""
         blocks = policy.blocks if policy.orders else None
-        return evolve(policy, blocks=blocks, rules=(), undecided=None, expectations=_of_order(policy))
+        return evolve(
+            policy, blocks=blocks, rules=(), undecided=None, prefetch_offloaded=None, expectations=_of_order(policy)
+        )
 
     def notes(self, policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
         idle = (each for each in policy.expectations if each not in _of_order(policy))

@@ -212,7 +212,7 @@ def schedule_of_graphs(
                 kind = StepKind.SECOND_RUN if region and row in again else StepKind.FIRST_RUN
                 steps.append((kind, row, region))
     leaving = plan.schedule.moved
-    return Schedule.of(with_host_copies(plan.facts, steps, {row: leaving[row] for row in needs.moved}))
+    return Schedule.of(with_host_copies(plan.facts, steps, {row: leaving[row] for row in needs.moved}, plan.ahead))
 
 
 def _nodes(facts: Facts, schedule: Schedule, graph: fx.Graph, *, backward: bool) -> list[fx.Node | None]:

@@ -107,7 +107,8 @@ def without_gradients(policy: Policy) -> Policy:
     """The lines that hold on a graph without gradients: those that rewrite collectives in their place. None of them has
     to find something there."""
     rewrites = tuple(evolve(each, optional=True) for each in policy.rewrites if not isinstance(each, Bucket))
-    return evolve(policy, rules=(), undecided=None, expectations=(), rewrites=rewrites, scheduling=())
+    nothing: dict[str, Any] = {"rules": (), "undecided": None, "expectations": (), "scheduling": ()}
+    return evolve(policy, **nothing, rewrites=rewrites, prefetch_offloaded=None)
 
 
 def findings_of(done: AppliedPlan) -> Findings:

@@ -398,6 +398,8 @@ def _rows() -> Iterator[_Row]:
         r"(?P<bad>&&?|\|\|?)",
         *(lambda match: " and " if "&" in match["bad"] else " or ", "`{bad}` is written as a word"),
     )
+    blocks_out = r"\s(?P<bad>except\s+in)\s+(?:first|last|every|blocks?)\b"
+    yield blocks_out, "outside", "blocks that are left out stand behind `outside`"
     yield r"\s(?P<bad>per\s+(?:gpu|device|card|process))\b", "per rank", "a budget is said per rank"
     yield r"\boffload\b.*\s(?P<bad>to\s+(?:the\s+)?(?:cpu|host|ram))(?!\S)", "", "what is offloaded goes to the host"
     limit = r"(?P<bad>max|maximum|at\s+most|under|<=|less\s+than)"

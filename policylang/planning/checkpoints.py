@@ -21,7 +21,7 @@ from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, Ordinal, Policy, Scope
 from policylang.language.walk import with_lets
 from policylang.operators.names import DETACHES, GETITEM
-from policylang.planning.value_outcome import Decision, offloads
+from policylang.planning.value_outcome import Decision, offloads, recomputes
 
 _BACKWARD = int(Phase.BACKWARD)
 
@@ -48,7 +48,9 @@ class Checkpoints:
     """In a traced block: by row of an operation inside an operator (a DTensor's), the row of that operator. It runs
     with it alone, and is not held by itself: where the operator is saved, it is neither saved nor recomputed."""
     crossing: frozenset[int] | None = None
-    """In a traced block: what it returns and the next block's checkpoint holds, and the memory of that."""
+    """What a block returns and the next block's checkpoint holds, and the memory of that."""
+    beyond: frozenset[int] = frozenset()
+    """In a whole model: what a block returns and something else than the next checkpoint holds, or nothing."""
 
 
 def checkpoint_of_all(facts: Facts, place: BlockContext) -> Checkpoints:
@@ -89,7 +91,7 @@ def checkpoints_around(facts: Facts, blocks: BlockTable) -> Checkpoints:
     returned = bytearray(len(facts))
     for row in facts.forward:
         returned[row] = of[row] != OUTSIDE and leaves_block(facts, row, of)
-    read: set[int] = set()
+    read, readers = set[int](), set[tuple[int, int]]()  # and by which block's backward what others return is read
     for row, phase in enumerate(phases):
         for source in facts.inputs[row] if phase == _BACKWARD else ():
             if not facts.forward_mask[source] or facts.flags[source] & Flag.SYMBOLIC:
@@ -98,6 +100,8 @@ def checkpoints_around(facts: Facts, blocks: BlockTable) -> Checkpoints:
             # what a block returns is read by its own backward, or by that of what follows
             if at == OUTSIDE or (returned[source] and block_of[row] != block_of[source]):
                 read.add(source)
+                if at != OUTSIDE:
+                    readers.add((source, block_of[row]))
                 continue
             reach[at], first[at], last[at] = max(reach[at], source + 1), min(first[at], row), max(last[at], row)
     given: list[dict[int, None]] = [{} for _ in numbers]
@@ -106,7 +110,15 @@ def checkpoints_around(facts: Facts, blocks: BlockTable) -> Checkpoints:
         for source in facts.inputs[row] if at != OUTSIDE and row < reach[at] else ():
             if of[source] != at and facts.forward_mask[source] and not facts.flags[source] & Flag.SYMBOLIC:
                 given[at][source] = None
-    return Checkpoints(of, reach, first, last, given, frozenset(read))
+    takers = {(row, block) for (block, _), at in numbers.items() for row in given[at] if returned[row]}
+    taken = {row for row, _ in takers}.difference(row for row, _ in readers - takers)
+    crossing, roots = set(taken), facts.storage_roots
+    for row in taken:
+        while row != roots[row] and roots[facts.inputs[row][0]] == roots[row]:
+            row = facts.inputs[row][0]
+            crossing.add(row)
+    beyond = frozenset(row for row in facts.forward if returned[row] and row not in taken)
+    return Checkpoints(of, reach, first, last, given, frozenset(read), crossing=frozenset(crossing), beyond=beyond)
 
 
 def held_and_rerun(
@@ -135,7 +147,9 @@ def held_and_rerun(
         if facts.ops[roots[row]] == "call_function" and not is_tuple and not is_foreign:
             saved.add(row)
     moved = {row for row in saved.union(checkpoints.crossing or ()) if offloads(decisions[inner.get(row, row)])}
-    return tuple(sorted(saved - moved)), tuple(sorted(moved)), tuple(again)
+    memory = {roots[row] for row in moved}
+    rebuilt = {row for row in saved if roots[row] in memory and recomputes(decisions[row])}
+    return tuple(sorted(saved - moved - rebuilt)), tuple(sorted(moved)), tuple(again)
 
 
 def kept_rows(facts: Facts, saved: Collection[int]) -> frozenset[int]:
@@ -184,7 +198,7 @@ class AroundBlocks:
     outside: frozenset[int] = frozenset()
     """The forward rows outside every block: no checkpoint is there, and no rule ranges over them."""
     block_outputs: frozenset[int] = frozenset()
-    """Block outputs: the next checkpoint holds them as its input, whatever a rule says."""
+    """Block outputs: the next checkpoint holds them as its input, unless a rule has them wait on the host."""
     detached: Mapping[int, int] = field(factory=dict)
     """Each ``detach``, with its input. Autograd asks for it, as often as it likes: it is no operator of a block."""
 

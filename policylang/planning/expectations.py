@@ -163,7 +163,9 @@ def check_total(expectation: ExpectTotal, plan: Plan, cost: BackwardCost, blocks
     """
     if expectation.of_time and plan.times is None:
         return _UNTIMED
-    if expectation.figure in ("peak", "exposed", "step time"):
+    if expectation.figure == "host memory per host" and (plan.times is None or plan.times.device.host_ranks is None):
+        return Finding("failed", "no device profile says how many ranks share a host, as `ranks = 8` in `[host]` does")
+    if expectation.figure in ("peak", "host memory", "host memory per host", "exposed", "step time"):
         return _judge(expectation, _whole(expectation, plan), cost) if cost.final else LEFT_OPEN
     amount, by_block = _amounts(expectation, plan, cost)
     if not expectation.per_block:
@@ -202,6 +204,10 @@ def _whole(expectation: ExpectTotal, plan: Plan) -> float:
     """A figure of the step as it runs, which costs a simulation."""
     if expectation.figure == "peak":
         return float(plan.peak.bytes)
+    if expectation.figure == "host memory":
+        return float(plan.host_memory)
+    if expectation.figure == "host memory per host":
+        return float(plan.host_memory * ((plan.times and plan.times.device.host_ranks) or 1))
     step = plan.step_time
     assert step is not None
     if expectation.figure == "step time":

@@ -25,7 +25,7 @@ _COMPILE_BLOCKS = (
 )
 _ROOT = 'give the backend the path of one, `root="layers.0"`'
 _NOTHING_ORDERED = (
-    *(order_errors.NONE_IN_GRAPH, order_errors.NO_BLOCKS, order_errors.NOTHING_MOVES),
+    *(order_errors.NONE_IN_GRAPH, refusals.NO_BLOCKS, order_errors.NOTHING_MOVES),
     *(order_errors.NOTHING_FITS, order_errors.NONE_ALIKE, order_errors.NONE_IN_BLOCKS),
 )
 DEFERRED_CODES = (

@@ -16,7 +16,7 @@ from policylang.language.syntax import Policy, Rule, Scheduling
 from policylang.operators.names import WAITS
 from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.graph_edit import Edits
-from policylang.planning.schedule import build_checkpointed_schedule, build_schedule
+from policylang.planning.schedule import BLOCKS_AHEAD, Ahead, build_checkpointed_schedule, build_schedule, host_memory
 from policylang.planning.value_outcome import Decision, Default, offloads
 
 if TYPE_CHECKING:  # an audit of plans imports no simulation
@@ -159,9 +159,22 @@ class Plan:
         """The steps of what follows the plan, on the rows of :attr:`facts`. What is left to PyTorch's partitioner
         counts as kept."""
         if self.checkpoints is not None:
-            saved, moved, again = held_and_rerun(self.facts, self.decisions, self.checkpoints)
-            return build_checkpointed_schedule(self.facts, self.checkpoints, (*saved, *moved), again)
-        return schedule_of(self.facts, self.decisions)
+            kept = held_and_rerun(self.facts, self.decisions, self.checkpoints)
+            ahead = BLOCKS_AHEAD if self.ahead is None else self.ahead.blocks
+            return build_checkpointed_schedule(self.facts, self.checkpoints, *kept, ahead)
+        return schedule_of(self.facts, self.decisions, self.ahead)
+
+    @property
+    def ahead(self) -> Ahead | None:
+        """How far ahead copies back start, where the policy says it."""
+        line = self.policy.prefetch_offloaded
+        return None if line is None else Ahead(line.blocks, self.block_of)
+
+    @cached_property
+    def host_memory(self) -> int:
+        """The most bytes that the pool of host memory gives out to offloaded values, in the order that runs."""
+        order = self if self.order is None else self.order
+        return max(host_memory(order.facts, order.schedule), default=0)
 
     @cached_property
     def peak(self) -> Peak:
@@ -207,8 +220,8 @@ class Plan:
         return None if decision is None or decision.rule is None else self.policy.rules[decision.rule]
 
 
-def schedule_of(facts: Facts, decisions: Sequence[Decision | None]) -> Schedule:
+def schedule_of(facts: Facts, decisions: Sequence[Decision | None], ahead: Ahead | None = None) -> Schedule:
     """The steps under some decisions."""
     steps = [(row, decision.outcome.steps) for row, decision in enumerate(decisions) if decision is not None]
     again = (row for row, added in steps if StepKind.SECOND_RUN in added)
-    return build_schedule(facts, again, {row: kind for row, added in steps for kind in added if kind in LEAVES})
+    return build_schedule(facts, again, {row: kind for row, added in steps for kind in added if kind in LEAVES}, ahead)

@@ -20,7 +20,7 @@ from policylang.planning.checkpoints import (
 )
 from policylang.planning.decisions import decide
 from policylang.planning.decisions.fsdp_parameters import FsdpParameters, answered
-from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
+from policylang.planning.decisions.offloading import offload_diagnostics, prefetch_diagnostics, resolve_offloads
 from policylang.planning.decisions.rule_warnings import gathers_left, markers_lost, markers_outranked, without_effect
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.other_ranks import Ranks
@@ -29,6 +29,7 @@ from policylang.planning.expectations import check_expectations, incomplete_figu
 from policylang.planning.liveness import with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.plan import Plan, schedule_of
+from policylang.planning.schedule import Ahead
 from policylang.planning.selection.selectors import selections_for
 from policylang.planning.statement_errors import StatementErrors, named_alone, time_errors, unanswerable
 from policylang.planning.value_outcome import KEPT, Default, by_rule, moves
@@ -90,8 +91,11 @@ def plan(
     check_cancelled()
     order = None
     if policy.orders and capabilities.orders:
-        schedule = schedule_of(facts, decisions)
-        order = plan_order(policy, facts, schedule, capabilities, ranks=ranks, device=used, blocks=blocks)
+        line = policy.prefetch_offloaded
+        ahead = None if line is None else Ahead(line.blocks, blocks.block_of)
+        order = plan_order(
+            policy, facts, schedule_of(facts, decisions, ahead), capabilities, ranks=ranks, device=used, blocks=blocks
+        )
     check_cancelled()
     made = Plan(
         policy=policy,
@@ -139,6 +143,7 @@ def plan(
         *markers_lost(policy, facts),
         *markers_outranked(policy, facts, rules, decisions, needs),
         *safety.diagnostics(),
+        *prefetch_diagnostics(policy, facts, needs, blocks.names),
         *(offload_diagnostics(policy, facts, decisions, needs, stays) if capabilities.offloads else ()),
         *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
         *errors.of_expectations({at: each for at, each in unmet.items() if at not in by_fsdp.expectations}),

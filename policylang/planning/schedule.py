@@ -19,8 +19,12 @@ O(nodes + edges), the recomputations of a step sorted into forward order.
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
+
+from attrs import frozen
 
 from policylang.graph.blocks import OUTSIDE
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, mask_of
@@ -32,20 +36,46 @@ IN_FLIGHT = 2
 """The number of copies between device and host that may be under way, in either direction, before one is awaited."""
 
 
+BLOCKS_AHEAD = 1
+"""How many blocks ahead of its own a copy back starts in eager, unless a policy says it."""
+
+
 def pool_bytes(size: int) -> int:
     """The bytes that a value takes in the pool of host memory: the power of two above, as in PyTorch's own pools of
     pinned memory."""
     return 1 << max(size - 1, 0).bit_length()
 
 
-def with_host_copies(facts: Facts, steps: list[ScheduleStep], moved: Mapping[int, StepKind]) -> list[ScheduleStep]:
+def host_memory(facts: Facts, schedule: Schedule) -> array[int]:
+    """The bytes that the pool of host memory gives out while each step runs: to a value from where its copy starts to
+    the end of its last copy back. Their most is the pool's size."""
+    changes = array("q", bytes(8 * (len(schedule) + 1)))
+    last_waits = {row: step for step, (kind, row, _) in enumerate(schedule) if kind == StepKind.WAIT_FROM_HOST}
+    for step, (kind, row, _) in enumerate(schedule):
+        if kind == StepKind.COPY_TO_HOST:
+            changes[step] += pool_bytes(facts.bytes[row])
+            changes[last_waits.get(row, len(schedule) - 1) + 1] -= pool_bytes(facts.bytes[row])
+    return array("q", accumulate(changes[:-1]))
+
+
+@frozen(eq=False)
+class Ahead:
+    """How far ahead copies back start: so many blocks, by the block of each row."""
+
+    blocks: int
+    block_of: Sequence[int]
+
+
+def with_host_copies(
+    facts: Facts, steps: list[ScheduleStep], moved: Mapping[int, StepKind], ahead: Ahead | None = None
+) -> list[ScheduleStep]:
     """The steps with the copies that move some rows. Linear in both.
 
     A copy starts right behind the last forward reader of its memory, and is awaited before the second copy after it
     starts, at the latest where the forward ends: until then the device holds the value. A backward region fetches a
     value where the second value before it, in the order of first use, is used first, at the earliest where the region
     begins, and awaits it right before its own first use. So at most :data:`IN_FLIGHT` copies are under way beside the
-    one that is awaited.
+    one that is awaited. With ``ahead`` it fetches what a block uses first where the block so many before it begins.
     """
     if not moved:
         return steps
@@ -79,14 +109,27 @@ def with_host_copies(facts: Facts, steps: list[ScheduleStep], moved: Mapping[int
     before[end] += [(StepKind.WAIT_TO_HOST, row, 0) for row in leaving[-IN_FLIGHT:]]
     for region, reads in first_reads.items():
         firsts = list(reads.values())
+        early = _begins_ahead(steps, region, ahead) if ahead is not None else {}
         for number, (row, first) in enumerate(reads.items()):
             start = begins.get(region, len(steps)) if number < IN_FLIGHT else firsts[number - IN_FLIGHT]
+            if ahead is not None and first < len(steps):
+                start = early.get(ahead.block_of[steps[first][1]], start)
             before[start].append((StepKind.COPY_FROM_HOST, row, region))
             before[first].append((StepKind.WAIT_FROM_HOST, row, region))
     found: list[ScheduleStep] = []
     for at, step in enumerate(steps):
         found.extend((*before.get(at, ()), step, *behind.get(at, ())))
     return [*found, *before[len(steps)]]
+
+
+def _begins_ahead(steps: Sequence[ScheduleStep], region: int, ahead: Ahead) -> dict[int, int]:
+    """By block, the step of a region where the block begins that is so many before it."""
+    begins = dict[int, int]()
+    for at, (_, row, where) in enumerate(steps):
+        if where == region and ahead.block_of[row] != OUTSIDE:
+            begins.setdefault(ahead.block_of[row], at)
+    order = list(begins.values())
+    return {block: order[max(number - ahead.blocks, 0)] for number, block in enumerate(begins)}
 
 
 _FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OUTPUT)
@@ -97,7 +140,10 @@ Part = tuple[int, list[int]]
 
 
 def build_schedule(
-    facts: Facts, recomputed: Iterable[int], offloaded: Iterable[int] | Mapping[int, StepKind] = ()
+    facts: Facts,
+    recomputed: Iterable[int],
+    offloaded: Iterable[int] | Mapping[int, StepKind] = (),
+    ahead: Ahead | None = None,
 ) -> Schedule:
     """The steps of a graph in which ``recomputed`` rows are recomputed for the backward, ``offloaded`` ones wait on the
     host in between (or where the step leads that is given for each), and all else that is read is kept. Either may name
@@ -106,57 +152,145 @@ def build_schedule(
     moved = offloaded if isinstance(offloaded, Mapping) else dict.fromkeys(offloaded, StepKind.COPY_TO_HOST)
     if facts.kind is GraphKind.FLAT:
         steps = _with_pieces_behind(facts, _steps(facts, _Flat(facts, again).parts()), StepKind.SECOND_RUN)
-        return Schedule.of(with_host_copies(facts, steps, moved))
-    steps = with_host_copies(facts, _steps(facts, _partition_parts(facts, again)), moved)
+        return Schedule.of(with_host_copies(facts, steps, moved, ahead))
+    steps = with_host_copies(facts, _steps(facts, _partition_parts(facts, again)), moved, ahead)
     return Schedule.of(
         _with_pieces_behind(facts, steps, StepKind.FIRST_RUN) if facts.kind is GraphKind.JOINT else steps
     )
 
 
 def build_checkpointed_schedule(
-    facts: Facts, checkpoints: Checkpoints, saved: Iterable[int], again: Iterable[int]
+    facts: Facts,
+    checkpoints: Checkpoints,
+    saved: Iterable[int],
+    moved: Iterable[int],
+    again: Iterable[int],
+    ahead: int = BLOCKS_AHEAD,
 ) -> Schedule:
     """The steps of a model in eager, in the order in which they were traced. Each block is recomputed as a whole when
     its backward first asks for something of it, and gives up what it holds where that is met on the way. What a node of
-    autograd reads goes when all its operators have run: those that read the same gradient, one behind the other."""
-    runs: list[list[tuple[int, bool]]] = [[] for _ in checkpoints.reach]
-    for rows, repeats in ((saved, False), (again, True)):
-        for row in rows:
-            at = checkpoints.of[row]
-            if at != OUTSIDE and row < checkpoints.reach[at]:
-                runs[at].append((row, repeats))
+    autograd reads goes when all its operators have run: those that read the same gradient, one behind the other.
+
+    What crosses blocks is copied to the host as the next block begins, any other value behind its last reader. When a
+    block's recomputation begins, the copies back start of what it needs, and of what the ``ahead`` blocks before it
+    need. It awaits at once what it reads, and what it holds where that is met.
+    """
+    repeats, leaving, phases, inputs = frozenset(again), frozenset(moved), facts.phases, facts.inputs
+    runs: list[list[int]] = [[] for _ in checkpoints.reach]
+    for row in sorted({*saved, *leaving, *repeats}):
+        at = checkpoints.of[row]
+        if at != OUTSIDE and row < checkpoints.reach[at]:
+            runs[at].append(row)
     begins, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
     for at, (first, last) in enumerate(zip(checkpoints.first, checkpoints.last, strict=True)):
         begins[first].append(at)
         ends[last].append(at)
-    steps, held = list[ScheduleStep](), list[tuple[int, int]]()
-    phases, inputs, roots = facts.phases, facts.inputs, facts.storage_roots
+    copies = _BlockCopies(facts, checkpoints, leaving, runs)
+    steps, held = copies.steps, list[tuple[int, int]]()
     region, inside, gradients, reads, until = 0, False, set[int](), list[int](), 0
     for row, op in enumerate(facts.ops):
         if op != "call_function":
             continue
         late = phases[row] == _BACKWARD
-        region += late and not inside
+        if late and not inside:
+            region += 1
+            copies.await_all()
         inside = late or (inside and phases[row] != _FORWARD)
         for at in begins.get(row, ()):
-            for each, repeats in sorted(runs[at]):
-                if repeats:
+            copies.fetch(at, ahead, region)
+            for each in runs[at]:
+                if each in repeats:
                     steps.append((int(StepKind.SECOND_RUN), each, region))
+                elif each in leaving:
+                    steps.append((int(StepKind.WAIT_FROM_HOST), each, region))
                 else:
                     held.append((each, len(steps)))
         for at in ends.get(row, ()):
-            held.extend((each, len(steps)) for each in checkpoints.given[at])
+            held.extend((each, len(steps)) for each in checkpoints.given[at] if not copies.moves(each))
         if late and not facts.flags[row] & Flag.VIEW:
-            memory = (roots[each] for each in inputs[row])
+            memory = (facts.storage_roots[each] for each in inputs[row])
             own = {each for each in memory if phases[each] == _BACKWARD or facts.input_kinds[each] == InputKind.TANGENT}
             if gradients.isdisjoint(own):
                 held.extend((each, until) for each in reads)
                 gradients, reads = own, []
             reads.extend(inputs[row])
             until = len(steps)
+        copies.before(row)
         steps.append((int(StepKind.FIRST_RUN), row, region if late else 0))
+        copies.behind(row)
     held.extend((each, until) for each in reads)
     return Schedule.of(steps, held)
+
+
+class _BlockCopies:
+    """The copies between host and device around the blocks of a model in eager, as steps between those that run."""
+
+    def __init__(
+        self, facts: Facts, checkpoints: Checkpoints, moved: Collection[int], runs: Sequence[Sequence[int]]
+    ) -> None:
+        self.facts, self.of = facts, checkpoints.of
+        self.steps: list[ScheduleStep] = []
+        self.holders = {facts.storage_roots[row]: row for row in moved}
+        self.given = [[each for each in given if self.moves(each)] for given in checkpoints.given]
+        """By block, the values that it reads and that wait on the host."""
+        self.taken = [[*dict.fromkeys(self._holder(each) for each in given)] for given in self.given]
+        self.fetched = [
+            [*dict.fromkeys((*taken, *(row for row in rows if row in moved)))]
+            for taken, rows in zip(self.taken, runs, strict=True)
+        ]
+        crossing = {row for taken in self.taken for row in taken}
+        last_readers = dict[int, int]()
+        for row in facts.forward:
+            for touched in (row, *facts.inputs[row]):
+                if self.moves(touched) and (holder := self._holder(touched)) not in crossing:
+                    last_readers[holder] = row
+        self.leave_behind = defaultdict[int, list[int]](list)
+        for holder, row in last_readers.items():
+            self.leave_behind[row].append(holder)
+        self.under_way, self.left, self.asked = list[int](), set[int](), set[int]()
+
+    def moves(self, row: int) -> bool:
+        return self.facts.storage_roots[row] in self.holders
+
+    def _holder(self, row: int) -> int:
+        return self.holders[self.facts.storage_roots[row]]
+
+    def before(self, row: int) -> None:
+        """A block that begins takes what it reads."""
+        if self.facts.phases[row] == _FORWARD and self.of[row] != OUTSIDE:
+            self._leave(self.taken[self.of[row]])
+
+    def behind(self, row: int) -> None:
+        self._leave(self.leave_behind.get(row, ()))
+
+    def _leave(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            if row in self.left:
+                continue
+            if len(self.under_way) >= IN_FLIGHT:
+                self.steps.append((int(StepKind.WAIT_TO_HOST), self.under_way.pop(0), 0))
+            self.steps.append((int(StepKind.COPY_TO_HOST), row, 0))
+            self.under_way.append(row)
+            self.left.add(row)
+
+    def await_all(self) -> None:
+        """The backward begins."""
+        self.steps += [(int(StepKind.WAIT_TO_HOST), row, 0) for row in self.under_way]
+        self.under_way.clear()
+
+    def fetch(self, block: int, ahead: int, region: int) -> None:
+        """The recomputation of a block begins: views of what it reads are taken again."""
+        for each in range(block, max(block - ahead, 0) - 1, -1):
+            if each not in self.asked:
+                self.asked.add(each)
+                self.steps += [(int(StepKind.COPY_FROM_HOST), row, region) for row in self.fetched[each]]
+        self.steps += [(int(StepKind.WAIT_FROM_HOST), row, region) for row in self.taken[block]]
+        views = set[int]()
+        for row in self.given[block]:
+            while row != self._holder(row) and row not in views:
+                views.add(row)
+                row = self.facts.inputs[row][0]
+        self.steps += [(int(StepKind.SECOND_RUN), row, region) for row in sorted(views)]
 
 
 def _steps(facts: Facts, parts: Sequence[Part]) -> list[ScheduleStep]:

@@ -11,6 +11,7 @@ workspaces and what the allocator wastes are not counted.
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from itertools import accumulate
@@ -119,7 +120,8 @@ def pieces_with_memory(facts: Facts) -> tuple[dict[int, int], dict[int, list[int
 
 
 class _Lifetimes:
-    """A value is named by its row; its recomputation in the nth region of the backward by ``row + n * length``."""
+    """A value is named by its row; its recomputation in the nth region of the backward by ``row + n * length``. Copies
+    back may be several of one value in a region: from where one is awaited, readers have that."""
 
     def __init__(self, facts: Facts, schedule: Schedule) -> None:
         self.facts, self.schedule, self.length, self.roots = facts, schedule, len(facts), facts.storage_roots
@@ -148,8 +150,7 @@ class _Lifetimes:
             if kind not in ALLOCATES:
                 continue
             if kind == _COPY_FROM_HOST:
-                value = row + region * length
-                yield Origin.COPY_FROM_HOST, row, region, facts.bytes[row], step, last.get(value, end)
+                yield Origin.COPY_FROM_HOST, row, region, facts.bytes[row], step, last.get(~step, end)
                 continue
             origin, shift = (Origin.FIRST_RUN, 0) if kind == _FIRST_RUN else (Origin.SECOND_RUN, region * length)
             if self.roots[row] != row or (row in self.owner_of and self.owner_of[row] + shift in computed):
@@ -177,13 +178,20 @@ class _Lifetimes:
         """Storage → the step after which it is given back; past the end for what the graph returns."""
         facts, length, roots = self.facts, self.length, self.roots
         last: dict[int, int] = {}
-        storage: dict[int, int] = {}  # of every value that was computed; an input is its own
+        storage: dict[int, int] = {}  # of every value that was computed; an input is its own; ~step of a copy back
+        coming = defaultdict[int, list[int]](list)  # the copies back that are under way, by row
+        held = defaultdict[int, list[int]](list)
+        for row, step in self.schedule.held:
+            held[step].append(row)
 
         def read(source: int, region: int) -> int:  # in the backward the second copy, where there is one
             second = source + region * length
             return storage[second] if second in storage else storage.get(source, source)
 
         for step, (kind, row, region) in enumerate(self.schedule):
+            for each in held.get(step, ()):
+                value = read(each, region)
+                last[value] = max(last.get(value, step), step)
             if kind <= _SECOND_RUN:
                 sources = facts.inputs[row]
                 value = row if kind == _FIRST_RUN else row + region * length
@@ -195,17 +203,16 @@ class _Lifetimes:
                 continue
             match StepKind(kind):
                 case StepKind.COPY_FROM_HOST:
-                    value = row + region * length
-                    storage[value], last[value] = value, step
+                    coming[row].append(~step)
+                    last[~step] = step
+                case StepKind.WAIT_FROM_HOST:
+                    storage[row + region * length] = coming[row].pop(0)
                 case StepKind.WAIT_TO_HOST:
                     last[storage.get(row, row)] = step
-                case StepKind.FIRST_RUN | StepKind.SECOND_RUN | StepKind.COPY_TO_HOST | StepKind.WAIT_FROM_HOST:
+                case StepKind.FIRST_RUN | StepKind.SECOND_RUN | StepKind.COPY_TO_HOST:
                     pass
                 case other:
                     assert_never(other)
-        for row, step in self.schedule.held:
-            value = read(row, self.schedule.regions[step])
-            last[value] = max(last.get(value, step), step)
         end = max(self.schedule.regions, default=0)
         for row, phase in enumerate(facts.phases):
             if phase == Phase.OUTPUT:

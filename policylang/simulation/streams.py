@@ -8,9 +8,11 @@ where the graph says so (``wait_tensor``), at the latest where something compute
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from heapq import heappop, heappush
+from itertools import chain
 from math import inf
 from operator import itemgetter
 from typing import assert_never
@@ -129,7 +131,7 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
     now = exposed = recomputed = 0.0
     free: dict[str, float] = {}  # by stream, when it has done what was started on it
     done: dict[tuple[int, int], float] = {}  # by collective and region, 0 for a first run
-    copied: dict[tuple[StepKind, int, int], float] = {}
+    copied = defaultdict[tuple[StepKind, int], list[float]](list)  # the ends of copies that are not awaited
     for step, (kind, row, region) in enumerate(schedule):
         until = now
         if kind <= _SECOND_RUN:
@@ -162,9 +164,10 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
             case StepKind.COPY_TO_HOST | StepKind.COPY_FROM_HOST as copy:
                 stream = "to the host" if copy is StepKind.COPY_TO_HOST else "from the host"
                 over = max(now, free.get(stream, 0.0)) + (facts.bytes[row] / host if host else 0.0)
-                free[stream] = copied[copy, row, region] = over
+                free[stream] = over
+                copied[copy, row].append(over)
             case StepKind.WAIT_TO_HOST | StepKind.WAIT_FROM_HOST as wait:
-                until = max(now, copied.get((_AWAITED[wait], row, region), 0.0))
+                until = max(now, copied[_AWAITED[wait], row].pop(0))
                 exposed += until - now
                 now = until
             case StepKind.FIRST_RUN | StepKind.SECOND_RUN:
@@ -173,7 +176,7 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
                 assert_never(other)
     end = max((now, *free.values()))
     if log is not None:
-        _share_out_the_end(log, now, copied.values())
+        _share_out_the_end(log, now, chain.from_iterable(copied.values()))
     return Walked(end, exposed + end - now, recomputed)
 
 

@@ -277,8 +277,8 @@ class Composition:
         if self.checkpoints is None:
             schedule = schedule_of(self.facts, decisions)
         else:
-            kept = (*needs.saved, *needs.offloaded)
-            schedule = build_checkpointed_schedule(self.facts, self.checkpoints, kept, needs.recomputed)
+            kept = needs.saved, needs.offloaded, needs.recomputed
+            schedule = build_checkpointed_schedule(self.facts, self.checkpoints, *kept)
         found = lifetimes(self.facts, schedule)
         steps = len(schedule)
         made = np.frombuffer(found.made, dtype=np.int32).astype(np.int64)

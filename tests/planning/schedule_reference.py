@@ -15,10 +15,13 @@ RUN, AGAIN = StepKind.FIRST_RUN, StepKind.SECOND_RUN
 IN_FLIGHT = 2
 
 
-def reference_schedule(facts: Facts, again: Collection[int], moved: Collection[int]) -> Steps:
+def reference_schedule(
+    facts: Facts, again: Collection[int], moved: Collection[int], ahead: tuple[int, list[int]] | None = None
+) -> Steps:
+    """``ahead``: so many blocks, and the block of each row."""
     if facts.kind is GraphKind.FLAT:
-        return with_copies(facts, pieces_behind(facts, flat(facts, again), only=AGAIN), moved)
-    return pieces_behind(facts, with_copies(facts, partition(facts, again), moved), only=None)
+        return with_copies(facts, pieces_behind(facts, flat(facts, again), only=AGAIN), moved, ahead)
+    return pieces_behind(facts, with_copies(facts, partition(facts, again), moved, ahead), only=None)
 
 
 def calls(facts: Facts, phase: Phase) -> list[int]:
@@ -209,7 +212,22 @@ def flat(facts: Facts, again: Collection[int]) -> Steps:
 # --- copies to the host and back -------------------------------------------------------------------------------------
 
 
-def with_copies(facts: Facts, steps: Steps, moved: Collection[int]) -> Steps:
+def blocks_before(steps: Steps, region: int, first: int, ahead: tuple[int, list[int]]) -> int | None:
+    """Where the block begins that runs so many before the one of a step; None for a step outside the blocks."""
+    count, block_of = ahead
+    if first == len(steps) or block_of[steps[first][1]] < 0:
+        return None
+    begun: list[int] = []
+    for _, row, where in steps:
+        if where == region and block_of[row] >= 0 and block_of[row] not in begun:
+            begun.append(block_of[row])
+    wanted = begun[max(begun.index(block_of[steps[first][1]]) - count, 0)]
+    return next(at for at, (_, row, where) in enumerate(steps) if where == region and block_of[row] == wanted)
+
+
+def with_copies(
+    facts: Facts, steps: Steps, moved: Collection[int], ahead: tuple[int, list[int]] | None = None
+) -> Steps:
     roots = facts.storage_roots
     reads: dict[int, list[tuple[int, int]]] = {}  # region → value and step that reads it first, in order
     for at, (_, row, region) in enumerate(steps):
@@ -244,6 +262,8 @@ def with_copies(facts: Facts, steps: Steps, moved: Collection[int]) -> Steps:
             begin = next((place for place, step in enumerate(steps) if step[2] == region), len(steps))
             for number, (value, first) in enumerate(values):
                 start = begin if number < IN_FLIGHT else values[number - IN_FLIGHT][1]
+                if ahead is not None and (early := blocks_before(steps, region, first, ahead)) is not None:
+                    start = early
                 if at == start:
                     found.append((StepKind.COPY_FROM_HOST, value, region))
                 if at == first:

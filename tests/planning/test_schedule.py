@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.planning.schedule import build_schedule
+from policylang.planning.schedule import Ahead, build_schedule
 from tests.planning.schedule_reference import reference_schedule
 from tests.planning.strategies import graphs
 from tests.support.drawn import examples
@@ -78,6 +78,18 @@ def test_flat_graphs_are_scheduled_as_the_sentences_say(drawn: list[int], chosen
     facts = collect(random_flat(drawn, segments).gm)
     again, moved = decided(facts, chosen)
     assert list(build_schedule(facts, again, moved)) == reference_schedule(facts, again, moved)
+
+
+@given(numbers, fates, st.integers(2, 6), st.lists(st.integers(-1, 3), min_size=1, max_size=9), st.integers(1, 3))
+@drawing
+def test_copies_back_start_so_many_blocks_ahead(
+    drawn: list[int], chosen: list[str], segments: int, blocks: list[int], ahead: int
+) -> None:
+    facts = collect(random_flat(drawn, segments).gm)
+    again, moved = decided(facts, chosen)
+    block_of = [blocks[row * len(blocks) // len(facts)] for row in range(len(facts))]
+    found = list(build_schedule(facts, again, moved, Ahead(ahead, block_of)))
+    assert found == reference_schedule(facts, again, moved, (ahead, block_of))
 
 
 @given(numbers, fates, st.integers(2, 6))

@@ -110,7 +110,11 @@ def test_nothing_is_decided_outside_and_what_is_handed_on_stays() -> None:
     made = plan(policylang.parse(POLICY), facts_of(GRAPH), EAGER)
     reasons = {made.facts.names[row]: made.decisions[row].reason for row in made.facts.forward}  # type: ignore[union-attr]
     assert reasons["e"] == reasons["l"] == "outside the blocks, where there is no checkpoint"
-    assert reasons["h"] == "what a block returns: the next checkpoint holds it"
+    h = made.facts.index["h"]
+    assert made.rule_of(h) is made.policy.rules[1]
+    recomputed = plan(policylang.parse("blocks layers.*\nrecompute everything"), facts_of(GRAPH), EAGER).decisions[h]
+    assert recomputed is not None
+    assert (recomputed.rule, recomputed.reason) == (None, "what a block returns: the next checkpoint holds it")
 
 
 def test_a_graph_without_blocks_is_one() -> None:

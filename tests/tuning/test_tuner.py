@@ -169,8 +169,8 @@ def test_what_is_composed_of_blocks_is_what_is_simulated(path: Capabilities) -> 
         schedule = schedule_of(stacked(), decisions)
         if path is EAGER:
             checkpoints = checkpoints_around(stacked(), tuner.classes.blocks)
-            saved, _, again = held_and_rerun(stacked(), decisions, checkpoints)
-            schedule = build_checkpointed_schedule(stacked(), checkpoints, saved, again)
+            kept = held_and_rerun(stacked(), decisions, checkpoints)
+            schedule = build_checkpointed_schedule(stacked(), checkpoints, *kept)
         peak = estimate_peak(stacked(), schedule).bytes
         assert abs(int(mixed.peak[0]) - peak) <= 100  # the last block's result counts with what lies around
         assert mixed.recompute[0] == pytest.approx(step_time(stacked(), schedule, times_of()).recomputed)

@@ -108,6 +108,8 @@ class DeviceProfile:
     """Bytes of memory."""
     host_bandwidth: float | None = None
     """Bytes/s between the device and the host, each way."""
+    host_ranks: int | None = None
+    """The ranks that share a host, and its memory."""
     networks: tuple[Network, ...] = ()
     """The first that fits a group is taken."""
     canonical: str = field(init=False, repr=False)
@@ -125,6 +127,7 @@ class DeviceProfile:
             "overhead": float(self.overhead),
             "capacity": self.capacity,
             "host": None if self.host_bandwidth is None else float(self.host_bandwidth),
+            **({} if self.host_ranks is None else {"host ranks": self.host_ranks}),
             "networks": [
                 {
                     "ranks": network.ranks,

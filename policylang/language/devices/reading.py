@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -318,9 +318,14 @@ class _Reader:
         memory = self._table("memory", ("bandwidth", "pointwise", "capacity"), "`bandwidth = 2.6e12`")
         if memory is not None and "bandwidth" not in memory:
             self._missing("memory.bandwidth", ("memory",), "write `bandwidth = 2.6e12`, in bytes per second")
-        host = self._table("host", ("bandwidth",))
+        host = self._table("host", ("bandwidth", "ranks", "together"))
         if host is not None and "bandwidth" not in host:
             self._missing("host.bandwidth", ("host",), "write `bandwidth = 50e9`, in bytes per second each way")
+        bandwidth = self._read(host, ("host", "bandwidth"), _BANDWIDTH, None)
+        ranks = self._read(host, ("host", "ranks"), _ranks, None)
+        together = self._read(host, ("host", "together"), _BANDWIDTH, inf)
+        if host is not None and "together" in host and "ranks" not in host:
+            self._missing("host.ranks", ("host", "together"), "write `ranks = 8`, the ranks that share a host")
         return DeviceProfile(
             name=self._read(self.tables, ("name",), _name, Path(self.source.name).stem.strip("<>") or "device"),
             compute=self._compute(compute),
@@ -331,7 +336,8 @@ class _Reader:
             operators=self._operators(),
             overhead=self._read(compute, ("compute", "overhead"), _SECONDS_OF_ONE, 0.0),
             capacity=self._read(memory, ("memory", "capacity"), _capacity, None),
-            host_bandwidth=self._read(host, ("host", "bandwidth"), _BANDWIDTH, None),
+            host_bandwidth=bandwidth and min(bandwidth, together / (ranks or 1)),
+            host_ranks=ranks,
             networks=self._networks(),
         )
 

@@ -111,7 +111,7 @@ def judge(
             denoted = [row for row in denoted if row not in around.outside and row not in around.detached]
         matched.append(tuple(denoted))
         for row in denoted:
-            if flags[row] & fixed or row in around.block_outputs or (not rule.override and row in user_decisions):
+            if flags[row] & fixed or (not rule.override and row in user_decisions):
                 continue
             winner[row] = index
     return Verdict(tuple(matched), winner)
@@ -149,7 +149,9 @@ def first_decisions(
             decisions[row] = outside
         elif owner in around.detached:
             decisions[row] = decisions[around.detached[owner]] or rest
-        elif owner in around.block_outputs:
+        elif owner in around.block_outputs and not (
+            winner[owner] != NO_RULE and by_rule[winner[owner]].outcome.is_held
+        ):
             decisions[row] = block_output
         elif winner[owner] != NO_RULE:
             decisions[row] = by_rule[winner[owner]]

@@ -17,12 +17,13 @@ from types import MappingProxyType
 from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input
-from policylang.language.diagnostics import Diagnostic, Severity, diagnose
+from policylang.language.diagnostics import Diagnostic, Severity, diagnose, prefixed, removed
 from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals
 from policylang.planning.checkpoints import Checkpoints
 from policylang.planning.liveness import SavedForBackward
+from policylang.planning.selection import no_match
 from policylang.planning.value_outcome import Decision, Why, by_rule, is_open, moves, recomputes, saves
 
 FULL = "the budget is full"
@@ -52,8 +53,7 @@ def resolve_offloads(
             followed = decisions[holder] if moves(decisions[holder]) else said.get(holder)
             decisions[row] = decision if followed is None else followed
     asked = [row for row in needed if moves(decisions[row])]
-    crossing = None if checkpoints is None else checkpoints.crossing
-    return _Offloads(policy, facts, decisions, needed, asked, spent, crossing).resolve() if asked else ()
+    return _Offloads(policy, facts, decisions, needed, asked, spent, checkpoints).resolve() if asked else ()
 
 
 class _Offloads:
@@ -65,21 +65,22 @@ class _Offloads:
         needed: Collection[int],
         asked: Sequence[int],
         spent: Mapping[int, int],
-        crossing: Collection[int] | None,
+        checkpoints: Checkpoints | None,
     ) -> None:
         self.facts = facts
         self.decisions = decisions
         self.roots = facts.storage_roots
         self.asked = asked
         self.needed = frozenset(needed)
-        self.crossing = crossing or frozenset()
+        self.crossing = (checkpoints and checkpoints.crossing) or frozenset()
+        self.beyond = frozenset[int]() if checkpoints is None else checkpoints.beyond
         budgets = (inf if rule.budget is None else rule.budget.value for rule in policy.rules)
         self.room = [budget - spent.get(number, 0) for number, budget in enumerate(budgets)]
         self.backward = next((row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD), len(facts))
         self.elsewhere = any(device and not device.startswith("cpu") for device in facts.devices)
         self.members: dict[int, list[int]] = {self.roots[row]: [] for row in asked}
         for row, root in enumerate(self.roots):
-            if root in self.members and (crossing is None or facts.phases[row] == Phase.FORWARD):
+            if root in self.members and (checkpoints is None or facts.phases[row] == Phase.FORWARD):
                 self.members[root].append(row)
 
     def resolve(self) -> tuple[int, ...]:
@@ -151,6 +152,8 @@ class _Offloads:
                 return f"{names[member]}, which is saved, holds the same memory"
             if facts.flags[member] & Flag.FORWARD_OUTPUT and member not in self.crossing:
                 return f"the forward returns {names[member]}, and the caller holds it"
+            if member in self.beyond:
+                return f"its block returns {names[member]}, and what follows the blocks holds it"
             for user in facts.users[member]:
                 if facts.phases[user] == Phase.OUTPUT and member not in self.crossing:
                     return f"the graph returns {names[member]}, and the caller holds it"
@@ -184,6 +187,24 @@ def _holder(facts: Facts, row: int) -> int:
             break
         row = facts.inputs[row][0]
     return row
+
+
+def prefetch_diagnostics(
+    policy: Policy, facts: Facts, needs: SavedForBackward, blocks: Sequence[str]
+) -> Iterator[Diagnostic]:
+    """What is wrong with a line that says when copies back start."""
+    line = policy.prefetch_offloaded
+    if line is None:
+        return
+    text = line.span.one_line
+    if not (needs.moved or policy.offloads or line.optional):
+        message = f"`{text}` is about copies back from the host, and nothing is offloaded"
+        help = f"leave it out; if that is as it should be, write `optional {text}`"
+        fixes = [removed(line.span), prefixed(line.span, "optional")]
+        yield diagnose(refusals.MATCHES_NOTHING, message, line.span, help=help, fixes=fixes)
+    elif needs.moved and not blocks:
+        message = f"`{text}` counts in blocks, and no blocks were found in this graph"
+        yield diagnose(refusals.NO_BLOCKS, message, line.span, help=no_match.naming_blocks(facts))
 
 
 def offload_diagnostics(

@@ -31,7 +31,7 @@ from policylang.planning.order.moves import Moves
 from policylang.planning.order.overlap import TooTight
 from policylang.planning.order.segments import Segments
 from policylang.planning.order.selected_collectives import SelectedCollectives, WholeStepSelections
-from policylang.planning.refusals import MATCHES_NOTHING, NOTHING_TO_REWRITE
+from policylang.planning.refusals import MATCHES_NOTHING, NO_BLOCKS, NOTHING_TO_REWRITE
 from policylang.planning.selection.no_match import (
     glob_span,
     missing_parts,
@@ -48,7 +48,6 @@ NONE_IN_BLOCKS = "APL336"
 NO_COLLECTIVE = "APL371"
 NOTHING_MOVES = "APL373"
 TOO_TIGHT = "APL374"
-NO_BLOCKS = "APL375"
 CROSSED = "APL376"
 TAKEN = "APL377"
 INSIDE = "APL378"

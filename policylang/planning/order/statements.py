@@ -32,7 +32,7 @@ from policylang.planning.order.selected_collectives import (
     assigned,
 )
 from policylang.planning.plan import OrderPlan, SchedulingOutcome
-from policylang.planning.schedule import with_host_copies
+from policylang.planning.schedule import Ahead, with_host_copies
 from policylang.simulation.memory import estimate_peak
 from policylang.simulation.node_times import node_times
 
@@ -105,7 +105,9 @@ def plan_order(
     found = move_collectives(edited, before, segments, prefetches, delays, kept, frozenset(unknown_operators(edited)))
     check_cancelled()
     order, too_tight = found.order, list[TooTight]()
-    scheduled = partial(_scheduled, graph, edits, edited)
+    line, block_of = policy.prefetch_offloaded, selections.selections(edited).blocks.block_of
+    ahead = None if line is None else Ahead(line.blocks, block_of)
+    scheduled = partial(_scheduled, graph, edits, edited, ahead)
     if times is not None:
         overlap = OverlapLines(
             edited, before, times, selected, scheduled, lambda: estimate_peak(traced, graph.schedule).bytes
@@ -131,12 +133,14 @@ def plan_order(
         times=times,
         traced_times=traced_times,
         barriers=before.barriers,
-        block_of=selections.selections(edited).blocks.block_of,
+        block_of=block_of,
         block_names=blocks.names,
     )
 
 
-def _scheduled(graph: RematerialisedGraph, edits: Edits, facts: Facts, order: Sequence[int]) -> Schedule:
+def _scheduled(
+    graph: RematerialisedGraph, edits: Edits, facts: Facts, ahead: Ahead | None, order: Sequence[int]
+) -> Schedule:
     """The steps of the calls in some order, with the copies to the host and back between them."""
     traced, schedule = graph.facts, graph.schedule
     if not edits and all(one < other for one, other in pairwise(order)):
@@ -154,7 +158,7 @@ def _scheduled(graph: RematerialisedGraph, edits: Edits, facts: Facts, order: Se
         while name in instead:
             name = instead[name]
         copied[facts.index[name]] = kind
-    return Schedule.of(with_host_copies(facts, [(_FIRST, row, regions[row]) for row in order], copied))
+    return Schedule.of(with_host_copies(facts, [(_FIRST, row, regions[row]) for row in order], copied, ahead))
 
 
 def _outcomes(
