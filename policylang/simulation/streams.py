@@ -99,6 +99,8 @@ class RunLog:
     """The runs of collectives, in the order in which they are issued."""
     run_of: dict[tuple[int, int], CollectiveRun] = field(factory=dict)
     """By collective and region, 0 for a first run: the latest."""
+    copy_waits: list[tuple[int, float]] = field(factory=list)
+    """The steps that wait for copies to the host and back, and how long."""
     ends: dict[tuple[int, int], float] = field(factory=dict)
     """By row and region: when computation is done with it; of a collective, when it is issued."""
 
@@ -167,7 +169,10 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
                 free[stream] = over
                 copied[copy, row].append(over)
             case StepKind.WAIT_TO_HOST | StepKind.WAIT_FROM_HOST as wait:
-                until = max(now, copied[_AWAITED[wait], row].pop(0))
+                ends = copied[_AWAITED[wait], row]
+                until = max(now, ends.pop(0) if ends else 0.0)
+                if log is not None and until > now:
+                    log.copy_waits.append((step, until - now))
                 exposed += until - now
                 now = until
             case StepKind.FIRST_RUN | StepKind.SECOND_RUN:

@@ -263,7 +263,8 @@ class Composition:
         decisions = self.decisions(pattern)
         needs = backward_needs(self.facts, decisions)
         if needs.offloaded:
-            resolve_offloads(NO_RULES, self.facts, decisions, needs)
+            needs = with_checkpoints(needs, self.facts, decisions, self.checkpoints)
+            resolve_offloads(NO_RULES, self.facts, decisions, needs, checkpoints=self.checkpoints)
             needs = backward_needs(self.facts, decisions)
         needs = with_checkpoints(needs, self.facts, decisions, self.checkpoints)
         saved, again = self._by_block(needs)

@@ -103,6 +103,7 @@ def slow_step(facts: Facts, steps: list[tuple[int, int, int]], times: NodeTimes)
     """Seconds of second runs, of the step, and of waiting. Kinds: 0 and 1 are runs, 2 to 5 copies and their ends."""
     host = times.device.host_bandwidth
     began: list[tuple[str, int, int, float]] = []  # stream, row, which copy, when it is over
+    awaited: list[tuple[str, int, int, float]] = []
     clock = waiting = again = 0.0
     for kind, row, region in steps:
         copy = 0 if kind == 0 else region
@@ -116,7 +117,9 @@ def slow_step(facts: Facts, steps: list[tuple[int, int, int]], times: NodeTimes)
                 wanted += (here or first)[-1:]
         elif kind in (3, 5):
             stream = "down" if kind == 3 else "up"
-            wanted += [over for at, ran, which, over in began if (at, ran, which) == (stream, row, region)][-1:]
+            pending = [each for each in began if each[:2] == (stream, row) and each not in awaited]
+            wanted += [over for _, _, _, over in pending[:1]]
+            awaited += pending[:1]
         until = max([clock, *wanted])
         waiting += until - clock
         clock = until

@@ -291,9 +291,9 @@ def test_offloading_needs_a_bandwidth_and_a_path(folder, tmp_path):
     allowed = policylang.tune(graph, peak="500 MiB", offload=True, device=DEVICE)
     moves = any(each.offloaded for each in (allowed.tuned.chosen, *allowed.table))
     assert ("APL634" in [note.code for note in allowed.notes]) != moves
-    found = refused(policylang.PolicyMatchError, graph, peak="1 GiB", offload=True, path="eager")
+    found = refused(policylang.PolicyMatchError, graph, peak="1 GiB", offload=True, path="hook")
     assert found.code == "APL632"
-    assert found.message == "values cannot be offloaded: an eager checkpoint does not copy to the host"
+    assert found.message == "values cannot be offloaded: a hook of Inductor's does not copy to the host"
 
 
 def test_a_path_is_named_and_one_that_decides_nothing_refused(folder):
