@@ -11,7 +11,7 @@ from attrs import asdict
 from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.names import WAITS
-from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario
+from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, copies_of_lines
 from policylang.planning.inspection.communication import (
     CollectiveEntry,
     Communication,
@@ -122,6 +122,8 @@ def plan_json(
 
     ``rewrites``: what each ``fuse`` and ``collapse`` line that rewrites something is worth; empty in a summary.
 
+    ``host_memory``: the bytes of the pool of pinned memory; ``copies``: what each line copies to the host and back.
+
     ``order``: the order under the scheduling lines, null without any; of a summary without ``steps`` and
     ``collectives``.
     """
@@ -150,6 +152,8 @@ def plan_json(
             }
             for index, outcome in enumerate(plan.rules)
         ],
+        "host_memory": plan.host_memory,
+        "copies": [asdict(each) for each in copies_of_lines(plan)],
         "expectations": [asdict(each) for each in plan.expectations],
         "order": _order_data(found.communication, summary=summary),
         "at_peak": asdict(values_at_peak(found)),

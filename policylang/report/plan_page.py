@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from policylang.audit.summary import word
-from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.facts import GraphKind
 from policylang.language.diagnostics import Source
 from policylang.language.shown import counted, format_quantity, printable, uncounted_text
 from policylang.language.syntax import Policy
@@ -20,6 +20,7 @@ from policylang.planning.inspection.communication import Communication, as_decid
 from policylang.planning.inspection.peak_values import PeakValues, values_at_peak
 from policylang.planning.inspection.worth import Worth
 from policylang.planning.plan import Plan
+from policylang.planning.schedule import host_memory
 from policylang.planning.value_outcome import Why
 from policylang.report.layout import (
     Markup,
@@ -42,8 +43,16 @@ from policylang.report.order_text import (
     total_rows,
 )
 from policylang.report.plan_json import worth_data
-from policylang.report.plan_text import SHARES_HEAD, VALUES_HEAD, entry_row, highest_moment_text, share_row, value_row
-from policylang.simulation.memory import Peak, Timeline
+from policylang.report.plan_text import (
+    SHARES_HEAD,
+    VALUES_HEAD,
+    copies_rows,
+    entry_row,
+    highest_moment_text,
+    share_row,
+    value_row,
+)
+from policylang.simulation.memory import Peak
 
 
 def _page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str, Any]:
@@ -134,6 +143,7 @@ def _memory_data(found: Breakdown) -> dict[str, Any]:
     """
     sides = (("peak under the policy", found.under), ("nothing recomputed", found.without))
     orders = [_first_runs(found.plan, scenario) for _, scenario in sides]
+    host = host_memory(found.under.facts, found.under.schedule) or [0]
     axis = _merged(*([name for name, _, _ in order] for order in orders))
     known = {name: (half, block) for order in reversed(orders) for name, half, block in order}
     place = {name: at for at, name in enumerate(axis)}
@@ -143,8 +153,9 @@ def _memory_data(found: Breakdown) -> dict[str, Any]:
         "block": _coded(known[name][1] for name in axis),
         "resident": max(scenario.timeline.resident for _, scenario in sides),
         "curves": [
-            {"name": name, "moments": _curve(scenario.timeline, scenario.facts, place)} for name, scenario in sides
+            {"name": name, "moments": _curve(scenario, place, scenario.timeline.live)} for name, scenario in sides
         ],
+        "host": _curve(found.under, place, [host[step] for step in found.under.timeline.steps]) if max(host) else [],
     }
 
 
@@ -173,15 +184,17 @@ def _merged(first: Sequence[str], second: Sequence[str]) -> list[str]:
     return [each for name in first for each in (*(ahead[name] if name in there else ()), name)] + waiting
 
 
-def _curve(timeline: Timeline, facts: Facts, place: dict[str, int]) -> list[int]:
+def _curve(scenario: Scenario, place: dict[str, int], live: Sequence[int]) -> list[int]:
+    """``live``: by entry of the timeline."""
+    timeline, facts = scenario.timeline, scenario.facts
     moments = array("q", [-1]) * len(place)
     most = 0
     for step, row in enumerate(timeline.rows):
-        most = max(most, timeline.live[step])
+        most = max(most, live[step])
         if not timeline.again[step]:
             moments[place[facts.names[row]]] = most
             most = 0
-    before = timeline.resident
+    before = timeline.resident if live is timeline.live else 0
     for at, moment in enumerate(moments):
         if moment < 0:
             moments[at] = before
@@ -197,11 +210,11 @@ _TICKS = 4
 
 def memory_chart(memory: dict[str, Any], peaks: Sequence[Peak]) -> Markup:
     """The curves of :func:`_memory_data` over their axis, the second one dashed; ``peaks`` are theirs."""
-    first, second = (curve["moments"] for curve in memory["curves"])
+    (first, second), host = (curve["moments"] for curve in memory["curves"]), memory["host"]
     length, resident = len(first), memory["resident"]
     if not length:
         return element("p", "Nothing runs in this graph.")
-    most = max(1, resident, *first, *second)
+    most = max(1, resident, *first, *second, *host)
     tick = 1 << max(0, int(most / _TICKS).bit_length() - 1)  # a power of two: labels in KiB, MiB and GiB are whole
     ceiling = -(-most // tick) * tick
     ticks = range(0, ceiling + 1, tick)
@@ -220,6 +233,7 @@ def memory_chart(memory: dict[str, Any], peaks: Sequence[Peak]) -> Markup:
         element("path", class_="first area", d=_outline(first, ceiling, closed=True)),
         element("path", class_="first edge", d=_outline(first, ceiling)),
         element("path", class_="second edge", d=_outline(second, ceiling)),
+        *([element("path", class_="host edge", d=_outline(host, ceiling))] if host else []),
         _level(resident / ceiling, "resident"),
         *_partings(runs, length),
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
@@ -242,6 +256,7 @@ def memory_chart(memory: dict[str, Any], peaks: Sequence[Peak]) -> Markup:
     )
     names = [curve["name"] for curve in memory["curves"]]
     keys = [("first", names[0], peaks[0].bytes), ("second", names[1], peaks[1].bytes)]
+    keys += [("host", "on the host", max(host))] if host else []
     legend = (
         element("span", element("i", class_=f"key {key}"), f"{name}: ", element("b", format_quantity(amount, "bytes")))
         for key, name, amount in (*keys, ("resident", "parameters, buffers, inputs", resident))
@@ -438,7 +453,7 @@ def plan_page(found: Breakdown, worth: Sequence[Worth], graph: str) -> str:
     is written, and in the data every character that HTML or a script could take for its own.
     """
     plan, facts = found.plan, found.plan.facts
-    data = _page_data(found, worth, graph)
+    data, copies = _page_data(found, worth, graph), copies_rows(found)
     subtitle = (
         f"{facts.kind.value} graph of {counted(len(facts), 'node')}",
         counted(sum(decision is not None for decision in plan.decisions), "forward value"),
@@ -452,7 +467,10 @@ def plan_page(found: Breakdown, worth: Sequence[Worth], graph: str) -> str:
         "title": escape(f"{plan.policy.name} on {graph}"),
         "subtitle": escape(" · ".join(filter(None, subtitle))),
         "tiles": _tiles(found),
-        "memory": memory_chart(data["memory"], [found.under.peak, found.without.peak]),
+        "memory": fragment(
+            memory_chart(data["memory"], [found.under.peak, found.without.peak]),
+            *([rows_table(copies[0], copies[1:], range(1, 5), "copies to the host and back")] if copies else []),
+        ),
         # without scheduling lines, the collectives of the graph as it is, where there is a device
         "order": _order_section(as_decided(plan) if plan.order is None else found.communication),
         "at_peak": _at_peak_section(values_at_peak(found)),

@@ -11,10 +11,11 @@ from policylang.language.shown import (
     counted,
     file_name,
     format_quantity,
+    listed,
     shortened,
     uncounted_text,
 )
-from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
+from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry, copies_of_lines
 from policylang.planning.inspection.peak_values import AliveShare, AliveValue, PeakValues, values_at_peak
 from policylang.planning.inspection.worth import EditWorth, Worth
 from policylang.report.diagnostics import expectation_table
@@ -27,6 +28,7 @@ _LONGEST_SHAPE = 24
 _MOST_GROUPS = 8
 """Lines that groups of equal blocks get where their values are not listed."""
 _READABLE_RULE = 28
+_MOST_WAITS = 2
 _REST = "every value: --values; as a page: --html plan.html"
 _WIDEST = 120
 """The columns of a table in a pipe or a file."""
@@ -57,7 +59,8 @@ def plan_text(
     ]
     if not summary:
         at_peak = at_peak_text(values_at_peak(found), values=values)
-        parts += [_rewrites(found, edits), order_details(order), _rules(found, worth), at_peak]
+        parts += [_rewrites(found, edits), order_details(order), _rules(found, worth)]
+        parts += [table(rows, right=range(1, 5), ends=(0,)) if (rows := copies_rows(found)) else "", at_peak]
         parts += [f"{_group(each)}\n{_entries(each)}" for each in found.groups] if values else [_groups(found), _REST]
     return "\n\n".join(filter(None, parts))
 
@@ -138,6 +141,7 @@ def _totals(found: Breakdown) -> str:
     row("saved", lambda each: bytes_text(each.amounts.saved_bytes))
     if amounts.offloaded:
         rows.append(("offloaded", bytes_text(amounts.offloaded_bytes), "-"))
+        rows.append(("host memory", bytes_text(found.plan.host_memory), "-"))
     row("recomputed", lambda each: _again(each, found.forward_flops))
     times = [each.time for each in sides if each.time is not None]
     if len(times) == 2:
@@ -223,6 +227,19 @@ def _rules(found: Breakdown, worth: Sequence[Worth]) -> str:
     if left_out := sum(bool(outcome.decided) for outcome in outcomes) - len(worth):
         notes.append(f"not worked out for the last {counted(left_out, 'rule')} that decide something")
     return "\n".join((text, *notes))
+
+
+def copies_rows(found: Breakdown) -> list[tuple[str, ...]]:
+    """What each line copies to the host and back, below a head; empty where nothing is copied."""
+    lines = copies_of_lines(found.plan)
+    timed = found.plan.shown_times is not None
+    rows: list[tuple[str, ...]] = [("line", "copied out", "back", *("hidden", "exposed", "waits")[: 3 * timed])]
+    for each in lines:
+        waits = [f"{block} {seconds_text(wait)}" for block, wait in each.waits.items()]
+        times = (seconds_text(each.hidden), seconds_text(each.exposed), listed(waits, _MOST_WAITS))[: 3 * timed]
+        source = file_name(each.source) if each.source else "checkpoint"
+        rows.append((source, bytes_text(each.out_bytes), bytes_text(each.back_bytes), *times))
+    return rows if lines else []
 
 
 def _signed(amount: float, dimension: Measured) -> str:

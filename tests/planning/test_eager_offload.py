@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,12 +15,17 @@ import policylang
 from policylang.graph.facts import Facts, Phase
 from policylang.graph.schedule import StepKind
 from policylang.language.devices.profile import DeviceProfile, Rate
+from policylang.language.devices.reading import read_device
 from policylang.planning.capabilities import EAGER, JOINT, Capabilities
 from policylang.planning.checkpoints import Checkpoints, held_and_rerun
+from policylang.planning.inspection.breakdown import breakdown, copies_of_lines
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.planning.schedule import host_memory, pool_bytes
+from policylang.report.plan_json import plan_json
+from policylang.report.plan_page import plan_page
+from policylang.report.plan_text import plan_text
 from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import node_times
 from policylang.simulation.streams import walk
@@ -179,6 +187,44 @@ def test_exposed_time_counts_copies() -> None:
     walked = walk(made.facts, made.schedule, node_times(made.facts, device))
     # c1 is awaited as soon as its copy starts: 8 bytes at 4 a second; c0 arrives behind it, while a2 … ga2 compute
     assert walked.exposed == pytest.approx(2.0)
+
+
+SLOW_DEVICE = """
+name = "slow"
+[compute]
+float32 = 1.0
+[memory]
+bandwidth = 8.0
+[host]
+bandwidth = 4.0
+"""
+
+
+def test_each_line_says_what_it_copies_and_who_waits(tmp_path: Path) -> None:
+    (tmp_path / "slow.toml").write_text(SLOW_DEVICE, encoding="utf-8")
+    text = f"{CROSSING}offload cos in first block\n"
+    profile = read_device(tmp_path / "slow.toml")
+    assert isinstance(profile, DeviceProfile)
+    made = plan(policylang.parse(text), facts_of(MODEL), EAGER, device=profile)
+    crossing, inside = copies_of_lines(made)
+    assert (crossing.source, crossing.out_bytes, crossing.back_bytes) == ("<policy>:3", 16, 16)
+    assert (inside.source, inside.out_bytes, inside.back_bytes) == ("<policy>:4", 8, 8)
+    # c1 takes 2 s from where it is wanted; all else arrives while blocks compute
+    assert (crossing.waits, crossing.exposed, crossing.hidden) == ({"layers.2": 2.0}, 2.0, 6.0)
+    assert (inside.waits, inside.exposed, inside.hidden) == ({}, 0.0, 4.0)
+    assert [each.exposed for each in copies_of_lines(planned(text))] == [None, None]
+    found = breakdown(made)
+    said = plan_text(found, ())
+    assert re.search(r"host memory +24 B", said)
+    assert re.search(r"<policy>:3 +16 B +16 B\n", plan_text(breakdown(planned(text)), ()))
+    assert re.search(r"<policy>:3 +16 B +16 B +6 s +2 s +layers.2 2 s", said)
+    data = json.loads(plan_json(found, (), ()))
+    assert data["host_memory"] == 24
+    assert data["copies"][0]["waits"] == {"layers.2": 2.0}
+    page = plan_page(found, (), "a graph")
+    assert "on the host: " in page
+    assert '"host":[0,0,0,0,8,' in page.replace(" ", "")
+    assert "on the host: " not in plan_page(breakdown(planned(BLOCKS)), (), "a graph")
 
 
 @pytest.mark.parametrize(

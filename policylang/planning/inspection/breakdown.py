@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from math import fsum
+from math import fsum, inf
 
 from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Facts, uncounted_operators
-from policylang.graph.schedule import Schedule
+from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.cancellation import check_cancelled
 from policylang.language.shown import folded_names
 from policylang.operators.names import GETITEM
@@ -23,7 +23,7 @@ from policylang.planning.liveness import BackwardCost, counted_by_data, saved_an
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.value_outcome import KEPT, LEFT_TO_MIN_CUT, Held, Outcome, is_open, saved_bytes
 from policylang.simulation.memory import Peak, Timeline, peak_of, simulate
-from policylang.simulation.streams import StepTime
+from policylang.simulation.streams import RunLog, StepTime, walk
 
 OUTSIDE = "outside the blocks"
 
@@ -249,7 +249,7 @@ def _entry(plan: Plan, row: int, outcome: Outcome, block: int, size: int) -> Val
         shape=facts.shapes[row],
         dtype=facts.dtypes[row],
         source=None if rule is None else rule.source,
-        reason="" if decision is None else decision.reason,
+        reason="" if decision is None or rule is not None else decision.reason,
         bytes=size,
         flops=facts.flops[row] if again else 0,
         uncounted=facts.uncounted[row] if again and facts.uncounted else "",
@@ -296,6 +296,56 @@ def _folded(entries: Sequence[ValueEntry]) -> tuple[ValueEntry, ...]:
         )
         for entry, count in Counter(entries).items()
     )
+
+
+# --- copies --------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class LineCopies:
+    """What a line copies to the host and back. Seconds are None without a device."""
+
+    source: str
+    """``file:line``; empty where no line decides, as for the model's own checkpoint."""
+    out_bytes: int
+    back_bytes: int
+    """A value that several blocks read comes back for each of them."""
+    hidden: float | None
+    """Seconds in which copies run beside computation, or wait for each other."""
+    exposed: float | None
+    """Seconds in which computation waits for copies."""
+    waits: Mapping[str, float]
+    """By block, how long it waits; the longest first."""
+
+
+def copies_of_lines(plan: Plan) -> tuple[LineCopies, ...]:
+    """The lines that move values, in the order of the policy; collectives run as traced. One pass over the steps."""
+    schedule, times, log = plan.schedule, plan.shown_times, RunLog()
+    lines = defaultdict[int | None, list[tuple[int, StepKind, int]]](list)
+    for step, (kind, row, _) in enumerate(schedule):
+        if kind > StepKind.SECOND_RUN:
+            decision = plan.decisions[row]
+            lines[None if decision is None else decision.rule].append((step, StepKind(kind), plan.facts.bytes[row]))
+    if times is not None and lines:
+        walk(plan.facts, schedule, times, log)
+    waited, following = dict(log.copy_waits), schedule.next_first_runs()
+    found = []
+    for rule in sorted(lines, key=lambda rule: len(plan.rules) if rule is None else rule):
+        out, back = (
+            sum(size for _, kind, size in lines[rule] if kind is copy)
+            for copy in (StepKind.COPY_TO_HOST, StepKind.COPY_FROM_HOST)
+        )
+        waits = defaultdict[str, float](float)
+        for step, _, _ in lines[rule]:
+            block = plan.block_of[following[step]] if plan.block_names and following[step] >= 0 else -1
+            waits[plan.block_names[block] if block >= 0 else OUTSIDE] += waited.get(step, 0.0)
+        exposed = fsum(waits.values())
+        hidden = max((out + back) / ((times and times.device.host_bandwidth) or inf) - exposed, 0.0)
+        longest = {block: wait for block, wait in sorted(waits.items(), key=lambda each: -each[1]) if wait}
+        source = "" if rule is None else plan.policy.rules[rule].source
+        seconds = (hidden, exposed) if times is not None else (None, None)
+        found.append(LineCopies(source, out, back, seconds[0], seconds[1], longest))
+    return tuple(found)
 
 
 # --- rules ---------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ function showMemory() {
   function place(to) {
     at = Math.min(length - 1, Math.max(0, to));
     const inBlock = memory.block.values[memory.block.codes[at]];
-    const words = `${memory.names[at]}${inBlock ? ` in ${inBlock}` : ""}: ${bytes(first.moments[at])}, ${second.name.replace(/^peak /, "")} ${bytes(second.moments[at])}`;
+    const words = `${memory.names[at]}${inBlock ? ` in ${inBlock}` : ""}: ${bytes(first.moments[at])}, ${second.name.replace(/^peak /, "")} ${bytes(second.moments[at])}${memory.host.length ? `, on the host ${bytes(memory.host[at])}` : ""}`;
     svg.setAttribute("aria-valuenow", at + 1);
     svg.setAttribute("aria-valuetext", words);
     return words;
