@@ -12,10 +12,10 @@ All order is in the arguments. A copy is returned by ``wait`` alone, so no reade
 whose result shares memory with none of them: a compiler has to be told of no effect and no alias, and may drop, merge
 or move the three as it likes.
 
-On an accelerator copies run on a stream of their own, one a device, and ``wait`` lets the stream that computes wait for
-one copy; the host does not wait. On a CPU a copy is made at once. PyTorch has operators for the same purpose
-(``ao::offload``, in 2.12 and later); they run on accelerators alone, and free what they copy from, whoever else reads
-that memory.
+On an accelerator copies run on streams of their own, one each way and device, and ``wait`` lets the stream that
+computes wait for one copy; the host does not wait. Host memory is taken from one pool. On a CPU a copy is made at once.
+PyTorch has operators for the same purpose (``ao::offload``, in 2.12 and later); they run on accelerators alone, and
+free what they copy from, whoever else reads that memory.
 
 A schedule says where copies go in a graph: a copy to the host right behind the step before it, a copy back right before
 the step behind it; steps whose node a graph does not have are passed over. What another pass made reads the copies too:
@@ -24,17 +24,21 @@ a copy comes behind what it copies and before whatever reads it.
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import define, frozen
 from torch import Tensor, fx
 
 from policylang.graph import marks
 from policylang.graph.schedule import Schedule, StepKind
+from policylang.planning.schedule import IN_FLIGHT, pool_bytes
+from policylang.torch_compat.eager import storage_address, storage_bytes, storage_users, version
 
 HOST = torch.device("cpu")
 
@@ -49,11 +53,12 @@ def _at_once(target: Tensor, source: Tensor) -> None:
 
 
 def _on_own_stream(device: torch.device) -> HostLink:
-    stream = torch.Stream(device=device)
+    out, back = torch.Stream(device=device), torch.Stream(device=device)
 
     def copy(target: Tensor, source: Tensor) -> Callable[[], None]:
         """The copy starts when all has run that was asked of the computing stream before: it made the source, and what
         had the target's memory before."""
+        stream = out if source.device == device else back
         computing = torch.accelerator.current_stream(device)
         stream.wait_stream(computing)
         torch.accelerator.set_stream(stream)
@@ -73,25 +78,100 @@ class _Copy:
     wait: Callable[[], None] | None
 
 
+class HostPool:
+    """Host memory for values on their way: buffers of rounded size, each for one device, which are used again as soon
+    as no tensor shares their memory. It never holds more than was in use at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._buffers: dict[tuple[torch.device, int], list[Tensor]] = {}
+        self.most = 0
+        """The most bytes that were in use at once."""
+        self.slower = ""
+        """Why copies take longer than they have to: host memory cannot be pinned, or there are no streams."""
+
+    def take(self, size: int, device: torch.device) -> Tensor:
+        """A buffer for so many bytes of a device."""
+        rounded = pool_bytes(size)
+        with self._lock:
+            same = self._buffers.setdefault((device, rounded), [])
+            self.most = max(self.most, self.in_use + rounded)
+            found = next((each for each in same if _is_free(each)), None)
+            if found is None:
+                self._give_back(self.most - rounded)
+                found = self._allocate(rounded, device)
+                same.append(found)
+            return found[:size]
+
+    @property
+    def in_use(self) -> int:
+        return sum(len(each) for own in self._buffers.values() for each in own if not _is_free(each))
+
+    @property
+    def held(self) -> int:
+        return sum(len(each) for own in self._buffers.values() for each in own)
+
+    def give_back(self) -> None:
+        """Give back what is not in use."""
+        with self._lock:
+            self._give_back(0)
+
+    def _give_back(self, limit: int) -> None:
+        held = self.held
+        for own in self._buffers.values():
+            for each in [each for each in own if _is_free(each)]:
+                if held <= limit:
+                    return
+                held -= len(each)
+                own[:] = [other for other in own if other is not each]
+
+    def _allocate(self, size: int, device: torch.device) -> Tensor:
+        if device.type != "cpu":
+            try:
+                return torch.empty(size, dtype=torch.uint8, device=HOST, pin_memory=True)
+            except RuntimeError as error:  # copies work all the same, and the host waits for them
+                self.slower = str(error).partition("\n")[0]
+        return torch.empty(size, dtype=torch.uint8, device=HOST)
+
+
+def _is_free(buffer: Tensor) -> bool:
+    return storage_users(buffer) == 1
+
+
+pool = HostPool()
+
 _links: dict[torch.device, HostLink] = {}
 _copies: dict[int, _Copy] = {}
 """By the number on the ticket; for as long as the ticket lives."""
 _numbers = count()
 
 
-def _start(device: torch.device, target: Tensor, source: Tensor) -> Tensor:
+def _link(device: torch.device) -> HostLink:
     if device not in _links:
-        _links[device] = _at_once if device.type == "cpu" else _on_own_stream(device)
+        _links[device] = _at_once
+        try:
+            _links[device] = _at_once if device.type == "cpu" else _on_own_stream(device)
+        except RuntimeError as error:
+            pool.slower = str(error).partition("\n")[0]
+    return _links[device]
+
+
+def _start(device: torch.device, target: Tensor, source: Tensor) -> Tensor:
     number = next(_numbers)
     ticket = torch.tensor([number], dtype=torch.int64, device=HOST)
-    _copies[number] = _Copy(target, _links[device](target, source))
+    _copies[number] = _Copy(target, _link(device)(target, source))
     weakref.finalize(ticket, _copies.pop, number).atexit = False
     return ticket
 
 
-def _like(source: Tensor, device: torch.device, *, pinned: bool = False) -> Tensor:
-    size, stride = source.size(), source.stride()
-    return torch.empty_strided(size, stride, dtype=source.dtype, device=device, pin_memory=pinned)
+def _like(source: Tensor, device: torch.device) -> Tensor:
+    return torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device=device)
+
+
+def _over(memory: Tensor, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> Tensor:
+    """A tensor in the memory of another."""
+    found = torch.empty(0, dtype=dtype, device=memory.device)
+    return found.set_(memory.untyped_storage(), offset, tuple(size), tuple(stride))
 
 
 def _ticket(*given: Any) -> Tensor:
@@ -99,7 +179,9 @@ def _ticket(*given: Any) -> Tensor:
 
 
 def _offload(value: Tensor) -> Tensor:
-    return _start(value.device, _like(value, HOST, pinned=value.device.type != "cpu"), value)
+    last = sum((size - 1) * stride for size, stride in zip(value.size(), value.stride(), strict=True))
+    buffer = pool.take((last + 1) * value.itemsize if value.numel() else 0, value.device)
+    return _start(value.device, _over(buffer, value.dtype, value.size(), value.stride()), value)
 
 
 def _reload(host: Tensor, device: torch.device) -> Tensor:
@@ -123,6 +205,100 @@ for _name, _arguments, _kernel, _fake in (
     _library.define(f"{_name}({_arguments}) -> Tensor", tags=(torch.Tag.needs_exact_strides,))
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"policylang::{_name}", _fake, lib=_library)
+
+_leaving: dict[torch.device, deque[weakref.ref[HostValue]]] = {}
+"""By device, the copies to the host that are under way, in order."""
+
+
+@define
+class Traffic:
+    """The bytes that were copied to the host, and back."""
+
+    out: int = 0
+    back: int = 0
+
+
+class HostValue:
+    """The memory of some tensors, on its way to the host, there, or on its way back. Each of them is asked for once in
+    a backward; when all were, the device's memory is theirs alone."""
+
+    _wait: Callable[[], None] | None = None
+
+    def __init__(self, tensor: Tensor, traffic: Traffic) -> None:
+        """Starts the copy of a plain tensor's memory. At most :data:`IN_FLIGHT` are under way: before that, the oldest
+        is awaited."""
+        self.device, self.bytes, self.address = tensor.device, storage_bytes(tensor), storage_address(tensor)
+        self.traffic = traffic
+        self.tensors = 0
+        self.written = False
+        """The memory was written to while it was copied: it stayed on the device."""
+        self.source: Tensor | None = _over(tensor, torch.uint8, (self.bytes,), (1,))
+        self._of, self.version = tensor, version(tensor)
+        self._back: Tensor | None = None
+        self._given = 0
+        under_way = _leaving.setdefault(self.device, deque())
+        while len(under_way) >= IN_FLIGHT:
+            _left(under_way.popleft())
+        self._host: Tensor | None = pool.take(self.bytes, self.device)
+        self._wait = _link(self.device)(self._host, self.source)
+        traffic.out += self.bytes
+        under_way.append(weakref.ref(self))
+
+    def left(self) -> None:
+        """The copy to the host is awaited, and the device's memory is not held any longer."""
+        if self.source is None or self._host is None:
+            return
+        self._await()
+        self.written = version(self._of) != self.version
+        if self.written:
+            self._host = None
+        else:
+            self.source = None
+        del self._of
+
+    def fetch(self) -> None:
+        """Start the copy back."""
+        if self.source is not None or self._back is not None:
+            return
+        assert self._host is not None
+        self._back = torch.empty(self.bytes, dtype=torch.uint8, device=self.device)
+        self._wait = _link(self.device)(self._back, self._host)
+        self.traffic.back += self.bytes
+
+    def tensor(self, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
+        """One of the tensors, in the memory that came back."""
+        if self.source is not None:
+            return _over(self.source, dtype, size, stride, offset)
+        self.fetch()
+        assert self._back is not None
+        self._await()
+        found = _over(self._back, dtype, size, stride, offset)
+        self._given += 1
+        if self._given >= self.tensors:
+            self._back, self._given = None, 0
+        return found
+
+    def _await(self) -> None:
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            wait()
+
+    def __del__(self) -> None:
+        self._await()  # before anyone has the memory that is copied from or to
+
+
+def _left(found: weakref.ref[HostValue]) -> None:
+    value = found()
+    if value is not None:
+        value.left()
+
+
+def await_copies() -> None:
+    """All copies to the host are awaited: a backward begins."""
+    for under_way in _leaving.values():
+        while under_way:
+            _left(under_way.popleft())
+
 
 OFFLOAD_OP = torch.ops.policylang.offload.default
 RELOAD_OP = torch.ops.policylang.reload.default

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -237,6 +238,61 @@ def hooks_around(own: Any) -> Any:
 def are_of_checkpoint(pair: Any) -> bool:
     """True if a pair is that of a checkpoint of torch's (``use_reentrant=False``), in its forward or recomputation."""
     return pair is not None and getattr(pair[0], "__module__", "") == "torch.utils.checkpoint"
+
+
+def move_inputs(pair: Any, moved: Callable[[Any], Any], back: Callable[[Any], Any]) -> None:
+    """Have the checkpoint that a pair is of hold ``moved`` of its arguments, and recompute with ``back`` of that. Those
+    that are given back as they are stay as the checkpoint holds them."""
+    frame = _variable(pair[0], "frame")
+    recompute = frame.recompute_fn
+    if hasattr(frame, "input_saver"):  # torch 2.11: they are saved tensors of a node, with the keywords before them
+        node = frame.input_saver.grad_fn
+        given = node.get_args(node.saved_tensors)
+        held = [moved(each) for each in given]
+        if any(now is not before for now, before in zip(held, given, strict=True)):
+            frame.input_saver = SimpleNamespace(grad_fn=SimpleNamespace(saved_tensors=(), get_args=lambda _: held))
+            frame.recompute_fn = lambda *args: recompute(*map(back, args))
+        return
+    keywords, inputs = _variable(recompute, "kwargs"), frame.get_inputs()
+    held = [moved(each) for each in inputs]
+    instead = {name: now for name, value in keywords.items() if (now := moved(value)) is not value}
+    pairs = zip(frame.saved_args, inputs, held, strict=True)
+    frame.saved_args = [saved if now is before else now for saved, before, now in pairs]
+    keywords.update(instead)
+
+    def run(*args: Any) -> None:
+        keywords.update({name: back(value) for name, value in instead.items()})
+        try:
+            recompute(*map(back, args))
+        finally:
+            keywords.update(instead)
+
+    frame.recompute_fn = run
+
+
+def _variable(function: Any, name: str) -> Any:
+    """A variable around a function."""
+    return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
+
+
+class _Made(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, _: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, *gradients
+
+
+def with_gradient(value: torch.Tensor, *, leaf: bool) -> torch.Tensor:
+    """A tensor as one that gradients flow to; unless it is a leaf, blocks may write to it in place."""
+    if leaf:
+        return value.requires_grad_()
+    with torch.enable_grad():
+        made: torch.Tensor = _Made.apply(torch.empty(0, requires_grad=True), value)
+    return made
 
 
 def made_by_reentrant_checkpoint(value: torch.Tensor) -> bool:

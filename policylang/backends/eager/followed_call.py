@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +10,11 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from policylang.backends import tags
+from policylang.backends.copies import await_copies
 from policylang.backends.eager import problems
 from policylang.backends.eager.block_trace import BlockTrace
 from policylang.backends.eager.first_call import Observation, moments, note_write, written_since
+from policylang.backends.eager.offloaded import MovedTensor, Offloading, moved_in
 from policylang.backends.eager.origins import (
     GeneratorState,
     HeldResult,
@@ -81,6 +83,10 @@ class Instructions:
     """Either of the first two."""
     differentiable: Collection[int] = ()
     numbered: Collection[int] = ()
+    moved: dict[int, frozenset[int]] = field(factory=dict)
+    """By operator, the parts of its result that wait on the host."""
+    leaving: dict[int, list[int]] = field(factory=dict)
+    """By the last operator that touches the memory of such parts, the operators that gave them."""
 
     @noted.default
     def _either(self) -> dict[int, tuple[int, ...]]:
@@ -107,10 +113,8 @@ class PlannedInstructions(Instructions):
     plan: Plan
     needs: SavedForBackward
     rows: tuple[int, ...]
-    moved: dict[int, frozenset[int]]
-    """By operator, the parts of its result that wait on the host."""
     returned: frozenset[int]
-    """Those of what the block returns."""
+    """The parts of what the block returns that the next checkpoint is to move."""
 
     def is_planned(self, at: int) -> bool:
         """The plan decides about an operator's held result: it is no number that Python has read, and no extra result
@@ -147,7 +151,11 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     def on_host(results: Sequence[int]) -> frozenset[int]:
         return frozenset(part for part, row in enumerate(results) if row >= 0 and facts.storage_roots[row] in host)
 
-    moved = {at: on_host(trace.results[at]) for at, kind in enumerate(kinds) if kind == KEEP}
+    moved = {at: parts for at, kind in enumerate(kinds) if kind == KEEP and (parts := on_host(trace.results[at]))}
+    last = _last_readers(trace, host) if moved else {}
+    leaving: dict[int, list[int]] = {}
+    for at in moved:
+        leaving.setdefault(max(at, last.get(owners[at], at)), []).append(at)
     for at in written:
         if torch.Tag.inplace_view in getattr(stream.operators[at], "tags", ()):
             kinds[at] = RUN  # a change of geometry is replayed: a saved tensor keeps its original shape
@@ -165,9 +173,23 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
         plan=plan,
         needs=needs,
         rows=trace.rows,
-        moved={at: parts for at, parts in moved.items() if parts},
+        moved=moved,
+        leaving=leaving,
         returned=on_host(trace.returned),
     )
+
+
+def _last_readers(trace: BlockTrace, memory: Collection[int]) -> dict[int, int]:
+    """By row that some memory belongs to, the last operator that reads or writes any of it."""
+    facts, found = trace.facts, dict[int, int]()
+    operators = {row: at for at, row in enumerate(trace.rows) if row >= 0}
+    for row in facts.forward:
+        at = operators.get(trace.inner.get(row, facts.owners[row]), operators.get(row, -1))
+        for touched in (row, *facts.inputs[row]):
+            root = facts.storage_roots[touched]
+            if root in memory:
+                found[facts.owners[root]] = max(at, found.get(facts.owners[root], -1))
+    return found
 
 
 def _write(operator: Any) -> int:
@@ -217,6 +239,11 @@ class FollowedCall:
     written_since_kept: dict[int | None, tuple[int, int]] = field(factory=dict)
     """By address of memory that autograd keeps and that was written to since, its place in ``noted``."""
     began: int = field(factory=lambda: next(moments))
+    offloading: Offloading = field(factory=Offloading)
+    inputs: list[MovedTensor] = field(factory=list)
+    """What stands for tensors that the checkpoint was called with."""
+    before: Callable[[], FollowedCall | None] = lambda: None
+    """The call before it that has something on the host, while that lives."""
     drifted_at: int | None = None
     tail: list[tuple[Any, int]] = field(factory=list)
     """The operators that ran from there on, and the instruction for each."""
@@ -300,6 +327,37 @@ class FollowedCall:
             for number, each in noted.items():
                 if not self.is_state(at, number):  # FSDP may have filled the memory of a parameter since
                     noted[number] = NotedTensor.of(each.tensor)
+
+    def leave(self, positions: Iterable[int]) -> None:
+        """What operators gave leaves for the host."""
+        for at in positions:
+            if (held := self.entries.get(at)) is not None and held is not FREED:
+                self.entries[at] = HeldResult.of(self.offloading.moved(held.value, self.instructions.moved[at]))
+
+    def finish(self, inputs: list[MovedTensor], returned: Sequence[Tensor]) -> None:
+        """Called when the block has returned, and knows what its checkpoint has moved of what it was called with."""
+        self.inputs = inputs
+        moved = {memory.address for each in inputs for memory in each.memory}
+        for at, noted in self.noted.items() if moved else ():
+            for number in [each for each, found in noted.items() if found.memory[0] in moved]:
+                if number not in self.read_again(at):  # else it holds the memory
+                    del noted[number]
+        if self.drifted_at is None and isinstance(self.instructions, PlannedInstructions):
+            self.offloading.returned(returned, self.instructions.returned)
+
+    @property
+    def on_host(self) -> list[MovedTensor]:
+        return [*self.inputs, *(each for held in self.entries.values() for each in moved_in(held.value))]
+
+    def fetch(self) -> None:
+        """The recomputation begins: start the copies back, and those of the calls before."""
+        await_copies()
+        call: FollowedCall | None = self
+        for _ in range(self.offloading.ahead + 1):
+            for each in [] if call is None else call.on_host:
+                for memory in each.memory:
+                    memory.fetch()
+            call = None if call is None else call.before()
 
     def check_given(self, value: Tensor, written: int) -> None:
         """Called as a backward receives a tensor that autograd kept and that had then been ``written`` to so often."""

@@ -21,6 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from policylang.backends.eager import problems
 from policylang.backends.eager.first_call import BlockMode, note_write
 from policylang.backends.eager.followed_call import DRAW, FREED, KEEP, PASS, QUIET, RUN, FollowedCall, without_unread
+from policylang.backends.eager.offloaded import back
 from policylang.backends.eager.origins import (
     VIEW,
     GeneratorState,
@@ -129,6 +130,7 @@ class ForwardMode(BlockMode):
         self._kinds = call.instructions.kinds
         self._noted = call.instructions.noted
         self._numbered = call.instructions.numbered
+        self._leaving = call.instructions.leaving
         self._at = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -154,6 +156,8 @@ class ForwardMode(BlockMode):
         elif kind == PASS:
             written = self._call.passed[at] = list(tensors_in(written_by(func, args, kwargs or {})))
             note_write(written)
+        if at in self._leaving:
+            self._call.leave(self._leaving[at])
         return out
 
     def end(self) -> None:
@@ -326,8 +330,8 @@ class RecomputeMode(BlockMode):
                 raise problems.CHANGED.error(name=call.name, operator=func, number=at + 1, happened=happened)
         if self._frees:
             call.entries[at] = FREED
-            return entry.value
-        return without_history(entry.value)
+            return back(entry.value)
+        return back(without_history(entry.value))
 
 
 def _same_value(now: Tensor, then: Tensor) -> bool:

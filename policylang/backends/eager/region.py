@@ -27,6 +27,7 @@ from policylang.backends.eager.followed_call import (
     observed_call,
     unfinished_call,
 )
+from policylang.backends.eager.offloaded import Offloading
 from policylang.backends.eager.origins import HeldResult, tensors_in
 from policylang.backends.eager.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.fsdp_weights import NamedBlock, weights_of_blocks
@@ -166,8 +167,8 @@ class CheckpointRegion:
     names: tuple[str, ...] = ()
     number: int | None = None
     traces: Traces = field(factory=dict)
-    spent: dict[int, dict[int, int]] = field(factory=dict)
-    """By number of a block, what each rule offloads in it; the blocks of a model share its budgets."""
+    offloading: Offloading = field(factory=Offloading)
+    """Shared by the blocks of a model."""
     kept: dict[Hashable, CachedPlan] = field(factory=dict)
     nothing: dict[Hashable, tuple[Diagnostic, ...]] = field(factory=dict)
     """By call key, the errors that say "matches nothing": another block may have what a rule names."""
@@ -238,11 +239,13 @@ class CheckpointRegion:
             self._spend(plan, instructions.needs.offloaded)
             call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
             self._audit(kept, call, before)
+            for positions in instructions.leaving.values():
+                call.leave(positions)
         announce(AppliedPlan(_PATH.name, instructions.plan, kept.audit))
         return call
 
     def _spend(self, plan: Plan, offloaded: Sequence[int]) -> None:
-        spent = self.spent[self.number or 0] = Counter[int]()
+        spent = self.offloading.spent[self.number or 0] = Counter[int]()
         for row in offloaded:
             if (decision := plan.decisions[row]) is not None and decision.rule is not None:
                 spent[decision.rule] += plan.facts.bytes[row]
@@ -271,7 +274,7 @@ class CheckpointRegion:
                 raise PolicyGraphError([problem])
             problems.warn(problem)
 
-        return FollowedCall(self._named(module), kept.instructions, drifted, found)
+        return FollowedCall(self._named(module), kept.instructions, drifted, found, offloading=self.offloading)
 
     def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before) -> None:
         instructions = kept.instructions
@@ -285,7 +288,7 @@ class CheckpointRegion:
     def _place(self, trace: BlockTrace, module: nn.Module) -> BlockContext:
         number, names, facts = self.number or 0, self.names, trace.facts
         crosses, before = self.number is not None and number < len(names) - 1, Counter[int]()
-        for other, spent in self.spent.items():
+        for other, spent in self.offloading.spent.items():
             before.update(spent if other < number else {})
         place = BlockContext(
             trace.reach_row, unchanged=trace.unchanged, inner=trace.inner, crosses=crosses, spent=before

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from policylang.backends.compiled_graphs import CompiledGraph
 from policylang.backends.eager import problems
 from policylang.backends.eager.first_call import Observation, Observer, gathers_aside, moments, unseen_since, watched
 from policylang.backends.eager.followed_call import FollowedCall
+from policylang.backends.eager.offloaded import MovedTensor, Offloading, back, moved_in
 from policylang.backends.eager.origins import tensors_in
 from policylang.backends.eager.plan_modes import ForwardMode, RecomputeMode, SavedTensors, handing_over, noting_saved
 from policylang.backends.eager.region import (
@@ -47,6 +48,7 @@ from policylang.torch_compat.eager import (
     graph_being_traced,
     hooks_around,
     keeps_graph,
+    move_inputs,
     remove_saved_tensor_hooks,
     restore_saved_tensor_hooks,
     running_backward,
@@ -93,7 +95,7 @@ class Session:
     """Policies of compilers, found to say what ours says."""
     traces: Traces = field(factory=dict)
     """Shared by blocks that do the same."""
-    spent: dict[int, dict[int, int]] = field(factory=dict)
+    offloading: Offloading = field(factory=Offloading)
     without_layers: str = ""
     """For a model without blocks, the empty list of its layers."""
     told: dict[str, Diagnostic] = field(factory=dict)
@@ -118,7 +120,7 @@ class Session:
         region = self.regions.get(module)
         if region is None:
             names = self.names if number is not None else ()
-            region = CheckpointRegion(self.of_values, root, self.strict, names, number, self.traces, self.spent)
+            region = CheckpointRegion(self.of_values, root, self.strict, names, number, self.traces, self.offloading)
             self.regions[module] = region
         return region
 
@@ -266,6 +268,7 @@ class _Running(threading.local):
         self.around: list[CheckpointContext] = []
         self.called: list[BlockCall] = []
         self.begun = 0
+        self.latest: WeakKeyDictionary[Session, ref[FollowedCall]] = WeakKeyDictionary()
 
 
 this_thread = _Running()
@@ -313,6 +316,8 @@ class CheckpointContext:
         """The hooks around them."""
         self._gave_way = False
         self._aside = False
+        self._inputs: list[MovedTensor] = []
+        """What the checkpoint holds in the place of what it was called with."""
 
     def __enter__(self) -> CheckpointContext:
         if self.first is None and runs_in_graph(self):  # Dynamo's graph as it is: no block in it has hooks
@@ -395,6 +400,7 @@ class CheckpointContext:
 
     def _begin_first(self, block: BlockCall) -> None:
         this_thread.begun += 1
+        self._move_inputs()
         self.running = block.region.begin(block.module, block.args, block.kwargs)
         if isinstance(self.running.run, Observation):
             self._look_around(block)
@@ -409,6 +415,23 @@ class CheckpointContext:
         run = self.running.run
         mode = ForwardMode(run) if isinstance(run, FollowedCall) else watched(run)
         self.mode = self._contexts.enter_context(mode)
+
+    def _move_inputs(self) -> None:
+        """What other blocks have returned to be moved leaves for the host, and not what hooks around keep."""
+        offloading = self.session.offloading
+
+        def moved(value: Any) -> Any:
+            found = offloading.moved(value)
+            self._inputs += moved_in(found)
+            return found
+
+        def given_back(value: Any) -> Any:
+            if self.call is not None:
+                self.call.fetch()
+            return back(value)
+
+        if offloading.crossing and self._around is None and are_of_checkpoint(self._hooks):
+            move_inputs(self._hooks, moved, given_back)
 
     def _look_around(self, block: BlockCall) -> None:
         """Warn of another checkpoint that runs the block as well."""
@@ -435,6 +458,8 @@ class CheckpointContext:
         if call is None:
             self._plainly = True
             return
+        if not within:
+            call.fetch()
         if first.block is not None:
             self._contexts.enter_context(gathers_aside(first.block))
         self._contexts.enter_context(call.surroundings.restored())
@@ -458,7 +483,14 @@ class CheckpointContext:
         running, self.running = self.running, None
         if running is None:
             return
-        self.call = running.region.end(running, tensors_in(output))
+        found = list(tensors_in(output))
+        self.call = running.region.end(running, found)
+        if self.call is not None:
+            self.call.finish(self._inputs, found)
+            if self.call.on_host:
+                latest = this_thread.latest
+                self.call.before = latest.get(self.session, self.call.before)
+                latest[self.session] = ref(self.call)
         self.session.check_unmatched()
 
     def _leave(self, finished: bool) -> None:

@@ -1,0 +1,144 @@
+"""What the blocks of a model move to the host: results that a call holds, and what one block returns to the next.
+
+A value is moved as the memory that it lies in, once for all the tensors in it: they come back with the same strides, in
+memory that they share as before. In its place stands what is known of it without its data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+from weakref import ref
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from policylang.backends.copies import HostValue, Traffic
+from policylang.torch_compat.eager import storage_address, storage_bytes, version, with_gradient
+from policylang.torch_compat.graphs import outside_of_modes
+from policylang.torch_compat.tracing import (
+    SubclassLayout,
+    put_together,
+    take_apart,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
+
+
+@frozen(eq=False)
+class _MovedPart:
+    memory: HostValue
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, part: Tensor, memory: HostValue) -> _MovedPart:
+        memory.tensors += 1
+        return cls(memory, part.dtype, tuple(part.size()), part.stride(), int(part.storage_offset()))
+
+    def back(self) -> Tensor:
+        return self.memory.tensor(self.dtype, self.size, self.stride, self.offset)
+
+
+@frozen(eq=False)
+class MovedTensor:
+    """Stands for a tensor, some of whose plain parts are on the host."""
+
+    layout: SubclassLayout
+    parts: list[Any]
+    requires_grad: bool
+    is_leaf: bool
+
+    @property
+    def memory(self) -> Iterator[HostValue]:
+        return (part.memory for part in self.parts if isinstance(part, _MovedPart))
+
+    def back(self) -> Tensor:
+        """The tensor on its device, without a history."""
+        with outside_of_modes():
+            plain = [part.back() if isinstance(part, _MovedPart) else part for part in self.parts]
+            found: Tensor = put_together(plain, [self.layout])[0]
+            return with_gradient(found, leaf=self.is_leaf) if self.requires_grad else found
+
+
+def moved_in(value: Any) -> list[MovedTensor]:
+    """What stands for tensors in a structure."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, MovedTensor)]
+
+
+def back(value: Any) -> Any:
+    """A structure with its tensors on their devices: all copies back are started before any is awaited."""
+    found = moved_in(value)
+    if not found:
+        return value
+    for each in found:
+        for memory in each.memory:
+            memory.fetch()
+    leaves, spec = tree_flatten(value)
+    return tree_unflatten([leaf.back() if isinstance(leaf, MovedTensor) else leaf for leaf in leaves], spec)
+
+
+@define(eq=False)
+class Offloading:
+    """Shared by the blocks of a model."""
+
+    ahead: int = 1
+    """So many blocks before its own recomputation begins, a block's values are copied back."""
+    spent: dict[int, Counter[int]] = field(factory=dict)
+    """By number of a block and rule, the bytes that the rule offloads in it."""
+    traffic: Traffic = field(factory=Traffic)
+    crossing: dict[int, StorageWeakRef] = field(factory=dict)
+    """By address, memory that blocks have returned, and that the checkpoint which takes it moves."""
+    _values: dict[int, tuple[StorageWeakRef, ref[HostValue]]] = field(factory=dict)
+    """By address, memory that is moved already."""
+
+    def returned(self, tensors: Iterable[Tensor], parts: Iterable[int]) -> None:
+        """A block has returned these tensors; some of their plain parts are to be moved."""
+        self.crossing = {at: memory for at, memory in self.crossing.items() if not memory.expired()}
+        self._values = {at: pair for at, pair in self._values.items() if not pair[0].expired()}
+        plain = take_apart(list(tensors))[0]
+        for number in parts:
+            if number < len(plain) and (address := storage_address(plain[number])) is not None:
+                self.crossing[address] = StorageWeakRef(plain[number].untyped_storage())
+
+    def moved(self, value: Any, parts: Collection[int] | None = None) -> Any:
+        """A structure with what stands for its tensors; the same object where there is nothing to move. ``parts`` are
+        the numbers of the plain parts to be moved; without it, those that cross blocks are."""
+        leaves, spec = tree_flatten(value)
+        number, found = 0, list(leaves)
+        with outside_of_modes():
+            for at, leaf in enumerate(leaves):
+                if not isinstance(leaf, Tensor):
+                    continue
+                plain, (layout,) = take_apart([leaf])
+                now = list[Any](plain)
+                for each, part in enumerate(plain):
+                    if (self._crosses(part) if parts is None else number + each in parts) and _can_move(part):
+                        now[each] = _MovedPart.of(part, self._value_of(part))
+                        found[at] = MovedTensor(layout, now, leaf.requires_grad, leaf.is_leaf)
+                number += len(plain)
+        return tree_unflatten(found, spec) if moved_in(found) else value
+
+    def _crosses(self, part: Tensor) -> bool:
+        found = self.crossing.get(storage_address(part) or 0)
+        return found is not None and not found.expired()
+
+    def _value_of(self, part: Tensor) -> HostValue:
+        address = storage_address(part)
+        assert address is not None
+        memory, known = self._values.get(address, (None, lambda: None))
+        value = None if memory is None or memory.expired() else known()
+        if value is None or value.version != version(part):
+            value = HostValue(part, self.traffic)
+            self._values[address] = StorageWeakRef(part.untyped_storage()), ref(value)
+        return value
+
+
+def _can_move(part: Tensor) -> bool:
+    return storage_bytes(part) > 0 and not part.is_conj() and not part.is_neg()
