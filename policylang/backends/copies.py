@@ -39,6 +39,7 @@ from policylang.graph import marks
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.planning.schedule import IN_FLIGHT, pool_bytes
 from policylang.torch_compat.eager import storage_address, storage_bytes, storage_users, version
+from policylang.torch_compat.graphs import outside_of_modes
 
 HOST = torch.device("cpu")
 
@@ -261,8 +262,9 @@ class HostValue:
         if self.source is not None or self._back is not None:
             return
         assert self._host is not None
-        self._back = torch.empty(self.bytes, dtype=torch.uint8, device=self.device)
-        self._wait = _link(self.device)(self._back, self._host)
+        with outside_of_modes():
+            self._back = torch.empty(self.bytes, dtype=torch.uint8, device=self.device)
+            self._wait = _link(self.device)(self._back, self._host)
         self.traffic.back += self.bytes
 
     def tensor(self, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
@@ -281,7 +283,8 @@ class HostValue:
     def _await(self) -> None:
         wait, self._wait = self._wait, None
         if wait is not None:
-            wait()
+            with outside_of_modes():
+                wait()
 
     def __del__(self) -> None:
         self._await()  # before anyone has the memory that is copied from or to

@@ -95,12 +95,17 @@ class Session:
     """Policies of compilers, found to say what ours says."""
     traces: Traces = field(factory=dict)
     """Shared by blocks that do the same."""
-    offloading: Offloading = field(factory=Offloading)
+    offloading: Offloading = field(init=False)
     without_layers: str = ""
     """For a model without blocks, the empty list of its layers."""
     told: dict[str, Diagnostic] = field(factory=dict)
     """By code, warnings that are given once for all blocks."""
     _context_fn: Contexts | None = None
+
+    @offloading.default
+    def _of_policy(self) -> Offloading:
+        said = self.policy.prefetch_offloaded
+        return Offloading() if said is None else Offloading(said.blocks)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A loaded model is observed anew."""
