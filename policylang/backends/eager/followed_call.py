@@ -337,7 +337,7 @@ class FollowedCall:
     def finish(self, inputs: list[MovedTensor], returned: Sequence[Tensor]) -> None:
         """Called when the block has returned, and knows what its checkpoint has moved of what it was called with."""
         self.inputs = inputs
-        moved = {memory.address for each in inputs for memory in each.memory}
+        moved = {part.memory.address for each in inputs for part in each.moved}
         for at, noted in self.noted.items() if moved else ():
             for number in [each for each, found in noted.items() if found.memory[0] in moved]:
                 if number not in self.read_again(at):  # else it holds the memory
@@ -355,8 +355,8 @@ class FollowedCall:
         call: FollowedCall | None = self
         for _ in range(self.offloading.ahead + 1):
             for each in [] if call is None else call.on_host:
-                for memory in each.memory:
-                    memory.fetch()
+                for part in each.moved:
+                    part.memory.fetch()
             call = None if call is None else call.before()
 
     def check_given(self, value: Tensor, written: int) -> None:

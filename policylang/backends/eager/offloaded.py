@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from policylang.backends.copies import HostValue, Traffic
+from policylang.backends.eager import problems
 from policylang.torch_compat.eager import storage_address, storage_bytes, version, with_gradient
 from policylang.torch_compat.graphs import outside_of_modes
 from policylang.torch_compat.tracing import (
@@ -56,8 +57,8 @@ class MovedTensor:
     is_leaf: bool
 
     @property
-    def memory(self) -> Iterator[HostValue]:
-        return (part.memory for part in self.parts if isinstance(part, _MovedPart))
+    def moved(self) -> Iterator[_MovedPart]:
+        return (part for part in self.parts if isinstance(part, _MovedPart))
 
     def back(self) -> Tensor:
         """The tensor on its device, without a history."""
@@ -72,14 +73,17 @@ def moved_in(value: Any) -> list[MovedTensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, MovedTensor)]
 
 
-def back(value: Any) -> Any:
-    """A structure with its tensors on their devices: all copies back are started before any is awaited."""
+def back(value: Any, name: str) -> Any:
+    """A structure with its tensors on their devices: all copies back are started before any is awaited. ``name``: the
+    block's, as a sentence names it. Raises ``PolicyGraphError`` where memory was written to while it was copied."""
     found = moved_in(value)
     if not found:
         return value
     for each in found:
-        for memory in each.memory:
-            memory.fetch()
+        for part in each.moved:
+            if part.memory.written:
+                raise problems.MOVED_WRITTEN.error(name=name, shape=list(part.size))
+            part.memory.fetch()
     leaves, spec = tree_flatten(value)
     return tree_unflatten([leaf.back() if isinstance(leaf, MovedTensor) else leaf for leaf in leaves], spec)
 

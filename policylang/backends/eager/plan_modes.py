@@ -330,8 +330,8 @@ class RecomputeMode(BlockMode):
                 raise problems.CHANGED.error(name=call.name, operator=func, number=at + 1, happened=happened)
         if self._frees:
             call.entries[at] = FREED
-            return back(entry.value)
-        return back(without_history(entry.value))
+            return back(entry.value, call.name)
+        return back(without_history(entry.value), call.name)
 
 
 def _same_value(now: Tensor, then: Tensor) -> bool:

@@ -126,6 +126,11 @@ CHANGED = Problem(
     "{name} saves what `{operator}` (operator {number}) gives, and {happened} since",
     "recompute this value, or let the model write to a copy",
 )
+MOVED_WRITTEN = Problem(
+    "APL395",
+    "{name} offloads a tensor of shape {shape}, which was written to in place while it was copied to the host",
+    "save or recompute this value, or let the model write to a copy",
+)
 OTHER_TENSOR = Problem(
     "APL395",
     "the recomputation of {name} reads another tensor in `{operator}` (operator {number}) than its forward "

@@ -405,7 +405,7 @@ class CheckpointContext:
 
     def _begin_first(self, block: BlockCall) -> None:
         this_thread.begun += 1
-        self._move_inputs()
+        self._move_inputs(self.session.named(block.module))
         self.running = block.region.begin(block.module, block.args, block.kwargs)
         if isinstance(self.running.run, Observation):
             self._look_around(block)
@@ -421,7 +421,7 @@ class CheckpointContext:
         mode = ForwardMode(run) if isinstance(run, FollowedCall) else watched(run)
         self.mode = self._contexts.enter_context(mode)
 
-    def _move_inputs(self) -> None:
+    def _move_inputs(self, name: str) -> None:
         """What other blocks have returned to be moved leaves for the host, and not what hooks around keep."""
         offloading = self.session.offloading
 
@@ -433,7 +433,7 @@ class CheckpointContext:
         def given_back(value: Any) -> Any:
             if self.call is not None:
                 self.call.fetch()
-            return back(value)
+            return back(value, name)
 
         if offloading.crossing and self._around is None and are_of_checkpoint(self._hooks):
             move_inputs(self._hooks, moved, given_back)
