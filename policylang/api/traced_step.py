@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 
 from policylang.api.apply import apply
 from policylang.api.load import DeviceLike
-from policylang.audit.report import AuditReport, FsdpOrderReport, Report, ValuesReport
+from policylang.audit.report import AuditReport, FsdpOrderReport, HostReport, Report, ValuesReport
 from policylang.audit.summary import combined
 from policylang.backends import records, refusals, runtime
+from policylang.backends.copies import pool
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.eager.fsdp_prefetch import order_reports
 from policylang.backends.path import findings_on
@@ -76,6 +77,8 @@ def report_on(subject: Any) -> Report:
             [refusals.nothing_decided(checkpointed=bool(sessions), compiled=compiled, left=left, skipped=skipped)]
         )
     report = combined([each.report for each in found])
+    if report.offloaded and pool.most:
+        report = evolve(report, host=HostReport(pool.out, pool.back, pool.most, pool.slower))
     said = [sentence for session in sessions for sentence in (*session.outside(), *session.loads())]
     uncompiled = tuple(f"{each.message} ({each.code})" for each in map(refusals.runs_as_it_is, left))
     warnings = (*report.warnings, *uncompiled)

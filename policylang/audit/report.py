@@ -327,6 +327,24 @@ class FsdpOrderReport:
 
 
 @frozen
+class HostReport:
+    """The copies between device and host of this process so far."""
+
+    out: int
+    """Bytes copied to the host."""
+    back: int
+    pool: int
+    """The most bytes of host memory that were in use at once, in the rounded sizes that are taken."""
+    slower: str = ""
+    """Why copies take longer than they have to: memory that cannot be pinned, or a device without streams."""
+
+    def __str__(self) -> str:
+        out, back, pool = (format_quantity(each, "bytes") for each in (self.out, self.back, self.pool))
+        slower = f"; copies hold up the step: {self.slower}" if self.slower else ""
+        return f"{out} copied out and {back} back so far, through a pool of {pool}{slower}"
+
+
+@frozen
 class Report:
     """One graph under a policy, or, with ``graphs``, all the graphs of a compiled model and their sum.
 
@@ -356,6 +374,8 @@ class Report:
     recomputed: ValuesReport | None = None
     offloaded: ValuesReport | None = None
     """On the host between their last forward and their first backward use."""
+    host: HostReport | None = None
+    """Where values are offloaded and steps have run."""
     forward_flops: int = 0
     """The denominator of the recomputed share of FLOPs."""
     undecided_saved_bytes: int | None = None
@@ -438,6 +458,9 @@ class Report:
                 share = self.recomputed.seconds / self.forward_seconds if self.forward_seconds else 0.0
                 found |= {"recomputed_seconds": self.recomputed.seconds, "recomputed_time_share": share}
         found |= order_figures(self.orders)
+        if self.host is not None:
+            found |= {"copied_out_bytes": self.host.out, "copied_back_bytes": self.host.back}
+            found["host_pool_bytes"] = self.host.pool
         if self.audit is not None:
             found["audit_differences"] = len(self.audit.differences)
         return {f"{prefix}{name}": value for name, value in found.items()}

@@ -32,7 +32,7 @@ from itertools import count
 from typing import Any
 
 import torch
-from attrs import define, frozen
+from attrs import frozen
 from torch import Tensor, fx
 
 from policylang.graph import marks
@@ -86,6 +86,8 @@ class HostPool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._buffers: dict[tuple[torch.device, int], list[Tensor]] = {}
+        self.out = self.back = 0
+        """The bytes that were copied each way."""
         self.most = 0
         """The most bytes that were in use at once."""
         self.slower = ""
@@ -181,12 +183,15 @@ def _ticket(*given: Any) -> Tensor:
 
 def _offload(value: Tensor) -> Tensor:
     last = sum((size - 1) * stride for size, stride in zip(value.size(), value.stride(), strict=True))
-    buffer = pool.take((last + 1) * value.itemsize if value.numel() else 0, value.device)
+    size = (last + 1) * value.itemsize if value.numel() else 0
+    buffer = pool.take(size, value.device)
+    pool.out += size
     return _start(value.device, _over(buffer, value.dtype, value.size(), value.stride()), value)
 
 
 def _reload(host: Tensor, device: torch.device) -> Tensor:
     target = _like(host, device)
+    pool.back += storage_bytes(target)
     return _start(target.device, target, host)
 
 
@@ -211,25 +216,16 @@ _leaving: dict[torch.device, deque[weakref.ref[HostValue]]] = {}
 """By device, the copies to the host that are under way, in order."""
 
 
-@define
-class Traffic:
-    """The bytes that were copied to the host, and back."""
-
-    out: int = 0
-    back: int = 0
-
-
 class HostValue:
     """The memory of some tensors, on its way to the host, there, or on its way back. Each of them is asked for once in
     a backward; when all were, the device's memory is theirs alone."""
 
     _wait: Callable[[], None] | None = None
 
-    def __init__(self, tensor: Tensor, traffic: Traffic) -> None:
+    def __init__(self, tensor: Tensor) -> None:
         """Starts the copy of a plain tensor's memory. At most :data:`IN_FLIGHT` are under way: before that, the oldest
         is awaited."""
         self.device, self.bytes, self.address = tensor.device, storage_bytes(tensor), storage_address(tensor)
-        self.traffic = traffic
         self.tensors = 0
         self.written = False
         """The memory was written to while it was copied: it stayed on the device."""
@@ -242,7 +238,7 @@ class HostValue:
             _left(under_way.popleft())
         self._host: Tensor | None = pool.take(self.bytes, self.device)
         self._wait = _link(self.device)(self._host, self.source)
-        traffic.out += self.bytes
+        pool.out += self.bytes
         under_way.append(weakref.ref(self))
 
     def left(self) -> None:
@@ -265,7 +261,7 @@ class HostValue:
         with outside_of_modes():
             self._back = torch.empty(self.bytes, dtype=torch.uint8, device=self.device)
             self._wait = _link(self.device)(self._back, self._host)
-        self.traffic.back += self.bytes
+        pool.back += self.bytes
 
     def tensor(self, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
         """One of the tensors, in the memory that came back."""

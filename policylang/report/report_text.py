@@ -219,6 +219,8 @@ def _figures(report: Report) -> str:
         add("uncounted", f"in the forward: {uncounted_text(rest)}")
     if report.offloaded:
         add("offloaded", _values(report.offloaded))
+    if report.host is not None:
+        add("host", str(report.host))
     if kept := sum(rule.kept_by_user for rule in report.rules):
         add("kept", f"{counted(kept, 'match', 'matches')} have a tag of the user's own checkpoint")
     add("rewrite", *(line for rewrite in report.rewrites for line in str(rewrite).splitlines()))

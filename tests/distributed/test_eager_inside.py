@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import policylang
@@ -23,7 +23,12 @@ from tests.support.ranks import run_ranks
 from tests.support.versions import needs_checkpoints_of_sharded_layers
 
 SAVES_ALL = "undecided -> save"
-POLICIES = (SAVES_ALL, "recompute everything in block", "undecided -> recompute\nsave addmm, mm")
+POLICIES = (
+    SAVES_ALL,
+    "recompute everything in block",
+    "undecided -> recompute\nsave addmm, mm",
+    "offload everything in block",
+)
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 STEPS = 2
 
@@ -91,6 +96,7 @@ def _every_way_of_fsdp(rank: int) -> None:
         "kept for the backward": partial(_sharded, mesh=mesh, reshard_after_forward=False),
         "in half precision": partial(_sharded, mesh=mesh, mp_policy=HALF),
         "fetched ahead": partial(_sharded_ahead, mesh=mesh),
+        "kept on the host": partial(_sharded, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False)),
     }
     for dp, tp in ((2, 1), (1, 2)):
         both = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
@@ -140,7 +146,7 @@ def _inside(rank: int) -> None:
     _same_bits(rank, "fetched ahead", Plain, partial(_sharded_ahead, mesh=mesh), POLICIES[2:])
     _gathers_are_not_the_blocks(rank, mesh)
     _the_first_fsdp(rank)
-    _same_bits(rank, "tensor parallel", Plain, partial(_parallel, mesh=mesh), POLICIES[1:2])
+    _same_bits(rank, "tensor parallel", Plain, partial(_parallel, mesh=mesh), POLICIES[1::2])
     _same_bits(rank, "gathered", lambda: Net([dist.group.WORLD] * 2), lambda model: model)
     _what_runs_inside_an_operator(rank)
 

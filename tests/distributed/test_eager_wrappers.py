@@ -20,7 +20,10 @@ from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-POLICY = "recompute everything in block; optional save first matmul per block; optional save dropout in block"
+POLICY = (
+    "recompute everything in block; optional save first matmul per block; optional save dropout in block; "
+    "optional offload everything in block where crosses block; optional offload last 2 addmm per block"
+)
 DDP: dict[str, dict[str, Any]] = {
     "as it comes": {},
     "a static graph": {"static_graph": True},

@@ -15,6 +15,7 @@ POLICIES = [
     "recompute everything in block; save matmul in block",
     "undecided -> recompute; recompute every 2nd matmul per block; optional save gelu",
     "undecided -> save",
+    "offload everything in block",
 ]
 WIDTH, RANKS = 8, 2
 

@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from policylang.backends.copies import HostValue, Traffic
+from policylang.backends.copies import HostValue
 from policylang.backends.eager import problems
 from policylang.torch_compat.eager import storage_address, storage_bytes, version, with_gradient
 from policylang.torch_compat.graphs import outside_of_modes
@@ -96,15 +96,21 @@ class Offloading:
     """So many blocks before its own recomputation begins, a block's values are copied back."""
     spent: dict[int, Counter[int]] = field(factory=dict)
     """By number of a block and rule, the bytes that the rule offloads in it."""
-    traffic: Traffic = field(factory=Traffic)
     crossing: dict[int, StorageWeakRef] = field(factory=dict)
     """By address, memory that blocks have returned, and that the checkpoint which takes it moves."""
+    taken: set[int] = field(factory=set)
+    """What of it a checkpoint has taken."""
+    stayed: int = 0
+    """How often none did: the value was no argument of one, or hooks around the checkpoint keep it."""
     _values: dict[int, tuple[StorageWeakRef, ref[HostValue]]] = field(factory=dict)
     """By address, memory that is moved already."""
 
     def returned(self, tensors: Iterable[Tensor], parts: Iterable[int]) -> None:
         """A block has returned these tensors; some of their plain parts are to be moved."""
-        self.crossing = {at: memory for at, memory in self.crossing.items() if not memory.expired()}
+        for at in [at for at, memory in self.crossing.items() if memory.expired()]:
+            del self.crossing[at]
+            self.stayed += at not in self.taken
+            self.taken.discard(at)
         self._values = {at: pair for at, pair in self._values.items() if not pair[0].expired()}
         plain = take_apart(list(tensors))[0]
         for number in parts:
@@ -130,8 +136,11 @@ class Offloading:
         return tree_unflatten(found, spec) if moved_in(found) else value
 
     def _crosses(self, part: Tensor) -> bool:
-        found = self.crossing.get(storage_address(part) or 0)
-        return found is not None and not found.expired()
+        address = storage_address(part)
+        if address not in self.crossing or self.crossing[address].expired():
+            return False
+        self.taken.add(address)
+        return True
 
     def _value_of(self, part: Tensor) -> HostValue:
         address = storage_address(part)
@@ -139,7 +148,7 @@ class Offloading:
         memory, known = self._values.get(address, (None, lambda: None))
         value = None if memory is None or memory.expired() else known()
         if value is None or value.version != version(part):
-            value = HostValue(part, self.traffic)
+            value = HostValue(part)
             self._values[address] = StorageWeakRef(part.untyped_storage()), ref(value)
         return value
 

@@ -252,7 +252,16 @@ class Session:
         sized = [each.saved for each in kept if each.instructions.plan.facts.data_sizes]
         least, most = (format_quantity(sum(column), "bytes") for column in zip((0, 0), *sized, strict=True))
         said = "sizes that come from data are those of the first call"
-        return [f"{said}: of {counted(len(sized), 'block')}, the calls so far saved {least} to {most}"] if sized else []
+        found = (
+            [f"{said}: of {counted(len(sized), 'block')}, the calls so far saved {least} to {most}"] if sized else []
+        )
+        self.offloading.returned((), ())
+        if count := self.offloading.stayed:
+            found.append(
+                f"{counted(count, 'value')} that blocks returned stayed on the device: the next checkpoint was not "
+                "called with them, or hooks around it keep what it is called with"
+            )
+        return found
 
 
 def innermost() -> CheckpointContext | None:
