@@ -307,3 +307,28 @@ def test_the_pool_is_reused_and_bounded() -> None:
     del large
     own.give_back()
     assert own.held == 0
+
+
+def test_reports_say_what_was_copied_and_what_stayed() -> None:
+    _, model = pair(Plain, CROSSING)
+    out, back = pool.out, pool.back
+    plainly(model)
+    report, size = policylang.report(model), 6 * 8 * 4
+    assert (pool.out - out, pool.back - back) == (3 * size, 3 * size)
+    scalars = report.scalars("")
+    assert scalars["copied_out_bytes"] == pool.out
+    assert scalars["copied_back_bytes"] == pool.back
+    assert scalars["host_pool_bytes"] == pool.most >= 3 * 256
+    assert "back so far, through a pool of" in str(report)
+    assert not any("stayed on the device" in each for each in report.notes)
+
+
+def test_what_no_checkpoint_takes_is_said() -> None:
+    _, model = pair(Plain, CROSSING)
+    x = batch()
+    for layer in model.layers:
+        x = layer(x.clone())  # another value: what the block returned dies here
+    x.sum().backward()
+    del x
+    found = policylang.report(model).notes
+    assert any("3 values that blocks returned stayed on the device" in each for each in found)
