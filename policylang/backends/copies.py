@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -85,7 +85,9 @@ class HostPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._buffers: dict[tuple[torch.device, int], list[Tensor]] = {}
+        self._free = defaultdict[tuple[torch.device, int], list[Tensor]](list)
+        self._taken: list[tuple[tuple[torch.device, int], Tensor]] = []
+        """Those that were in use when that was last looked at."""
         self.out = self.back = 0
         """The bytes that were copied each way."""
         self.most = 0
@@ -95,50 +97,58 @@ class HostPool:
 
     def take(self, size: int, device: torch.device) -> Tensor:
         """A buffer for so many bytes of a device."""
-        rounded = pool_bytes(size)
+        kind = device, pool_bytes(size)
         with self._lock:
-            same = self._buffers.setdefault((device, rounded), [])
-            self.most = max(self.most, self.in_use + rounded)
-            found = next((each for each in same if _is_free(each)), None)
-            if found is None:
-                self._give_back(self.most - rounded)
-                found = self._allocate(rounded, device)
-                same.append(found)
-            return found[:size]
+            free = self._free[kind]
+            if not free:
+                in_use = self._look()
+                if not free:
+                    self.most = max(self.most, in_use + kind[1])
+                    self._give_back(self.most - kind[1] - in_use)
+                    free.append(self._allocate(*kind))
+            buffer = free.pop()
+            self._taken.append((kind, buffer))
+            return buffer[:size]
 
     @property
     def in_use(self) -> int:
-        return sum(len(each) for own in self._buffers.values() for each in own if not _is_free(each))
+        with self._lock:
+            return self._look()
 
     @property
     def held(self) -> int:
-        return sum(len(each) for own in self._buffers.values() for each in own)
+        return self.in_use + sum(size * len(free) for (_, size), free in self._free.items())
 
     def give_back(self) -> None:
         """Give back what is not in use."""
         with self._lock:
+            self._look()
             self._give_back(0)
 
-    def _give_back(self, limit: int) -> None:
-        held = self.held
-        for own in self._buffers.values():
-            for each in [each for each in own if _is_free(each)]:
-                if held <= limit:
-                    return
-                held -= len(each)
-                own[:] = [other for other in own if other is not each]
+    def _look(self) -> int:
+        """Find what is free by now; the bytes that are in use."""
+        before, self._taken = self._taken, []
+        for kind, buffer in before:
+            if storage_users(buffer) == 1:
+                self._free[kind].append(buffer)
+            else:
+                self._taken.append((kind, buffer))
+        return sum(size for (_, size), _ in self._taken)
 
-    def _allocate(self, size: int, device: torch.device) -> Tensor:
+    def _give_back(self, limit: int) -> None:
+        """Keep at most so many free bytes."""
+        for (_, size), free in self._free.items():
+            kept = min(len(free), max(limit, 0) // size)
+            del free[kept:]
+            limit -= kept * size
+
+    def _allocate(self, device: torch.device, size: int) -> Tensor:
         if device.type != "cpu":
             try:
                 return torch.empty(size, dtype=torch.uint8, device=HOST, pin_memory=True)
             except RuntimeError as error:  # copies work all the same, and the host waits for them
                 self.slower = str(error).partition("\n")[0]
         return torch.empty(size, dtype=torch.uint8, device=HOST)
-
-
-def _is_free(buffer: Tensor) -> bool:
-    return storage_users(buffer) == 1
 
 
 pool = HostPool()
@@ -212,7 +222,7 @@ for _name, _arguments, _kernel, _fake in (
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"policylang::{_name}", _fake, lib=_library)
 
-_leaving: dict[torch.device, deque[weakref.ref[HostValue]]] = {}
+_leaving = defaultdict[torch.device, deque[weakref.ref["HostValue"]]](deque)
 """By device, the copies to the host that are under way, in order."""
 
 
@@ -233,7 +243,7 @@ class HostValue:
         self._of, self.version = tensor, version(tensor)
         self._back: Tensor | None = None
         self._given = 0
-        under_way = _leaving.setdefault(self.device, deque())
+        under_way = _leaving[self.device]
         while len(under_way) >= IN_FLIGHT:
             _left(under_way.popleft())
         self._host: Tensor | None = pool.take(self.bytes, self.device)

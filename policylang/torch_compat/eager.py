@@ -275,26 +275,6 @@ def _variable(function: Any, name: str) -> Any:
     return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
 
 
-class _Made(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, _: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        ctx.mark_dirty(value)
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, *gradients
-
-
-def with_gradient(value: torch.Tensor, *, leaf: bool) -> torch.Tensor:
-    """A tensor as one that gradients flow to; unless it is a leaf, blocks may write to it in place."""
-    if leaf:
-        return value.requires_grad_()
-    with torch.enable_grad():
-        made: torch.Tensor = _Made.apply(torch.empty(0, requires_grad=True), value)
-    return made
-
-
 def made_by_reentrant_checkpoint(value: torch.Tensor) -> bool:
     """True if a checkpoint with ``use_reentrant=True`` has returned a tensor."""
     return type(value.grad_fn).__name__ == "CheckpointFunctionBackward"

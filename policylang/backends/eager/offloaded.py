@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from policylang.backends.copies import HostValue
 from policylang.backends.eager import problems
-from policylang.torch_compat.eager import storage_address, storage_bytes, version, with_gradient
+from policylang.torch_compat.eager import storage_address, storage_bytes, version
 from policylang.torch_compat.graphs import outside_of_modes
 from policylang.torch_compat.tracing import (
     SubclassLayout,
@@ -54,7 +54,6 @@ class MovedTensor:
     layout: SubclassLayout
     parts: list[Any]
     requires_grad: bool
-    is_leaf: bool
 
     @property
     def moved(self) -> Iterator[_MovedPart]:
@@ -65,7 +64,7 @@ class MovedTensor:
         with outside_of_modes():
             plain = [part.back() if isinstance(part, _MovedPart) else part for part in self.parts]
             found: Tensor = put_together(plain, [self.layout])[0]
-            return with_gradient(found, leaf=self.is_leaf) if self.requires_grad else found
+            return found.requires_grad_(self.requires_grad)
 
 
 def moved_in(value: Any) -> list[MovedTensor]:
@@ -131,7 +130,7 @@ class Offloading:
                 for each, part in enumerate(plain):
                     if (self._crosses(part) if parts is None else number + each in parts) and _can_move(part):
                         now[each] = _MovedPart.of(part, self._value_of(part))
-                        found[at] = MovedTensor(layout, now, leaf.requires_grad, leaf.is_leaf)
+                        found[at] = MovedTensor(layout, now, leaf.requires_grad)
                 number += len(plain)
         return tree_unflatten(found, spec) if moved_in(found) else value
 
