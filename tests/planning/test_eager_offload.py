@@ -223,7 +223,7 @@ def test_each_line_says_what_it_copies_and_who_waits(tmp_path: Path) -> None:
     assert data["copies"][0]["waits"] == {"layers.2": 2.0}
     page = plan_page(found, (), "a graph")
     assert "on the host: " in page
-    assert '"host":[0,0,0,0,8,' in page.replace(" ", "")
+    assert '"host":[0,0,0,0,16,16,16,24,' in page.replace(" ", "")
     assert "on the host: " not in plan_page(breakdown(planned(BLOCKS)), (), "a graph")
 
 
