@@ -129,6 +129,22 @@ def test_a_mode_that_does_not_exist(policy_file: Path) -> None:
         torch.compile(model, backend=policylang.backend(policy_file), mode="warp-speed")(*inputs)
 
 
+@pytest.mark.parametrize("asked", ["mode", "option", "setting"])
+def test_no_cuda_graph_captures_copies_to_the_host(asked: str, tmp_path: Path) -> None:
+    file = tmp_path / "moved.apl"
+    file.write_text("undecided -> save\noptional offload mm, addmm\n", encoding="utf-8")
+    backend, mode = policylang.backend(file), "reduce-overhead" if asked == "mode" else None
+    options = {"triton.cudagraphs": True} if asked == "option" else None
+    model, inputs, _ = mlp()
+    set_to = torch._inductor.config.patch({"triton.cudagraphs": asked == "setting"})
+    with set_to, pytest.raises(PolicyMeaningError) as caught:
+        torch.compile(model, backend=backend, mode=mode, options=options)(*inputs)
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.span and found.span.line) == ("APL338", 2)
+    assert "which no CUDA graph captures" in found.message
+    torch.compile(model, backend=policylang.backend(file), options={"triton.cudagraphs": False})(*inputs)
+
+
 def test_a_mode_alone_is_told_where_modes_go() -> None:
     model, inputs, _ = mlp()
     with pytest.raises(PolicyMeaningError, match="needs a policy") as caught:

@@ -135,7 +135,7 @@ def test_a_curve_of_many_moments_keeps_its_peaks():
     moments = [0] * 5000
     moments[1234] = moments[4999] = 1000
     sides = [{"name": "a", "moments": moments}, {"name": "b", "moments": [1] * 5000}]
-    memory = {"curves": sides, "backward": [0] * 2500 + [1] * 2500, "resident": 0}
+    memory = {"curves": sides, "backward": [0] * 2500 + [1] * 2500, "resident": 0, "host": []}
     drawn = memory_chart(memory, [Peak(1000, 1000, "x"), Peak(1, 1, "y")])
     (edge,) = re.findall(r'class="first edge" d="M(.*?)"', drawn)
     points = [tuple(map(float, point.split(","))) for point in edge.split("L")]

@@ -286,6 +286,23 @@ log = logging.getLogger(__name__)
 _IN_ORDER = {"reorder_for_peak_memory": False}
 """Inductor would move copies between device and host for the memory they take, which it counts alike on both: it awaits
 a copy right where it starts, or fetches everything at once. Set for policies that offload, unless a user sets it."""
+_CUDA_GRAPHS = "triton.cudagraphs"
+CUDA_GRAPHS_AND_COPIES = Problem(
+    "APL338",
+    "`{line}` copies values to the host while the step runs, which no CUDA graph captures",
+    'leave out `mode="reduce-overhead"`, take `mode="max-autotune-no-cudagraphs"`, or set `triton.cudagraphs` to False',
+)
+
+
+def settings_to_copy(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Inductor's settings for a policy that offloads. Raises ``PolicyMeaningError`` under CUDA graphs: without a word
+    Inductor would capture none."""
+    if given.get(_CUDA_GRAPHS, compilers.setting(_CUDA_GRAPHS)):
+        span = next(rule.span for rule in policy.rules if rule.action.offloads)
+        raise PolicyMeaningError([CUDA_GRAPHS_AND_COPIES.diagnostic(span=span, line=span.one_line)])
+    return {**_IN_ORDER, **given}
+
+
 _MOVES_COLLECTIVES = re.compile(
     r"^(aten_distributed_optimizations\.(?!.*(log|verbose|path))|bucket_|_fuse_ddp|_micro_pipeline_tp|_collective\.auto|"
     r"reorder_(?!.*(debug|locality))|.*custom_(pre_|post_)?pass$|use_\w+_passes$)"
@@ -342,7 +359,7 @@ def with_inductor(
     inference = partitioner.for_inference
     is_differentiated = needs_gradients(gm, inputs)
     if policy.offloads:
-        settings = {**_IN_ORDER, **settings}
+        settings = settings_to_copy(policy, settings)
     if policy.orders and is_differentiated:
         settings = settings_to_keep(policy, settings)
     with compare(settings=partial(comparable_settings, settings)) as comparison:
