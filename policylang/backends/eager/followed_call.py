@@ -40,7 +40,7 @@ from policylang.planning.checkpoints import kept_rows
 from policylang.planning.liveness import SavedForBackward, saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import Decision
-from policylang.torch_compat.eager import storage_address, storage_is_freed, version
+from policylang.torch_compat.eager import running_backward, storage_address, storage_is_freed, version
 from policylang.torch_compat.graphs import outside_of_modes
 from policylang.torch_compat.tracing import take_apart
 
@@ -132,7 +132,7 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     """The plan as instructions, operator by operator."""
     facts, stream = plan.facts, trace.stream
     needs = saved_and_recomputed(plan)
-    held = kept_rows(facts, (*needs.saved, *needs.offloaded))
+    held = kept_rows(facts, (*needs.saved, *(row for row in needs.offloaded if row < trace.reach_row)))
     steps = zip(stream.operators, trace.rows, strict=True)
     kinds = [
         KEEP if at in stream.numbers else _kind(facts, plan.decisions, row, operator, held)
@@ -244,6 +244,7 @@ class FollowedCall:
     """What stands for tensors that the checkpoint was called with."""
     before: Callable[[], FollowedCall | None] = lambda: None
     """The call before it that has something on the host, while that lives."""
+    _fetched_by: int | None = None
     drifted_at: int | None = None
     tail: list[tuple[Any, int]] = field(factory=list)
     """The operators that ran from there on, and the instruction for each."""
@@ -350,7 +351,10 @@ class FollowedCall:
         return [*self.inputs, *(each for held in self.entries.values() for each in moved_in(held.value))]
 
     def fetch(self) -> None:
-        """The recomputation begins: start the copies back, and those of the calls before."""
+        """The recomputation begins: start the copies back, and those of the calls before, once in a backward."""
+        if self._fetched_by == running_backward():
+            return
+        self._fetched_by = running_backward()
         await_copies()
         call: FollowedCall | None = self
         for _ in range(self.offloading.ahead + 1):

@@ -501,8 +501,8 @@ class CheckpointContext:
         self.call = running.region.end(running, found)
         if self.call is not None:
             self.call.finish(self._inputs, found)
-            if self.call.on_host:
-                latest = this_thread.latest
+            latest = this_thread.latest
+            if self.call.on_host or self.session in latest:
                 self.call.before = latest.get(self.session, self.call.before)
                 latest[self.session] = ref(self.call)
         self.session.check_unmatched()
