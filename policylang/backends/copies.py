@@ -104,7 +104,7 @@ class HostPool:
                 in_use = self._look()
                 if not free:
                     self.most = max(self.most, in_use + kind[1])
-                    self._give_back(self.most - kind[1] - in_use)
+                    self._give_back()
                     free.append(self._allocate(*kind))
             buffer = free.pop()
             self._taken.append((kind, buffer))
@@ -123,7 +123,7 @@ class HostPool:
         """Give back what is not in use."""
         with self._lock:
             self._look()
-            self._give_back(0)
+            self._give_back()
 
     def _look(self) -> int:
         """Find what is free by now; the bytes that are in use."""
@@ -135,12 +135,9 @@ class HostPool:
                 self._taken.append((kind, buffer))
         return sum(size for (_, size), _ in self._taken)
 
-    def _give_back(self, limit: int) -> None:
-        """Keep at most so many free bytes."""
-        for (_, size), free in self._free.items():
-            kept = min(len(free), max(limit, 0) // size)
-            del free[kept:]
-            limit -= kept * size
+    def _give_back(self) -> None:
+        for free in self._free.values():
+            free.clear()
 
     def _allocate(self, device: torch.device, size: int) -> Tensor:
         if device.type != "cpu":

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet, finalize, ref
 
 from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 
 from policylang.backends.compiled_graphs import CompiledGraph
+from policylang.backends.copies import pool
 from policylang.backends.eager import problems
 from policylang.backends.eager.first_call import Observation, Observer, gathers_aside, moments, unseen_since, watched
 from policylang.backends.eager.followed_call import FollowedCall
@@ -105,7 +106,9 @@ class Session:
     @offloading.default
     def _of_policy(self) -> Offloading:
         said = self.policy.prefetch_offloaded
-        return Offloading() if said is None else Offloading(said.blocks)
+        found = Offloading() if said is None else Offloading(said.blocks)
+        finalize(found, pool.give_back).atexit = False
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A loaded model is observed anew."""

@@ -316,7 +316,7 @@ def test_the_pool_is_reused_and_bounded() -> None:
     other = own.take(5000, HOST)
     assert (own.in_use, own.held, own.most) == (9216, 9216, 9216)
     del one, other
-    large = own.take(8193, HOST)
+    large = own.take(8193, HOST)  # what is free makes room
     assert (own.in_use, own.held, own.most) == (16384, 16384, 16384)
     del large
     own.give_back()
@@ -346,3 +346,12 @@ def test_what_no_checkpoint_takes_is_said() -> None:
     del x
     found = policylang.report(model).notes
     assert any("3 values that blocks returned stayed on the device" in each for each in found)
+
+
+def test_the_pool_is_given_back_with_the_model() -> None:
+    _, model = pair(Plain, ALL)
+    plainly(model)
+    assert pool.held
+    del model
+    gc.collect()
+    assert not pool.held
