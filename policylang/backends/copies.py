@@ -84,7 +84,7 @@ class HostPool:
     as no tensor shares their memory. It never holds more than was in use at once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a model may be collected while a buffer is taken
         self._free = defaultdict[tuple[torch.device, int], list[Tensor]](list)
         self._taken: list[tuple[tuple[torch.device, int], Tensor]] = []
         """Those that were in use when that was last looked at."""
@@ -100,13 +100,13 @@ class HostPool:
         kind = device, pool_bytes(size)
         with self._lock:
             free = self._free[kind]
-            if not free:
-                in_use = self._look()
-                if not free:
-                    self.most = max(self.most, in_use + kind[1])
-                    self._give_back()
-                    free.append(self._allocate(*kind))
-            buffer = free.pop()
+            in_use = 0 if free else self._look()
+            if free:
+                buffer = free.pop()
+            else:
+                self.most = max(self.most, in_use + kind[1])
+                self._give_back()
+                buffer = self._allocate(*kind)
             self._taken.append((kind, buffer))
             return buffer[:size]
 

@@ -128,7 +128,7 @@ class Offloading:
                 plain, (layout,) = take_apart([leaf])
                 now = list[Any](plain)
                 for each, part in enumerate(plain):
-                    if (self._crosses(part) if parts is None else number + each in parts) and _can_move(part):
+                    if _can_move(part) and (self._crosses(part) if parts is None else number + each in parts):
                         now[each] = _MovedPart.of(part, self._value_of(part))
                         found[at] = MovedTensor(layout, now, leaf.requires_grad)
                 number += len(plain)
