@@ -192,9 +192,7 @@ def build_checkpointed_schedule(
         if op != "call_function":
             continue
         late = phases[row] == _BACKWARD
-        if late and not inside:
-            region += 1
-            copies.await_all()
+        region += late and not inside
         inside = late or (inside and phases[row] != _FORWARD)
         for at in begins.get(row, ()):
             copies.fetch(at, ahead, region)
@@ -239,14 +237,15 @@ class _BlockCopies:
             for taken, rows in zip(self.taken, runs, strict=True)
         ]
         crossing = {row for taken in self.taken for row in taken}
-        last_readers = dict[int, int]()
+        last_readers = dict[int, int]()  # by operator: what it returns leaves together
         for row in facts.forward:
             for touched in (row, *facts.inputs[row]):
                 if self.moves(touched) and (holder := self._holder(touched)) not in crossing:
-                    last_readers[holder] = row
+                    last_readers[facts.owners[holder]] = row
         self.leave_behind = defaultdict[int, list[int]](list)
-        for holder, row in last_readers.items():
-            self.leave_behind[row].append(holder)
+        for holder in sorted(self.holders.values()):
+            if holder not in crossing:
+                self.leave_behind[last_readers[facts.owners[holder]]].append(holder)
         self.under_way, self.left, self.asked = list[int](), set[int](), set[int]()
 
     def moves(self, row: int) -> bool:
@@ -273,13 +272,14 @@ class _BlockCopies:
             self.under_way.append(row)
             self.left.add(row)
 
-    def await_all(self) -> None:
-        """The backward begins."""
-        self.steps += [(int(StepKind.WAIT_TO_HOST), row, 0) for row in self.under_way]
+    def await_all(self, region: int) -> None:
+        """The first block is recomputed: what comes before it in the backward knows of no copies."""
+        self.steps += [(int(StepKind.WAIT_TO_HOST), row, region) for row in self.under_way]
         self.under_way.clear()
 
     def fetch(self, block: int, ahead: int, region: int) -> None:
         """The recomputation of a block begins: views of what it reads are taken again."""
+        self.await_all(region)
         for each in range(block, max(block - ahead, 0) - 1, -1):
             if each not in self.asked:
                 self.asked.add(each)

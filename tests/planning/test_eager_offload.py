@@ -79,8 +79,8 @@ def test_what_crosses_blocks_is_decided_by_the_rule_and_leaves_as_the_next_block
     made = planned(CROSSING)
     assert outcomes(made) == ("e c2", "c0 c1", "a0 b0 a1 b1 a2 b2")
     assert written(made.facts, made.schedule) == (
-        "e a0 b0 c0 >c0 a1 b1 c1 >c1 a2 b2 c2 l c0> c1> | "
-        "gc2 <c1 <c0 c1< a2* b2* gb2 ga2 c0< a1* b1* gb1 ga1 a0* b0* gb0 ga0"
+        "e a0 b0 c0 >c0 a1 b1 c1 >c1 a2 b2 c2 l | "
+        "gc2 c0> c1> <c1 <c0 c1< a2* b2* gb2 ga2 c0< a1* b1* gb1 ga1 a0* b0* gb0 ga0"
     )
     (note,) = made.diagnostics
     assert (note.code, note.message) == (
@@ -94,15 +94,15 @@ def test_what_is_made_inside_leaves_behind_its_last_reader_and_is_awaited_where_
     made = planned(f"{CROSSING}offload cos in block outside last block\n")
     assert outcomes(made) == ("e c2", "b0 c0 b1 c1", "a0 a1 a2 b2")
     assert written(made.facts, made.schedule) == (
-        "e a0 b0 c0 >b0 >c0 a1 b1 c1 b0> >b1 c0> >c1 a2 b2 c2 l b1> c1> | "
-        "gc2 <c1 <c0 <b1 c1< a2* b2* gb2 ga2 <b0 c0< a1* b1< gb1 ga1 a0* b0< gb0 ga0"
+        "e a0 b0 c0 >b0 >c0 a1 b1 c1 b0> >b1 c0> >c1 a2 b2 c2 l | "
+        "gc2 b1> c1> <c1 <c0 <b1 c1< a2* b2* gb2 ga2 <b0 c0< a1* b1< gb1 ga1 a0* b0< gb0 ga0"
     )
 
 
 def test_copies_back_start_as_far_ahead_as_the_policy_says() -> None:
     made = planned(f"{BLOCKS}offload cos in block\nprefetch offloaded 2 blocks ahead\n")
     assert written(made.facts, made.schedule).partition("| ")[2] == (
-        "gc2 <b2 <b1 <b0 a2* b2< gb2 ga2 a1* b1< gb1 ga1 a0* b0< gb0 ga0"
+        "gc2 b1> b2> <b2 <b1 <b0 a2* b2< gb2 ga2 a1* b1< gb1 ga1 a0* b0< gb0 ga0"
     )
 
 
@@ -154,10 +154,10 @@ def _alive_of(made: Plan) -> dict[str, int]:
 
 
 def test_memory_of_the_device_goes_and_that_of_the_host_comes() -> None:
-    saved, moved = planned(BLOCKS), planned(CROSSING)
+    saved, moved = planned(f"{BLOCKS}save cos in block\n"), planned(f"{CROSSING}offload cos in block\n")
     before, after = _alive_of(saved), _alive_of(moved)
-    assert before["gc2"] - after["gc2"] == 16  # c0 and c1 are on the host by then
-    assert moved.host_memory == 16
+    assert before["gc2"] - after["gc2"] == 24  # b0, c0 and b1 are on the host by then, c1 and b2 on their way
+    assert moved.host_memory == 40
     assert saved.host_memory == 0
 
 
@@ -322,10 +322,9 @@ def slow_schedule(
     asked: set[int] = set()
     for row in calls:
         late = facts.phases[row] == Phase.BACKWARD
-        if late:
-            while under_way:
-                steps.append((StepKind.WAIT_TO_HOST, under_way.pop(0), 0))
         for block in [each for each in range(count) if points.first[each] == row]:
+            while under_way:
+                steps.append((StepKind.WAIT_TO_HOST, under_way.pop(0), 1))
             for other in [each for each in range(block, block - ahead - 1, -1) if each >= 0 and each not in asked]:
                 asked.add(other)
                 back = [*reads(other), *(each for each in holds(other) if each not in reads(other))]
