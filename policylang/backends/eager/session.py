@@ -513,5 +513,7 @@ class CheckpointContext:
     def _leave(self, finished: bool) -> None:
         mode, self.mode = self.mode, None
         self._contexts.close()
+        if self.first is not None and self.first.call is not None:
+            self.first.call.fetched = False
         if isinstance(mode, ForwardMode | RecomputeMode) and finished:
             mode.end()
