@@ -187,6 +187,23 @@ def test_what_is_offloaded_is_the_same_on_every_path() -> None:
     assert reports[0].offloaded.bytes > 0
 
 
+@pytest.mark.slow
+def test_what_crosses_blocks_is_decided_alike_and_comes_back_as_early() -> None:
+    lines = (
+        "undecided -> save",
+        "recompute everything in block",
+        "offload everything in block where crosses block",
+        "offload attention in block outside last block",
+        "prefetch offloaded 2 blocks ahead",
+    )
+    found = agree(*setup("llama"), policylang.parse("\n".join(lines)))
+    assert str(found).endswith("eager, joint and flat agree")
+    assert found.decisions.alike > 100
+    eager, *graphs = (found[path].ran.report.offloaded.bytes for path in ("eager", "joint", "flat"))
+    # what the embedding hands to the first block is made outside the blocks, where eager has no checkpoint
+    assert graphs[0] == graphs[1] >= eager > 0
+
+
 def test_a_policy_that_no_path_can_carry_out() -> None:
     found = agree(*setup("mlp"), policylang.parse("save aten.convolution"))
     assert not found.agrees
