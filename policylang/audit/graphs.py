@@ -68,7 +68,7 @@ def read(
     replays: Mapping[fx.Node, int] = _NO_NODES,
 ) -> Found:
     """Read what runs in a flat graph, or in a forward and its backward. ``handed``: by backward input, the forward
-    output it receives. ``replays``: the rows of random operators that the two graphs have under other names."""
+    output it receives. ``replays``: the nodes of random operators that the two graphs have under other names."""
     nodes = list(graph.nodes)
     if backward is not None:  # what the forward returns is held until the end
         nodes = [*nodes[:-1], *backward.nodes, nodes[-1]]
@@ -82,11 +82,11 @@ class _GraphReader:
     half: fx.Graph | None
     handed: Mapping[fx.Node, fx.Node]
     replays: dict[fx.Node, int]
-    """A call that draws from a kept state, to the row whose first run kept it."""
+    """A call that draws from a kept state, to the node whose first run kept it."""
     found: Found = field(factory=Found)
     position: dict[fx.Node, int] = field(factory=dict)
     rows: array[int] = field(factory=lambda: array("i"))
-    """By position, rows of the plan; -1 for nodes it does not have, copies and random states."""
+    """By position, nodes of the plan; -1 for nodes it does not have, copies and random states."""
     second: bytearray = field(factory=bytearray)
     """By position, 1 for a recomputed node."""
     late: bytearray = field(factory=bytearray)
@@ -317,9 +317,9 @@ def _returned(graph: fx.Graph) -> Sequence[Any]:
 def _replays(
     facts: Facts, needs: SavedForBackward, kept: Iterable[Any], forward: fx.Graph, backward: fx.Graph
 ) -> dict[fx.Node, int]:
-    """The wrappers of the backward that start where that of their row did in the forward, and those; with the row.
+    """The wrappers of the backward that start where that of their node did in the forward, and those; with the node.
 
-    Rows are in graph order, as states are numbered.
+    Nodes are in graph order, as states are numbered.
     """
     flags, names = facts.flags, facts.names
     by_name = {node.name for node in backward.nodes if node.op == "call_function"}
@@ -346,7 +346,7 @@ def _number(wrapper: fx.Node) -> int:
 
 
 def _is(facts: Facts, row: int, wrapper: fx.Node) -> bool:
-    """A wrapper belongs to a row: it calls the same operator, and every neighbour that kept its name agrees."""
+    """A wrapper belongs to a node: it calls the same operator, and every neighbour that kept its name agrees."""
     index = facts.index
     called = wrapper.args[1 if function(wrapper) == RUNS_WITH_RANDOM_STATE[0] else 0]
     read = {index[source.name] for source in wrapper.all_input_nodes if source.name in index}
@@ -421,7 +421,7 @@ def audit_eager(
 
     Args:
         needs: what follows from the plan (:func:`policylang.planning.liveness.saved_and_recomputed`).
-        held: by row of the operator, the plain tensors that the checkpoint holds.
+        held: by node of the operator, the plain tensors that the checkpoint holds.
         outside: those of the block's parameters, buffers and inputs, which are alive anyway.
     """
     facts = plan.facts

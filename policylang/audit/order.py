@@ -155,7 +155,7 @@ def _written(node: fx.Node) -> list[fx.Node]:
 def _turns(
     order: Iterable[int], touched: Mapping[int, Iterable[fx.Node]], written: Mapping[int, Iterable[fx.Node]]
 ) -> dict[tuple[int, fx.Node], int]:
-    """By row and memory, the number of writes to it before the row."""
+    """By node and memory, the number of writes to it before the node."""
     so_far: dict[fx.Node, int] = {}
     found = {}
     for row in order:

@@ -31,7 +31,7 @@ class HostCopy:
 
 @define
 class Found:
-    """What runs, read off the actual graph. Values are rows of the planned facts; positions are indices into
+    """What runs, read off the actual graph. Values are nodes of the planned facts; positions are indices into
     ``order``."""
 
     order: list[str] = field(factory=list)
@@ -44,11 +44,11 @@ class Found:
     saved: list[int] = field(factory=list)
     """The tensors among these that the forward computes, in graph order."""
     held: dict[int, int] = field(factory=dict)
-    """By allocating row, the last position at which the forward, or an output, reads its memory."""
+    """By allocating node, the last position at which the forward, or an output, reads its memory."""
     written: dict[int, int] = field(factory=dict)
-    """By allocating row, the last position at which the forward writes its memory in place."""
+    """By allocating node, the last position at which the forward writes its memory in place."""
     recomputed: list[int] = field(factory=list)
-    """Recomputed rows, in execution order, with repetitions."""
+    """Recomputed nodes, in execution order, with repetitions."""
     twice: list[int] = field(factory=list)
     """Recomputations beyond the first in one backward region, which is a stretch between two forward operators."""
     redrawn: list[int] = field(factory=list)
@@ -65,7 +65,7 @@ class Found:
     kept_unknown: list[str] = field(factory=list)
     """Forward outputs for the backward that the plan does not have or the backward does not take."""
     places: dict[int, tuple[int, int]] = field(factory=dict)
-    """By row that crosses between the two graphs, its output number in one and its input number in the other."""
+    """By node that crosses between the two graphs, its output number in one and its input number in the other."""
     copies: list[HostCopy] = field(factory=list)
     unsent: list[str] = field(factory=list)
     """Nodes that bring back what is not handed over as a copy on the host."""
@@ -120,7 +120,7 @@ _ALL_PATHS = {
 
 @frozen
 class Expected:
-    """Rows of the plan: what may happen, and what has to."""
+    """Nodes of the plan: what may happen, and what has to."""
 
     may_save: Collection[int]
     must_save: Collection[int]
@@ -184,7 +184,7 @@ def reads_otherwise(say: Wording, found: Found) -> Iterator[Diagnostic]:
 def moves_otherwise(
     say: Wording, plan: Plan, found: Found, moved: Mapping[int, HostCopy | None], unplanned: Iterable[str]
 ) -> Iterator[Diagnostic]:
-    """Copies that are not as planned. ``moved``: the rows that are to wait on the host, with their copies;
+    """Copies that are not as planned. ``moved``: the nodes that are to wait on the host, with their copies;
     ``unplanned``: the names of nodes that take part in any other copy."""
     yield from (say.of_node(RACE, name) for name in found.races)
     yield from (say.of_node(OFFLOADED_UNPLANNED, name) for name in unplanned)

@@ -292,7 +292,7 @@ def word(action: Action | None) -> str:
 
 
 def _by_rule(plan: Plan, costs: Iterable[tuple[int, Any]], zero: float = 0) -> list[Any]:
-    """The sums of the costs of rows, by the rule that decided them."""
+    """The sums of the costs of nodes, by the rule that decided them."""
     amounts: list[Any] = [zero] * len(plan.rules)
     for row, amount in costs:
         planned = plan.decisions[row]

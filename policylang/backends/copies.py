@@ -141,7 +141,7 @@ Nodes = Sequence[fx.Node | None]
 
 
 def copy_out(graph: fx.Graph, schedule: Schedule, nodes: Nodes, values: Mapping[int, fx.Node]) -> dict[int, fx.Node]:
-    """Copy values, given by row, to the host; returns by row the node that returns the copy."""
+    """Copy values, given by node, to the host; returns by node the node that returns the copy."""
     following = _following(graph, nodes)
     last = max((step for step, kind in enumerate(schedule.kinds) if kind == StepKind.COPY_TO_HOST), default=-1)
     tickets: dict[int, fx.Node] = {}
@@ -171,7 +171,7 @@ def copy_in(
     hosts: Mapping[int, fx.Node],
     region_of: Callable[[fx.Node], int],
 ) -> None:
-    """Fetch values, given by row, before their readers of each region, which from then on read what came back."""
+    """Fetch values, given by node, before their readers of each region, which from then on read what came back."""
     following = _following(graph, nodes)
     readers: dict[tuple[int, int], list[fx.Node]] = {}
     for row, value in values.items():

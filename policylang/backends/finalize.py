@@ -30,12 +30,12 @@ _NOT_BY_VALUE = ("aten.empty", "aten.new_empty", "higher_order.")
 
 @frozen
 class Merged:
-    """The result of eliminating common subexpressions, by row of the plan."""
+    """The result of eliminating common subexpressions, by node of the plan."""
 
     kept_for: Mapping[int, int]
-    """Dropped row to the row that replaces it."""
+    """Dropped node to the node that replaces it."""
     decisions: Mapping[int, Decision]
-    """Kept row to its decision, where it took over that of a dropped row."""
+    """Kept node to its decision, where it took over that of a dropped node."""
 
 
 NOTHING_MERGED = Merged({}, {})
@@ -85,7 +85,7 @@ def eliminate(graph: fx.Graph, plan: Plan) -> Merged:
 
 
 def _used_by_backward(plan: Plan) -> frozenset[int]:
-    """The producers of the rows that the plan may need for the backward so far, whole or in pieces."""
+    """The producers of the nodes that the plan may need for the backward so far, whole or in pieces."""
     return frozenset(plan.facts.owners[row] for row in backward_needs(plan.facts, plan.decisions).all)
 
 
@@ -136,7 +136,7 @@ _EFFECTS = Flag.RANDOM | Flag.WRITES | Flag.EFFECTFUL
 
 
 def merge(plan: Plan, merged: Merged) -> Plan:
-    """The plan with dropped rows replaced; they read nothing any more."""
+    """The plan with dropped nodes replaced; they read nothing any more."""
     kept_for = merged.kept_for
     if not kept_for:
         return plan
@@ -157,12 +157,12 @@ def merge(plan: Plan, merged: Merged) -> Plan:
 
 
 def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None = None) -> Plan:
-    """The plan with everything decided that is not the policy's to decide. ``gradients`` are the rows that the backward
-    returns, ``chosen`` those that min-cut would save: an undecided value is saved if it is among them and recomputed if
-    not, and one traced in the backward that needs nothing of it moves to the forward where min-cut saves it, unless it
-    looks into offloaded memory. Symbolic sizes that the backward takes of a forward tensor are taken in the forward, so
-    that the tensor need not be kept for them. Backward nodes that lead to nothing read nothing, and what a moved or a
-    dead node read no longer feeds the backward."""
+    """The plan with everything decided that is not the policy's to decide. ``gradients`` are the nodes that the
+    backward returns, ``chosen`` those that min-cut would save: an undecided value is saved if it is among them and
+    recomputed if not, and one traced in the backward that needs nothing of it moves to the forward where min-cut saves
+    it, unless it looks into offloaded memory. Symbolic sizes that the backward takes of a forward tensor are taken in
+    the forward, so that the tensor need not be kept for them. Backward nodes that lead to nothing read nothing, and
+    what a moved or a dead node read no longer feeds the backward."""
     facts = plan.facts
     phases, inputs, flags, decisions = list(facts.phases), list(facts.inputs), list(facts.flags), list(plan.decisions)
     for row in gradients:
@@ -206,7 +206,7 @@ def resolve_offloads_again(plan: Plan) -> Plan:
 
 
 def _sizes_of_forward_values(facts: Facts) -> list[int]:
-    """Backward rows that are a symbolic size of a tensor of the forward."""
+    """Backward nodes that are a symbolic size of a tensor of the forward."""
     from_tangent = bytearray(len(facts))
     found: list[int] = []
     for row, phase in enumerate(facts.phases):
@@ -222,7 +222,7 @@ def _sizes_of_forward_values(facts: Facts) -> list[int]:
 
 
 def gradient_rows(graph: fx.Graph, facts: Facts, num_fwd_outputs: int) -> list[int]:
-    """The rows that the backward returns."""
+    """The nodes that the backward returns."""
     return [facts.index[value.name] for value in gradients_of(graph, num_fwd_outputs)]
 
 

@@ -146,7 +146,7 @@ class Crossing:
 def crossings(
     facts: Facts, rows: Iterable[int], forward: fx.Graph, backward: fx.Graph, *, after: int
 ) -> list[Crossing]:
-    """The crossings of some rows. Outputs of the forward before ``after`` are the caller's."""
+    """The crossings of some nodes. Outputs of the forward before ``after`` are the caller's."""
     values = list(enumerate(forward.output_node().args[0]))[after:]
     sent = {value.name: at for at, value in values if isinstance(value, fx.Node)}
     taken = {node.name: at for at, node in enumerate(backward.find_nodes(op="placeholder"))}
@@ -181,7 +181,7 @@ def move_across(
 
 
 def rows_in(plan: Plan, graph: fx.Graph, *, backward: bool) -> dict[str, int]:
-    """By name, the row that each operator of a forward or backward graph runs, before anything in it is moved. What
+    """By name, the node that each operator of a forward or backward graph runs, before anything in it is moved. What
     torch has put into a wrapper that keeps or takes a random state is known by its place among its like."""
     facts, schedule = plan.facts, plan.schedule
     wanted = [row for kind, row, region in schedule if kind <= StepKind.SECOND_RUN and (region > 0) == backward]
@@ -200,7 +200,7 @@ def schedule_of_graphs(
     rows: Sequence[Mapping[str, int]],
     edits: Sequence[Edits],
 ) -> Schedule:
-    """The steps of the forward and the backward graph in their order, on the rows of the plan that they were split by,
+    """The steps of the forward and the backward graph in their order, on the nodes of the plan that they were split by,
     with the copies to the host and back where that order has them. ``rows``: as :func:`rows_in` finds them in each;
     ``edits``: what was rewritten since. A replaced node runs where its replacement does."""
     again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))
@@ -240,7 +240,7 @@ class Partition:
     groups: tuple[RankOrder, ...] = ()
     """The process groups that were found or made for both."""
     schedule: Schedule | None = None
-    """The order that both were brought into, on the rows of the plan: equal nodes merged, and min-cut asked. What was
+    """The order that both were brought into, on the nodes of the plan: equal nodes merged, and min-cut asked. What was
     rewritten once they were apart is not in it."""
     orders: Mapping[str, Plan] = field(factory=dict)
     """The plans of the ``forward`` and of the ``backward``, where the policy has scheduling lines."""

@@ -314,7 +314,7 @@ class _Collector:
         return evolve(facts, lost_records=lost) if lost else facts
 
     def _outputs(self) -> tuple[list[int | None], list[Any]]:
-        """The row and the descriptor of each value that the graph returns."""
+        """The node and the descriptor of each value that the graph returns."""
         if not self.nodes or (last := self.nodes[-1]).op != "output":
             return [], []
         rows = [self.row_of[leaf] if isinstance(leaf, fx.Node) else None for leaf in _leaves(last.args[0])]
@@ -337,7 +337,7 @@ class _Collector:
         )
 
     def _owners(self, inputs: Sequence[tuple[int, ...]]) -> tuple[array[int], array[int]]:
-        """The producer of each row, and the row whose memory its value uses."""
+        """The producer of each node, and the node whose memory its value uses."""
         owners = array("i", range(len(inputs)))
         roots = array("i", range(len(inputs)))
         nodes, operators, row_of = self.nodes, self.operators, self.row_of

@@ -31,7 +31,7 @@ def mask_of(rows: Iterable[int], length: int) -> bytearray:
 
 
 def members(mask: bytearray, universe: Sequence[int]) -> list[int]:
-    """The rows of ``universe`` that the mask holds, in its order."""
+    """The nodes of ``universe`` that the mask holds, in its order."""
     return [row for row in universe if mask[row]]
 
 
@@ -136,7 +136,7 @@ class Mesh:
 
 @frozen
 class Ref:
-    """An argument that is a node, by its row in the facts."""
+    """An argument that is a node, by its node in the facts."""
 
     row: int
 
@@ -152,7 +152,7 @@ class LostMarker:
 
 
 class Derivation(Enum):
-    """How a row of a rewritten graph comes from a row of the graph before."""
+    """How a node of a rewritten graph comes from a node of the graph before."""
 
     SAME = "same"
     NEW = "new"
@@ -325,12 +325,12 @@ class Facts:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Row by node name."""
+        """Node by node name."""
         return {name: row for row, name in enumerate(self.names)}
 
     @cached_property
     def forward(self) -> list[int]:
-        """The rows that rules range over: every forward ``call_function`` node, in graph order."""
+        """The nodes that rules range over: every forward ``call_function`` node, in graph order."""
         phases, ops = self.phases, self.ops
         return [row for row in range(len(self)) if phases[row] == Phase.FORWARD and ops[row] == "call_function"]
 
@@ -341,7 +341,7 @@ class Facts:
 
     @cached_property
     def by_target(self) -> dict[str, list[int]]:
-        """Operator in full to the forward rows that call it: operators are looked up, never searched."""
+        """Operator in full to the forward nodes that call it: operators are looked up, never searched."""
         index: dict[str, list[int]] = {}
         targets = self.targets
         for row in self.forward:
@@ -350,7 +350,7 @@ class Facts:
 
     @cached_property
     def followers(self) -> dict[int, list[int]]:
-        """Producer to the rows that share its decision, itself left out."""
+        """Producer to the nodes that share its decision, itself left out."""
         result: dict[int, list[int]] = {}
         for row, owner in enumerate(self.owners):
             if owner != row:
@@ -359,7 +359,7 @@ class Facts:
 
     @cached_property
     def storage_roots(self) -> Sequence[int]:
-        """By row, the row whose memory it lives in: itself unless it is a view, a piece of one, or a ``wait_tensor``.
+        """By node, the node whose memory it lives in: itself unless it is a view, a piece of one, or a ``wait_tensor``.
 
         Each output of a multi-output operator has memory of its own, unless the operator returns views, as ``split``
         does. What a flat graph writes in place shares a decision with all that is recomputed with it, and memory with
@@ -427,7 +427,7 @@ def is_gradient(facts: Facts, row: int) -> bool:
 
 
 def read_by_backward(phases: Sequence[int], inputs: Sequence[tuple[int, ...]], owners: Sequence[int]) -> Iterator[int]:
-    """The rows that are :attr:`Flag.FEEDS_BACKWARD`, some of them twice."""
+    """The nodes that are :attr:`Flag.FEEDS_BACKWARD`, some of them twice."""
     for row, reads in enumerate(inputs):
         if phases[row] == Phase.BACKWARD:
             for read in reads:
@@ -437,7 +437,7 @@ def read_by_backward(phases: Sequence[int], inputs: Sequence[tuple[int, ...]], o
 
 
 def uncounted_operators(facts: Facts, rows: Iterable[int]) -> dict[str, int] | None:
-    """The operators among some rows whose work :attr:`Facts.flops` does not count, and how many calls; None where an
+    """The operators among some nodes whose work :attr:`Facts.flops` does not count, and how many calls; None where an
     older snapshot does not say."""
     column = facts.uncounted
     if not column and len(facts):
@@ -446,7 +446,7 @@ def uncounted_operators(facts: Facts, rows: Iterable[int]) -> dict[str, int] | N
 
 
 def forward_users(facts: Facts, row: int) -> list[int]:
-    """The forward calls that read a row; a backward node or the graph's output is not one."""
+    """The forward calls that read a node; a backward node or the graph's output is not one."""
     mask = facts.forward_mask
     return [user for user in facts.users[row] if mask[user]]
 

@@ -150,7 +150,7 @@ class FoundMarkers:
 
 
 def find(markers: Mapping[int, SavedMarker], facts: Facts) -> FoundMarkers:
-    """The values that the markers of a graph speak of. ``markers``: row to marker, in graph order."""
+    """The values that the markers of a graph speak of. ``markers``: node to marker, in graph order."""
     group_of: dict[int, tuple[str, str]] = {}
     rows_of: dict[tuple[str, str], list[int]] = {}
     for row, marker in markers.items():
@@ -224,7 +224,7 @@ class _Group:
         return len({find_root(parents, row) for row in self.results}) == len(self.results)
 
     def saved(self) -> Iterator[int]:
-        """The rows of what the marker says was saved; a copy that is not made here is the value itself."""
+        """The nodes of what the marker says was saved; a copy that is not made here is the value itself."""
         if self.marker.value or (self.marker.copies and not self.copies):
             yield from self.values()
         if self.marker.copies:

@@ -43,7 +43,7 @@ def is_seed(node: fx.Node) -> bool:
 
 
 def _flat_phases(marks: PhaseMarks, ops: Sequence[str], inputs: Sequence[tuple[int, ...]]) -> bytearray:
-    """The phase of every row: what the tracer said, else by the data flow. O(nodes + edges).
+    """The phase of every node: what the tracer said, else by the data flow. O(nodes + edges).
 
     ``policylang.trace_step`` says of every node where it is. An annotation around ``torch.autograd.grad`` says it of
     all of the backward but the sums of gradients afterwards. Torch's own mark (``autograd_backward``) is set by hooks
@@ -77,7 +77,7 @@ def _flat_phases(marks: PhaseMarks, ops: Sequence[str], inputs: Sequence[tuple[i
 
 
 def _needed_for_losses(inputs: Sequence[tuple[int, ...]], seeds: Sequence[int]) -> bytearray:
-    """The rows that the differentiated scalars are computed from, themselves included."""
+    """The nodes that the differentiated scalars are computed from, themselves included."""
     needed, differentiated = bytearray(len(inputs)), frozenset(seeds)
     for row in range(max(seeds, default=-1), -1, -1):
         if needed[row] or row in differentiated:
@@ -114,7 +114,7 @@ _BACKWARD_WORDS = ("_backward.", "_backward_", "_grad_")
 
 @frozen(eq=False)
 class PhaseMarks:
-    """The marks on nodes that tell their phases, by row."""
+    """The marks on nodes that tell their phases, by node."""
 
     tags: Sequence[str | None]
     """``partitioner_tag``."""
@@ -181,7 +181,7 @@ def phases_of(
     inputs: Sequence[tuple[int, ...]],
     output_rows: Sequence[int | None],
 ) -> bytearray:
-    """The phase of every row. O(nodes + edges).
+    """The phase of every node. O(nodes + edges).
 
     What depends on a tangent is backward, whatever it is tagged. Of a joint graph's other nodes the tag decides, except
     that a value which the forward needs is forward: autograd interleaves, and tags by the thread that ran a node rather
@@ -217,7 +217,7 @@ def phases_of(
 
 
 def _copies(marks: PhaseMarks) -> bytes:
-    """The rows that an earlier partition's backward recomputes, as far as the outputs tell what the forward needs of a
+    """The nodes that an earlier partition's backward recomputes, as far as the outputs tell what the forward needs of a
     backward inside it; torch before 2.12 does not mark them."""
     if all(desc is None for desc in marks.output_descs):
         return bytes(len(marks.tags))

@@ -37,7 +37,7 @@ LEAVES = (StepKind.COPY_TO_HOST,)
 """The steps from which on something else takes the place of a value."""
 
 ScheduleStep = tuple[int, int, int]
-"""Kind, row and region."""
+"""Kind, node and region."""
 
 
 @frozen
@@ -51,7 +51,7 @@ class Schedule:
     rows: array[int] = field(repr=False)
     regions: array[int] = field(repr=False)
     held: tuple[tuple[int, int], ...] = field(default=(), repr=False)
-    """Rows whose values a checkpoint holds, and the step up to which it does."""
+    """Nodes whose values a checkpoint holds, and the step up to which it does."""
 
     @classmethod
     def of(cls, steps: Iterable[ScheduleStep], held: Iterable[tuple[int, int]] = ()) -> Schedule:
@@ -65,16 +65,16 @@ class Schedule:
         return zip(self.kinds, self.rows, self.regions, strict=True)
 
     def rows_of(self, kind: StepKind) -> list[int]:
-        """The rows of the steps of one kind, in order; a row recomputed for two regions is there twice."""
+        """The nodes of the steps of one kind, in order; a node recomputed for two regions is there twice."""
         return [row for found, row in zip(self.kinds, self.rows, strict=True) if found == kind]
 
     @property
     def moved(self) -> dict[int, StepKind]:
-        """The rows in whose place something else waits for the backward, in order, and the step that puts it there."""
+        """The nodes in whose place something else waits for the backward, in order, and the step that puts it there."""
         return {row: StepKind(kind) for kind, row, _ in self if kind in LEAVES}
 
     def next_first_runs(self) -> list[int]:
-        """For each step the row of the first run that comes next, itself included: a recomputation is before that
+        """For each step the node of the first run that comes next, itself included: a recomputation is before that
         run and for it. -1 where none comes."""
         found, coming = [-1] * len(self), -1
         for step in range(len(self) - 1, -1, -1):

@@ -150,7 +150,7 @@ def _stored(facts: Facts) -> Iterator[tuple[str, Iterable[Any]]]:
 
 
 def _table(column: Iterable[Any]) -> list[list[Any]]:
-    """The distinct values of a column, and for each row the number of its value. ``1`` and ``True`` are two values."""
+    """The distinct values of a column, and for each node the number of its value. ``1`` and ``True`` are two values."""
     numbers: dict[str, int] = {}
     values: list[Any] = []
     rows: list[int] = []
@@ -257,7 +257,7 @@ def _check_names(found: Mapping[str, Any], needed: Iterable[str], known: Iterabl
 
 
 class _Table:
-    """A column as it was read: its distinct values, and for each row the number of its value."""
+    """A column as it was read: its distinct values, and for each node the number of its value."""
 
     def __init__(self, name: str, found: Any) -> None:
         self.name = name
@@ -375,7 +375,7 @@ def _check_values(name: str, values: Iterable[Any]) -> None:
 
 
 def _check_whole(facts: Facts) -> None:
-    """Checks what is said of the whole graph, and what ties rows to each other."""
+    """Checks what is said of the whole graph, and what ties nodes to each other."""
     for name, said in OF_GRAPH.items():
         if not said.check(getattr(facts, name)):
             raise DamagedError(f"what it says as `{name}` cannot be")

@@ -198,7 +198,7 @@ class _GraphParser:
             self.report(NO_SUCH_WORD, f"there is no operator `{target.text}`", target, did_you_mean(near))
 
     def _reads(self, reads: _SourceText) -> tuple[int, ...]:
-        """The rows that a node reads, each once, in the order of its arguments; numbers are for the reader."""
+        """The nodes that a node reads, each once, in the order of its arguments; numbers are for the reader."""
         rows: dict[int, None] = {}
         position = 0
         for piece in reads.text.split(",") if reads.text.strip() else ():

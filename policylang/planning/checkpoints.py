@@ -31,21 +31,21 @@ class Checkpoints:
     """The checkpoints of a step, numbered from 0; columns have an entry for each of them."""
 
     of: Sequence[int] = field(repr=False)
-    """Row of the forward to its checkpoint; -1 outside of all."""
+    """Node of the forward to its checkpoint; -1 outside of all."""
     reach: Sequence[int]
-    """The first row that is not recomputed any more; 0 where the backward reads nothing of the block's."""
+    """The first node that is not recomputed any more; 0 where the backward reads nothing of the block's."""
     first: Sequence[int]
-    """The backward row before which the block is recomputed."""
+    """The backward node before which the block is recomputed."""
     last: Sequence[int]
-    """The last row of the backward that reads what the block has made."""
+    """The last node of the backward that reads what the block has made."""
     given: Sequence[Collection[int]] = field(repr=False)
     """The values of the forward that the block reads and has not made."""
     read: frozenset[int] = field(default=frozenset(), repr=False)
     """Values that the backward reads and nothing recomputes: outside the blocks, or passed from one to the next."""
     unchanged: Collection[int] = ()
-    """Rows of a traced block that return their argument as it is, and have nothing of their own to keep."""
+    """Nodes of a traced block that return their argument as it is, and have nothing of their own to keep."""
     inner: Mapping[int, int] = field(factory=dict)
-    """In a traced block: by row of an operation inside an operator (a DTensor's), the row of that operator. It runs
+    """In a traced block: by node of an operation inside an operator (a DTensor's), the node of that operator. It runs
     with it alone, and is not held by itself: where the operator is saved, it is neither saved nor recomputed."""
 
 
@@ -98,7 +98,7 @@ def checkpoints_around(facts: Facts, blocks: BlockTable) -> Checkpoints:
 def held_and_rerun(
     facts: Facts, decisions: Sequence[Decision | None], checkpoints: Checkpoints
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The rows that are kept for the backward, and those that are recomputed, in graph order. A saved view is kept
+    """The nodes that are kept for the backward, and those that are recomputed, in graph order. A saved view is kept
     with the memory it looks into; a view of an input costs nothing and is simply taken again."""
     roots, of, reach, inner = facts.storage_roots, checkpoints.of, checkpoints.reach, checkpoints.inner
     saved = set(checkpoints.read).union(*checkpoints.given)
@@ -123,9 +123,9 @@ def held_and_rerun(
 
 
 def kept_rows(facts: Facts, saved: Collection[int]) -> frozenset[int]:
-    """The saved rows whose value has to be held: not the views of another saved value, which are taken again.
+    """The saved nodes whose value has to be held: not the views of another saved value, which are taken again.
 
-    A row that writes in place belongs to its memory's first row, and is held with it.
+    A node that writes in place belongs to its memory's first node, and is held with it.
     """
     roots, rows = facts.storage_roots, frozenset(saved)
     return frozenset(
@@ -146,15 +146,15 @@ class BlockContext:
     """The part of a model that a traced block is, and how far its recomputation goes."""
 
     reach: int
-    """The first row that is not recomputed."""
+    """The first node that is not recomputed."""
     blocks: BlockTable | None = None
     """Where the graph is one block: that one, among the others. None for a whole model."""
     numbered: bool = True
     """True if it is known which block it is."""
     unchanged: frozenset[int] = frozenset()
-    """The rows that return their argument as it is, and that a recomputation may skip."""
+    """The nodes that return their argument as it is, and that a recomputation may skip."""
     inner: Mapping[int, int] = field(factory=dict)
-    """By row of an operation inside an operator (a DTensor's), the row of that operator, with which alone it runs."""
+    """By node of an operation inside an operator (a DTensor's), the node of that operator, with which alone it runs."""
 
 
 @frozen(eq=False)
@@ -162,7 +162,7 @@ class AroundBlocks:
     """The nodes of a whole model that checkpoints around its blocks do not see."""
 
     outside: frozenset[int] = frozenset()
-    """The forward rows outside every block: no checkpoint is there, and no rule ranges over them."""
+    """The forward nodes outside every block: no checkpoint is there, and no rule ranges over them."""
     block_outputs: frozenset[int] = frozenset()
     """Block outputs: the next checkpoint holds them as its input, whatever a rule says."""
     detached: Mapping[int, int] = field(factory=dict)

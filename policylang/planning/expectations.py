@@ -343,7 +343,7 @@ def check_deferred(plan: Plan, final: Plan, needs: SavedForBackward) -> tuple[Pl
 def incomplete_figures(
     expectations: Sequence[Expectation], facts: Facts, needs: SavedForBackward, times: NodeTimes | None
 ) -> Iterator[Diagnostic]:
-    """A warning for each expectation about FLOPs or time, if among the rows that it counts are calls that no formula
+    """A warning for each expectation about FLOPs or time, if among the nodes that it counts are calls that no formula
     does, and for each about a figure that counts values whose sizes come from data, unless it limits from above what is
     counted by the most that it can be."""
     for each in expectations:
@@ -390,7 +390,7 @@ def figure_by_data(expectation: Expectation, facts: Facts, needs: SavedForBackwa
 
 
 def _by_hint(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> list[int]:
-    """The rows that the figure of an expectation counts by a hint."""
+    """The nodes that the figure of an expectation counts by a hint."""
     if not isinstance(expectation, ExpectTotal) or expectation.figure == "recomputed operators":
         return []
     return sized_by_data(facts, _counted_rows(expectation, facts, needs))

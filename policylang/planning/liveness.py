@@ -37,7 +37,7 @@ CERTAINLY = 2
 
 @frozen(eq=False, slots=False)
 class SavedForBackward:
-    """What the backward needs of the forward. Rows, each tuple in graph order."""
+    """What the backward needs of the forward. Nodes, each tuple in graph order."""
 
     rows: Mapping[Outcome, tuple[int, ...]] = field(factory=dict)
     """By outcome, the values computed by the forward that the backward needs; of those that are left to PyTorch's
@@ -136,8 +136,8 @@ def backward_needs(
 ) -> SavedForBackward:
     """Walk the graph once, last node first, so that all readers of a value are known when it is reached.
 
-    ``on_recompute`` is called with each row about to be recomputed, before that is final; it may put another
-    decision in its place, for this row or for earlier ones.
+    ``on_recompute`` is called with each node about to be recomputed, before that is final; it may put another
+    decision in its place, for this node or for earlier ones.
     """
     need = bytearray(_read_by_backward(facts))
     flags, is_symbolic = facts.flags, Flag.SYMBOLIC
@@ -226,7 +226,7 @@ def with_cost(needs: SavedForBackward, facts: Facts, block_of: Sequence[int], bl
 
 
 def _total(amounts: Sequence[tuple[int, int]], block_of: Sequence[int], blocks: int) -> tuple[int, tuple[int, ...]]:
-    """In all, and by block, of pairs of a row and its amount."""
+    """In all, and by block, of pairs of a node and its amount."""
     totals = [0] * blocks
     for row, amount in amounts if blocks else ():
         if amount and block_of[row] >= 0:
@@ -237,7 +237,7 @@ def _total(amounts: Sequence[tuple[int, int]], block_of: Sequence[int], blocks: 
 def _amounts_of(
     facts: Facts, rows: Sequence[int], figure: Literal["bytes", "flops", "operators"]
 ) -> list[tuple[int, int]]:
-    """Rows with their amounts: the bytes that each allocates, its FLOPs, or 1 for an operator that computes something:
+    """Nodes with their amounts: the bytes that each allocates, its FLOPs, or 1 for an operator that computes something:
     no view, no size, and nothing that comes with another operator."""
     match figure:
         case "bytes":

@@ -49,9 +49,9 @@ class OrderPlan:
     edits: Edits
     """The buckets; a statement is numbered as in ``Policy.rewrites``."""
     facts: Facts
-    """The graph as it runs once they are applied, its rows still in traced order."""
+    """The graph as it runs once they are applied, its nodes still in traced order."""
     schedule: Schedule
-    """The steps in the order that is applied, on the rows of :attr:`facts`."""
+    """The steps in the order that is applied, on the nodes of :attr:`facts`."""
     outcomes: tuple[SchedulingOutcome, ...]
     """One for each of ``Policy.scheduling``."""
     diagnostics: tuple[Diagnostic, ...]
@@ -62,7 +62,7 @@ class OrderPlan:
     barriers: Mapping[str, int] = field(factory=dict)
     """Operators that nothing was moved across because nobody knows what they do, and how many calls."""
     block_of: Sequence[int] = field(factory=tuple, repr=False)
-    """Row of :attr:`facts` to block number, -1 outside every block."""
+    """Node of :attr:`facts` to block number, -1 outside every block."""
     block_names: tuple[str, ...] = field(factory=tuple, repr=False)
 
     @property
@@ -94,7 +94,7 @@ class OrderPlan:
 
 @frozen
 class RuleOutcome:
-    """The matches and decisions of one rule on one graph. Rows are owners, in graph order."""
+    """The matches and decisions of one rule on one graph. Nodes are owners, in graph order."""
 
     rule: Rule
     matched: tuple[int, ...]
@@ -142,7 +142,7 @@ class Plan:
     times: NodeTimes | None = field(default=None, repr=False)
     """The times of :attr:`facts` on a device, where one is given."""
     block_of: Sequence[int] = field(factory=tuple, repr=False)
-    """Row to block number, 0-based, -1 outside every block."""
+    """Node to block number, 0-based, -1 outside every block."""
     block_names: tuple[str, ...] = field(factory=tuple, repr=False)
 
     checkpoints: Checkpoints | None = field(default=None, repr=False)
@@ -156,7 +156,7 @@ class Plan:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The steps of what follows the plan, on the rows of :attr:`facts`. What is left to PyTorch's partitioner
+        """The steps of what follows the plan, on the nodes of :attr:`facts`. What is left to PyTorch's partitioner
         counts as kept."""
         if self.checkpoints is not None:
             kept = held_and_rerun(self.facts, self.decisions, self.checkpoints)
@@ -202,7 +202,7 @@ class Plan:
         return None if self.untold is not None else self.times
 
     def rule_of(self, row: int) -> Rule | None:
-        """The rule that decided a row, if one did."""
+        """The rule that decided a node, if one did."""
         decision = self.decisions[row]
         return None if decision is None or decision.rule is None else self.policy.rules[decision.rule]
 

@@ -128,7 +128,7 @@ def unsafe(rule: Rule | Undecided, rows: Sequence[int], reasons: Sequence[str], 
 
 
 def _operators(rows: Sequence[int], facts: Facts) -> str:
-    """The operators of some rows, as a selector; empty where there are many, or one that a policy cannot name."""
+    """The operators of some nodes, as a selector; empty where there are many, or one that a policy cannot name."""
     names = dict.fromkeys(".".join(facts.targets[row].split(".")[:2]) for row in rows)
     nameable = len(names) <= _MOST_NAMES and all(map(_NAMEABLE.fullmatch, names))
     return ", ".join(names) if nameable else ""

@@ -33,7 +33,7 @@ IN_FLIGHT = 2
 
 
 def with_host_copies(facts: Facts, steps: list[ScheduleStep], moved: Mapping[int, StepKind]) -> list[ScheduleStep]:
-    """The steps with the copies that move some rows. Linear in both.
+    """The steps with the copies that move some nodes. Linear in both.
 
     A copy starts right behind the last forward reader of its memory, and is awaited before the second copy after it
     starts, at the latest where the forward ends: until then the device holds the value. A backward region fetches a
@@ -87,15 +87,15 @@ _FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phas
 _RANDOM_OR_EFFECT = Flag.RANDOM | Flag.EFFECTFUL
 
 Part = tuple[int, list[int]]
-"""A region, 0 for the forward, and rows that run one after the other. A forward row in a region is recomputed."""
+"""A region, 0 for the forward, and nodes that run one after the other. A forward node in a region is recomputed."""
 
 
 def build_schedule(
     facts: Facts, recomputed: Iterable[int], offloaded: Iterable[int] | Mapping[int, StepKind] = ()
 ) -> Schedule:
-    """The steps of a graph in which ``recomputed`` rows are recomputed for the backward, ``offloaded`` ones wait on the
-    host in between (or where the step leads that is given for each), and all else that is read is kept. Either may name
-    more rows than the backward needs."""
+    """The steps of a graph in which ``recomputed`` nodes are recomputed for the backward, ``offloaded`` ones wait on
+    the host in between (or where the step leads that is given for each), and all else that is read is kept. Either may
+    name more nodes than the backward needs."""
     again = mask_of(recomputed, len(facts))
     moved = offloaded if isinstance(offloaded, Mapping) else dict.fromkeys(offloaded, StepKind.COPY_TO_HOST)
     if facts.kind is GraphKind.FLAT:
@@ -154,7 +154,7 @@ def build_checkpointed_schedule(
 
 
 def _steps(facts: Facts, parts: Sequence[Part]) -> list[ScheduleStep]:
-    """A forward row is recomputed in a region, and so is a backward row that the forward has run."""
+    """A forward node is recomputed in a region, and so is a backward node that the forward has run."""
     first, second, phases = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN), facts.phases
     ahead = {row for region, rows in parts if not region for row in rows if phases[row] == _BACKWARD}
     return [
@@ -205,7 +205,7 @@ def _partition_parts(facts: Facts, again: bytearray) -> list[Part]:
 
 
 def _runs(facts: Facts, again: bytearray) -> tuple[bytearray, bytearray]:
-    """The rows that run in the forward and those that run in the backward: what leads to a result or has an effect."""
+    """The nodes that run in the forward and those that run in the backward: what leads to a result or has an effect."""
     in_forward, in_backward = bytearray(len(facts)), bytearray(len(facts))
     flags, phases, inputs = facts.flags, facts.phases, facts.inputs
     for row in range(len(facts) - 1, -1, -1):
@@ -264,7 +264,7 @@ def _as_late_as_possible(facts: Facts, rows: Sequence[int]) -> list[int]:
 
 class _Flat:
     """The parts of a flat graph. :meth:`parts` runs what the forward needs whatever is recomputed, and before each
-    backward row what is recomputed for it."""
+    backward node what is recomputed for it."""
 
     def __init__(self, facts: Facts, again: bytearray) -> None:
         self.facts = facts
@@ -311,9 +311,9 @@ class _Flat:
         return found
 
     def _read_forward(self) -> None:
-        """The forward rows that run whatever is recomputed, and until when its values are held anyway: by the row that
-        allocated some memory, the last forward row that reads it. Counted without what recomputations will read, so a
-        value is said to be alive only where it surely is."""
+        """The forward nodes that run whatever is recomputed, and until when its values are held anyway: by the node
+        that allocated some memory, the last forward node that reads it. Counted without what recomputations will read,
+        so a value is said to be alive only where it surely is."""
         facts, kept, again = self.facts, self.kept, self.again
         flags, inputs, owners = facts.flags, facts.inputs, facts.owners
         kept_units: set[int] = set()
@@ -342,7 +342,7 @@ class _Flat:
                     kept_units.add(owners[source])
 
     def _again_for(self, reader: int, end: int, done: set[int]) -> list[int]:
-        """The rows recomputed just before a backward row; ``done`` are those that its region has by then."""
+        """The nodes recomputed just before a backward node; ``done`` are those that its region has by then."""
         facts, again = self.facts, self.again
         found: list[int] = []
         pending = [source for source in facts.inputs[reader] if again[source]]

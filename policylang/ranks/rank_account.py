@@ -250,7 +250,7 @@ def offers_step(session: str, offers: Sequence[Proposal]) -> ComparedStep:
 
 
 def _counted(facts: Facts) -> list[int]:
-    """The rows that count: those with a group, what is returned, and those with a tensor that do more than move its
+    """The nodes that count: those with a group, what is returned, and those with a tensor that do more than move its
     elements."""
     columns = zip(facts.dtypes, facts.bytes, facts.group_names, facts.ops, facts.targets, strict=True)
     return [

@@ -69,7 +69,7 @@ def described(facts: Facts, row: int) -> str:
 
 
 def put_in(facts: Facts, row: int) -> tuple[int, ...]:
-    """The rows of the tensors that one rank puts into a collective."""
+    """The nodes of the tensors that one rank puts into a collective."""
     target, arguments = facts.targets[row], facts.arguments[row]
     at = 1 if target in _RESULT_FIRST else 0
     found = tuple(_rows(arguments[at])) if len(arguments) > at else ()
@@ -77,7 +77,7 @@ def put_in(facts: Facts, row: int) -> tuple[int, ...]:
 
 
 def written_by(facts: Facts, row: int) -> tuple[int, ...]:
-    """The rows of the tensors that a collective writes in place."""
+    """The nodes of the tensors that a collective writes in place."""
     target, arguments = facts.targets[row], facts.arguments[row]
     at = -1 if target.partition(".")[2].partition(".")[0].endswith("_out") else 0
     found = tuple(_rows(arguments[at])) if arguments else ()

@@ -60,13 +60,13 @@ class Origin(IntEnum):
 
 
 Lifetime = tuple[int, int, int, int, int, int]
-"""Origin, row, region, bytes, the step that makes it, and the step after which it goes."""
+"""Origin, node, region, bytes, the step that makes it, and the step after which it goes."""
 
 
 @frozen
 class Lifetimes:
     """One entry for each piece of memory. An operator with several results has one for each result that is taken, and
-    one, by its own row, for the rest."""
+    one, by its own node, for the rest."""
 
     origins: bytes = field(repr=False)
     rows: array[int] = field(repr=False)
@@ -106,7 +106,7 @@ def generator_state_bytes(facts: Facts, row: int) -> int:
 
 
 def pieces_with_memory(facts: Facts) -> tuple[dict[int, int], dict[int, list[int]]]:
-    """The ``getitem`` rows with memory of their own and the operator that allocates each as part of a tuple; and the
+    """The ``getitem`` nodes with memory of their own and the operator that allocates each as part of a tuple; and the
     other way round."""
     roots, owner_of, pieces_of = facts.storage_roots, dict[int, int](), dict[int, list[int]]()
     for row, target in enumerate(facts.targets):

@@ -144,7 +144,7 @@ NO_DTYPE = "an unknown dtype"
 
 @frozen(eq=False)
 class NodeTimes:
-    """One entry a row of the facts."""
+    """One entry per node of the facts."""
 
     device: DeviceProfile
     seconds: Sequence[float] = field(repr=False)

@@ -35,7 +35,7 @@ class Streams:
     started: Mapping[int, str]
     """Each collective that runs beside computation, and its stream."""
     awaited: Mapping[int, tuple[int, ...]]
-    """The collectives that must be over before a row runs."""
+    """The collectives that must be over before a node runs."""
 
 
 class ExposedBy(Enum):
@@ -64,7 +64,7 @@ class ComputeRun:
 
 @define
 class CollectiveRun:
-    """Seconds from the beginning of the step; a row of the facts."""
+    """Seconds from the beginning of the step; a node of the facts."""
 
     row: int
     region: int
@@ -98,7 +98,7 @@ class RunLog:
     run_of: dict[tuple[int, int], CollectiveRun] = field(factory=dict)
     """By collective and region, 0 for a first run: the latest."""
     ends: dict[tuple[int, int], float] = field(factory=dict)
-    """By row and region: when computation is done with it; of a collective, when it is issued."""
+    """By node and region: when computation is done with it; of a collective, when it is issued."""
 
 
 @frozen
@@ -310,7 +310,7 @@ class _Causes:
         taken = _taken_along(facts)
         runs = ((row, region if kind == _SECOND_RUN else 0) for kind, row, region in schedule if kind <= _SECOND_RUN)
         self.made = {run: 0.0 if taken[run[0]] else log.ends[run] for run in runs}
-        """By row and region, when its result is there; for what a collective takes along, from the beginning."""
+        """By node and region, when its result is there; for what a collective takes along, from the beginning."""
         of_data = [(each.row, each.start) for each in log.compute if self.made[each.row, each.region]]
         self.starts = [start for _, start in of_data]
         self.over = max((each.end for each in log.compute), default=0.0)

@@ -34,11 +34,11 @@ from policylang.planning.decisions.decide import routing_owners, user_decisions,
 from policylang.simulation.node_times import NodeTimes
 
 NONE = -1
-"""In a clause no such column; else no such row."""
+"""In a clause no such column; else no such node."""
 
 
 def _read_by_backward(facts: Facts) -> list[tuple[int, int]]:
-    """``(reader, forward row)``: what planning takes the backward to read."""
+    """``(reader, forward node)``: what planning takes the backward to read."""
     forward = facts.forward_mask
     found: list[tuple[int, int]] = []
     for row, phase in enumerate(facts.phases):
@@ -51,7 +51,7 @@ def _read_by_backward(facts: Facts) -> list[tuple[int, int]]:
 
 
 def _live_readers(facts: Facts) -> bytearray:
-    """By row 1, where what it reads is really computed: in a joint graph a backward node may lead to nothing."""
+    """By node 1, where what it reads is really computed: in a joint graph a backward node may lead to nothing."""
     live = bytearray(len(facts))
     for row in range(len(facts) - 1, -1, -1):
         flags, phase = facts.flags[row], facts.phases[row]
@@ -66,7 +66,7 @@ def _live_readers(facts: Facts) -> bytearray:
 
 
 def _regions(facts: Facts, roots: Sequence[int]) -> tuple[array[int], array[int]]:
-    """By row of a flat graph's backward the last row of its region, and by memory the last row that reads it outside
+    """By node of a flat graph's backward the last node of its region, and by memory the last node that reads it outside
     of the backward; :data:`NONE` for the others.
 
     A value that the forward still holds at the end of a region is read there as it is. Whether it does depends on all
@@ -138,16 +138,16 @@ class Choices:
     sizes: Sequence[int] = field(repr=False)
     """By column: bytes of the memory; 0 for operators."""
     rows: Sequence[int] = field(repr=False)
-    """By column: the operator, or the row that allocated the memory."""
+    """By column: the operator, or the node that allocated the memory."""
     clauses: Sequence[Clause] = field(repr=False)
     keeps: Sequence[int] = field(repr=False)
-    """By row: the column that keeps its memory, of a row that allocated some; ``NONE``."""
+    """By node: the column that keeps its memory, of a node that allocated some; ``NONE``."""
     runs: Sequence[int] = field(repr=False)
     """By owner: the column that decides to run it again; ``NONE``."""
     same_as: Sequence[int] = field(repr=False)
-    """By row: the row that it is there with, for nothing; of a view what it looks into. Itself for the others."""
+    """By node: the node that it is there with, for nothing; of a view what it looks into. Itself for the others."""
     read: Sequence[int] = field(repr=False)
-    """The forward rows that the backward reads."""
+    """The forward nodes that the backward reads."""
     moved: frozenset[int] = field(repr=False)
     """Owners that the user's tags move to the host."""
     fixed: bytes = field(repr=False)
@@ -165,7 +165,7 @@ def choices_of(
 ) -> Choices:
     """What may be decided of a graph. O(nodes + edges).
 
-    ``keep``: rows whose decision is *save*, unless the user's tag says otherwise. ``override``: the user's tags count
+    ``keep``: nodes whose decision is *save*, unless the user's tag says otherwise. ``override``: the user's tags count
     for nothing. ``blocks``: of a path that runs one block at a time, outside of which nothing is decided.
     """
     fixed, moved = fixed_owners(facts, capabilities, keep, override, blocks)
@@ -231,7 +231,7 @@ class _Problem:
                 self.same_as[row] = self.same_as[source]
 
     def _is_free_view(self, row: int) -> bool:
-        """Of memory that another row allocated or was given, at no time and with nothing else that would have to be
+        """Of memory that another node allocated or was given, at no time and with nothing else that would have to be
         there."""
         facts, inputs = self.facts, self.facts.inputs[row]
         if not inputs or self.roots[inputs[0]] != self.roots[row] or self.times[row]:
@@ -241,7 +241,7 @@ class _Problem:
         return all(self.free[each] for each in inputs[1:])
 
     def ask(self) -> None:
-        """From the last row to the first: all that asks for a row is known when it is reached."""
+        """From the last node to the first: all that asks for a node is known when it is reached."""
         facts, same_as, free, owners = self.facts, self.same_as, self.free, self.facts.owners
         counted, real = bytearray(len(facts)), bytearray(len(facts))
         sure = bytearray(b"\1") * len(facts)  # is needed whenever its owner runs again

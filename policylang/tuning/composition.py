@@ -399,7 +399,7 @@ class Composition:
         return 2 * self.count + 2 - block
 
     def _keys(self) -> tuple[Ints, Ints]:
-        """By row the number of the segment that it begins or goes on with, in forward and in backward; 0 where it goes
+        """By node the number of the segment that it begins or goes on with, in forward and in backward; 0 where it goes
         on with whatever there is."""
         facts, block_of, count = self.facts, self.classes.blocks.block_of, self.count
         forward, backward = np.zeros(len(facts), dtype=np.int64), np.zeros(len(facts), dtype=np.int64)

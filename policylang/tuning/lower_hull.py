@@ -260,7 +260,7 @@ def lower_hull(
 ) -> tuple[HullPoint, ...]:
     """The lower hull over all choices that planning takes for right: nothing that is safe to decide is below it.
 
-    ``keep``: rows whose values are kept where the backward comes down to them, as by a rule that saves them.
+    ``keep``: nodes whose values are kept where the backward comes down to them, as by a rule that saves them.
     ``override``: what the user has tagged may be decided otherwise. ``blocks``: of a path that runs one block at a
     time, outside of which it decides nothing.
 

@@ -61,7 +61,7 @@ class ValueClasses:
     """The classes of one graph."""
 
     of: Sequence[int] = field(repr=False)
-    """Row, which may follow an owner, to the number of its class; -1 where no rule decides."""
+    """Node, which may follow an owner, to the number of its class; -1 where no rule decides."""
     all: tuple[ValueClass, ...] = field(repr=False)
     rows: tuple[tuple[int, ...], ...] = field(repr=False)
     """By class, the owners, in graph order."""

@@ -88,7 +88,7 @@ class Verdict:
     matched: tuple[tuple[int, ...], ...]
     """By rule: the owners it denotes, in graph order."""
     winner: Sequence[int]
-    """By row, for owners: the index of the rule that decides it, or ``NO_RULE``."""
+    """By node, for owners: the index of the rule that decides it, or ``NO_RULE``."""
 
 
 def judge(
@@ -126,7 +126,7 @@ def first_decisions(
     capabilities: Capabilities,
     around: AroundBlocks = NOTHING_AROUND,
 ) -> list[Decision | None]:
-    """The decision on every forward row if all is safe; None for the rows no rule ranges over."""
+    """The decision on every forward node if all is safe; None for the nodes no rule ranges over."""
     left = _LEFT[capabilities.undecided]
     actions = [left if rule.action.leaves else (rule.action, "") for rule in policy.rules]
     by_rule = [Decision(action, index, Why.RULE, reason) for index, (action, reason) in enumerate(actions)]

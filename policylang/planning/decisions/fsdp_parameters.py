@@ -159,9 +159,9 @@ class _Gathers:
     facts: Facts
     selections: Selections
     weights: Mapping[int, FsdpParameter]
-    """By the row of its gather."""
+    """By the node of its gather."""
     others: frozenset[int]
-    """Rows that have nothing to do with a weight: what a rule about collectives, or about everything, matches too."""
+    """Nodes that have nothing to do with a weight: what a rule about collectives, or about everything, matches too."""
 
     @classmethod
     def of(cls, policy: Policy, aside: FsdpParameters) -> _Gathers:

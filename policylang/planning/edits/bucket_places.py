@@ -39,16 +39,16 @@ class _Side(IntEnum):
 
 
 Slot = tuple[int, int, int]
-"""When a row runs: before which row, with which of the placements there, and on which side of it. A row that has not
+"""When a node runs: before which node, with which of the placements there, and on which side of it. A node that has not
 moved runs at its own place, after all that was placed before it."""
 
 
 @frozen
 class Placement:
-    """A place for a collective, and the rows that move for it."""
+    """A place for a collective, and the nodes that move for it."""
 
     before: int
-    """The row before which it is put."""
+    """The node before which it is put."""
     ahead: tuple[int, ...]
     behind: tuple[int, ...]
 
@@ -57,7 +57,7 @@ class Places:
     """The order of one graph while collectives are being joined."""
 
     def __init__(self, facts: Facts, held: Sequence[int] = ()) -> None:
-        """``held``: rows, in order, that no collective and no wait crosses."""
+        """``held``: nodes, in order, that no collective and no wait crosses."""
         self.facts = facts
         self.held = held
         self.memory = ReplacedMemory(facts)
@@ -96,8 +96,8 @@ class Places:
         return Placement(before, (), moved) if late else Placement(before, moved, ())
 
     def settle(self, placement: Placement, replaced: Iterable[int]) -> int:
-        """Make a placement final. ``replaced``: rows whose values are made there. Returns a number that orders the
-        placements before one row."""
+        """Make a placement final. ``replaced``: nodes whose values are made there. Returns a number that orders the
+        placements before one node."""
         self._count += 1
         place = placement.before, self._count
         for side, rows in ((_Side.AHEAD, placement.ahead), (_Side.NEW, replaced), (_Side.BEHIND, placement.behind)):
@@ -108,14 +108,14 @@ class Places:
         return self._slots.get(row) or (row, _LAST, _LAST)
 
     def _first_reader(self, result: int) -> int:
-        """The row before which a result has to be ready; a reader that has moved runs no later than the result did."""
+        """The node before which a result has to be ready; a reader that has moved runs no later than the result did."""
         first = min((self._slot(user) for user in self.facts.users[result]), default=(result, _LAST, _LAST))
         return first[0] if first[1] == _LAST else result
 
     def _moved(
         self, rows: Iterable[int], edges: Sequence[Sequence[int]], before: int, is_wrong: Callable[[int], bool]
     ) -> tuple[int, ...]:
-        """The rows on the wrong side of a place, among some rows and what they reach along edges."""
+        """The nodes on the wrong side of a place, among some nodes and what they reach along edges."""
         found: set[int] = set()
         facts, pending = self.facts, [row for row in rows if is_wrong(row)]
         while pending:
@@ -134,7 +134,7 @@ class Places:
         return tuple(sorted(found))
 
     def _check(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int], before: int) -> None:
-        """Check that collectives may move to a place: past no held row, and past no write to their inputs."""
+        """Check that collectives may move to a place: past no held node, and past no write to their inputs."""
         for row in (*starts, *results):
             first = bisect_left(self.held, min(row, before))
             if first < len(self.held) and self.held[first] < max(row, before):
@@ -143,7 +143,7 @@ class Places:
             self._check_unwritten((source,), min(start, before), max(start, before))
 
     def _check_unwritten(self, rows: Iterable[int], first: int, last: int) -> None:
-        """Check that nobody writes to the memory of some rows in ``[first, last)``."""
+        """Check that nobody writes to the memory of some nodes in ``[first, last)``."""
         for row in rows:
             for writer in self.memory.written.get(self.memory.roots[row], ()):
                 if first <= writer < last:
@@ -180,7 +180,7 @@ class Serving:
 
     @cached_property
     def blocks(self) -> Sequence[int]:
-        """Row to block, for rows that compute."""
+        """Node to block, for nodes that compute."""
         facts, passes = self.facts, self._passes
         if has_no_modules(facts):
             return self.block_of
@@ -203,7 +203,7 @@ class Serving:
 
     @cached_property
     def _passes(self) -> bytearray:
-        """The rows that compute nothing: layout operators, casts, collectives and their waits, one byte each."""
+        """The nodes that compute nothing: layout operators, casts, collectives and their waits, one byte each."""
         flags, targets = self.facts.flags, self.facts.targets
         return bytearray(
             targets[row] in MOVERS or targets[row] in WAITS or bool(flags[row] & (Flag.COLLECTIVE | Flag.VIEW))

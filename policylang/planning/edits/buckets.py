@@ -89,7 +89,7 @@ def group_sizes(facts: Facts) -> dict[str, int]:
 
 
 def member_of(facts: Facts, row: int, places: Places, sizes: Mapping[str, int]) -> Member:
-    """The collective in a row. Raises :class:`RefusedError` if it cannot join others.
+    """The collective in a node. Raises :class:`RefusedError` if it cannot join others.
 
     ``sizes``: of the groups (:func:`group_sizes`).
     """
@@ -147,11 +147,11 @@ def depths(facts: Facts, members: Sequence[Member]) -> list[int]:
     """How many of the others follow each other at most on the way to each: two of one depth do not depend on each
     other, and no fewer collectives than there are depths can take them all in (Mirsky's theorem).
 
-    ``members`` in graph order. Linear in the rows between the first and the last.
+    ``members`` in graph order. Linear in the nodes between the first and the last.
     """
     wanted = {member.row for member in members}
     behind: dict[int, int] = {}
-    """Row to the number of members on the way to its result."""
+    """Node to the number of members on the way to its result."""
     found: list[int] = []
     for row in range(members[0].row, members[-1].row + 1) if members else ():
         depth = max((behind.get(source, 0) for source in facts.inputs[row]), default=0) if behind else 0
@@ -170,7 +170,7 @@ ALIGNED = 16
 def merge_members(
     facts: Facts, members: Sequence[Member], group: FusedGroup, new: NewNodes, memory: ReplacedMemory
 ) -> tuple[dict[int, str], list[tuple[int, tuple[int, ...]]]]:
-    """Make the new nodes. Returns each member's wait with its replacement, and the rows behind it whose strides
+    """Make the new nodes. Returns each member's wait with its replacement, and the nodes behind it whose strides
     change."""
     alike, like, ranks = members[0].alike, members[0].row, members[0].ranks
     target, total = alike.target, sum(member.piece for member in members)
@@ -215,7 +215,7 @@ def _cut(
     memory: ReplacedMemory,
 ) -> tuple[str, list[tuple[int, tuple[int, ...]]]]:
     """Cut a member's value out of the result of a bucket's collective, as a view of its memory if that may be. Returns
-    the new node, and the rows behind the value whose strides change."""
+    the new node, and the nodes behind the value whose strides change."""
     wait, gives = member.wait, member.gives
     shape, stride = (*whole_shape[:-1], member.piece), contiguous(whole_shape)
     like = wait if shape == gives else member.row

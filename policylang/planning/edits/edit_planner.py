@@ -28,8 +28,8 @@ SAME_GRAPH = "other ranks, which were not asked, run the same graph"
 Asked = TypeVar("Asked")
 """The statement of a kind."""
 SelectRows = Callable[[Facts, Selector], tuple[Sequence[int], Sequence[int]]]
-"""From a graph and a selector to the rows that it denotes, backward and recomputations included, and the block of each
-row of the graph, -1 outside the blocks."""
+"""From a graph and a selector to the nodes that it denotes, backward and recomputations included, and the block of each
+node of the graph, -1 outside the blocks."""
 
 
 class RefusedError(Exception):
@@ -79,7 +79,7 @@ class NewNodes:
         *,
         per_rank: bool = False,
     ) -> Node:
-        """``like``: the row whose dtype, device, module and annotations it takes over."""
+        """``like``: the node whose dtype, device, module and annotations it takes over."""
         facts, base = self._facts, f"{self._prefix}_{target.split('.')[1].strip('_')}"
         name = ""
         while not name or name in facts.index:
@@ -158,7 +158,7 @@ class EditPlanner(ABC, Generic[Asked]):
         replaced: Mapping[int, str],
         groups: tuple[str, ...],
     ) -> Proof:
-        """Prove that new calls make the same of some rows as old ones; ``groups`` are those of the old collectives.
+        """Prove that new calls make the same of some nodes as old ones; ``groups`` are those of the old collectives.
 
         Raises :class:`RefusedError` if that fails.
         """
@@ -184,7 +184,7 @@ class EditPlanner(ABC, Generic[Asked]):
         restrided: Iterable[tuple[int, tuple[int, ...]]] = (),
         **others: Any,
     ) -> Edit:
-        """An edit of this statement, from rows; ``others``: further fields of it."""
+        """An edit of this statement, from nodes; ``others``: further fields of it."""
         names = self.facts.names
         return Edit(
             statement=self.setting.number,
@@ -235,7 +235,7 @@ class ReplacedMemory:
         self.facts = facts
         self.roots = facts.storage_roots
         self.written: dict[int, list[int]] = {}
-        """By the row that allocates memory, the rows that write there."""
+        """By the node that allocates memory, the nodes that write there."""
         for row, flags in enumerate(facts.flags):
             if flags & Flag.WRITES:
                 for source in facts.inputs[row]:
@@ -260,14 +260,14 @@ class ReplacedMemory:
                     )
 
     def is_returned(self, row: int) -> bool:
-        """Whether the graph returns a row or a view of it."""
+        """Whether the graph returns a node or a view of it."""
         return any(map(self._is_output, self._aliases(row)))
 
     def _is_output(self, row: int) -> bool:
         return any(self.facts.ops[user] == "output" for user in self.facts.users[row])
 
     def _aliases(self, row: int) -> list[int]:
-        """A row and the views of it."""
+        """A node and the views of it."""
         facts = self.facts
         found, pending = [row], [row]
         while pending:

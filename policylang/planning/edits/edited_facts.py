@@ -141,7 +141,7 @@ class _EditedFacts:
         return flags
 
     def _reading_mutated(self, inputs: Sequence[tuple[int, ...]]) -> Iterator[int]:
-        """The new rows that read memory which is written later, as the rows did that go."""
+        """The new nodes that read memory which is written later, as the nodes did that go."""
         old, index = self.old, self.old.index
         mutated: set[int] = set()
         for edit in self.edits:

@@ -55,8 +55,8 @@ GROUPS_NOT_KNOWN = "groups of other ranks not known"
 MOST_ORDERS = 4
 """Collectives up to which every order of ranks is tried; for more, only the usual one."""
 _Found = tuple[int, Edit | Refusal]
-"""An outcome, and the row that puts it in order: an edit's first collective, so that it comes after the edit that makes
-its input; a refusal's last one."""
+"""An outcome, and the node that puts it in order: an edit's first collective, so that it comes after the edit that
+makes its input; a refusal's last one."""
 
 
 @frozen
@@ -380,7 +380,7 @@ class GatherChains(ChainFusion):
     # --- readers inside a chain ---
 
     def _middle_readers(self, chain: CollectiveChain) -> dict[int, list[int]]:
-        """By row of the chain, its readers outside: they can read this rank's part of the fused value.
+        """By node of the chain, its readers outside: they can read this rank's part of the fused value.
 
         Only in the backward, where nothing is saved: a saved part would keep the whole value alive.
         """
@@ -412,7 +412,8 @@ class GatherChains(ChainFusion):
         order: tuple[int, ...],
         grid: Grid,
     ) -> tuple[ChainCall, dict[int, str]]:
-        """Add the nodes that the readers read instead: the slice as all ranks have it, and the new node of each row."""
+        """Add the nodes that the readers read instead: the slice as all ranks have it, and the new node of each
+        node."""
         facts = self.facts
         refused = {row: RefusedError(f"other consumer: {facts.names[users[0]]}") for row, users in readers.items()}
         for row, why in refused.items():  # a piece of a fan

@@ -50,7 +50,7 @@ class Piece:
 
     base: int
     split: int | None
-    """The row that makes all parts; None for a slice."""
+    """The node that makes all parts; None for a slice."""
     cut: int
     """The dimension that is cut."""
     drops: bool
@@ -61,7 +61,7 @@ class Piece:
 
     @property
     def whole(self) -> int:
-        """The row whose readers are all parts."""
+        """The node whose readers are all parts."""
         return self.base if self.split is None else self.split
 
     @property
@@ -81,12 +81,12 @@ class Fan:
 
     @property
     def base(self) -> int:
-        """The row that is split."""
+        """The node that is split."""
         return self.first.base
 
 
 Hop = int | Fan
-"""A row, or the rows of a fan."""
+"""A node, or the nodes of a fan."""
 
 
 def layout_after(facts: Facts, hop: Hop, value: DigitLayout) -> DigitLayout:
@@ -119,7 +119,7 @@ def layout_after(facts: Facts, hop: Hop, value: DigitLayout) -> DigitLayout:
 
 
 def move_in(facts: Facts, row: int) -> Move:
-    """How the call in a row moves elements."""
+    """How the call in a node moves elements."""
     arguments = facts.arguments[row]
     return move_of(facts.targets[row], arguments, facts.shapes[row]) if arguments else Move()
 
@@ -148,7 +148,7 @@ def fan_of(facts: Facts, join: int) -> Fan | str:
 
 
 def copies(facts: Facts, rows: Iterable[int]) -> int:
-    """The number of rows that copy their input."""
+    """The number of nodes that copy their input."""
     count = 0
     for row in rows:
         move, source = move_in(facts, row), facts.inputs[row][0]
@@ -158,7 +158,7 @@ def copies(facts: Facts, rows: Iterable[int]) -> int:
 
 
 def piece_of(facts: Facts, row: int) -> Piece | None:
-    """The part that a slice, or a ``getitem`` of a split, takes; None for other rows and unequal parts."""
+    """The part that a slice, or a ``getitem`` of a split, takes; None for other nodes and unequal parts."""
     move, source, shape = move_in(facts, row), single_input(facts, row), facts.shapes[row]
     if source == NO_ROW or shape is None:
         return None
@@ -180,7 +180,7 @@ def piece_of(facts: Facts, row: int) -> Piece | None:
 
 
 def single_input(facts: Facts, row: int) -> int:
-    """The row that a layout operator or a collective reads; ``NO_ROW`` if its first argument is no single row."""
+    """The node that a layout operator or a collective reads; ``NO_ROW`` if its first argument is no single node."""
     arguments = facts.arguments[row]
     return arguments[0].row if arguments and isinstance(arguments[0], Ref) else NO_ROW
 
@@ -226,7 +226,7 @@ def path_between(facts: Facts, start: int, end: int) -> tuple[Hop, ...] | str:
 
 
 def tail(facts: Facts, wait: int) -> tuple[Hop, ...]:
-    """The layout operators after a row that are the only readers of their inputs, in the same phase."""
+    """The layout operators after a node that are the only readers of their inputs, in the same phase."""
     hops: list[Hop] = []
     row = wait
     while (hop := _only_reader(facts, row)) is not None:
@@ -271,7 +271,7 @@ def _only_reader(facts: Facts, row: int) -> Hop | None:
 
 
 def phase(facts: Facts, row: int) -> int:
-    """A row's phase; a half of a partition is one phase, whatever it recomputes."""
+    """A node's phase; a half of a partition is one phase, whatever it recomputes."""
     if facts.kind in _HALVES and facts.ops[row] == "call_function":
         return _HALVES[facts.kind]
     return facts.phases[row]
@@ -422,7 +422,7 @@ def common_names(facts: Facts) -> list[str]:
 
 
 def unread_pieces(facts: Facts) -> frozenset[int]:
-    """The rows of pieces that nobody reads, or only such pieces."""
+    """The nodes of pieces that nobody reads, or only such pieces."""
     found: set[int] = set()
     for row in range(len(facts) - 1, -1, -1):
         if facts.targets[row] == GETITEM and all(user in found for user in facts.users[row]):

@@ -56,7 +56,7 @@ class ChainCall:
 
 
 def old_calls(facts: Facts, rows: Iterable[int]) -> list[ChainCall]:
-    """The calls in some rows, in graph order."""
+    """The calls in some nodes, in graph order."""
     found = []
     for row in rows:
         arguments = _named(facts, facts.arguments[row])

@@ -46,7 +46,7 @@ _CUTS = movers_of(Cut, Pick)
 
 @frozen
 class _Value:
-    """A row whose elements come from one gathered value."""
+    """A node whose elements come from one gathered value."""
 
     gathers: tuple[int, ...]
     """All gathers on the way, in running order; digits name them by their index here."""
@@ -59,7 +59,7 @@ class _Trip:
 
     row: int
     home: int
-    """The row that the slice is a view of."""
+    """The node that the slice is a view of."""
     gathers: tuple[int, ...]
     """The gathers between the two."""
     layout: DigitLayout
@@ -82,7 +82,7 @@ class RoundTrips(EditPlanner[Collapse]):
         self.instead: dict[int, str] = {}
         """By slice, the name of what is read instead."""
         self.reading_instead: dict[int, list[int]] = {}
-        """By row that is read instead, the slices it replaces."""
+        """By node that is read instead, the slices it replaces."""
         self.memory = ReplacedMemory(self.facts)
         self.common = common_names(self.facts)
 
@@ -254,7 +254,7 @@ class RoundTrips(EditPlanner[Collapse]):
         )
 
     def _rows(self, trip: _Trip) -> tuple[int, ...]:
-        """The rows from home, excluded, to the slice."""
+        """The nodes from home, excluded, to the slice."""
         facts = self.facts
         found, pending = {trip.row}, [trip.row]
         while pending:
@@ -285,7 +285,7 @@ class RoundTrips(EditPlanner[Collapse]):
         return self.prove([trip.home], old, new.calls(), {trip.row: result}, groups)
 
     def _newly_dead(self, rows: Sequence[int]) -> list[int]:
-        """The rows that nobody reads once the last of them is not read, in graph order."""
+        """The nodes that nobody reads once the last of them is not read, in graph order."""
         users, found = self.facts.users, list[int]()
         for row in reversed(rows):
             instead = (user for each in self.reading_instead.get(row, ()) for user in users[each])

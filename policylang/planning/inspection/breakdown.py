@@ -122,7 +122,7 @@ class Breakdown:
     """The step in which nothing is recomputed: everything that the backward reads is kept."""
     forward_flops: int
     outcomes: Sequence[Outcome | None]
-    """By row; None for a value that the backward does not need."""
+    """By node; None for a value that the backward does not need."""
     uncounted: Mapping[str, int] | None
     """The operators of the forward that could do matrix work and that no FLOP formula counts, and how many calls; None
     where an older snapshot does not say."""

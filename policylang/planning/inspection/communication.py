@@ -40,7 +40,7 @@ class StepInOrder:
     lanes: Lanes | None
     """None without a device."""
     block_of: Sequence[int] = field(factory=tuple, repr=False)
-    """Row to block number, -1 outside every block; empty where no blocks are known."""
+    """Node to block number, -1 outside every block; empty where no blocks are known."""
 
     def kinds(self) -> dict[str, int]:
         """The number of collectives by kind: ``all-gather``; in the order of their first run."""
@@ -49,7 +49,7 @@ class StepInOrder:
 
     @property
     def collectives(self) -> list[int]:
-        """Their rows in the order in which they start; a recomputed one is there twice."""
+        """Their nodes in the order in which they start; a recomputed one is there twice."""
         return collective_rows(self.facts, self.schedule)
 
 

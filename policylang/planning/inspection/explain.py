@@ -68,7 +68,7 @@ def rules_on(plan: Plan, row: int, *, reasons: bool = True) -> tuple[RuleOnNode,
     over the graph, it is not said why a rule does not match.
 
     A rule matches a node if it matches any node of its group: a ``getitem`` and the operator that it reads share a
-    decision. Raises ``ValueError`` for a row that no rule can range over: an input, a backward node.
+    decision. Raises ``ValueError`` for a node that no rule can range over: an input, a backward node.
     """
     decision = plan.decisions[row]
     if decision is None:

@@ -86,7 +86,7 @@ class GraphOverview:
 
 
 def overview(facts: Facts, blocks: BlockTable, rows: Sequence[int], times: NodeTimes | None = None) -> GraphOverview:
-    """One pass over the rows."""
+    """One pass over the nodes."""
     zero = None if times is None else 0.0
     new = partial(Totals, seconds=zero, backward_seconds=zero)
     by_phase = dict.fromkeys(Phase, 0)

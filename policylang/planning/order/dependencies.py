@@ -25,7 +25,7 @@ _WRITES_MORE = ("aten.rrelu_with_noise_",)
 
 
 def memory_order(facts: Facts) -> Iterator[tuple[int, int]]:
-    """Pairs of rows, the first of which has to run before the second because both use memory that one of them writes.
+    """Pairs of nodes, the first of which has to run before the second because both use memory that one of them writes.
 
     A collective reads its input, or writes it in place, until it is awaited. Linear in nodes and edges.
     """
@@ -54,7 +54,7 @@ def memory_order(facts: Facts) -> Iterator[tuple[int, int]]:
 
 
 def awaited(facts: Facts, row: int) -> int | None:
-    """The collective that a ``wait_tensor`` awaits; None for other rows, and for the wait of an input."""
+    """The collective that a ``wait_tensor`` awaits; None for other nodes, and for the wait of an input."""
     if facts.targets[row] not in WAITS or not facts.inputs[row]:
         return None
     source = facts.inputs[row][0]
@@ -64,7 +64,7 @@ def awaited(facts: Facts, row: int) -> int | None:
 
 
 def _writes(facts: Facts, row: int) -> Sequence[int]:
-    """The rows whose memory a row may write: its first input if the operator's name says in-place, else any."""
+    """The nodes whose memory a node may write: its first input if the operator's name says in-place, else any."""
     if not facts.flags[row] & Flag.WRITES or facts.ops[row] != "call_function":
         return ()
     return facts.inputs[row][:1] if _in_place(facts.targets[row]) else facts.inputs[row]
@@ -79,7 +79,7 @@ def _in_place(target: str) -> bool:
 
 
 def _memory(facts: Facts) -> Sequence[int]:
-    """By row a name of its memory. Unlike :func:`storage_roots`, follows operators that write to what they return."""
+    """By node a name of its memory. Unlike :func:`storage_roots`, follows operators that write to what they return."""
     roots = facts.storage_roots
     parents = list(range(len(facts)))
 
@@ -113,9 +113,9 @@ _FORWARD, _BACKWARD = int(Phase.FORWARD), int(Phase.BACKWARD)
 
 
 def directions(facts: Facts) -> Sequence[int]:
-    """By row the number of its *direction*: 0 the first forward, then each backward and each further forward.
+    """By node the number of its *direction*: 0 the first forward, then each backward and each further forward.
 
-    A half has one. Forward rows that a trace leaves within a backward are a direction of their own only if they
+    A half has one. Forward nodes that a trace leaves within a backward are a direction of their own only if they
     multiply or communicate. Inputs and constants have direction 0, the output the last.
     """
     found = array("i", bytes(4 * len(facts)))
@@ -145,13 +145,13 @@ _CATEGORIES = int(Flag.COLLECTIVE | Flag.EFFECTFUL | Flag.WRITES)
 @frozen(eq=False)
 class Dependencies:
     before: Sequence[Sequence[int]]
-    """By row, the rows that have to run before it: inputs and implicit dependencies. All come before it as traced."""
+    """By node, the nodes that have to run before it: inputs and implicit dependencies. All come before it as traced."""
     barriers: Mapping[str, int] = field(factory=dict)
     """Unknown operators that nothing crosses, and the number of their calls."""
 
 
 def dependencies(facts: Facts, kept: Collection[int] = ()) -> Dependencies:
-    """``kept``: the rows of ``keep order of`` lines, which no communication crosses. Linear in nodes and edges."""
+    """``kept``: the nodes of ``keep order of`` lines, which no communication crosses. Linear in nodes and edges."""
     before: list[set[int]] = [set(reads) for reads in facts.inputs]
     for first, second in _implicit(facts, held_rows(facts, kept)):
         before[second].add(first)
@@ -160,7 +160,7 @@ def dependencies(facts: Facts, kept: Collection[int] = ()) -> Dependencies:
 
 
 def held_rows(facts: Facts, kept: Collection[int]) -> set[int]:
-    """The rows that no communication crosses: unknown operators, and starts and waits of ``kept``."""
+    """The nodes that no communication crosses: unknown operators, and starts and waits of ``kept``."""
     waits = (row for row in range(len(facts)) if awaited(facts, row) in kept) if kept else ()
     return {*unknown_operators(facts), *kept, *waits}
 
@@ -220,7 +220,7 @@ _known: WeakKeyDictionary[Facts, Sequence[int]] = WeakKeyDictionary()
 
 
 def roles_of(facts: Facts) -> Sequence[int]:
-    """The :class:`Role` of each row. Linear in nodes and edges, once for each facts."""
+    """The :class:`Role` of each node. Linear in nodes and edges, once for each facts."""
     if facts not in _known:
         _known[facts] = _roles(facts)
     return _known[facts]

@@ -78,7 +78,7 @@ class RangeMaximum:
 
 
 class BufferUses:
-    """The buffers of a graph, named by the row that allocates each, and the scheduler nodes that make or read them."""
+    """The buffers of a graph, named by the node that allocates each, and the scheduler nodes that make or read them."""
 
     def __init__(self, facts: Facts, nodes: SchedulerNodes) -> None:
         self.sizes: dict[int, int] = {}

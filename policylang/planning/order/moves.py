@@ -115,7 +115,7 @@ class _Mover:
                 self.after.setdefault(each, []).append(row)
 
     def _collective(self, row: int) -> int:
-        """The collective that a row awaits, or the row itself."""
+        """The collective that a node awaits, or the node itself."""
         collective = awaited(self.facts, row)
         return row if collective is None else collective
 
@@ -154,7 +154,7 @@ class _Mover:
         return sorted(found)
 
     def _may_move_up(self, row: int, target: int) -> bool:
-        """Whether a row serves a collective alone, or a collective that starts as early itself."""
+        """Whether a node serves a collective alone, or a collective that starts as early itself."""
         if row in self.kept or row in self.unknown or self.facts.flags[row] & _EFFECT:
             return False
         if self.roles[row] != Role.COLLECTIVE:
@@ -208,7 +208,7 @@ class _Mover:
             self.late[each] = segment
 
     def _check_ahead(self, rows: Sequence[int]) -> None:
-        """Raise if a prefetched collective needs one of some rows."""
+        """Raise if a prefetched collective needs one of some nodes."""
         if rows:
             ahead = self.prefetched[rows[0]]
             raise _StaysError(f"`{self.facts.names[ahead.row]}` needs it earlier", ahead=ahead)
@@ -230,7 +230,7 @@ class _Mover:
 
 
 def _sorted_by_keys(calls: Sequence[int], before: Sequence[Sequence[int]], keys: Mapping[int, OrderKey]) -> list[int]:
-    """The rows sorted by key as far as dependencies allow; a row without a key is at its own place."""
+    """The nodes sorted by key as far as dependencies allow; a node without a key is at its own place."""
     if not keys:
         return list(calls)
     waiting = dict.fromkeys(calls, 0)

@@ -177,7 +177,7 @@ def overlapped(
     movable: Collection[int],
     limits: OverlapLimits,
 ) -> list[int]:
-    """The rows in the order that hides most of the time of the ``movable`` collectives, from the given order.
+    """The nodes in the order that hides most of the time of the ``movable`` collectives, from the given order.
 
     Deterministic; O((nodes + edges) log nodes). No limit that the given order keeps is exceeded at any step, and no
     more is exposed than in the given order. Collectives that may not move keep their order among themselves.

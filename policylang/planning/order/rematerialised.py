@@ -51,9 +51,9 @@ class RematerialisedGraph:
     schedule: Schedule
     """Its steps: first runs, and copies to the host and back."""
     origin: Sequence[int]
-    """Row to the row of the planned graph of which it is a run."""
+    """Node to the node of the planned graph of which it is a run."""
     recomputed: Collection[int] = ()
-    """The rows of recomputations, in order."""
+    """The nodes of recomputations, in order."""
 
 
 def rematerialised(facts: Facts, schedule: Schedule) -> RematerialisedGraph:

@@ -42,7 +42,7 @@ class SchedulerNodes:
     seconds: list[float]
     """Of its computation."""
     sent: list[int]
-    """The row of the collective that it issues, -1 for none."""
+    """The node of the collective that it issues, -1 for none."""
     streams: list[str]
     """Of that collective."""
     lengths: list[float]
@@ -52,9 +52,9 @@ class SchedulerNodes:
     movable: bytearray
     """1 for a collective that may move."""
     inputs: Sequence[Sequence[int]]
-    """By row, the passive rows among what it reads."""
+    """By node, the passive nodes among what it reads."""
     waits: list[list[int]]
-    """The passive rows that await its collective."""
+    """The passive nodes that await its collective."""
 
     def __attrs_post_init__(self) -> None:
         self.after = [[] for _ in self.rows]
@@ -176,7 +176,7 @@ class _NodeBuilder:
         return passive
 
     def _only_data(self, row: int) -> bool:
-        """Whether only data dependencies bind a row to what runs before and after it."""
+        """Whether only data dependencies bind a node to what runs before and after it."""
         inputs = self.facts.inputs
         data = set(inputs[row])
         return all(each in data for each in self.before[row]) and all(row in inputs[each] for each in self.after[row])
@@ -192,7 +192,7 @@ class _NodeBuilder:
         return found
 
     def _past_passive(self, passive: bytearray) -> tuple[list[list[int]], list[tuple[int, ...]]]:
-        """By row, the rows before it that are not passive, and the collectives that it awaits."""
+        """By node, the nodes before it that are not passive, and the collectives that it awaits."""
         reads: list[list[int]] = [[] for _ in passive]
         waits: list[tuple[int, ...]] = [()] * len(passive)
         awaited = self.streams.awaited

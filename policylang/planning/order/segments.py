@@ -38,7 +38,7 @@ class _BackwardLabels:
         self._rank: dict[int, int] | None = None
 
     def learn(self, rows: Sequence[int], starts: Sequence[int], blocks: Sequence[int]) -> None:
-        """Take in the segments of one forward: the place among its rows where each starts, and its block."""
+        """Take in the segments of one forward: the place among its nodes where each starts, and its block."""
         base = len(self._blocks)
         self._blocks.extend(blocks)
         self._latest.update({block: base + at for at, block in enumerate(blocks) if block >= 0})
@@ -105,20 +105,20 @@ class Segments:
     -1 stands for none."""
 
     segment_of: Sequence[int]
-    """Row to segment; of a collective, the segment that makes or uses what it moves."""
+    """Node to segment; of a collective, the segment that makes or uses what it moves."""
     first: Sequence[int]
-    """Segment to the first row that computes in it, as traced."""
+    """Segment to the first node that computes in it, as traced."""
     last: Sequence[int]
     direction: Sequence[int]
     """Segment to direction (:func:`~policylang.planning.order.dependencies.directions`)."""
     block: Sequence[int]
     """Segment to block number."""
     uses: Sequence[int] = field(repr=False)
-    """Row to the first segment that computes with its result, directly or past views and collectives."""
+    """Node to the first segment that computes with its result, directly or past views and collectives."""
     makes: Sequence[int] = field(repr=False)
-    """Row to the last segment that computed its inputs, directly or past views and collectives."""
+    """Node to the last segment that computed its inputs, directly or past views and collectives."""
     direction_of: Sequence[int] = field(repr=False)
-    """Row to direction."""
+    """Node to direction."""
 
     @cached_property
     def _ends(self) -> dict[int, tuple[int, int]]:
@@ -141,7 +141,7 @@ class _Stretch:
 
 
 def segments(facts: Facts, block_of: Sequence[int], recomputed: Collection[int] = ()) -> Segments:
-    """The segments of a graph whose rows are in running order. Linear in nodes and edges.
+    """The segments of a graph whose nodes are in running order. Linear in nodes and edges.
 
     ``recomputed``: recomputations of forward values; they belong to the segment that uses them. Computation between two
     blocks of a forward is a segment; in a backward, so is what comes before the first node with a known block.

@@ -36,13 +36,13 @@ class WholeStepSelections:
         self._known: dict[Facts, tuple[Selections, Segments]] = {}
 
     def rows(self, facts: Facts, selector: Selector) -> tuple[Sequence[int], Sequence[int]]:
-        """The rows that a selector denotes, and the block of every row of the graph."""
+        """The nodes that a selector denotes, and the block of every node of the graph."""
         selections = self.selections(facts)
         return selections.rows(selector), selections.blocks.block_of
 
     def collectives(self, facts: Facts, selector: Selector) -> tuple[list[int], list[int]]:
         """The collectives that a selector denotes, itself or by a wait or a piece of theirs, in graph order; and the
-        other rows that it denotes."""
+        other nodes that it denotes."""
         found, others = dict[int, None](), list[int]()
         for row in self.selections(facts).rows(selector):
             if facts.flags[row] & Flag.COLLECTIVE:
@@ -93,7 +93,7 @@ class SelectedCollectives:
 
 
 def after_edits(names: Sequence[str], edits: Edits, facts: Facts) -> tuple[int, ...]:
-    """The rows of some collectives once edits are made; those that were joined are the bucket's."""
+    """The nodes of some collectives once edits are made; those that were joined are the bucket's."""
     became: dict[str, list[str]] = {}
     for edit in edits.done:
         made = [node.name for node in edit.nodes if node.name in facts.index]

@@ -54,7 +54,7 @@ class Cuts:
         return sqrt(self.produced * 2**30) if size is None else size
 
     def crossing(self, size: float | None) -> bytearray:
-        """By row, 1 for the nodes whose decision saves a value that is alive at a cut.
+        """By node, 1 for the nodes whose decision saves a value that is alive at a cut.
 
         These are the nodes whose memory the value is and that share the decision of the node that allocated it, a
         ``wait_tensor`` for instance, and the owner of that decision. A mere view is none of them.
@@ -71,7 +71,7 @@ class Cuts:
 
     @cached_property
     def _lifetimes(self) -> tuple[array[int], array[int]]:
-        """By row of a value, the places in the forward at which it is made and read last; -1 for what is no value."""
+        """By node of a value, the places in the forward at which it is made and read last; -1 for what is no value."""
         facts, roots = self.facts, self.facts.storage_roots
         inputs, targets, flags = facts.inputs, facts.targets, facts.flags
         of_parameter = self._chains.from_parameter_mask

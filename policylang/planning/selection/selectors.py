@@ -1,4 +1,4 @@
-"""Evaluates selectors on a graph: each denotes a sorted list of forward rows, worked out once.
+"""Evaluates selectors on a graph: each denotes a sorted list of forward nodes, worked out once.
 
 Every form costs at most one pass over the nodes and edges it touches. Operators are looked up by name in
 ``Facts.by_target``: a pattern is matched once per distinct operator, never per node. Equal sub-trees, wherever in a
@@ -47,7 +47,7 @@ def effective_scope(scope: Scope | None, has_blocks: bool) -> Scope:
 
 
 def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: BlockTable, chains: Chains) -> list[Hashable]:
-    """The key that each row is counted under: a block's number, a module's path, the name of a chain's first node.
+    """The key that each node is counted under: a block's number, a module's path, the name of a chain's first node.
 
     None for a node outside every block under ``per block``: it is not counted.
     """
@@ -63,7 +63,7 @@ def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: BlockTab
 
 
 def choose(ordinal: syntax.Ordinal, rows: list[int], keys: Sequence[Hashable]) -> list[int]:
-    """The rows at the ordinal's positions, counted from 1 in graph order within each group of equal keys."""
+    """The nodes at the ordinal's positions, counted from 1 in graph order within each group of equal keys."""
     totals = Counter(keys if ordinal.kind == "last" else ())
     counts: dict[Hashable, int] = {}
     chosen: list[int] = []
@@ -180,7 +180,7 @@ class Selections:
         self._alive: list[Selector] = []  # keeps the ids in _numbers from being used again
 
     def rows(self, selector: Selector) -> list[int]:
-        """The forward rows a resolved selector denotes, in graph order. The list is shared: do not change it."""
+        """The forward nodes a resolved selector denotes, in graph order. The list is shared: do not change it."""
         numbers = self._numbers
         for node in parts_first(selector, self.lets, numbers):
             self._evaluate_once(node, [numbers[id(part)] for part in children(node, self.lets)])
@@ -199,7 +199,7 @@ class Selections:
         self._alive.append(node)
 
     def evaluate(self, node: Selector, parts: list[list[int]]) -> list[int]:
-        """The rows of one node of a tree, given those of its parts: one pass, and nothing is remembered."""
+        """The nodes of one node of a tree, given those of its parts: one pass, and nothing is remembered."""
         facts, length = self.facts, len(self.facts)
         match node:
             case syntax.Everything():
@@ -281,7 +281,7 @@ _WRITTEN = Flag.WRITES | Flag.REPEATABLE
 
 
 def compile_predicate(predicate: Predicate, on: Selections) -> Test:
-    """The predicate as a function of a forward row. Recursion is as deep as the parser lets parentheses nest.
+    """The predicate as a function of a forward node. Recursion is as deep as the parser lets parentheses nest.
 
     A comparison with something a node does not have (the ``ndim`` of a tuple, the ``group_size`` of a matmul, a time
     without a device) is false, whatever the operator; ``not`` turns it into true.
@@ -326,7 +326,7 @@ _COLUMNS = frozenset(("bytes", "numel", "flops"))
 
 
 def amount_of(predicate: syntax.Compare, facts: Facts, prices: OperatorPrices | None) -> Amount:
-    """The quantity of a comparison as a function of a forward row; None where the graph does not say it."""
+    """The quantity of a comparison as a function of a forward node; None where the graph does not say it."""
     match quantity := predicate.quantity:
         case "time" | "time_per_gib":
             return lambda row: None if prices is None else prices.of(quantity, row)
