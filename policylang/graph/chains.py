@@ -79,7 +79,7 @@ class Chains:
 
     @cached_property
     def gathered_mask(self) -> bytearray:
-        """The nodes with an origin that are all-gathers or come after one, across forks too."""
+        """The nodes with an origin that are all-gathers or descend from one, across forks too."""
         mask = bytearray(len(self.facts))
         for row in self.facts.forward:
             if self.origins[row] != _NOWHERE:

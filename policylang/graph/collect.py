@@ -169,7 +169,7 @@ def _group_columns(
 
 def _meshes_of(groups: Mapping[str, Group], given: Any) -> tuple[Mesh, ...]:
     """The mesh that was given, or else those along one dimension of which the graph has a group, in a fixed order. A
-    rank's graph names its own groups; which ranks the others' have follows from the mesh, which no graph holds."""
+    rank's graph names only this rank's groups; the groups of other ranks follow from the mesh, which no graph holds."""
     if not groups:
         return ()
     layouts = map(distributed.mesh_layout, distributed.known_meshes() if given is None else [given])
@@ -413,7 +413,7 @@ class _Collector:
                 flags[row] |= Flag.WRITES if row in memory.written else Flag.WRITES | Flag.REPEATABLE
             if row in memory.unstable:
                 flags[row] |= Flag.READS_MUTATED
-        for row, owner in enumerate(owners):  # an owner comes before what it owns
+        for row, owner in enumerate(owners):  # a producer comes before its followers
             owners[row] = owners[owner]
 
 

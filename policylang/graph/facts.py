@@ -1,9 +1,9 @@
-"""The facts of a graph: one row a node, in graph order, as plain columns that need no torch to read.
+"""The facts of a graph: one row per node, in graph order, as plain columns that need no torch to read.
 
 Filled in one linear pass over an FX graph by :mod:`policylang.graph.collect`, or from a snapshot file. Rows are
-numbered from 0 in graph order, and every column is indexed by that number. Columns rather than one object a node: a
+numbered from 0 in graph order, and every column is indexed by that number. Columns rather than one object per node: a
 graph of a million nodes has to fit beside the graph itself. A set of nodes is a sorted list of rows, which shares the
-``int`` objects of the facts, or a mask of one byte a row, by which membership is tested.
+``int`` objects of the facts, or a mask of one byte per node, which tests membership.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from policylang.operators.names import GETITEM, VIEWS_UNSAID, Category
 
 
 def mask_of(rows: Iterable[int], length: int) -> bytearray:
-    """One byte a row of the graph, 1 for the members."""
+    """One byte per node of the graph, 1 for the members."""
     mask = bytearray(length)
     for row in rows:
         mask[row] = 1
@@ -92,9 +92,9 @@ class Flag(Category):
     RECORDED_SAVED = 512
     """An earlier partition saved it (see ``policies/replay.apl``)."""
     FORWARD_OUTPUT = 2048
-    """The forward returns it to the caller: it lives on whatever a policy says."""
+    """The forward returns it to the caller: it stays alive whatever the policy decides."""
     DATA_DEPENDENT = 8192
-    """It is a collective whose sizes come from data: ranks agree about them only as long as the data does."""
+    """A collective whose sizes come from data: ranks agree on them only if their data does."""
     REPEATABLE = 4096
     """Its writes, in a flat graph, do not prevent recomputation: they go to memory of the forward's own that is
     recomputed with it, or to running statistics that a recomputation leaves out."""
@@ -152,7 +152,7 @@ class LostMarker:
 
 
 class Derivation(Enum):
-    """How a node of a rewritten graph comes from a node of the graph before."""
+    """How a node of a rewritten graph derives from a node of the earlier graph."""
 
     SAME = "same"
     NEW = "new"
@@ -182,14 +182,15 @@ class Column:
     """A column describes itself to rewriting, snapshots, graphs made by hand and tests of edited graphs."""
 
     check: Check
-    """True of the values that it can have: planning relies on facts, and a file may say anything."""
+    """True for valid values: planning relies on facts, and a file may hold anything."""
     blank: Any = None
-    """The value of a node of which nothing is said."""
+    """The value of a node for which none is given."""
     blank_for: frozenset[Derivation] = field(default=frozenset(), converter=frozenset)
-    """The nodes of a rewritten graph that are blank; the others have the value of the node that they come from."""
+    """The nodes of a rewritten graph that are blank; the others copy the value of their source node."""
     stored: Stored = Stored.VALUES
     later: bool = False
-    """A snapshot may lack it: it is empty then, and a test that needs it is refused by name."""
+    """A snapshot may lack it: the column is then empty, and a test that needs it is refused with an error that names
+    it."""
 
 
 @frozen
@@ -247,7 +248,7 @@ _is_lost_marker = _record(LostMarker, name=_is_text, reason=_is_text)
 
 @frozen(eq=False, slots=False)
 class Facts:
-    """The facts that planning uses of a graph: one row a node in graph order, as columns indexed by the row's number.
+    """The facts that planning uses of a graph: one row per node in graph order, as columns indexed by row number.
 
     Sizes are of one rank. Bytes and elements are of the tensors that a node returns, FLOPs of one run of its operator.
     """
@@ -280,7 +281,7 @@ class Facts:
     """The shape of a single tensor; None for tuples and symbolic values."""
     strides: Annotated[Sequence[tuple[int, ...] | None], Column(_or_none(_is_sizes))]
     """The strides of a single tensor, in elements; None where there is none, where its layout has no strides, or where
-    sizes or strides are symbolic: what needs them to be numbers that hold in every run then knows that they are not."""
+    sizes or strides are symbolic and so not the same in every run."""
     dtypes: Annotated[Sequence[str], Column(_is_text, blank="")]
     """``bfloat16``; empty where there is no single tensor."""
     devices: Annotated[Sequence[str], Column(_is_text, blank="")]
@@ -293,9 +294,9 @@ class Facts:
     """The distinct nodes that read it, in graph order."""
     owners: Annotated[Sequence[int], Column(_is_whole, stored=Stored.ROW)]
     """The producer whose decision a node shares: of a ``getitem`` the multi-output operator, of a ``wait_tensor`` the
-    collective, of every other node itself. Followed to the end: a producer is its own."""
+    collective, of every other node itself. Transitively closed: a producer's producer is itself."""
     input_kinds: Annotated[Sequence[int], Column(_one_of(int, map(int, InputKind)), blank=0, blank_for={_NEW})]
-    """An :class:`InputKind` each: parameter, buffer, what the user hands in, tangent."""
+    """An :class:`InputKind` each: parameter, buffer, the user's, tangent."""
     input_names: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW})]
     """The dotted name of a parameter or buffer among the graph inputs, where it is known; else empty."""
     arguments: Annotated[Sequence[tuple[Any, ...]], Column(_is(tuple), blank=(), stored=Stored.ARGUMENTS)]
@@ -305,7 +306,7 @@ class Facts:
     """The process group of a collective; empty otherwise."""
     groups: Annotated[dict[str, Group], OfGraph(_is_groups)] = field(factory=dict)
     meshes: Annotated[tuple[Mesh, ...], OfGraph(_tuple_of(_is_mesh))] = ()
-    """Where known, the meshes that the graph's groups belong to."""
+    """The meshes that the graph's groups belong to, if known."""
     rank: Annotated[int | None, OfGraph(_or_none(_is_amount))] = None
     """The global rank whose graph it is, where torch.distributed knows one: slices of gathered values go by it."""
     torch_version: Annotated[str, OfGraph(_is_text)] = ""
@@ -336,7 +337,7 @@ class Facts:
 
     @cached_property
     def forward_mask(self) -> bytearray:
-        """One byte a row, 1 for the rows of :attr:`forward`: membership without hashing."""
+        """One byte per node, 1 for those of :attr:`forward`: membership without hashing."""
         return mask_of(self.forward, len(self))
 
     @cached_property
@@ -361,7 +362,7 @@ class Facts:
     def storage_roots(self) -> Sequence[int]:
         """By node, the node whose memory it lives in: itself unless it is a view, a piece of one, or a ``wait_tensor``.
 
-        Each output of a multi-output operator has memory of its own, unless the operator returns views, as ``split``
+        Each output of a multi-output operator has separate memory, unless the operator returns views, as ``split``
         does. What a flat graph writes in place shares a decision with all that is recomputed with it, and memory with
         what it writes to alone.
         """
@@ -398,8 +399,9 @@ OF_GRAPH: Mapping[str, OfGraph] = {name: said for name, said in _SAID.items() if
 
 
 def rewritten(facts: Facts, rows: Iterable[tuple[int, Derivation]], **given: Any) -> Facts:
-    """The facts of a graph whose nodes come from those of ``facts``. ``rows``: from which row, and how. ``given``: the
-    columns that do not follow from that, among them phases, inputs, owners and flags."""
+    """The facts of a graph whose nodes come from those of ``facts``. ``rows``: the source row of each node, and how it
+    derives from it. ``given``: the columns that do not follow from that, among them phases, inputs, producers and
+    flags."""
     derived = list(rows)
     sources = [row for row, _ in derived]
     for name, said in COLUMNS.items():
@@ -437,8 +439,8 @@ def read_by_backward(phases: Sequence[int], inputs: Sequence[tuple[int, ...]], o
 
 
 def uncounted_operators(facts: Facts, rows: Iterable[int]) -> dict[str, int] | None:
-    """The operators among some nodes whose work :attr:`Facts.flops` does not count, and how many calls; None where an
-    older snapshot does not say."""
+    """The operators among some nodes whose work :attr:`Facts.flops` does not count, and how many calls; None if an
+    older snapshot lacks them."""
     column = facts.uncounted
     if not column and len(facts):
         return None

@@ -1,9 +1,9 @@
 """Classifies graph inputs (parameter, buffer, the user's, tangent) and finds their names.
 
-Three sources, in this order. Descriptors say it outright where AOTAutograd was given a module. Under Dynamo they say
-only the position, and parameters are inputs like any other: then the expression that Dynamo reads an input from,
-``L['self']._modules['linear']._parameters['weight']``, says both. Without either, an input whose memory is the same
-in every step is a parameter if it gets a gradient, and a buffer if not.
+Three sources, in this order. Descriptors name kind and module path if AOTAutograd was given a module. Under Dynamo they
+give only the position; then the expression that Dynamo reads an input from,
+``L['self']._modules['linear']._parameters['weight']``, gives both. Without either, an input whose memory is the same in
+every step is a parameter if it gets a gradient, and a buffer if not.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ def _positions(placeholders: Sequence[fx.Node]) -> dict[fx.Node, int]:
 
 
 def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
-    """What a ``get_attr`` reads: a subgraph, a constant, or a parameter that was not lifted to an input. Without a
-    module, as in a recorded graph, the node's own value has to tell."""
+    """The subgraph, constant, or parameter not lifted to an input that a ``get_attr`` reads. Without a module, as in a
+    recorded graph, the node's value decides."""
     path = str(node.target)
     value = node.meta.get("val") if module is None else attribute(module, path)
     if isinstance(value, torch.nn.Parameter):
@@ -209,7 +209,7 @@ def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
 
 
 def attribute(module: Any, path: str) -> Any:
-    """The attribute of a module under a dotted path; None where it has no such thing."""
+    """The attribute of a module under a dotted path; None where it has none."""
     return reduce(lambda value, name: getattr(value, name, None), path.split("."), module)
 
 

@@ -32,11 +32,11 @@ class GraphMemory:
     """Nodes are those of the node list that :func:`memory_of` was given."""
 
     roots: Sequence[int]
-    """The first node that held the memory of a node's value: the node itself where it makes its own."""
+    """The node that allocated the memory of a node's value, maybe itself."""
     writes: dict[int, list[int]]
     """Root to the nodes that write to its memory, ascending."""
     units: Sequence[int]
-    """The root of the unit that a node belongs to, -1 for a node that is its own master."""
+    """The root of the unit that a node belongs to, -1 for a node that is in none."""
     members: dict[int, list[int]]
     """Root of a unit to its nodes, ascending, itself first."""
     statistics: dict[int, tuple[int, ...]]
@@ -53,7 +53,7 @@ class GraphMemory:
     """Forward nodes that write to memory from outside the forward, or to memory that is read in between."""
 
     def written_between(self, row: int, low: int, high: int) -> int | None:
-        """The first write strictly between two nodes to the memory that ``row`` holds."""
+        """The first write strictly between two nodes to the memory of ``row``."""
         writes = self.writes.get(self.roots[row])
         if not writes:
             return None
@@ -123,8 +123,8 @@ def _units(
     writes: dict[int, list[int]],
     reads_no_bytes: bytearray,
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """Memory made and finished within the forward, with all that has to be recomputed to make it again: its views and
-    writers up to the last write, and who reads it in between."""
+    """Memory allocated and last written within the forward, with all that must be recomputed with it: its views and
+    writers up to the last write, and their readers in between."""
     last_write = {
         root: rows[-1]
         for root, rows in writes.items()
@@ -187,7 +187,7 @@ def _hazards(
     memory: GraphMemory,
     state: frozenset[int],
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The nodes that must not be recomputed although their own schema does not say so, and the writers among them."""
+    """The nodes that must not be recomputed although their schema allows it, and the writers among them."""
     roots, units = memory.roots, memory.units
     writers = {row for rows in memory.writes.values() for row in rows}
     unstable: set[int] = set()
@@ -220,13 +220,13 @@ def mutated_reads(
 ) -> list[int]:
     """The nodes that read memory which is written after them, and those that make it: a recomputation would differ.
 
-    What the traced program did to a buffer comes out of a functional graph as a new value, which is copied into the
-    buffer when the forward is over, by a ``copy_`` at the end of the graph or by the runtime. Every read of that
-    buffer, through views or not, sees the old value in the forward and the new one in the backward. In a graph that is
-    not functional the write is not repeated with what makes the memory.
+    A functional graph returns a changed buffer as a new value, which a ``copy_`` at the end of the graph, or the
+    runtime, copies into the buffer after the forward. Every read of that buffer, through views or not, sees the old
+    value in the forward and the new one in the backward. In a graph that is not functional, recomputing the memory does
+    not repeat the write.
 
     Args:
-        roots: node to the node whose memory its value lies in, itself where it makes its own.
+        roots: node to the node that allocated its value's memory, maybe itself.
         output_descs: descriptor of each value that the graph returns.
     """
     last_write: dict[int, int] = {}

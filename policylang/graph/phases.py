@@ -1,4 +1,4 @@
-"""Tells whether a graph is joint, flat, forward or backward, and which of its nodes are forward and backward."""
+"""Classifies a graph as joint, flat, forward or backward, and its nodes as forward or backward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAID = {marks.FORWARD: Phase.FORWARD, marks.BACKWARD: Phase.BACKWARD, marks.EPI
 
 
 def said_phase(meta: dict[str, Any]) -> int:
-    """The phase that a node's tracer, or the user, states; 0 where none does. ``phase`` is what PyTorch's own pass for
+    """The phase that a node's tracer, or the user, recorded; 0 if none did. ``phase`` is what PyTorch's own pass for
     flat graphs looks for, under ``remat_pass_tag`` in 2.11."""
     found = marks.custom(meta)
     if not found:
@@ -33,7 +33,7 @@ def said_phase(meta: dict[str, Any]) -> int:
 
 def is_seed(node: fx.Node) -> bool:
     """A node is the gradient of a scalar with respect to itself, as ``torch.autograd`` makes it: a backward begins
-    there. It asks for a memory format by name, which a user's ``ones_like(loss)`` does not."""
+    there. It passes ``memory_format``, which a user's ``ones_like(loss)`` does not."""
     if node.target is not torch.ops.aten.ones_like.default:
         return False
     if node.kwargs.get("memory_format") is not torch.preserve_format:
@@ -43,14 +43,14 @@ def is_seed(node: fx.Node) -> bool:
 
 
 def _flat_phases(marks: PhaseMarks, ops: Sequence[str], inputs: Sequence[tuple[int, ...]]) -> bytearray:
-    """The phase of every node: what the tracer said, else by the data flow. O(nodes + edges).
+    """The phase of every node: as the tracer recorded it, else by data flow. O(nodes + edges).
 
-    ``policylang.trace_step`` says of every node where it is. An annotation around ``torch.autograd.grad`` says it of
-    all of the backward but the sums of gradients afterwards. Torch's own mark (``autograd_backward``) is set by hooks
-    and also stays on derivatives that are part of a forward: a Jacobian, a gradient penalty. Plain ``make_fx`` says
-    nothing. But every backward begins with the ones that autograd makes for the gradient of a scalar with respect to
-    itself. Whatever such a scalar is computed from is forward, a Jacobian included. Whatever is computed from the ones,
-    and is not needed for another such scalar, is backward.
+    ``policylang.trace_step`` annotates every node. An annotation around ``torch.autograd.grad`` covers the backward
+    except the sums of gradients after it. Torch's own mark (``autograd_backward``) is set by hooks and also stays on
+    derivatives that are part of a forward: a Jacobian, a gradient penalty. Plain ``make_fx`` records nothing. But every
+    backward starts at ``ones_like``, the gradient of a scalar with respect to itself. Whatever such a scalar is
+    computed from is forward, a Jacobian included. Whatever depends on ``ones_like``, and is not needed for another such
+    scalar, is backward.
     """
     said, hooked, seeds = marks.said, marks.hooked, marks.seeds
     needed = _needed_for_losses(inputs, seeds)
@@ -89,7 +89,7 @@ def _needed_for_losses(inputs: Sequence[tuple[int, ...]], seeds: Sequence[int]) 
 def _claim_for_backward(
     phases: bytearray, inputs: Sequence[tuple[int, ...]], needed: bytearray, seeds: Sequence[int]
 ) -> None:
-    """Make backward what comes after the first seed and only the backward reads: a transposed weight, a derivative's
+    """Move nodes after the first seed that only the backward reads to the backward: a transposed weight, a derivative's
     factor. They depend on the forward alone, so the flow from the seed does not reach them."""
     first = next((row for row in seeds if phases[row] == Phase.BACKWARD), len(phases))
     by_forward = bytearray(len(phases))
@@ -114,18 +114,18 @@ _BACKWARD_WORDS = ("_backward.", "_backward_", "_grad_")
 
 @frozen(eq=False)
 class PhaseMarks:
-    """The marks on nodes that tell their phases, by node."""
+    """The marks on nodes that decide their phases, by node."""
 
     tags: Sequence[str | None]
     """``partitioner_tag``."""
     said: bytearray
-    """The phase that a flat graph's tracer, or the user, states; 0 where none does."""
+    """The phase that a flat graph's tracer, or the user, recorded; 0 if none did."""
     hooked: bytearray
     """Autograd's hooks marked the node as backward: ``autograd_backward``, from torch 2.12 on."""
     recorded: bytearray
     """An earlier partition saved the value: its forward made it, whatever autograd's hooks saw."""
     seeds: Sequence[int]
-    """Where the backwards of a flat graph begin."""
+    """The nodes at which the backwards of a flat graph begin."""
     tangents: Sequence[int]
     output_descs: Sequence[Any]
     some_undescribed: bool = False
@@ -133,7 +133,7 @@ class PhaseMarks:
 
     @property
     def marked(self) -> bool:
-        """Some node is said to be backward."""
+        """Some node is marked backward."""
         return any(self.hooked) or Phase.BACKWARD in self.said
 
 
@@ -145,13 +145,13 @@ def is_tangent(node: fx.Node) -> bool:
 
 
 def has_backward(graph: fx.Graph) -> bool:
-    """Some mark says that a graph contains a backward: then it can be read as a joint graph."""
+    """Some mark shows that a graph contains a backward: then it can be read as a joint graph."""
     return any(is_tangent(node) or node.meta.get("partitioner_tag") in _BACKWARD_TAGS for node in graph.nodes)
 
 
 def kind_of(marks: PhaseMarks, targets: Sequence[str]) -> GraphKind:
-    """The kind of graph that the marks speak of. Raises ``PolicyGraphError`` (APL340) where the graph calls backward
-    operators and nothing says where its backward is."""
+    """The kind of graph that the marks describe. Raises ``PolicyGraphError`` (APL340) if the graph calls backward
+    operators and no node is marked backward."""
     tagged_backward = any(tag in _BACKWARD_TAGS for tag in marks.tags)
     descs = [desc for desc in marks.output_descs if desc is not None]
     if descs and (tagged_backward or marks.tangents):
@@ -185,10 +185,10 @@ def phases_of(
 
     What depends on a tangent is backward, whatever it is tagged. Of a joint graph's other nodes the tag decides, except
     that a value which the forward needs is forward: autograd interleaves, and tags by the thread that ran a node rather
-    than by who reads it. What has no tag and comes after the last node tagged forward is backward, as PyTorch's
-    default partitioner has it: Dynamo traces the backward of an ``autograd.Function`` without tags. What autograd's
-    hooks saw in a backward and is tagged forward is a copy: an earlier partition's backward, traced again with the
-    metadata of its nodes, computes it anew.
+    than by who reads it. An untagged node after the last node tagged forward is backward, as in PyTorch's default
+    partitioner: Dynamo traces the backward of an ``autograd.Function`` without tags. A node that autograd's hooks saw
+    in a backward and that is tagged forward is a recomputation in an earlier partition's backward, retraced with the
+    metadata of its nodes.
     """
     if kind is GraphKind.FLAT:
         return _flat_phases(marks, ops, inputs)
@@ -217,7 +217,7 @@ def phases_of(
 
 
 def _copies(marks: PhaseMarks) -> bytes:
-    """The nodes that an earlier partition's backward recomputes, as far as the outputs tell what the forward needs of a
+    """The nodes that an earlier partition's backward recomputes, as far as the outputs show what the forward needs of a
     backward inside it; torch before 2.12 does not mark them."""
     if all(desc is None for desc in marks.output_descs):
         return bytes(len(marks.tags))
@@ -247,7 +247,7 @@ def _claim_for_forward(
 
 
 def check_kind(kind: GraphKind, marks: PhaseMarks) -> None:
-    """Raises ``PolicyGraphError`` (APL340) where a backward is expected and nothing says where it is."""
+    """Raises ``PolicyGraphError`` (APL340) if a backward is expected and no node is marked backward."""
     tagged = any(tag in _BACKWARD_TAGS for tag in marks.tags)
     flat_unknown = kind is GraphKind.FLAT and not (marks.marked or marks.seeds)
     if flat_unknown or (kind is GraphKind.JOINT and not (marks.tangents or tagged)):

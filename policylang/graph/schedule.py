@@ -1,7 +1,7 @@
 """The ordered steps of a training step, as plain columns: what runs, what is recomputed, what is copied, and when.
 
-The only order: :mod:`policylang.simulation` counts along it, every backend that changes a graph applies it, and tests
-read it off the graphs that come out.
+The only order: :mod:`policylang.simulation` simulates it, every backend that changes a graph applies it, and tests read
+it off the resulting graphs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class StepKind(IntEnum):
 
 
 STARTS = {OFFLOAD: StepKind.COPY_TO_HOST, RELOAD: StepKind.COPY_FROM_HOST}
-"""The operators that put something in the place of a value, or bring the value back, and their steps."""
+"""The operators that move a value away, or bring it back, and their steps."""
 LEAVES = (StepKind.COPY_TO_HOST,)
-"""The steps from which on something else takes the place of a value."""
+"""The steps that replace a value by something else."""
 
 ScheduleStep = tuple[int, int, int]
 """Kind, node and region."""
@@ -70,7 +70,7 @@ class Schedule:
 
     @property
     def moved(self) -> dict[int, StepKind]:
-        """The nodes in whose place something else waits for the backward, in order, and the step that puts it there."""
+        """The nodes whose value is replaced until the backward, in order, and the step that replaces it."""
         return {row: StepKind(kind) for kind, row, _ in self if kind in LEAVES}
 
     def next_first_runs(self) -> list[int]:

@@ -1,7 +1,7 @@
 """Graphs without FX: built node by node, or parsed from the text of policy tests.
 
-``docs/policy-tests.md`` describes the text: one node a line, the forward above a line ``---``, the backward below it.
-What a line does not say does not hold of its node.
+``docs/policy-tests.md`` describes the text: one node per line, the forward above a line ``---``, the backward below it.
+Facts that a line does not state are false for its node.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INPUTS = {
     "tangent": InputKind.TANGENT,
     "seed": InputKind.OTHER,
 }
-"""The words for what a graph is given."""
+"""The words for graph inputs."""
 _BLANK = {name: said.blank for name, said in COLUMNS.items() if name != "users"}
 _COLUMN_OF = {"region": "ac_regions", "tag": "user_tags", "group": "group_names"} | {
     name: f"{name}s" for name in ("module", "shape", "dtype", "device", "owner", "input_name")
@@ -46,7 +46,7 @@ _COLUMN_OF = {"region": "ac_regions", "tag": "user_tags", "group": "group_names"
 
 
 class GraphBuilder:
-    """``FEEDS_BACKWARD``, ``FORWARD_OUTPUT``, users and owners are filled in; everything else is as it is given."""
+    """Fills in ``FEEDS_BACKWARD``, ``FORWARD_OUTPUT``, users and producers; everything else is as given."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -285,6 +285,6 @@ _KEYS: Mapping[str, tuple[Callable[[str], Any] | None, str]] = {
     "name": (_any_text, "for example `name=layers.0.attention.wq.weight`"),
     "note": (_any_text, "the name of an annotation: `note=ap_must_save`"),
 }
-"""The keys of a line: what reads it (None: a node's row), and an example."""
+"""The keys of a line: the parser of the value (None: a node), and an example."""
 _ARGUMENT = {"follows": "owner", "name": "input_name"}
 """The builder's argument, where it has another name than the key."""

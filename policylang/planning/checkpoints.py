@@ -1,11 +1,12 @@
 """Eager checkpoints around blocks: what each holds, how far its recomputation goes, and when it begins.
 
-A block is recomputed as a whole, operator by operator, up to the last value that its backward reads. Nothing is left
-out on the way: what is not saved runs, whether or not the backward asks for its value. What a rule saves is therefore
-held until the recomputation reaches it, and behind that last value not at all: no one reads it. The inputs of the block
-are held until its backward is over.
+A block is recomputed as a whole, operator by operator, up to the last value that its backward reads. Every operator
+that is not saved runs, whether or not the backward needs its value. A value that a rule saves is therefore held until
+the recomputation reaches it; a value after the last one is not held, since nobody reads it. The inputs of the block are
+held until its backward is over.
 
-One account of it for saved bytes, schedules, peaks and tuning, of a whole model's graph and of one block's trace alike.
+Saved bytes, schedules, peaks and tuning all use this module, for the graph of a whole model and for the trace of one
+block.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ class Checkpoints:
     read: frozenset[int] = field(default=frozenset(), repr=False)
     """Values that the backward reads and nothing recomputes: outside the blocks, or passed from one to the next."""
     unchanged: Collection[int] = ()
-    """Nodes of a traced block that return their argument as it is, and have nothing of their own to keep."""
+    """Nodes of a traced block that return their argument unchanged, and have nothing to keep."""
     inner: Mapping[int, int] = field(factory=dict)
-    """In a traced block: by node of an operation inside an operator (a DTensor's), the node of that operator. It runs
-    with it alone, and is not held by itself: where the operator is saved, it is neither saved nor recomputed."""
+    """In a traced block: by node of an operation inside an operator (a DTensor's), the node of that operator. It
+    runs only with that operator, and is never held separately: if the operator is saved, it is neither saved nor
+    recomputed."""
 
 
 def checkpoint_of_all(facts: Facts, reach: int, unchanged: Collection[int], inner: Mapping[int, int]) -> Checkpoints:
@@ -81,7 +83,7 @@ def checkpoints_around(facts: Facts, blocks: BlockTable) -> Checkpoints:
             if not facts.forward_mask[source] or facts.flags[source] & Flag.SYMBOLIC:
                 continue
             at = of[source]
-            # what a block returns is read by its own backward, or by that of what follows
+            # a block's output is read by the block's backward, or by that of the next block
             if at == OUTSIDE or (returned[source] and block_of[row] != block_of[source]):
                 read.add(source)
                 continue
@@ -99,7 +101,7 @@ def held_and_rerun(
     facts: Facts, decisions: Sequence[Decision | None], checkpoints: Checkpoints
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The nodes that are kept for the backward, and those that are recomputed, in graph order. A saved view is kept
-    with the memory it looks into; a view of an input costs nothing and is simply taken again."""
+    with its memory; a view of an input costs nothing and is rebuilt."""
     roots, of, reach, inner = facts.storage_roots, checkpoints.of, checkpoints.reach, checkpoints.inner
     saved = set(checkpoints.read).union(*checkpoints.given)
     again: list[int] = []
@@ -113,7 +115,7 @@ def held_and_rerun(
         if runs or (row in checkpoints.unchanged and roots[row] not in saved):
             again.append(row)
             continue
-        # no size, no operator whose pieces are rows of their own, and none that returns outer memory that it wrote to
+        # no size, no operator whose pieces are separate nodes, and none that returns outer memory that it wrote to
         flags = facts.flags[row]
         is_tuple = flags & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
         is_foreign = flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES or flags & Flag.SYMBOLIC
@@ -123,7 +125,7 @@ def held_and_rerun(
 
 
 def kept_rows(facts: Facts, saved: Collection[int]) -> frozenset[int]:
-    """The saved nodes whose value has to be held: not the views of another saved value, which are taken again.
+    """The saved nodes whose value has to be held: not the views of another saved value, which are rebuilt.
 
     A node that writes in place belongs to its memory's first node, and is held with it.
     """
@@ -148,7 +150,7 @@ class BlockContext:
     reach: int
     """The first node that is not recomputed."""
     blocks: BlockTable | None = None
-    """Where the graph is one block: that one, among the others. None for a whole model."""
+    """If the graph is one block: that block, among the others. None for a whole model."""
     numbered: bool = True
     """True if it is known which block it is."""
     unchanged: frozenset[int] = frozenset()
@@ -164,7 +166,7 @@ class AroundBlocks:
     outside: frozenset[int] = frozenset()
     """The forward nodes outside every block: no checkpoint is there, and no rule ranges over them."""
     block_outputs: frozenset[int] = frozenset()
-    """Block outputs: the next checkpoint holds them as its input, whatever a rule says."""
+    """Block outputs: the next checkpoint holds them as its input, whatever the rules."""
     detached: Mapping[int, int] = field(factory=dict)
     """Each ``detach``, with its input. Autograd asks for it, as often as it likes: it is no operator of a block."""
 

@@ -136,8 +136,8 @@ def backward_needs(
 ) -> SavedForBackward:
     """Walk the graph once, last node first, so that all readers of a value are known when it is reached.
 
-    ``on_recompute`` is called with each node about to be recomputed, before that is final; it may put another
-    decision in its place, for this node or for earlier ones.
+    ``on_recompute`` is called with each node about to be recomputed, before that is final; it may replace the decision
+    on this node or on earlier ones.
     """
     need = bytearray(_read_by_backward(facts))
     flags, is_symbolic = facts.flags, Flag.SYMBOLIC
@@ -238,7 +238,7 @@ def _amounts_of(
     facts: Facts, rows: Sequence[int], figure: Literal["bytes", "flops", "operators"]
 ) -> list[tuple[int, int]]:
     """Nodes with their amounts: the bytes that each allocates, its FLOPs, or 1 for an operator that computes something:
-    no view, no size, and nothing that comes with another operator."""
+    no view, no size, no piece of another operator's result."""
     match figure:
         case "bytes":
             return [(row, own_bytes(facts, row)) for row in rows]
@@ -270,7 +270,7 @@ def counted_by_data(facts: Facts, rows: Iterable[int], *, added_up: bool = True)
 
 
 def sized_by_data(facts: Facts, rows: Iterable[int]) -> list[int]:
-    """Those that allocate memory whose size comes from data, each once."""
+    """The nodes that allocate memory whose size comes from data, each once."""
     if not facts.data_sizes:
         return []
     roots = facts.storage_roots

@@ -1,8 +1,8 @@
 """Errors of one graph that are only errors if every graph of the model has them.
 
-A model compiles to as many graphs as it has graph breaks, blocks compiled on their own, and shapes. A rule has to
-match in one of them, not in each, and nobody knows which graph is the last; so such errors wait until it is clear
-that no graph is still to come before the first step.
+A model compiles to several graphs: one for each graph break, separately compiled block, and shape. A rule has to match
+in one of them, not in each, and nobody knows which graph is the last; so such errors wait until no further graph can be
+compiled before the first step.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ DEFERRED_CODES = (
     *(refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS, refusals.NOTHING_TO_REWRITE, SHARE_OF_NONE),
     *_NOTHING_ORDERED,
 )
-"""The diagnostics that say "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line, a share
-of the blocks; a line that orders collectives, and one that joins them."""
+"""The diagnostics that report "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line, a share of
+the blocks; a line that orders collectives, and one that joins them."""
 _NOTHING_HERE = frozenset((refusals.MATCHES_NOTHING, refusals.NOTHING_TO_REWRITE, *_NOTHING_ORDERED))
-"""Those that say it of one line for different reasons: one graph has no collective, another none that moves."""
+"""Those that report it of one line for different reasons: one graph has no collective, another none that moves."""
 
 
 @frozen
@@ -81,10 +81,10 @@ def complaints(policy: Policy, diagnostics: Iterable[Diagnostic]) -> tuple[Compl
 def shared_by_all(
     policy: Policy, graphs: Sequence[tuple[str, Sequence[Complaint]]], *, root: str, sharded: bool = False
 ) -> tuple[Diagnostic, ...]:
-    """The diagnostics that every graph has, each with what was found in which. ``graphs``: labels and complaints.
+    """The diagnostics that every graph has, each with the findings of every graph. ``graphs``: labels and diagnostics.
 
-    ``root``: the path that was said to be put before those of the graphs. ``sharded``: whether ``fully_shard`` gathers
-    the weights of one of them.
+    ``root``: the prefix that was given for the paths of the graphs. ``sharded``: whether ``fully_shard`` gathers the
+    weights of one of them.
     """
     if not graphs:
         return ()
@@ -122,7 +122,7 @@ def from_json(data: Iterable[Mapping[str, Any]]) -> tuple[Complaint, ...]:
 
 
 def _statements(policy: Policy) -> list[Span]:
-    """``blocks`` last: a block that is compiled on its own gets one where the policy has none."""
+    """``blocks`` last: a separately compiled block gets one if the policy has none."""
     blocks = [policy.blocks.span] if policy.blocks is not None else []
     return [*(each.span for each in policy.statements), *blocks]
 
@@ -136,7 +136,7 @@ def _diagnostic(policy: Policy, statements: Sequence[Span], found: Sequence[tupl
         indented = ((label, [f"  {line}" for line in complaint.details]) for label, complaint in found)
         details = tuple(line for label, lines in indented for line in ((f"{label}:", *lines) if lines else (label,)))
         message = first.message.replace("this graph", f"any of the {len(found)} graphs of this model")
-    # of no graph alone: where one of them says what a rule fails for, it would match there
+    # not of one graph alone: where another graph has what a rule lacks, the rule would match there
     causes = [complaint.cause for _, complaint in found]
     cause = refusals.NO_SUCH_BLOCKS if refusals.NO_SUCH_BLOCKS in causes else first.cause
     include = None if first.code == refusals.NOTHING_TO_REWRITE else policy.included_by(statement)

@@ -94,13 +94,13 @@ class OrderPlan:
 
 @frozen
 class RuleOutcome:
-    """The matches and decisions of one rule on one graph. Nodes are owners, in graph order."""
+    """The matches and decisions of one rule on one graph. Nodes are producers, in graph order."""
 
     rule: Rule
     matched: tuple[int, ...]
     decided: tuple[int, ...]
     overridden_by: dict[int, int]
-    """Later rule to how many of this rule's nodes it took over."""
+    """Later rule to the number of this rule's nodes that it overrides."""
     kept_by_user: int
     """The number of matches that kept the tag of the user's own ``checkpoint``."""
 
@@ -119,7 +119,7 @@ class ExpectationOutcome:
 
 @frozen(eq=False)
 class Plan:
-    """Policy × facts. ``decisions`` has a row for every row of ``facts``; None for nodes no rule can range over."""
+    """Policy × facts. ``decisions`` has an entry for every node of ``facts``; None for nodes no rule can range over."""
 
     policy: Policy
     before: Facts

@@ -45,14 +45,13 @@ def plan(
     aside: FsdpParameters | None = None,
     device: DeviceProfile | None = None,
 ) -> Plan:
-    """Decide what becomes of every forward value of a graph.
+    """Decide the outcome of every forward value of a graph.
 
-    Never raises for what is wrong between a policy and a graph: that is in ``Plan.diagnostics``. Linear in nodes,
-    edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.
-    ``place`` says which part of a model a graph is that is recomputed as a whole. ``ranks`` are those that
-    share the graph, where they can be asked what they would rewrite. ``aside`` are the weights that FSDP gathers around
-    the graph, in which a rule about gathers then has nothing to match. ``device`` is what times are worked out for, in
-    place of the device that the policy names.
+    Never raises for a policy that does not fit the graph: see ``Plan.diagnostics``. Linear in nodes, edges and matches;
+    the same policy on the same graph gives the same plan, digest included, in every process. ``place``: the part of a
+    model that the graph is, if it is recomputed as a whole. ``ranks``: the ranks that share the graph, if they can be
+    asked for their rewrites. ``aside``: the weights that FSDP gathers outside the graph, where rules about gathers have
+    nothing to match. ``device`` overrides the policy's device.
     """
     before = facts
     edits, facts = plan_edits(policy, before, capabilities, ranks)

@@ -73,7 +73,7 @@ def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = Fa
 
 
 def overridden(policy: Policy, outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Diagnostic:
-    """A rule whose every match later rules took over. ``rules``: what became of all of them."""
+    """A rule that later rules override on every match. ``rules``: the outcomes of all rules."""
     takers = [(policy.rules[index], count) for index, count in outcome.overridden_by.items()]
     taken = sum(outcome.overridden_by.values())
     which = _all_nodes(taken) if taken == len(outcome.matched) else f"{taken} of the {len(outcome.matched)} nodes"
@@ -110,7 +110,7 @@ def kept_by_user(outcome: RuleOutcome) -> Diagnostic:
 
 
 def unsafe(rule: Rule | Undecided, rows: Sequence[int], reasons: Sequence[str], facts: Facts) -> Diagnostic:
-    """``rule``: what asks for the recomputation. ``rows`` and ``reasons`` in graph order."""
+    """``rule``: the rule or default that asks for the recomputation. ``rows`` and ``reasons`` in graph order."""
     text, help = rule.span.one_line, "save these values with a rule"
     fixes = [put_behind(rule.span, f"save {operators}")] if (operators := _operators(rows, facts)) else []
     if isinstance(rule, Rule):
@@ -144,7 +144,7 @@ def node_and_place(facts: Facts, row: int) -> str:
 
 
 def routing_kept(rule: Rule | None, rows: Sequence[int], policy: Policy, facts: Facts) -> Diagnostic:
-    """``rows``: discrete choices that a rule, or what no rule decides, would have recomputed; in graph order."""
+    """``rows``: discrete choices that a rule or the default would have recomputed; in graph order."""
     recomputes = policy.undecided is not None and policy.undecided.fate == "recompute"
     asked = "`undecided -> recompute`" if recomputes else "the checkpoint"
     if rule is not None:
@@ -164,8 +164,8 @@ def routing_kept(rule: Rule | None, rows: Sequence[int], policy: Policy, facts: 
 def beyond_capabilities(
     policy: Policy, facts: Facts, capabilities: Capabilities, decisions: Sequence[Decision | None], rows: Sequence[int]
 ) -> Iterator[Diagnostic]:
-    """Whatever a policy decides that the path cannot do: refused, never ignored. ``rows``: the values that the backward
-    reads and that no rule decides, in graph order."""
+    """Refuses whatever a policy decides that the path cannot do. ``rows``: the values that the backward reads and that
+    no rule decides, in graph order."""
     for rule in policy.rules:
         leaves = rule.action.leaves and capabilities.undecided is None
         why = f"leaves values to PyTorch's partitioner, and {capabilities.name} has none"
@@ -194,7 +194,7 @@ def beyond_capabilities(
 
 
 def _other_action(rule: Rule) -> Iterator[Fix]:
-    """The fixes that say another action, without the budget that only offloading has."""
+    """The fixes that write another action, without the budget that only offloading has."""
     words = words_of(rule.span.source, rule.span.start, rule.span.end)
     verb = next((word for word in words if word.type == "ACTION"), None)
     if verb is None:

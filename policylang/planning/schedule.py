@@ -1,18 +1,18 @@
 """Builds the schedule of a training step from facts and decisions: each recomputation runs as late as possible.
 
-What a graph runs keeps the order in which it was traced, a partition all of its forward first. In a region of the
-backward, the first step that needs a recomputed value gets, just before itself, everything that is recomputed for it,
-in forward order; later steps of the region share it. Pieces of a tuple are taken right behind the recomputed operator,
-so that what nobody takes can be freed. Copies to the host and back come last.
+Nodes keep the order in which they were traced, in a partition the whole forward first. In a region of the backward, all
+that the first reader of a recomputed value needs is recomputed just before that reader, in forward order; later steps
+of the region share it. Pieces of a tuple are taken right after the recomputed operator, so that unused ones can be
+freed. Copies to the host and back are added last.
 
 A forward or backward graph runs as it is. A *joint graph* has one region. Where anything is recomputed, the backward
-that depends on no gradient and has no effect waits until it is needed, too. What leads to no result does not run, and
-all pieces follow their operator.
+that depends on no gradient and has no effect waits until it is needed, too. Dead nodes do not run, and all pieces
+follow their operator.
 
 A *flat graph* may have any number of regions, parted by forward nodes that still run. A recomputed value that the rest
-of the forward holds beyond a region anyway is read there as it is. What is written in place is recomputed as a whole. A
-forward run is left out where nothing of the forward reads the value, unless it draws, writes or has another effect: a
-draw that does not happen would shift every later one.
+of the forward holds beyond a region anyway is read there without recomputation. Values written in place are recomputed
+as a whole. A forward run is left out where nothing of the forward reads the value, unless it draws, writes or has
+another effect: a draw that does not happen would shift every later one.
 
 O(nodes + edges), the recomputations of a step sorted into forward order.
 """
@@ -29,7 +29,7 @@ from policylang.operators.names import GETITEM
 from policylang.planning.checkpoints import Checkpoints
 
 IN_FLIGHT = 2
-"""The number of copies between device and host that may be under way, in either direction, before one is awaited."""
+"""The most copies between device and host in flight, in either direction, before one is awaited."""
 
 
 def with_host_copies(facts: Facts, steps: list[ScheduleStep], moved: Mapping[int, StepKind]) -> list[ScheduleStep]:
@@ -38,13 +38,13 @@ def with_host_copies(facts: Facts, steps: list[ScheduleStep], moved: Mapping[int
     A copy starts right behind the last forward reader of its memory, and is awaited before the second copy after it
     starts, at the latest where the forward ends: until then the device holds the value. A backward region fetches a
     value where the second value before it, in the order of first use, is used first, at the earliest where the region
-    begins, and awaits it right before its own first use. So at most :data:`IN_FLIGHT` copies are under way beside the
+    begins, and awaits it right before its own first use. So at most :data:`IN_FLIGHT` copies are in flight beside the
     one that is awaited.
     """
     if not moved:
         return steps
     begins = dict[int, int]()
-    first_reads = defaultdict[int, dict[int, int]](dict)  # by region, moved rows and the step that reads each first
+    first_reads = defaultdict[int, dict[int, int]](dict)  # by region, moved nodes and the step that reads each first
     for at, (_, row, region) in enumerate(steps):
         begins.setdefault(region, at)
         for source in facts.inputs[row] if region else ():
@@ -111,8 +111,8 @@ def build_checkpointed_schedule(
     facts: Facts, checkpoints: Checkpoints, saved: Iterable[int], again: Iterable[int]
 ) -> Schedule:
     """The steps of a model in eager, in the order in which they were traced. Each block is recomputed as a whole when
-    its backward first asks for something of it, and gives up what it holds where that is met on the way. What a node of
-    autograd reads goes when all its operators have run: those that read the same gradient, one behind the other."""
+    its backward first needs one of its values, and frees each held value when the recomputation reaches it. What an
+    autograd node reads is freed when all its operators have run: adjacent ones that read the same gradient."""
     runs: list[list[tuple[int, bool]]] = [[] for _ in checkpoints.reach]
     for rows, repeats in ((saved, False), (again, True)):
         for row in rows:
@@ -280,7 +280,7 @@ class _Flat:
 
     def parts(self) -> list[Part]:
         phases, ops, kept = self.facts.phases, self.facts.ops, self.kept
-        ends, end = dict[int, int](), -1  # backward row → the last one of its region
+        ends, end = dict[int, int](), -1  # backward node → the last one of its region
         for row in range(len(phases) - 1, -1, -1):
             if phases[row] == _BACKWARD:
                 end = ends[row] = row if end < 0 else end
@@ -312,8 +312,8 @@ class _Flat:
 
     def _read_forward(self) -> None:
         """The forward nodes that run whatever is recomputed, and until when its values are held anyway: by the node
-        that allocated some memory, the last forward node that reads it. Counted without what recomputations will read,
-        so a value is said to be alive only where it surely is."""
+        that allocated some memory, the last forward node that reads it. Readers in recomputations are not counted, so a
+        value counts as alive only where it certainly is."""
         facts, kept, again = self.facts, self.kept, self.again
         flags, inputs, owners = facts.flags, facts.inputs, facts.owners
         kept_units: set[int] = set()
@@ -326,8 +326,8 @@ class _Flat:
             flag = flags[row]
             in_unit = flag & Flag.REPEATABLE
             if facts.ops[row] == "call_function" and not kept[row]:
-                # Running statistics are memory that outlives the operator: one that can be recomputed without them
-                # returns memory of its own, where one that writes in place returns what it writes to.
+                # Running statistics outlive the operator: an operator that can be recomputed without them returns fresh
+                # memory, one that writes in place returns the memory it writes to.
                 returns_own = not flag & Flag.VIEW and (owners[row] == row or flag & Flag.MULTI_OUTPUT)
                 has_effect = flag & _RANDOM_OR_EFFECT or (flag & Flag.WRITES and (not in_unit or returns_own))
                 kept[row] = bool(not again[row] or has_effect or (in_unit and owners[row] in kept_units))

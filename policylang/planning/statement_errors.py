@@ -1,5 +1,5 @@
-"""Errors of single statements on a graph: rules that decide nothing, expectations that do not hold, blocks
-that are not there. Each error says what it comes from where that is known, so that one cause can be one error."""
+"""Errors of single statements on a graph: rules that decide nothing, expectations that do not hold, blocks that are not
+there. Each error names its cause if known, so that one cause can be one error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MOST_NAMES = 8
 
 
 def speaks_of_blocks(statement: Rule | Expectation, policy: Policy) -> bool:
-    """True if a sentence says `in block`, `per block`, `crosses block`, or uses a name that does."""
+    """True if a statement contains `in block`, `per block`, `crosses block`, or uses a name that does."""
     if isinstance(statement, syntax.ExpectTotal):
         return statement.per_block
     if isinstance(statement, syntax.ExpectCount) and statement.scope is syntax.Scope.BLOCK:
@@ -231,7 +231,7 @@ class StatementErrors:
                         found = evolve(found, details=(*found.details, why))
                     yield self._of_cause(evolve(found, include=include), rule)
             elif outcome.decided or (include is not None and any(taker != rule.span.source for taker in takers)):
-                continue  # a file is included to be amended: by rules of another file that take over
+                continue  # a file is included to be amended: rules of another file override its rules
             elif outcome.overridden_by:
                 yield refusals.overridden(policy, outcome, rules)
             elif outcome.kept_by_user:
@@ -251,7 +251,7 @@ class StatementErrors:
         return found.code == refusals.MATCHES_NOTHING and found.span in self._of_no_share
 
     def _of_cause(self, found: Diagnostic, statement: Rule | Expectation) -> Diagnostic:
-        """An error with what it comes from: no device, or no blocks where it would not fail if the graph had some."""
+        """An error with its cause: no device, or no blocks if it would hold with blocks."""
         policy, selections = self._policy, self._selections
         timed = isinstance(statement, syntax.ExpectTotal) and statement.of_time
         if selections.times is None and (timed or any(True for _ in timed_tests(policy, statement))):

@@ -24,10 +24,10 @@ from policylang.profiling.measured import rounded
 
 MIB = 2**20
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""MiB that one rank puts in."""
+"""MiB of input on each rank."""
 RUNS = 5
 MOST_MEMORY = {"cpu": 2**30, "cuda": 2**33}
-"""Bytes that what one rank puts in and gets out may take."""
+"""Bytes that a rank's inputs and outputs may take."""
 
 COLLECTIVES: dict[str, tuple[Callable[[int, int], int], Callable[[Tensor, Tensor, Any], object]]] = {
     "all_gather_into_tensor": (
@@ -44,7 +44,7 @@ COLLECTIVES: dict[str, tuple[Callable[[int, int], int], Callable[[Tensor, Tensor
         lambda given, taken, group: dist.all_to_all_single(taken, given, group=group),
     ),
 }
-"""How many values a rank gets for those that it puts in, by the size of the group, and the call."""
+"""Output elements per input element on a rank, by the size of the group, and the call."""
 
 
 @frozen

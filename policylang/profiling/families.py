@@ -43,7 +43,7 @@ STREAM, OVERHEAD, TO_HOST, FROM_HOST = "stream", "overhead", "to host", "from ho
 STREAM_SIZES = {"cpu": [4.0**i for i in range(7, 15)], "cuda": [4.0**i for i in range(8, 17)]}
 """Bytes that one operator reads and writes: 16 KiB to 256 MiB, 64 KiB to 4 GiB."""
 AFAR = 2**28
-"""Bytes in which operands lie, and results are kept: more than caches hold."""
+"""Bytes over which operands, and the kept results, are spread: more than caches hold."""
 MOST_PLACES = 2048
 """More tensors at once would be a matter for Python's garbage collector."""
 HOST_BYTES = 2**27
@@ -236,7 +236,7 @@ def _norm(x: Tensor, y: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rotated(x: Tensor, y: Tensor, row: Tensor) -> Tensor:
-    """Rotary embeddings: halves exchanged, two products and a sum."""
+    """Rotary embeddings: swaps the two parts of the last dimension, two products and a sum."""
     left, right = x.chunk(2, -1)
     return x * row + torch.cat((-right, left), -1) * y
 

@@ -70,7 +70,7 @@ def _processor() -> str:
 
 
 SLOW = 0.8
-"""An operator has a rate of its own where it reaches less than this share of a stream's."""
+"""An operator gets a separate rate if it reaches less than this share of a stream's."""
 MOST_SHARE = {ATTENTION: 1.0, CONVOLUTION: 10.0}
 """The greatest shares that a profile may have."""
 
@@ -86,7 +86,7 @@ class Spread:
 
 @frozen(eq=False)
 class MeasuredDevice:
-    """A profile and how it came about."""
+    """A profile and how it was measured."""
 
     profile: DeviceProfile
     spread: Spread
@@ -125,13 +125,13 @@ def measured(timings: Timings, name: str, dtype: str, capacity: int | None = Non
 
 
 def rounded(figure: float) -> float:
-    """To the three digits that a measurement is good for: what a profile holds is what its text says."""
+    """To the three digits that a measurement is good for: a profile holds exactly what its text shows."""
     return float(f"{figure:.3g}")
 
 
 def _rate(timed: Sequence[tuple[Trial, Timing]], overhead: float) -> Rate | None:
-    """The rate beyond the overhead by size, all trials of one size together. A size that is mostly overhead
-    says nothing of the rate; the largest is always there."""
+    """The rate beyond the overhead by size, all trials of one size together. A size that is mostly overhead is left
+    out; the largest is always there."""
     sizes: dict[float, list[float]] = defaultdict(list)
     for trial, timing in timed:
         sizes[trial.work].append(timing.seconds)

@@ -23,7 +23,7 @@ FIRST_COLUMNS = ("Group", "Group Size", "Collective")
 def profile_lines(
     measured: MeasuredDevice, machine: str, compiled: bool, groups: Sequence[MeasuredGroup], table: str
 ) -> Iterator[str]:
-    """The text of the file. ``machine`` says in a line what was measured; ``table`` is the file of the collectives."""
+    """The text of the file. ``machine`` describes the machine in a line; ``table`` is the file of the collectives."""
     profile, spread = measured.profile, measured.spread
     yield f"{FIRST_LINE}, for steps that run {'under torch.compile' if compiled else 'in eager'}."
     yield f"# {_one_line(machine)}"

@@ -54,7 +54,7 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """The spread of the rounds as a share of their median: half of the distance from least to most."""
+        """The spread of the rounds as a share of their median: (most - least) / 2."""
         return (max(self.rounds) - min(self.rounds)) / 2 / self.seconds if self.seconds else 0.0
 
 
@@ -140,7 +140,7 @@ class Operands:
         return [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def prepared(self, call: Callable[..., object], dtype: torch.dtype, *shapes: Sequence[int]) -> Callable[[], Run]:
-        """What a trial of a call on tensors of these shapes has as ``prepare``."""
+        """The ``prepare`` of a trial of a call on tensors of these shapes."""
 
         def prepare() -> Run:
             operands = self.of(dtype, *shapes)

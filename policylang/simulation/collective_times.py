@@ -50,7 +50,7 @@ class CollectivePrices:
 
 
 def fits(network: Network, group: Group | None, size: int) -> bool:
-    """True if a group lies inside the neighbouring ranks that a network joins: by its ranks, else by its size."""
+    """True if a group is inside the neighbouring ranks that a network joins: by its ranks, else by its size."""
     if network.ranks is None:
         return True
     if group is not None and group.ranks:
@@ -69,7 +69,7 @@ def described(facts: Facts, row: int) -> str:
 
 
 def put_in(facts: Facts, row: int) -> tuple[int, ...]:
-    """The nodes of the tensors that one rank puts into a collective."""
+    """The nodes of the tensors that one rank passes to a collective."""
     target, arguments = facts.targets[row], facts.arguments[row]
     at = 1 if target in _RESULT_FIRST else 0
     found = tuple(_rows(arguments[at])) if len(arguments) > at else ()
@@ -99,7 +99,7 @@ def _rows(argument: Any) -> Iterator[int]:
 
 
 def _size(facts: Facts, row: int, group: Group | None, put: int) -> int:
-    """The ranks of the group: as it is known, else as the bytes tell; 0 where neither says it."""
+    """The size of the group: as known, else derived from the bytes; 0 if neither gives it."""
     if group is not None and (group.size or group.ranks):
         return group.size or len(group.ranks)
     less, more = sorted((put, facts.bytes[row]))

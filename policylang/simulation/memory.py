@@ -2,10 +2,10 @@
 
 Each node allocates its memory (a view shares that of what it views, an operator with several results allocates them
 all), which is freed after its last reader; a tuple holds its pieces until the last is taken. Graph inputs and constants
-are there from beginning to end, but for tangents, which come with the backward and go after their last reader; what the
-graph returns stays, and so does what a checkpoint holds until it recomputes its block. A value that is copied to the
-host is held until its copy is awaited, and memory for it is there again from the start of a copy back. Kernel
-workspaces and what the allocator wastes are not counted.
+are alive throughout, except tangents, which live from the start of the backward to their last reader. Graph outputs
+stay alive, and so does what a checkpoint holds until it recomputes its block. A value copied to the host is held until
+its copy is awaited, and allocated anew at the start of the copy back. Kernel workspaces and fragmentation are not
+counted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STATE_ON_CPU, _STATE_ELSEWHERE = 5056, 16
 
 
 class Origin(IntEnum):
-    """Where memory comes from."""
+    """The origin of memory."""
 
     FIRST_RUN = 0
     SECOND_RUN = 1
@@ -54,7 +54,7 @@ class Origin(IntEnum):
     INPUT = 3
     """An input or a constant of the graph: there before the first step."""
     TANGENT = 4
-    """Handed in as the backward begins."""
+    """Passed in as the backward begins."""
     GENERATOR_STATE = 5
     """Kept for a recomputed random operator."""
 
@@ -106,8 +106,8 @@ def generator_state_bytes(facts: Facts, row: int) -> int:
 
 
 def pieces_with_memory(facts: Facts) -> tuple[dict[int, int], dict[int, list[int]]]:
-    """The ``getitem`` nodes with memory of their own and the operator that allocates each as part of a tuple; and the
-    other way round."""
+    """The ``getitem`` nodes with separate memory and the operator that allocates each as part of a tuple; and the
+    inverse."""
     roots, owner_of, pieces_of = facts.storage_roots, dict[int, int](), dict[int, list[int]]()
     for row, target in enumerate(facts.targets):
         if target == GETITEM and roots[row] == row and facts.inputs[row]:
@@ -177,7 +177,7 @@ class _Lifetimes:
         """Storage → the step after which it is given back; past the end for what the graph returns."""
         facts, length, roots = self.facts, self.length, self.roots
         last: dict[int, int] = {}
-        storage: dict[int, int] = {}  # of every value that was computed; an input is its own
+        storage: dict[int, int] = {}  # of every computed value; an input's is itself
 
         def read(source: int, region: int) -> int:  # in the backward the second copy, where there is one
             second = source + region * length
@@ -217,8 +217,8 @@ class _Lifetimes:
 
 @frozen(eq=False)
 class Timeline:
-    """The memory alive while each node runs, its own results included. One entry for each run of a node and each copy
-    from the host, in the order of execution."""
+    """The memory alive while each node runs, its results included. One entry for each run of a node and each copy from
+    the host, in the order of execution."""
 
     rows: Sequence[int]
     live: Sequence[int]

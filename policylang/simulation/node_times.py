@@ -1,7 +1,7 @@
 """The time of every node on a device: a roofline of its FLOPs and its bytes, from facts alone.
 
 Williams, Waterman and Patterson, "Roofline", CACM 2009: an operator takes the longer of the time in which the device
-computes its FLOPs and the time in which it moves its bytes. ``docs/time.md`` says it for people.
+computes its FLOPs and the time in which it moves its bytes. ``docs/time.md`` explains it to users.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ def bytes_moved(facts: Facts, row: int) -> int:
         return max(sum(read), made)
     elif facts.flags[row] & Flag.WRITES and not made:  # optimizers' kernels: all is read and written
         return 2 * sum(read)
-    elif target.endswith("out"):  # the result is handed in
+    elif target.endswith("out"):  # the result is passed in
         return max(sum(read), made)
     return made + sum(read)
 
 
 def memory_read(facts: Facts, row: int) -> int:
-    """The bytes of memory behind a value: fewer than it has where elements lie in one place, as of an expanded one."""
+    """The bytes of memory behind a value: fewer than its size if elements share memory, as after ``expand``."""
     size, shape, strides = facts.bytes[row], facts.shapes[row], facts.strides[row]
     if not facts.numel[row] or shape is None or strides is None or len(shape) != len(strides):
         return size
@@ -135,7 +135,7 @@ _FUSED_ALIKE = HARMLESS | {
     *("aten.arange", "prims.iota", "aten.native_dropout", "aten.bernoulli", "aten.rand", "aten.rand_like"),
     *("prims.inductor_random", "prims.inductor_lookup_seed"),
 }
-"""Operators that Inductor puts into pointwise loops though torch does not tag them: casts, fills, masks, draws."""
+"""Operators that Inductor fuses into pointwise loops though torch does not tag them: casts, fills, masks, draws."""
 _ATTENTION = re.compile(r"attention|attn")
 HOST_COPY = "copy between the device and the host"
 NO_DTYPE = "an unknown dtype"
@@ -173,8 +173,8 @@ def node_times(facts: Facts, device: DeviceProfile) -> NodeTimes:
 
 @cache
 def is_fused(target: str) -> bool:
-    """True if a compiler puts an operator into one kernel with its neighbours: pointwise operators, what it treats like
-    them, and reductions, which read what their producers make without a way through memory."""
+    """True if a compiler fuses an operator with its neighbours: pointwise operators, those it treats like them, and
+    reductions, which read their producers' results without going through memory."""
     operator = packet(target)
     return any(
         each in tagged("pointwise") or each in tagged("reduction") or each in _FUSED_ALIKE
@@ -225,7 +225,7 @@ class _Pricing:
         return max(moving, device.overhead + self._computing(row, flops)) if flops else moving
 
     def _computing(self, row: int, flops: int) -> float:
-        """0 where the profile does not say it."""
+        """0 if the profile lacks it."""
         device, target, dtype = self.device, self.facts.targets[row], matrix_dtype(self.facts, row)
         rate = device.compute.get(dtype)
         if rate is None:
@@ -235,7 +235,7 @@ class _Pricing:
         return flops / (rate.at(flops) * (device.attention if _ATTENTION.search(target) else convolution))
 
     def _crosses_to_host(self, row: int) -> bool:
-        """True if its result lies on the host and what it reads on a device, or the other way round."""
+        """True if its result is on the host and its input on a device, or the reverse."""
         facts, devices = self.facts, self.facts.devices
         source = facts.inputs[row][0] if facts.inputs[row] else row
         if (

@@ -1,8 +1,8 @@
-"""The walk along a schedule that every account of time shares: computation on one stream, what is sent on others.
+"""The walk along a schedule that all timings share: computation on one stream, communication on others.
 
-Computation runs on one stream, the collectives of each process group on one of their own, copies to the host and back
-on one each way. A collective is *issued* when computation comes to it, starts once its stream is free, and is awaited
-where the graph says so (``wait_tensor``), at the latest where something computes with what it wrote.
+Computation runs on one stream, the collectives of each process group on a separate one, copies to the host and back on
+one each. A collective is *issued* when computation reaches it, starts once its stream is free, and is awaited where the
+graph says so (``wait_tensor``), at the latest where something computes with what it wrote.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ExposedBy(Enum):
     LIMIT = "limit"
     """A limit of the policy keeps it from starting earlier."""
     GROUP = "group"
-    """Another collective of its group is on the way when it could start."""
+    """Another collective of its group is in flight when it could start."""
     ORDER = "order"
     """Nothing but the order of the graph keeps it from starting earlier, or from being awaited later."""
 
@@ -74,14 +74,14 @@ class CollectiveRun:
     step: int
     """Its number in the schedule."""
     issued: float
-    """When computation comes to its start."""
+    """When computation reaches its start."""
     start: float
     """When its stream is free for it."""
     end: float
     awaited: float = inf
-    """When computation first comes to something that waits for it."""
+    """When computation first reaches something that waits for it."""
     read: float = inf
-    """When computation first comes to what reads it, past waits and views."""
+    """When computation first reaches a reader of it, past waits and views."""
     exposed: float = 0.0
     """Time that computation waits there. What several are awaited for at once is shared out from the first to end."""
     exposed_by: ExposedBy | None = None
@@ -190,7 +190,7 @@ def _share_out(facts: Facts, log: RunLog, row: int, region: int, now: float, awa
 
 
 def _share_out_the_end(log: RunLog, now: float, copies: Iterable[float]) -> None:
-    """Share out what is under way when computation is over; nothing is noted of copies to the host."""
+    """Share out what is in flight when computation ends; copies to the host are not recorded."""
     last = now
     under_way = [*((run.end, run) for run in log.sent), *((end, None) for end in copies)]
     for end, run in sorted((each for each in under_way if each[0] > now), key=itemgetter(0)):
@@ -252,7 +252,7 @@ def step_time(facts: Facts, schedule: Schedule, times: NodeTimes) -> StepTime:
 
 
 def in_flight(facts: Facts, schedule: Schedule) -> list[int]:
-    """At each step, the bytes of the collectives that are started and not awaited; one that nobody awaits is on the way
+    """At each step, the bytes of the collectives that are started and not awaited; one that nobody awaits is in flight
     to the end. One pass over the steps."""
     streams = streams_of(facts)
     under_way: dict[tuple[int, int], int] = {}
@@ -277,7 +277,7 @@ def size_in_flight(facts: Facts, row: int) -> int:
 
 @frozen(eq=False)
 class Lanes:
-    """A step drawn as lanes: what computes, and what is on the way beside it."""
+    """A step drawn as lanes: what computes, and what is in flight beside it."""
 
     compute: Sequence[ComputeRun]
     collectives: Sequence[CollectiveRun]
@@ -291,7 +291,7 @@ def lanes(
     facts: Facts, schedule: Schedule, times: NodeTimes, *, in_flight: int | None = None, peak: int | None = None
 ) -> Lanes:
     """One pass over the steps. ``in_flight`` and ``peak``: the limits, in bytes, that the order was made under; without
-    them nothing is said to be exposed by a limit."""
+    them no exposure is attributed to a limit."""
     log = RunLog()
     walked = walk(facts, schedule, times, log)
     causes = _Causes(facts, schedule, log, in_flight, peak)
@@ -333,7 +333,7 @@ class _Causes:
         return at < len(self.starts) and self.starts[at] < end
 
     def _note_limits(self, schedule: Schedule, computing: set[int]) -> None:
-        """For each step the last one before it that computes, and what is on the way and alive in each."""
+        """For each step the last one before it that computes, and the bytes in flight and alive in each."""
         facts, self.before = self.facts, list[int]()
         last = -1
         for step, (kind, row, _) in enumerate(schedule):
@@ -413,13 +413,13 @@ def _jobs(facts: Facts, times: NodeTimes) -> tuple[dict[str, list[Job]], float]:
     started, awaited = streams.started, streams.awaited
     calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
     head, passed, over = [0.0] * len(facts), [0.0] * len(facts), [0.0] * len(facts)
-    for row in calls:  # passed: when computation can go on past a row; over: when a collective can have ended
+    for row in calls:  # passed: when computation can continue past a node; over: when a collective can have ended
         begin = max((passed[each] for each in inputs[row]), default=0.0)
         head[row] = begin = max((begin, *(over[each] for each in awaited.get(row, ()))))
         passed[row] = begin if row in started else begin + seconds[row]
         over[row] = begin + seconds[row]
     after, tail, whole = [0.0] * len(facts), [0.0] * len(facts), [0.0] * len(facts)
-    for row in reversed(calls):  # after: from when computation is past a row; tail: from a collective's end
+    for row in reversed(calls):  # after: from when computation is past a node; tail: from a collective's end
         whole[row] = max(after[row] + (0.0 if row in started else seconds[row]), seconds[row] + tail[row])
         for each in inputs[row]:
             after[each] = max(after[each], whole[row])

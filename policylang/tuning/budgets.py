@@ -54,8 +54,8 @@ STATES: Mapping[str, int] = {
     "adam-amsgrad": 3,
     "adamw-amsgrad": 3,
 }
-"""How many values an optimizer keeps for each element of a parameter, in the parameter's dtype: ``torch.optim`` makes
-its state with ``zeros_like(parameter)``, so a step that trains bfloat16 weights has bfloat16 state."""
+"""The values that an optimizer keeps per element of a parameter, in the parameter's dtype: ``torch.optim`` makes its
+state with ``zeros_like(parameter)``, so a step that trains bfloat16 weights has bfloat16 state."""
 
 
 def read_budget(
@@ -327,7 +327,7 @@ def _alive(at_peak: PeakValues) -> tuple[str, ...]:
 
 
 def _in_the_way(at_peak: PeakValues, resident: int, facts: Facts) -> tuple[str, ...]:
-    """The one thing that a user can change, where there is one: parameters, the logits, a single value."""
+    """What the user can change to fit, if anything: parameters, the logits, a single value."""
     others = [value for value in at_peak.values if value.what not in _RESIDENT]
     rest = at_peak.bytes - resident
     tables = (facts.inputs[row][0] for row, op in enumerate(facts.targets) if op.startswith("aten.embedding."))

@@ -102,7 +102,7 @@ class TuningSubject:
     """The graph and device that a policy is tuned for, in words that are the same on every machine."""
 
     graph: str
-    """The name of the graph's file, without the folder; empty where it came from none."""
+    """The name of the graph's file, without the folder; empty if it has none."""
     kind: str
     nodes: int
     fingerprint: str
@@ -114,7 +114,7 @@ class TuningSubject:
     optimizer: str = ""
     """The name of the optimizer whose state counts; empty where its size is given, or there is none."""
     path: str = ""
-    """The path that the policy is for, where that was said."""
+    """The path that the policy is for, if given."""
     priced_by_bytes: Mapping[str, int] = field(factory=dict)
     """The operators that no FLOP formula counts, and how many calls: their times are those of moving their bytes."""
 
@@ -188,7 +188,7 @@ def recomputed_words(tuned: Tuned) -> str:
 
 
 def step_words(each: Candidate) -> str:
-    """The time of the step, fine enough to tell neighbours apart: ``1.12 s``, ``905.3 ms``."""
+    """The time of the step, precise enough to distinguish neighbours: ``1.12 s``, ``905.3 ms``."""
     return f"{each.step:.2f} s" if each.step >= 1 else format_quantity(each.step, "seconds")
 
 

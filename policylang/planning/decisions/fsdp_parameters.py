@@ -1,9 +1,9 @@
-"""Rules about gathered weights where FSDP gathers them by itself, outside of the graph that is planned.
+"""Rules about all-gathered weights that FSDP gathers in hooks, outside the planned graph.
 
 ``fully_shard`` gathers a block's weights in hooks around it, where neither an eager checkpoint nor a compiler sees an
-operator; whether they are gathered again in the backward is its ``reshard_after_forward``. A rule that is about such
-gathers, and about nothing else, has nothing to match, and need not: FSDP has carried it out or has not. What the policy
-says of them is read off a small graph that gathers the same weights, and compared with what FSDP was told.
+operator; ``reshard_after_forward`` decides whether the backward gathers them again. A rule about such gathers alone has
+nothing to match, and need not: FSDP has applied it or has not. The policy's decisions on them are read off a small
+graph that gathers the same weights, and compared with FSDP's settings.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FsdpParameter:
     gathered_again: bool
     """``reshard_after_forward``."""
     block: int = -1
-    """Which of the blocks it lies in."""
+    """The number of its block."""
     shape: tuple[int, ...] = ()
     bytes: int = 0
     """The whole weight."""
@@ -137,7 +137,7 @@ def _expected(expectation: ExpectFate, graph: _Gathers) -> tuple[ExpectationOutc
 
 
 def _differs(text: str, span: Span, weights: Sequence[FsdpParameter]) -> Diagnostic:
-    """``weights``: those that FSDP treats otherwise than a line says."""
+    """``weights``: those that FSDP treats differently from a line."""
     wanted = not weights[0].gathered_again
     units = Counter(f"`{weight.unit}`" for weight in weights)
     other = "fsdp_reshard_never" if wanted else "fsdp_reshard_always"
@@ -189,7 +189,7 @@ class _Gathers:
         return cls(facts, selections_for(policy, facts, table), owned, frozenset(others))
 
     def rows(self, selector: Selector) -> frozenset[int]:
-        """The owners of what a selector denotes."""
+        """The producers of the nodes that a selector denotes."""
         owners = self.facts.owners
         return frozenset(owners[row] for row in self.selections.rows(selector))
 

@@ -35,7 +35,7 @@ def gathers_left(policy: Policy, facts: Facts, chains: Chains, rules: Sequence[R
         return []
     covered = {row for outcome, _ in about for row in outcome.matched}
     origins, flags, users = chains.origins, facts.flags, facts.users
-    # the forward rows of which the backward reads the value, or one that is made of the same input alone
+    # the forward nodes whose value the backward reads, or another value made of the same input alone
     needed = bytearray(len(facts))
     for row in reversed(facts.forward):
         needed[row] = bool(flags[row] & Flag.FEEDS_BACKWARD) or any(
@@ -139,8 +139,8 @@ def markers_outranked(
     """An error for a rule that is to keep what an earlier partition saved, where tags of the user's ``checkpoint``
     have some of it recomputed.
 
-    The tags that the first compilation obeyed travel to the second one with the nodes, so this is no conflict of two
-    wishes: what was saved has the user's own word in it already.
+    The nodes carry the tags that the first compilation obeyed into the second one, so the two do not conflict: the
+    saved values already reflect the user's tags.
     """
     recomputed = frozenset(facts.owners[row] for row in needs.recomputed)
     found = []
@@ -175,7 +175,7 @@ _MUST = re.compile(r"\bmust_(save|recompute)\b")  # a keyword: no name is spelle
 
 
 def conflicts(plan: Plan) -> tuple[Diagnostic, ...]:
-    """A warning for each rule that says ``must`` and loses some of its nodes to later ones that do not."""
+    """A warning for each ``must`` rule that loses some of its nodes to later rules without ``must``."""
     found, rules = [], plan.policy.rules
     for outcome in plan.rules:
         rule = outcome.rule

@@ -2,10 +2,9 @@
 
 A graph's order is one of many. Shards are cast and gathered one by one, each where it is used, so the last shard of a
 block comes after the first gather's reader; gradients are scattered one by one as they are made. One collective needs
-all its inputs before it and all readers behind it. What is on the wrong side is moved if that is cheap and safe:
-layout operators, casts and pointwise operators, of memory that nobody writes on the way. Nothing communicates, draws,
-writes or multiplies elsewhere than it did. Places are settled one after the other, each within the order that those
-before leave.
+all its inputs before it and all readers after it. Nodes on the wrong side are moved if that is cheap and safe: layout
+operators, casts and pointwise operators, of memory that nobody writes in between. Collectives, random draws, writes and
+products stay where they are. Places are settled one after the other, each in the order that the earlier ones leave.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from policylang.planning.edits.edit_planner import RefusedError, ReplacedMemory
 
 _STAYS = Flag.WRITES | Flag.RANDOM | Flag.SEED | Flag.EFFECTFUL | Flag.COLLECTIVE | Flag.COMPUTE
 _NAMESPACES = ("aten", "prims", "builtin", "math")
-"""Of operators that are known to do nothing but compute their result."""
+"""Namespaces of operators that only compute their result."""
 DEPENDS = "reads what another one of the bucket gives"
 _LAST = 1 << 60
 _NO_BLOCK = -1
@@ -39,8 +38,8 @@ class _Side(IntEnum):
 
 
 Slot = tuple[int, int, int]
-"""When a node runs: before which node, with which of the placements there, and on which side of it. A node that has not
-moved runs at its own place, after all that was placed before it."""
+"""When a node runs: before which node, with which of the placements there, and on which side of it. An unmoved node
+runs where it was, after all that was placed before it."""
 
 
 @frozen
@@ -48,7 +47,7 @@ class Placement:
     """A place for a collective, and the nodes that move for it."""
 
     before: int
-    """The node before which it is put."""
+    """The node before which it is placed."""
     ahead: tuple[int, ...]
     behind: tuple[int, ...]
 
@@ -153,7 +152,7 @@ class Places:
 class Serving:
     """Which block each collective of a graph serves: that of the computation which it feeds, or which feeds it.
 
-    Its own place says little: shards may be gathered under a name of their own, whole blocks before they are used, and
+    Its position tells little: shards may be gathered under another module path, whole blocks before their use, and
     nodes of a backward may carry no module path. Products and norms have their block; a node without one, in a graph
     that names blocks, belongs to the latest block among its inputs.
     """

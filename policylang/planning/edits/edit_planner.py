@@ -42,20 +42,20 @@ class RefusedError(Exception):
 
 @frozen
 class Setting:
-    """What a statement is planned on: the graph as earlier statements leave it, and what they share."""
+    """The graph that a statement is planned on, as earlier statements leave it, and what statements share."""
 
     facts: Facts
     number: int
     """The statement's, in ``Policy.rewrites``."""
     capabilities: Capabilities
     name_counts: dict[str, int]
-    """How often a name was given to new nodes, by the name without a number."""
+    """The number of uses of each new name, without its number."""
     prover: Prover
     known: Mapping[str, Group]
     """The groups that exist, without those that earlier statements have planned."""
     consensus: ConsensusRound
     select: SelectRows | None = None
-    """What selectors denote, where values are decided already."""
+    """Evaluates selectors once values are decided."""
     held: Collection[str] = ()
     """Nodes that no communication crosses: what a policy keeps in order, and unknown operators."""
 
@@ -79,7 +79,7 @@ class NewNodes:
         *,
         per_rank: bool = False,
     ) -> Node:
-        """``like``: the node whose dtype, device, module and annotations it takes over."""
+        """``like``: the node whose dtype, device, module and annotations it copies."""
         facts, base = self._facts, f"{self._prefix}_{target.split('.')[1].strip('_')}"
         name = ""
         while not name or name in facts.index:
@@ -242,7 +242,7 @@ class ReplacedMemory:
                     self.written.setdefault(self.roots[source], []).append(row)
 
     def check(self, home: int, row: int, since: int) -> None:
-        """Check that readers of ``row``, which has memory of its own, may read ``home`` as it was at ``since``.
+        """Check that readers of ``row``, which has separate memory, may read ``home`` as it was at ``since``.
 
         Raises :class:`RefusedError`.
         """
@@ -260,7 +260,7 @@ class ReplacedMemory:
                     )
 
     def is_returned(self, row: int) -> bool:
-        """Whether the graph returns a node or a view of it."""
+        """True if the graph returns a node or a view of it."""
         return any(map(self._is_output, self._aliases(row)))
 
     def _is_output(self, row: int) -> bool:

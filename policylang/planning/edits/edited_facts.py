@@ -1,7 +1,7 @@
 """The facts of a graph after its planned edits: rules are planned on these.
 
 Everything is known beforehand, the names of new nodes included, so that a plan on a snapshot is the plan on the live
-graph. The columns are those that :func:`policylang.graph.collect.collect` finds on the graph that comes out.
+graph. The columns are those that :func:`policylang.graph.collect.collect` finds on the edited graph.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from policylang.operators.names import FOLLOWERS
 from policylang.planning.graph_edit import Edit, FusedGroup, NewNode, Node
 
 _KEPT = Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK
-"""What a new node takes over from the one it is like, with that one's metadata."""
+"""What a new node copies from the one it is like, with that one's metadata."""
 _HANDED_ON = Flag.FORWARD_OUTPUT | Flag.GRADIENT
-"""What the replacement of a value takes over from it."""
+"""What the replacement of a value inherits from it."""
 
 
 def edited(facts: Facts, edits: Sequence[Edit]) -> Facts:
@@ -49,7 +49,7 @@ class _EditedFacts:
         replacing = {old: new for edit in edits for old, new in edit.replaced}
         self.row_of = array("l", [-1]) * len(facts)
         for row, name in enumerate(facts.names):
-            while name in replacing:  # what took another's place may have been replaced in turn
+            while name in replacing:  # a replacement may have been replaced in turn
                 name = replacing[name]
             self.row_of[row] = self.row_of_name.get(name, -1)
         self.groups = dict(facts.groups)

@@ -1,4 +1,4 @@
-"""``fuse all_gather chains``, ``fuse reduce_scatter chains``: collectives in a row become one over the ranks of all.
+"""``fuse all_gather chains``, ``fuse reduce_scatter chains``: consecutive collectives become one over the ranks of all.
 
 Chains are as long as possible. If a whole chain cannot be fused, its last collective is given up, and what follows is
 tried anew; each collective given up is refused with its reason. Both chains are run on all ranks
@@ -6,12 +6,12 @@ tried anew; each collective given up is refused with its reason. Both chains are
 
 *Gathers*: a line ``gather → wait → layout → gather → wait → layout …``. The layout algebra
 (:mod:`policylang.operators.layouts`) finds its result and derives it again from one gather of the first input, by
-views. The rank order of the fused group is that in which the shards have to lie, by the groups' own rank lists.
+views. The rank order of the fused group is the order of the shards, by the groups' rank lists.
 
 *Scatters*: a sum over one group, scattered, summed over another group and scattered again is one sum over the ranks of
 both. A scatter takes away the digits that count the ranks of its group, so the fused group counts ranks with the first
 scatter slowest. Floating-point sums depend on their order: the result agrees up to rounding, and the report says so.
-The proof runs on integers, of which every sum tells which elements of which ranks are in it.
+The proof runs on integers whose sums identify the elements and ranks in them.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ GROUPS_NOT_KNOWN = "groups of other ranks not known"
 MOST_ORDERS = 4
 """Collectives up to which every order of ranks is tried; for more, only the usual one."""
 _Found = tuple[int, Edit | Refusal]
-"""An outcome, and the node that puts it in order: an edit's first collective, so that it comes after the edit that
-makes its input; a refusal's last one."""
+"""An outcome, and the node that orders it: an edit's first collective, so that it comes after the edit that makes its
+input; a refusal's last one."""
 
 
 @frozen
 class CollectiveChain:
-    """Collectives that read each other, in running order, and what lies between and after them."""
+    """Collectives that read each other, in running order, and the nodes between and after them."""
 
     collectives: tuple[int, ...]
     waits: tuple[int, ...]
@@ -90,7 +90,7 @@ class ChainFusion(EditPlanner[Fuse]):
     collective: ClassVar[str]
     """The full operator name."""
     exact: ClassVar[bool] = True
-    """Whether one collective gives the same bits as several."""
+    """True if one collective gives the same bits as several."""
 
     def __init__(self, statement: Fuse, setting: Setting) -> None:
         super().__init__(statement, setting)
@@ -98,7 +98,7 @@ class ChainFusion(EditPlanner[Fuse]):
 
     @abstractmethod
     def check_line(self, inner: int, outer: int, wait: int, path: Sequence[int]) -> None:
-        """Check what lies between two collectives of a chain."""
+        """Check the nodes between two collectives of a chain."""
 
     @abstractmethod
     def wait(self, collective: int) -> int:
@@ -160,8 +160,8 @@ class ChainFusion(EditPlanner[Fuse]):
         note: str = "",
         calls: Sequence[ChainCall] | None = None,
     ) -> Edit:
-        """The edit that replaces a chain, proven. It comes before ``latest``, the first reader; if memory is written
-        on the way, before the first collective."""
+        """The edit that replaces a chain, proven. It is placed before ``latest``, the first reader; if memory is
+        written in between, before the first collective."""
         facts, first, source = self.facts, chain.collectives[0], self.source_of(chain)
         old, calls = old_calls(facts, chain.rows), new.calls() if calls is None else calls
         proof = self.prove([source], old, calls, replaced, self.groups_of(chain.collectives))
@@ -292,7 +292,7 @@ class GatherChains(ChainFusion):
         chain = self._with_tail(chain, values)
         order, steps, group = self._derive(chain, grid, values, copied=False)
         restrided = relaid(facts, chain.result, steps.stride)
-        if isinstance(restrided, int):  # a row that must not see other strides
+        if isinstance(restrided, int):  # a node that must not see other strides
             order, steps, group = self._derive(chain, grid, values, copied=True)
             if steps.stride != facts.strides[chain.result]:
                 raise RefusedError(f"{facts.names[restrided]} needs {facts.names[chain.result]} as it lies in memory")

@@ -7,9 +7,9 @@ holds the same elements elsewhere. Layout operators pass new strides on; matrix 
 fresh memory. Everyone else (pointwise operators, whose results follow the strides of their inputs, collectives,
 writers, graph outputs) gets the strides it was traced with.
 
-*Deriving*: gathered shards, one after the other, are the digits of the ranks and then those of the shard. Any layout of
-these digits is a view, a permutation, and another view that joins what is then adjacent. The last is a view of memory
-only if the joined digits are in order there; otherwise a copy comes before it.
+*Deriving*: gathered shards, concatenated, are the digits of the ranks and then those of the shard. Any layout of these
+digits is a view, a permutation, and another view that joins what is then adjacent. The last is a view of memory only if
+the joined digits are in order there; otherwise it needs a copy.
 
 *Pieces*: ``chunk`` is traced with a ``getitem`` for every part, of which a rank may take one, another one on every
 rank. The others go with the tuple.
@@ -56,7 +56,7 @@ class Piece:
     drops: bool
     """Set if the part lacks that dimension (``unbind``)."""
     place: int
-    """Which part, from 0."""
+    """The number of the part, from 0."""
     count: int
 
     @property
@@ -119,7 +119,7 @@ def layout_after(facts: Facts, hop: Hop, value: DigitLayout) -> DigitLayout:
 
 
 def move_in(facts: Facts, row: int) -> Move:
-    """How the call in a node moves elements."""
+    """The element move of a node's call."""
     arguments = facts.arguments[row]
     return move_of(facts.targets[row], arguments, facts.shapes[row]) if arguments else Move()
 
@@ -271,17 +271,17 @@ def _only_reader(facts: Facts, row: int) -> Hop | None:
 
 
 def phase(facts: Facts, row: int) -> int:
-    """A node's phase; a half of a partition is one phase, whatever it recomputes."""
+    """A node's phase; a graph of a partition is one phase, whatever it recomputes."""
     if facts.kind in _HALVES and facts.ops[row] == "call_function":
         return _HALVES[facts.kind]
     return facts.phases[row]
 
 
 def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = False) -> list[tuple[int, Lengths]] | int:
-    """The rows behind a value whose strides change with it, in graph order, and their strides then.
+    """The nodes after a value whose strides change with it, in graph order, and their new strides.
 
-    Or a row that needs the value as it was. With ``dense_for_gaps``, an operator that makes a value of its own may read
-    a dense value in place of one with gaps between its rows: its result is laid out in the same way.
+    Or a node that needs the value unchanged. With ``dense_for_gaps``, an operator that allocates its result may read a
+    dense value in place of one with gaps between its rows: its result has the same strides.
     """
     found: list[tuple[int, Lengths]] = []
     pending = [] if stride == facts.strides[row] else [(row, stride)]
@@ -302,7 +302,7 @@ def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = Fa
 
 
 def _only_gaps(facts: Facts, row: int, stride: Lengths) -> bool:
-    """Whether a value is dense with these strides and had gaps between its rows, in the same order, before."""
+    """True if a value is dense with these strides and before had gaps between its rows, in the same order."""
     shape, before = facts.shapes[row], facts.strides[row]
     if shape is None or before is None or not is_contiguous(shape, stride):
         return False
@@ -387,8 +387,8 @@ def steps_to(wanted: DigitLayout, order: Sequence[int], start: Lengths, *, copie
 
 
 def _runs(wanted: DigitLayout, order: Sequence[int]) -> list[tuple[tuple[int, int], int]]:
-    """The runs of digits that are adjacent in the gathered shards and in one dimension of the layout, in its own order:
-    the place of each in the gathered shards, slow ones first, and its size."""
+    """The runs of digits that are adjacent in the gathered shards and in one dimension of the layout, in the layout's
+    order: the place of each in the gathered shards, slow ones first, and its size."""
     places = {**{origin: place for place, origin in enumerate(order)}, SHARD: len(order)}
     gathered = sorted(wanted.flat, key=lambda digit: (places[digit.origin], -digit.weight))
     following = dict(pairwise(gathered))
@@ -407,8 +407,8 @@ def _runs(wanted: DigitLayout, order: Sequence[int]) -> list[tuple[tuple[int, in
 def common_names(facts: Facts) -> list[str]:
     """The names of all nodes as every rank has them.
 
-    Where a rank takes its own piece of a split and nobody another one, the piece is another ``getitem`` on every rank.
-    There may be other pieces that nobody reads.
+    If each rank takes only its piece of a split, the piece is another ``getitem`` on every rank. There may be other
+    pieces that nobody reads.
     """
     names, users, targets = list(facts.names), facts.users, facts.targets
     for row, readers in enumerate(users):

@@ -1,10 +1,10 @@
-"""``collapse round_trips``: a value gathered and sliced back to the rank's own part is replaced by that part.
+"""``collapse round_trips``: a value gathered and sliced back to the rank's part is replaced by that part.
 
 Values are followed from the gathers on as digits (:mod:`policylang.operators.layouts`). A slice at this rank's
-positions in the groups takes away the digits that count their ranks; if only digits of one value on the chain are
-left, the slice is a view of that value. Which part a rank takes is a number in its graph, and this rank's may equal
-its position by accident (on a square mesh, its place along the other dimension). So a slice counts as a rank's own
-part only if all ranks say so of theirs; where they cannot be asked, nothing is collapsed.
+positions in the groups takes away the digits that count their ranks; if only digits of one value on the chain are left,
+the slice is a view of that value. The part that a rank takes is a number in its graph, and may equal the rank's
+position by accident (on a square mesh, its place along the other dimension). So a slice counts as the rank's part only
+if all ranks confirm theirs; if they cannot be asked, nothing is collapsed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Value:
     """A node whose elements come from one gathered value."""
 
     gathers: tuple[int, ...]
-    """All gathers on the way, in running order; digits name them by their index here."""
+    """All gathers up to here, in running order; digits name them by their index here."""
     layout: DigitLayout
 
 
@@ -100,7 +100,7 @@ class RoundTrips(EditPlanner[Collapse]):
                     self._follow(row, single_input(facts, row), row)
                 elif piece.base in self.values and not piece.drops and not self._fans_out(piece):
                     found.append((row, self._cut(row, piece)))
-        # A slice that keeps too much may be part of the way to one that does not.
+        # A slice that keeps too much may lead to one that does not.
         return [outcome for row, outcome in found if isinstance(outcome, Edit) or row not in self.dead]
 
     # --- values on their way ---
@@ -132,7 +132,7 @@ class RoundTrips(EditPlanner[Collapse]):
         return piece_of(self.facts, row) if self.facts.targets[row] in _CUTS else None
 
     def _fans_out(self, piece: Piece) -> bool:
-        """Whether all parts are joined again: a gather along another dimension, written out."""
+        """True if all parts are joined again: a gather along another dimension, written out."""
         facts = self.facts
         readers = {user for part in facts.users[piece.whole] for user in facts.users[part]}
         joins = [user for user in readers if facts.targets[user] in JOINS]
@@ -150,7 +150,7 @@ class RoundTrips(EditPlanner[Collapse]):
             cut = evolve(value, layout=DigitLayout((*dims[: piece.cut], rest, *dims[piece.cut + 1 :])))
             if cut.layout.shape != facts.shapes[row] or facts.strides[row] is None:
                 raise RefusedError(f"sizes not fixed: {name}")
-            # What holds on every rank alike comes first: where ranks give different reasons, they are stopped.
+            # Reasons that hold on every rank alike come first: ranks that give different reasons are stopped.
             for reader in facts.users[piece.whole]:
                 other = self._piece(reader)
                 # Own and other parts are different nodes on every rank, so plans would differ.
@@ -168,7 +168,7 @@ class RoundTrips(EditPlanner[Collapse]):
             trip = self._trip(row, cut)
             if why_not:
                 raise RefusedError(f"{why_not} of {name}")
-            # Followed from here on as a view of home: what is gathered again starts from there.
+            # From here on a view of home: another gather of it starts from there.
             del self.values[row]
             if passed := value.gathers[: -len(trip.gathers)]:
                 self.values[row] = evolve(cut, gathers=passed)
@@ -266,7 +266,7 @@ class RoundTrips(EditPlanner[Collapse]):
 
     def _proof(self, trip: _Trip, rows: Sequence[int], new: NewNodes, result: str) -> Proof:
         facts = self.facts
-        # More than those of the trip, where a slice on the way has come back from others already.
+        # More than the trip's gathers, if a slice on the way was itself collapsed.
         gathers = [row for row in rows if facts.targets[row] == GATHER]
         groups = self.groups_of(gathers)
         grid = self.grid(groups)

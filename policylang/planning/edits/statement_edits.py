@@ -41,9 +41,9 @@ def plan_edits(
 ) -> tuple[Edits, Facts]:
     """The edits of a graph, and its facts once they are made. Linear in nodes and edges for each statement.
 
-    With ``select``, which says what a selector denotes once values are decided, buckets are planned, and nothing else;
-    without it, all other kinds. ``held``: nodes that no collective crosses. Without ``ranks`` to ask, nothing is done
-    that rests on what other ranks do.
+    With ``select``, which evaluates selectors once values are decided, only buckets are planned; without it, all other
+    kinds. ``held``: nodes that no collective crosses. Without ``ranks`` to ask, edits that depend on other ranks are
+    not made.
     """
     planned = any((select is not None) is isinstance(each, Bucket) for each in policy.rewrites)
     if not planned or not capabilities.rewrites:
@@ -142,7 +142,7 @@ def _nothing(statement: Rewriting, before: Facts) -> Diagnostic:
 
 
 def all_refused(statement: Rewriting, refused: Sequence[Refusal]) -> Diagnostic:
-    """A statement that changes nothing; each of its candidates has its own reason."""
+    """A statement that changes nothing; each of its candidates has a reason."""
     text, count = _text(statement), len(refused)
     listed = [f"{' → '.join(each.collectives)}: {each.reason}" for each in refused[:_MOST_NAMES]]
     if count > _MOST_NAMES:

@@ -1,7 +1,7 @@
 """A plan block by block: which values are saved and recomputed, what each costs, which line of the policy decided.
 
-Blocks in which the same happens are one *group*: the same sequence of operators, modules, shapes, decisions and
-deciding lines. What is left to PyTorch's partitioner counts as saved, and is told apart.
+Equal blocks are one *group*: the same sequence of operators, modules, shapes, decisions and deciding lines. Values left
+to PyTorch's partitioner count as saved, and are listed separately.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ValueEntry:
     """``file:line`` of the rule that decided, None where none did."""
     reason: str
     bytes: int
-    """For all ``count`` values. Memory that several saved values look into counts for the first of them."""
+    """For all ``count`` values. Memory that several saved values alias counts for the first of them."""
     flops: int
     """Recomputed FLOPs."""
     count: int = 1
@@ -81,7 +81,7 @@ class BlockGroup:
     label: str
     """``model.layers.1–31``."""
     blocks: tuple[int, ...]
-    """Numbers of the blocks; empty for what lies outside every block."""
+    """Numbers of the blocks; empty for nodes outside every block."""
     amounts: Amounts
     entries: tuple[ValueEntry, ...] = ()
 
@@ -105,8 +105,7 @@ class Scenario:
     timeline: Timeline
     schedule: Schedule
     facts: Facts = field(repr=False)
-    """The graph that the schedule and the timeline are of: that of the plan, or, where a policy schedules, the one that
-    it makes of it, in which a recomputation is a node of its own."""
+    """The graph of the schedule and the timeline: the plan's, or, if the policy schedules, the rematerialised graph."""
     time: StepTime | None = None
     """None without a device."""
 
@@ -115,7 +114,7 @@ class Scenario:
 class Breakdown:
     plan: Plan
     groups: tuple[BlockGroup, ...]
-    """In the order of their first block; what lies outside the blocks comes last."""
+    """In the order of their first block; the nodes outside the blocks come last."""
     under: Scenario
     """The step under the policy."""
     without: Scenario
@@ -125,7 +124,7 @@ class Breakdown:
     """By node; None for a value that the backward does not need."""
     uncounted: Mapping[str, int] | None
     """The operators of the forward that could do matrix work and that no FLOP formula counts, and how many calls; None
-    where an older snapshot does not say."""
+    if an older snapshot lacks it."""
     uncounted_again: Mapping[str, int] | None
     """The recomputed ones among them."""
     communication: Communication | None = None
@@ -185,7 +184,7 @@ def breakdown(plan: Plan) -> Breakdown:
 
 def _scenario(plan: Plan, schedule: Schedule, needs: BackwardCost, outcomes: Sequence[Outcome | None]) -> Scenario:
     timeline, time = simulate(plan.facts, schedule), time_of_step(plan, schedule)
-    # Other saved values may look into the same memory: what is open is what goes if only the open ones do.
+    # Other saved values may alias the same memory: open are only the bytes that go if the open values do.
     closed = [row for row in needs.saved if not outcomes or outcomes[row] is not LEFT_TO_MIN_CUT]
     rest = (
         needs.saved_bytes if len(closed) == len(needs.saved) else sum(saved_bytes(plan.facts, closed, plan.decisions))
@@ -205,7 +204,7 @@ def _scenario(plan: Plan, schedule: Schedule, needs: BackwardCost, outcomes: Seq
 
 
 def _in_order(scenario: Scenario, found: Communication) -> Scenario:
-    """The same values kept and recomputed, in the order of the scheduling lines."""
+    """The scenario with the same decisions, in the order of the scheduling lines."""
     step, time = found.planned, scenario.time
     if time is not None and step.lanes is not None:
         time = evolve(time, step=step.lanes.step, exposed=step.lanes.exposed)
@@ -258,7 +257,7 @@ def _entry(plan: Plan, row: int, outcome: Outcome, block: int, size: int) -> Val
 
 
 def operator_of(facts: Facts, row: int) -> str:
-    """The operator that a value comes from: of a ``getitem`` the one that it reads."""
+    """The operator that makes a value: of a ``getitem`` the one that it reads."""
     return facts.targets[facts.owners[row] if facts.targets[row] == GETITEM else row]
 
 

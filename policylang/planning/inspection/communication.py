@@ -215,7 +215,7 @@ def group_of(facts: Facts, row: int) -> str:
 
 
 def bucket_statements(policy: Policy) -> list[int]:
-    """Which of ``Policy.rewrites`` are buckets."""
+    """The indices of the buckets in ``Policy.rewrites``."""
     return [at for at, statement in enumerate(policy.rewrites) if isinstance(statement, Bucket)]
 
 

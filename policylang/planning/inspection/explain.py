@@ -20,7 +20,7 @@ from policylang.planning.value_outcome import Why
 
 @frozen(slots=False)
 class PolicyIndex:
-    """What is looked up in a policy by the place of a statement."""
+    """Looks up the lines of a policy by the span of a statement."""
 
     policy: Policy
 
@@ -65,7 +65,7 @@ class RuleOnNode:
 
 def rules_on(plan: Plan, row: int, *, reasons: bool = True) -> tuple[RuleOnNode, ...]:
     """Every rule of the policy, in order, and what it does to a node. Without ``reasons``, which may each take a pass
-    over the graph, it is not said why a rule does not match.
+    over the graph, no reason is given for a rule that does not match.
 
     A rule matches a node if it matches any node of its group: a ``getitem`` and the operator that it reads share a
     decision. Raises ``ValueError`` for a node that no rule can range over: an input, a backward node.

@@ -1,8 +1,8 @@
 """The values that are alive at the peak, and the lines that keep them.
 
-The moment is that of :func:`policylang.simulation.memory.highest_moment`, and what is alive in it comes from the same
-lifetimes as the curve: the values sum up to the simulated peak exactly. A forward value that a view of it is saved for
-is listed under the line that saves the view.
+The moment is :func:`policylang.simulation.memory.highest_moment`, and the values come from the same lifetimes as the
+curve: they sum up to the simulated peak exactly. A forward value kept by a saved view of it is listed under the line
+that saves the view.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AliveValue:
     operator: str
     """Empty for an input of the graph."""
     module: str
-    """For a parameter or buffer its own dotted name."""
+    """The dotted name of a parameter or buffer."""
     block: str
     what: str
     """Why it is there: ``parameter``, ``saved``, ``recomputed``, ``in use``, …"""
@@ -138,8 +138,8 @@ def moment_of(schedule: Schedule, facts: Facts, step: int) -> Moment | None:
 class _Named:
     """Memory in the words of a policy.
 
-    Rows are those of the graph that the step under the policy runs; where scheduling lines made another one of it, the
-    plan has its values by their names, and nothing to say of what a bucket brings along.
+    Rows are nodes of the graph that the step runs; if scheduling lines rewrote it, the plan's values are found by name,
+    and what a bucket adds has none.
     """
 
     def __init__(self, found: Breakdown) -> None:
@@ -149,7 +149,7 @@ class _Named:
         ran = None if order is None else rematerialised(self.plan.facts, self.plan.schedule)
         names, rows = (self.facts.names, range(len(self.facts))) if ran is None else (ran.facts.names, ran.origin)
         self.planned = dict(zip(names, rows, strict=True))
-        """Node to the row of the plan's facts of the same value, first run or second."""
+        """Node to the node of the plan's facts with the same value, first run or recomputed."""
         self.schedule, self.lifetimes = found.under.schedule, found.under.timeline.lifetimes
         self.keeper: dict[int, int] = {}  # memory → the first value that is kept in it
         roots = self.facts.storage_roots
@@ -159,7 +159,7 @@ class _Named:
                 self.keeper.setdefault(roots[row], row)
 
     def _recomputes(self, row: int) -> int | None:
-        """The row of the plan's facts of the value that a node of the step computes again."""
+        """The node of the plan's facts whose value a node of the step recomputes."""
         planned = self.planned.get(self.facts.names[row])
         return None if planned is None or self.plan.facts.names[planned] == self.facts.names[row] else planned
 

@@ -1,11 +1,11 @@
 """What each line is worth: the step with it less the step without it, all other lines as they are.
 
-For a rule the policy is planned again without it, on the same graph: another rule, the user's own checkpoint or
-``undecided -> …`` then decides what it had decided. What is left to PyTorch counts as saved on both sides. The
-difference is the rule's *margin*. Margins do not add up: two rules may each be enough to keep a value. A rule that
-keeps more and recomputes less buys FLOPs with memory, one that recomputes more buys memory with FLOPs; either has a
-*price*, FLOPs a GiB of saved values (the peak is what no single rule may move). On a device the price is time a GiB,
-which counts collectives and moved bytes too. A ``bucket`` or scheduling line is worth what would be exposed without it.
+For a rule the policy is planned again without it, on the same graph: another rule, the user's checkpoint or ``undecided
+-> …`` then decides its values. Values left to PyTorch count as saved on both sides. The difference is the rule's
+*margin*. Margins do not add up: two rules may each be enough to keep a value. A rule that keeps more and recomputes
+less buys FLOPs with memory, one that recomputes more buys memory with FLOPs; either has a *price*, FLOPs a GiB of saved
+values (the peak is what no single rule may move). On a device the price is time a GiB, which counts collectives and
+moved bytes too. A ``bucket`` or scheduling line is worth what would be exposed without it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Worth:
     recomputed_seconds: float | None = None
     """Recomputed; None without a device."""
     step_seconds: float | None = None
-    """Of the whole step, in which other work may hide the cost of the rule; None without a device."""
+    """Seconds of the whole step, in which other work may hide the cost of the rule; None without a device."""
 
     @property
     def verdict(self) -> str:
@@ -127,7 +127,7 @@ def worth_of_rules(
 ) -> tuple[Worth, ...]:
     """The worth of every rule that decides something, in the order of the policy, at most of ``MOST_RULES``.
 
-    ``progress`` is told after each rule how many of how many are done. A plan and a simulation for each rule.
+    ``progress`` is called after each rule with the numbers done and in all. A plan and a simulation for each rule.
     """
     deciding = [index for index, outcome in enumerate(plan.rules) if outcome.decided][:MOST_RULES]
     device = None if plan.times is None else plan.times.device
@@ -180,8 +180,8 @@ def weighed(
     only: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Communication:
-    """Fill in :attr:`LineInOrder.exposed_without` of every line, or of ``only`` one. An order is planned for each
-    line; without a device nothing is. ``progress`` is told after each how many of how many are done."""
+    """Fill in :attr:`LineInOrder.exposed_without` of every line, or of ``only`` one. An order is planned for each line;
+    without a device nothing is. ``progress`` is called after each with the numbers done and in all."""
     if found.planned.lanes is None:
         return found
     policy = plan.policy

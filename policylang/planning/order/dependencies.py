@@ -1,8 +1,8 @@
-"""What has to run before what: the edges of the graph, and implicit dependencies.
+"""Dependencies: the edges of the graph, and implicit ones.
 
-These are: writes to memory and its readers; random draws; operators with other effects; unknown operators (barriers)
-and collectives whose order is kept, which no communication crosses; copies to the host and back; forward before
-backward. Collectives of a process group may start in any order that is the same on every rank.
+Implicit ones are: writes to memory and its readers; random draws; operators with other effects; unknown operators
+(barriers) and collectives whose order is kept, which no communication crosses; copies to the host and back; forward
+before backward. Collectives of a process group may start in any order that is the same on every rank.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _writes(facts: Facts, row: int) -> Sequence[int]:
 
 
 def _in_place(target: str) -> bool:
-    """Whether an operator such as ``aten.add_.Tensor`` writes its first input alone."""
+    """True if an operator such as ``aten.add_.Tensor`` writes its first input alone."""
     namespace, _, rest = target.partition(".")
     name = rest.partition(".")[0]
     plain = namespace == "aten" and name.endswith("_") and not name.startswith("_")
@@ -115,14 +115,14 @@ _FORWARD, _BACKWARD = int(Phase.FORWARD), int(Phase.BACKWARD)
 def directions(facts: Facts) -> Sequence[int]:
     """By node the number of its *direction*: 0 the first forward, then each backward and each further forward.
 
-    A half has one. Forward nodes that a trace leaves within a backward are a direction of their own only if they
+    A forward or backward graph has one. Forward nodes traced within a backward are a separate direction only if they
     multiply or communicate. Inputs and constants have direction 0, the output the last.
     """
     found = array("i", bytes(4 * len(facts)))
     if facts.kind not in (GraphKind.JOINT, GraphKind.FLAT):
         return found
     phases, ops = facts.phases, facts.ops
-    starts, weighs = bytearray(len(facts)), False  # from a forward row, a product or a collective follows
+    starts, weighs = bytearray(len(facts)), False  # from a forward node, a product or a collective follows
     for row in range(len(facts) - 1, -1, -1):
         if phases[row] == _BACKWARD:
             weighs = False
@@ -145,7 +145,7 @@ _CATEGORIES = int(Flag.COLLECTIVE | Flag.EFFECTFUL | Flag.WRITES)
 @frozen(eq=False)
 class Dependencies:
     before: Sequence[Sequence[int]]
-    """By node, the nodes that have to run before it: inputs and implicit dependencies. All come before it as traced."""
+    """By node, the nodes that have to run before it: inputs and implicit dependencies. All were traced before it."""
     barriers: Mapping[str, int] = field(factory=dict)
     """Unknown operators that nothing crosses, and the number of their calls."""
 
@@ -181,7 +181,7 @@ def _implicit(facts: Facts, barriers: Collection[int]) -> Iterator[tuple[int, in
     yield from pairwise(row for row in calls if flags[row] & Flag.EFFECTFUL)
     yield from pairwise(row for row in calls if targets[row] in HOST_COPIES)
     last, since = -1, list[int]()
-    for row in calls if barriers else ():  # what communicates comes after the barrier before it and before the next
+    for row in calls if barriers else ():  # collectives come after the barrier before them and before the next
         if row not in barriers and not flags[row] & Flag.COLLECTIVE and targets[row] not in WAITS:
             continue
         if last >= 0:
@@ -193,7 +193,7 @@ def _implicit(facts: Facts, barriers: Collection[int]) -> Iterator[tuple[int, in
         else:
             since.append(row)
     direction_of, before, current = directions(facts), list[int](), list[int]()
-    for row in calls:  # the first of a direction comes after the whole direction before it, and before its own rest
+    for row in calls:  # the first of a direction runs after the direction before it and before the rest
         if current and direction_of[row] != direction_of[current[0]]:
             before, current = current, []
         if not current:
@@ -252,7 +252,7 @@ def _roles(facts: Facts) -> Sequence[int]:
 
 
 class ComputeProgress:
-    """How much has been computed where each collective starts and is awaited, in one order."""
+    """The compute done when each collective starts and is awaited, in one order."""
 
     def __init__(self, facts: Facts, order: Sequence[int]) -> None:
         roles = roles_of(facts)
@@ -264,7 +264,7 @@ class ComputeProgress:
                 self._waits.setdefault(collective, []).append(row)
 
     def shifted(self, row: int, other: ComputeProgress) -> bool:
-        """Whether a collective starts earlier, or is awaited later, than in another order of the same calls."""
+        """True if a collective starts earlier, or is awaited later, than in another order of the same calls."""
         waits = self._waits.get(row, ())
         return self._computed[row] < other._computed[row] or any(
             self._computed[each] > other._computed[each] for each in waits

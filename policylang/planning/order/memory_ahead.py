@@ -93,7 +93,7 @@ class BufferUses:
         self.users: dict[int, list[int]] = {}
         """By buffer, the nodes that use it, in their order."""
         owner_of, pieces_of = pieces_with_memory(facts)
-        roots, storage = facts.storage_roots, list(range(len(facts)))  # by row, the row that allocates its buffer
+        roots, storage = facts.storage_roots, list(range(len(facts)))  # by node, the node that allocates its buffer
         for row, inputs in enumerate(facts.inputs):
             if roots[row] != row and inputs:
                 storage[row] = storage[inputs[0]]

@@ -29,7 +29,7 @@ class MoveRequest:
 
 @define(eq=False)
 class Moves:
-    """What prefetches and delays come to."""
+    """The moves that prefetches and delays make."""
 
     order: list[int] = field(factory=list)
     """The calls in their new order."""
@@ -102,7 +102,7 @@ class _Mover:
         self.prefetched: dict[int, MoveRequest] = {}
         self.waits: dict[int, list[int]] = {}
         self.after: dict[int, list[int]] = {}
-        self.late: dict[int, int] = {}  # moved wait to the segment behind which it is put
+        self.late: dict[int, int] = {}  # moved wait to the segment after which it is placed
         first: dict[int, int] = {}
         for row in self.calls:
             first.setdefault(segments.direction_of[row], row)
@@ -154,7 +154,7 @@ class _Mover:
         return sorted(found)
 
     def _may_move_up(self, row: int, target: int) -> bool:
-        """Whether a node serves a collective alone, or a collective that starts as early itself."""
+        """True if a node serves a collective alone, or a collective that starts as early itself."""
         if row in self.kept or row in self.unknown or self.facts.flags[row] & _EFFECT:
             return False
         if self.roles[row] != Role.COLLECTIVE:
@@ -230,7 +230,7 @@ class _Mover:
 
 
 def _sorted_by_keys(calls: Sequence[int], before: Sequence[Sequence[int]], keys: Mapping[int, OrderKey]) -> list[int]:
-    """The nodes sorted by key as far as dependencies allow; a node without a key is at its own place."""
+    """The nodes sorted by key as far as dependencies allow; a node without a key keeps its place."""
     if not keys:
         return list(calls)
     waiting = dict.fromkeys(calls, 0)

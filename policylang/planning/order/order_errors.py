@@ -1,4 +1,4 @@
-"""What is wrong between a policy's scheduling lines and a graph, and what to write instead."""
+"""Errors of scheduling lines on a graph, and their fixes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class OrderErrors:
     # --- what is selected ---
 
     def selection(self, statement: Bucket | Scheduling, rows: Collection[int], others: Sequence[int]) -> bool:
-        """Whether a selector denotes collectives, and nothing else."""
+        """Check that a selector denotes collectives, and nothing else."""
         if others:
             self.found.append(self._no_collective(statement, rows, others))
         elif not rows and not statement.optional:
@@ -177,7 +177,7 @@ class OrderErrors:
             pairs.setdefault((one.statement, other.statement), (one.row, other.row))
         for (ahead, delayed), (needing, needed) in pairs.items():
             line = selected[delayed]
-            # A delay that moves others says why those that prefetched collectives need stay.
+            # A delay that moves others reports why those that prefetched collectives need stay.
             if not line.statement.optional and len(found.left[delayed]) == len(line.taken):
                 why = f"`{facts.names[needing]}` needs what `{facts.names[needed]}` brings"
                 self.found.append(_crossed(selected[ahead].statement, line.statement, why))

@@ -1,8 +1,9 @@
-"""What the list scheduler moves as one, and when each has to run.
+"""The units that the list scheduler moves, and when each has to run.
 
-A collective that may move takes along what only it needs and what may run anywhere before it, such as the cast of a
-shard. What takes neither time nor memory (views, waits of collectives that may move) is *passive*: it is no scheduler
-node, and runs right before the first one that reads it. Pieces of a tuple belong to the operator that returns it.
+A movable collective takes along nodes that only it needs and that may run anywhere before it, such as the cast of a
+shard. A node that takes neither time nor memory (views, waits of collectives that may move) is *passive*: it is no
+scheduler node, and runs right before the first one that reads it. Pieces of a tuple belong to the operator that returns
+it.
 
 Times are seconds of computation from the start of the step, in the given order and without any waiting.
 """
@@ -21,7 +22,7 @@ from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import streams_of
 
 _SHARE = 0.1
-"""What a collective takes along takes at most this share of its time."""
+"""The most time that nodes taken along may need, as a share of the collective's."""
 _MARGIN = 1.2
 """A collective starts ahead as if it, and all before its deadline on its stream, took this many times longer."""
 _LOOSE = 0.25
@@ -36,15 +37,15 @@ class SchedulerNodes:
     """One entry for each scheduler node, in the given order; *rows* are nodes of the graph."""
 
     rows: list[list[int]]
-    """What runs one after the other."""
+    """The nodes that run one after the other."""
     before: list[list[int]]
     after: list[list[int]] = field(init=False)
     seconds: list[float]
-    """Of its computation."""
+    """Seconds of its computation."""
     sent: list[int]
     """The node of the collective that it issues, -1 for none."""
     streams: list[str]
-    """Of that collective."""
+    """The stream of that collective."""
     lengths: list[float]
     """Seconds of that collective."""
     awaits: list[tuple[int, ...]]
@@ -66,7 +67,7 @@ class SchedulerNodes:
         return len(self.rows)
 
     def in_rows(self, order: Iterable[int]) -> list[int]:
-        """All rows, with the scheduler nodes in this order; ``~node`` awaits the node's collective."""
+        """All nodes, with the scheduler nodes in this order; ``~node`` awaits the node's collective."""
         found: list[int] = []
         done = bytearray(len(self.inputs))
         for node in order:
@@ -176,7 +177,7 @@ class _NodeBuilder:
         return passive
 
     def _only_data(self, row: int) -> bool:
-        """Whether only data dependencies bind a node to what runs before and after it."""
+        """True if only data dependencies bind a node to others before and after it."""
         inputs = self.facts.inputs
         data = set(inputs[row])
         return all(each in data for each in self.before[row]) and all(row in inputs[each] for each in self.after[row])
@@ -209,7 +210,7 @@ class _NodeBuilder:
         return reads, waits
 
     def _taken_along(self, passive: bytearray, reads: list[list[int]]) -> dict[int, int]:
-        """What only a movable collective needs and costs no memory and hardly any time right before it."""
+        """Nodes that only a movable collective needs and that cost no memory and hardly any time right before it."""
         facts, seconds = self.facts, self.times.seconds
         readers: dict[int, set[int]] = {}
         for row in self.order:
@@ -242,7 +243,7 @@ class LatestStarts:
     def __init__(self, nodes: SchedulerNodes, close: float, *, nearest: bool = False) -> None:
         count, self._close, self._nearest = len(nodes), close, nearest
         *self.place, self.total = accumulate(nodes.seconds, initial=0.0)
-        """Where each node computes in the given order, and where the step ends."""
+        """When each node computes in the given order, and when the step ends."""
         self.loose = bytearray(count)
         """1 for a node with little upstream compute, which could run much earlier: recomputation of inputs, say."""
         self.at_end = bytearray(count)
@@ -254,7 +255,7 @@ class LatestStarts:
         self.early = [0.0] * count
         """From when on a collective is started ahead."""
         self.read = [self.total] * count
-        """Where the first reader of a collective computes in the given order."""
+        """When the first reader of a collective computes in the given order."""
         self._find(nodes)
         self.hole = max(
             (length for node, length in enumerate(nodes.lengths) if not self.at_end[node] and not self.loose[node]),

@@ -1,8 +1,8 @@
 """The blocks of a graph in the order in which the forward and the backward run them: the unit of ``1 block ahead``.
 
-A backward node that names no block belongs to that of the forward values it reads. A block's input was made by the
-block before it, so of two consecutive blocks, one that makes a value and one that reads it, the later one counts.
-Values that the whole model reads, such as masks, tell nothing.
+A backward node without a block belongs to that of the forward values it reads. A block's input was made by the block
+before it, so of two consecutive blocks, one that makes a value and one that reads it, the later one counts. Values that
+the whole model reads, such as masks, are ignored.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class _BackwardLabels:
 
 @frozen(eq=False, slots=False)
 class Segments:
-    """A *segment* is the computation of one block in one direction, or what runs between two blocks. In running order;
-    -1 stands for none."""
+    """A *segment* is the computation of one block in one direction, or between two blocks. In running order; -1 means
+    none."""
 
     segment_of: Sequence[int]
     """Node to segment; of a collective, the segment that makes or uses what it moves."""
@@ -144,7 +144,7 @@ def segments(facts: Facts, block_of: Sequence[int], recomputed: Collection[int] 
     """The segments of a graph whose nodes are in running order. Linear in nodes and edges.
 
     ``recomputed``: recomputations of forward values; they belong to the segment that uses them. Computation between two
-    blocks of a forward is a segment; in a backward, so is what comes before the first node with a known block.
+    blocks of a forward is a segment; in a backward, so are the nodes before the first one with a known block.
     """
     return _SegmentFinder(facts, block_of, frozenset(recomputed)).found()
 
@@ -217,7 +217,7 @@ class _SegmentFinder:
             return
         _add_ends(runs, labels, trailing=not backward)
         starts = [0]
-        for before, run in pairwise(runs):  # a segment's first node may come before its first product
+        for before, run in pairwise(runs):  # a segment's first node may run before its first product
             low, high = before.places[-1] + 1, run.places[0]
             starts.append(next((place for place in range(low, high) if labels[place] == run.label), high))
         blocks = [self.labels.block(run.label) if backward else run.label for run in runs]
@@ -262,7 +262,7 @@ class _SegmentFinder:
                 merged.append(run)
         return merged
 
-    # --- the segment of each row ---
+    # --- the segment of each node ---
 
     def _by_position(self) -> Sequence[int]:
         found = array("i", [NO_SEGMENT]) * len(self.facts)

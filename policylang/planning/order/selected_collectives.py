@@ -29,7 +29,7 @@ class WholeStepSelections:
         recomputed: Collection[str],
         times: NodeTimes | None,
     ) -> None:
-        """``blocks``: of nodes by name, where the graph says them; ``recomputed``: names of recomputations."""
+        """``blocks``: of nodes by name, if the graph has them; ``recomputed``: names of recomputations."""
         self._policy, self._blocks, self._block_names = policy, blocks, block_names
         self._recomputed = frozenset(recomputed)
         self._times = times
@@ -113,7 +113,7 @@ def after_edits(names: Sequence[str], edits: Edits, facts: Facts) -> tuple[int, 
 
 
 def assigned(policy: Policy, rows: Sequence[tuple[int, ...]]) -> list[SelectedCollectives]:
-    """What each statement of ``Policy.scheduling`` moves of what it selects."""
+    """The collectives that each statement of ``Policy.scheduling`` moves."""
     last: dict[tuple[type, int], int] = {}
     for number, statement in enumerate(policy.scheduling):
         last.update(dict.fromkeys(((type(statement), row) for row in rows[number]), number))

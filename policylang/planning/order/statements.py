@@ -40,7 +40,7 @@ _FIRST = int(StepKind.FIRST_RUN)
 
 
 def cannot_order(policy: Policy, capabilities: Capabilities) -> list[Diagnostic]:
-    """The scheduling lines of a policy, refused where the path carries none out."""
+    """The scheduling lines of a policy, refused if the path applies none."""
     if capabilities.orders:
         return []
     lines = [
@@ -61,11 +61,11 @@ def plan_order(
     device: DeviceProfile | None = None,
     blocks: BlockTable | None = None,
 ) -> OrderPlan | None:
-    """What the scheduling lines come to on a graph whose values are decided; None for a policy without any.
+    """Plan the scheduling lines on a graph whose values are decided; None for a policy without any.
 
     ``facts`` and ``schedule`` are of the graph as its decisions leave it; ``blocks`` are its blocks as the policy names
-    them, where they are known already. What is wrong between policy and graph is in ``OrderPlan.diagnostics``, never
-    raised. Linear but for the order itself, which is O((nodes + edges) log nodes).
+    them, if known. Lines that do not fit the graph are reported in ``OrderPlan.diagnostics``, never raised. Linear but
+    for the order itself, which is O((nodes + edges) log nodes).
     """
     if not policy.orders:
         return None

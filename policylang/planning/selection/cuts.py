@@ -20,15 +20,15 @@ class Cuts:
     """The stages of one graph.
 
     A *value* here is memory that the forward makes: views, ``wait_tensor`` and in-place results share that of the value
-    that allocated it; each output of a multi-output operator is a value, made when the operator runs. Sizes are none,
-    and neither is what is made of one parameter alone (a weight cast or gathered).
+    that allocated it; each output of a multi-output operator is a value, made when the operator runs. Sizes are no
+    values, nor is what depends on one parameter alone (a cast or gathered weight).
 
     A *cut* lies between two nodes of the forward, in graph order. A value is alive at it if it was made before and a
     forward node after it reads it, itself or through a view. While what is left of the forward makes more than ``size``
-    bytes, the stage ends at the cut where the fewest bytes are alive, among those at which it would have made at least
-    half of ``size`` and at most ``size``; of several such at the latest. Where there is no cut in that range, because
-    one node makes too much, the stage ends behind that node, before the next one that makes anything, where the fewest
-    bytes are alive. ``auto`` is the square root of what the forward makes, both in GiB: as many stages as GiB in each,
+    bytes, the stage ends at the cut where the fewest bytes are alive, among those after it has made between ``size /
+    2`` and ``size`` bytes; of several such at the latest. Where there is no cut in that range, because one node makes
+    too much, the stage ends behind that node, before the next one that makes anything, where the fewest bytes are
+    alive. ``auto`` is the square root of what the forward makes, both in GiB: as many stages as GiB in each,
     AutoParallel's ``ac_stage_size_in_GiB="auto"``. One pass over the nodes and edges, and one over the forward for each
     size that a policy asks for.
     """
@@ -57,7 +57,7 @@ class Cuts:
         """By node, 1 for the nodes whose decision saves a value that is alive at a cut.
 
         These are the nodes whose memory the value is and that share the decision of the node that allocated it, a
-        ``wait_tensor`` for instance, and the owner of that decision. A mere view is none of them.
+        ``wait_tensor`` for instance, and the producer of that decision. Mere views are excluded.
         """
         cuts, mask = self.positions(self.stage(size)), bytearray(len(self.facts))
         roots, owners = self.facts.storage_roots, self.facts.owners
@@ -80,7 +80,7 @@ class Cuts:
             place[row] = at
             if roots[row] == row and not flags[row] & Flag.SYMBOLIC and not of_parameter[row]:
                 born[row] = at
-                if targets[row] == GETITEM:  # one of several results, which the operator made at its own place
+                if targets[row] == GETITEM:  # one of several results, which the operator made when it ran
                     whole = inputs[row][0]
                     born[row] = place[row] = place[whole]
                     born[whole] = _NEVER

@@ -86,8 +86,8 @@ def _lacks_origin(test: syntax.Is, selections: Selections) -> bool:
 
 
 def _is_one_part(part: Selector, selections: Selections) -> bool:
-    """True for a name that matches something. One that matches nothing here is taken apart in its turn, the groups that
-    every policy knows excepted."""
+    """True for a name that matches something. A name that matches nothing is split into its parts in turn, except the
+    built-in groups."""
     if not isinstance(part, syntax.Reference):
         return False
     return selections.lets[part.name].span.source.name == PRELUDE_NAME or bool(selections.rows(part))
@@ -106,7 +106,7 @@ def part_label(part: Selector) -> str:
 
 
 def _hint(part: Selector, selections: Selections) -> str:
-    """What the graph has instead of a part that matches nothing."""
+    """Names what the graph has instead of a part that matches nothing."""
     blocks = len(selections.blocks.names)
     match part:
         case syntax.InModule():
@@ -252,7 +252,7 @@ def block_globs(glob: str, facts: Facts) -> tuple[str, ...]:
 
 
 def naming_blocks(facts: Facts, glob: str = "layers.*") -> str:
-    """The help where nothing says what the blocks are."""
+    """The help if no blocks are found."""
     found, near = block_globs(glob, facts), nearest_paths_hint(glob, facts)
     return f"name them, `blocks {found[0]}`; {near}" if found else near
 

@@ -129,7 +129,7 @@ def operator_matcher(operator: syntax.Operator) -> Callable[[str], bool]:
 
 
 def children(selector: Selector, lets: Mapping[str, Let]) -> tuple[Selector, ...]:
-    """The selectors a selector is made of; of a reference, what its ``let`` stands for."""
+    """The selectors a selector is made of; of a reference, the selector of its ``let``."""
     return (lets[selector.name].selector,) if isinstance(selector, syntax.Reference) else parts(selector)
 
 
@@ -141,7 +141,7 @@ def parts_first(
 ) -> Iterator[Selector]:
     """The selector and all that it is made of, parts first, each once; those ``known`` by their id are left out.
 
-    The walk keeps its own stack: a policy's ``let`` lines may refer to each other to any depth.
+    The walk keeps an explicit stack: a policy's ``let`` lines may refer to each other to any depth.
     """
     seen: set[int] = set()
     stack: list[tuple[Selector, bool]] = [(selector, False)]
@@ -176,7 +176,7 @@ class Selections:
         self.cuts = Cuts(facts, chains)
         self._numbers: dict[int, int] = {}  # id of a tree node -> number of its equivalence class
         self._classes: dict[tuple[object, ...], int] = {}
-        self._rows: list[list[int]] = []  # by class
+        self._rows: list[list[int]] = []  # by class keeps the ids in _numbers from being reused
         self._alive: list[Selector] = []  # keeps the ids in _numbers from being used again
 
     def rows(self, selector: Selector) -> list[int]:
@@ -284,7 +284,7 @@ def compile_predicate(predicate: Predicate, on: Selections) -> Test:
     """The predicate as a function of a forward node. Recursion is as deep as the parser lets parentheses nest.
 
     A comparison with something a node does not have (the ``ndim`` of a tuple, the ``group_size`` of a matmul, a time
-    without a device) is false, whatever the operator; ``not`` turns it into true.
+    without a device) is false, whatever the operator; ``not`` makes it true.
     """
     facts = on.facts
     match predicate:
@@ -326,7 +326,7 @@ _COLUMNS = frozenset(("bytes", "numel", "flops"))
 
 
 def amount_of(predicate: syntax.Compare, facts: Facts, prices: OperatorPrices | None) -> Amount:
-    """The quantity of a comparison as a function of a forward node; None where the graph does not say it."""
+    """The quantity of a comparison as a function of a forward node; None if the graph lacks it."""
     match quantity := predicate.quantity:
         case "time" | "time_per_gib":
             return lambda row: None if prices is None else prices.of(quantity, row)
@@ -353,7 +353,7 @@ def _match(predicate: syntax.Match, facts: Facts) -> Test:
     """Each distinct value is matched once: a graph has many nodes and few dtypes, devices and modules."""
     wanted, name = predicate.op == "==", NameGlob(predicate.pattern).matches
     column: Sequence[str]
-    holds: Callable[[str], bool | None]  # None of a node that has no such thing
+    holds: Callable[[str], bool | None]  # None for a node without the quantity
     match predicate.property:
         case "dtype":
             column, holds = facts.dtypes, lambda dtype: name(dtype) if dtype else None
@@ -421,8 +421,8 @@ class OperatorPrices:
     times: NodeTimes
 
     def of(self, measure: str, row: int) -> float | None:
-        """A measure by its word in the language: seconds, 0 of what does nothing on the device, as views; or the
-        seconds to make the value again, per GiB that it takes to keep, None of what has no memory of its own."""
+        """A measure by its word in the language: seconds, 0 for nodes that do nothing on the device, as views; or the
+        seconds of recomputation per GiB kept, None for a value without separate memory."""
         facts, owner = self.facts, self.facts.owners[row]
         seconds, size = self.times.seconds[owner], facts.bytes[owner]
         if measure == "time":
