@@ -1,10 +1,11 @@
 """Element moves, one class each (view, permute, split, gather, …), and their effect on layouts, strides and values.
 
-=============== =======================================================================================================
-``layout`` the digits of where each element comes from (:mod:`policylang.operators.layouts`) ``strides`` a tensor with
-other strides than it was traced with ``small`` the call on tensors whose lengths a proof has made small ``values`` the
-elements themselves ===============
-=======================================================================================================
+===============  =======================================================================================================
+``layout``       the digits of where each element comes from (:mod:`policylang.operators.layouts`)
+``strides``      a tensor with other strides than it was traced with
+``small``        the call on tensors whose lengths a proof has made small
+``values``       the elements themselves
+===============  =======================================================================================================
 
 ``MOVERS`` maps operators to moves. Elements are moved in pure Python, not by torch: planning needs no torch, and a sum
 that identifies hundreds of ranks, or an exact mean, is no machine number. The tests compare every move with torch.
