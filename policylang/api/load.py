@@ -46,9 +46,7 @@ def load_device(name: str | os.PathLike[str]) -> DeviceProfile:
         return found
     if str(name).partition(":")[0].lower() in _TYPES:  # the name of a device to trace for
         message = f"`{name}` is a device that a step is traced for, and times are worked out from a device profile"
-        help = (
-            "a snapshot says itself what it was traced for; name what the step is to run on, as in `--device h100-sxm`"
-        )
+        help = "a snapshot records what it was traced for; name the device of the step, as in `--device h100-sxm`"
         found = diagnose(TRACED_FOR, message, help=f"{help}: {found.help}" if found.help else help)
     raise PolicyMeaningError([found])
 

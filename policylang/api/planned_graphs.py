@@ -97,6 +97,6 @@ def findings(made: Plan) -> tuple[Diagnostic, ...]:
     for expectation, planned in zip(made.policy.expectations, made.expectations, strict=True):
         untimed = made.times is None and isinstance(expectation, ExpectTotal) and expectation.of_time
         if planned.status == "deferred" and not untimed:  # that there is no device is an error already
-            message = f"`{planned.text}` cannot be told from a snapshot: {planned.found}"
+            message = f"`{planned.text}` cannot be checked on a snapshot: {planned.found}"
             deferred.append(diagnose(DEFERRED, message, expectation.span))
     return one_cause(heeded((*kernel_findings(made.facts), *made.diagnostics, *conflicts(made), *deferred)))

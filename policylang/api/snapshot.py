@@ -68,7 +68,7 @@ def write_snapshots(
         others = sorted({each for facts in found for each in traced_on(facts)} - {device.kind})
         if others:
             message = f"the graph was traced on `{others[0]}`, and a snapshot for `{device.kind}` was asked for"
-            help = "hand over the function that calls `policylang.trace_step`, or trace with "
+            help = "pass the function that calls `policylang.trace_step`, or trace with "
             help += f'`policylang.trace_step(…, device="{device.kind}")`'
             raise PolicyGraphError([diagnose(OTHER_DEVICE, message, help=help)])
     target = Path(path)
@@ -101,7 +101,7 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
     if findings is None:
         raise _nothing(
             f"a `{type(subject).__name__}` has no graph to take a snapshot of",
-            "hand over a graph module, a traced step, a model compiled under a policy, or its backend",
+            "pass a graph module, a traced step, a model compiled under a policy, or its backend",
         )
     findings = [found for found in findings if not found.report.half]  # no policy is planned on the others
     if not findings:

@@ -205,10 +205,10 @@ class TracedStep:
             return
         followed, nodes = self._captured.followed, self.gm.graph.nodes
         if followed:
-            message = f"the model's checkpoints follow `{followed[0].name}`, and its traced step carries nothing out"
+            message = f"the model's checkpoints follow `{followed[0].name}`, and its traced step applies nothing"
             warnings.warn(f"{message}: `step.apply(...)` gives it the policy", PolicyWarning, stacklevel=3)
         elif len(nodes) == self._traced_nodes and any(marks.user_tag(node.meta)[0] for node in nodes):
-            message = "the model's own checkpoints are tags in its traced step, and nothing carries them out"
+            message = "the model's own checkpoints are tags in its traced step, and nothing applies them"
             warnings.warn(f"{message}: `step.apply(...)` does, with any policy", PolicyWarning, stacklevel=3)
 
     def apply(

@@ -142,7 +142,7 @@ def tuned_policy(
     try:
         from policylang.tuning.tuner import Tuner
     except ImportError as error:  # nothing but tuning needs the extra
-        message = f"a policy is tuned with packages of their own, and `{error.name}` is not installed"
+        message = f"tuning a policy needs extra packages, and `{error.name}` is not installed"
         raise PolicyError([diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]) from None
     within = Budget("peak", inf) if budget is None else budget
     tuner = Tuner(facts, times, capabilities, besides=besides, offload=offload, progress=progress)

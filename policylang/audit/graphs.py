@@ -233,7 +233,7 @@ class _GraphReader:
 
 
 _OF_HALVES = Wording(
-    "{node} {found}; the plan says {expected}",
+    "{node} {found}; planned: {expected}",
     "the graph was changed after it was planned, or torch's extraction is not the one policylang knows",
     {OFFLOADED_UNPLANNED: "{node} is a copy between device and host that nobody planned"},
 )
@@ -407,8 +407,8 @@ _OF_EAGER = Wording(
     "{node} {found}",
     "this is a bug in policylang",
     {
-        SAVED_UNPLANNED: "{node} is held, and the plan does not say so",
-        NOT_SAVED: "{node} is not held, and the plan says so",
+        SAVED_UNPLANNED: "{node} is held, and the plan does not save it",
+        NOT_SAVED: "{node} is not held, and the plan saves it",
     },
     is_brief=True,
 )
@@ -432,7 +432,7 @@ def audit_eager(
     audit = summary(plan, evolve(found, recomputed=list(needs.recomputed)), wrong, saved=needs.saved)
     measured = held_bytes((tensor for tensors in held.values() for tensor in tensors), outside)
     if measured != audit.saved_bytes:
-        said = f"the checkpoint holds {measured:,} bytes, and the plan says {audit.saved_bytes:,}"
-        why = "a kernel lays its result into a larger memory than it fills, or into one that another value has too"
+        said = f"the checkpoint holds {measured:,} bytes, and the plan has {audit.saved_bytes:,}"
+        why = "a kernel allocates more memory than its result fills, or memory that it shares with another value"
         wrong = (*wrong, diagnose(OTHER_BYTES, said, help=why))
     return evolve(audit, saved_bytes=measured, differences=wrong)

@@ -168,7 +168,7 @@ def _turns(
 
 NOT_THE_COLLECTIVES = "APL417"
 DISPLACED = "APL418"
-_HELP = "another pass changed the graph after the policy was carried out, or this is a bug in policylang"
+_HELP = "another pass changed the graph after the policy was applied, or this is a bug in policylang"
 _MOST = 8
 _COMPUTATION, _COMMUNICATION = 3, 2
 """What it counts to have moved."""
@@ -295,7 +295,7 @@ class _OrderReader:
             stands, was_to = (_place(found, at) for at in (each.behind, each.planned))
             yield _differs(DISPLACED, f"{self._said(found[each.at])} {stands}, where the plan has it {was_to}")
         if len(elsewhere) > _MOST:
-            more = counted(len(elsewhere) - _MOST, "more step stands", "more steps stand")
+            more = counted(len(elsewhere) - _MOST, "more step is", "more steps are")
             yield _differs(DISPLACED, f"{more} elsewhere than planned")
 
     def turned_around(self) -> Iterator[Diagnostic]:

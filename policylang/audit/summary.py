@@ -334,6 +334,6 @@ def _notes(done: Sequence[Edit]) -> tuple[str, ...]:
     """Each once, in the order of their first appearance."""
     said: list[str] = []
     for edit in done:
-        assumed = edit.proof.assumed and f"taken for granted: {edit.proof.assumed}"
+        assumed = edit.proof.assumed and f"assumed: {edit.proof.assumed}"
         said += (edit.note, assumed, "" if edit.proof.exact else _ROUNDING)
     return tuple(dict.fromkeys(filter(None, said)))

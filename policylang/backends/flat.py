@@ -97,7 +97,7 @@ def _state_beside(tensor: torch.Tensor) -> torch.Tensor | None:
 GRAPH_CHANGED = Problem(
     "APL381",
     "the graph changed after it was planned: node {at} was `{planned}` and is `{found}`",
-    "plan again after the last pass that changes the graph",
+    "plan after the last pass that changes the graph",
 )
 
 
@@ -128,11 +128,11 @@ def _check_recomputations(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMem
 
 def _why_not_again(node: fx.Node, row: int, facts: Facts, memory: GraphMemory, anchor: int) -> str | None:
     if row in memory.written:
-        return "it writes to memory that outlives it, which a second run would do again"
+        return "it writes to memory that outlives it, and recomputation would write again"
     if node.kwargs.get("generator") is not None:
-        return "it draws from a generator of its own, whose state is not kept"
+        return "it draws from an explicit generator, whose state is not saved"
     if memory.roots[row] in memory.loose:
-        return "it is written to while others read it, so a second run would give another value"
+        return "it is written to while others read it, so recomputation would give another value"
     if memory.reads_no_bytes[row]:
         return None
     ignored = {node.args[at] for at in memory.statistics.get(row, ())}
@@ -287,8 +287,8 @@ class _Rematerializer:
 
 APPLIED_BEFORE = Problem(
     "APL382",
-    "a policy was carried out on this graph before: `{node}` {verb} `{value}`",
-    "trace the step again, and apply one policy; `include` puts two policies into one",
+    "a policy was applied to this graph before: `{node}` {verb} `{value}`",
+    "trace the step again, and apply one policy; `include` joins two policies",
 )
 _DONE = {marks.RECOMPUTED: "recomputes", marks.MOVED: "moves"}
 

@@ -32,7 +32,7 @@ from policylang.torch_compat.partition import functorch_settings
 ONLY_REWRITES = "APL329"
 NOTHING_LEFT = refusals.Problem(
     "APL419",
-    "`{line}` picks `{matched}` in the joint graph, and nothing in either half",
+    "`{line}` picks `{matched}` in the joint graph, and nothing in the forward or backward graph",
     "what it picks does not run under this policy; make it `optional`, or drop it",
 )
 _BY_ORDER = ("exposed", "step time", "peak")
@@ -73,9 +73,9 @@ class HalfPath(BackendPath):
 
     def notes(self, policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
         idle = (each for each in policy.expectations if each not in _of_order(policy))
-        why = f"a {kind.value} graph is one half of a partition, and what it saves is settled"
-        help = "apply the policy to the joint graph; of a half, the lines that rewrite or order collectives are "
-        return _note_on_idle((*policy.rules, *idle), "decide", why, f"{help}carried out")
+        why = f"a {kind.value} graph of a partition has its saved values decided already"
+        help = "apply the policy to the joint graph; here only lines that rewrite or order collectives are "
+        return _note_on_idle((*policy.rules, *idle), "decide", why, f"{help}applied")
 
 
 def _of_order(policy: Policy) -> tuple[Expectation, ...]:

@@ -420,7 +420,7 @@ class JointPartitioner:
         schedule, graphs = final.schedule, (forward.graph, backward.graph)
         rows = [rows_in(final, each, backward=each is graphs[1]) for each in graphs if plan.policy.orders]
         if plan.policy.rewrites or plan.policy.orders:
-            with timed(seconds, "rewrite halves"):
+            with timed(seconds, "rewrite forward and backward"):
                 rewritten = tuple(
                     rewrite_graph(each, plan, kind, root=self.root)
                     for each, kind in zip((forward, backward), _KINDS, strict=True)

@@ -47,7 +47,7 @@ class Problem:
 _MOST_FRAMES = 8
 _LEFT = (
     "change what Dynamo names, or have the policy followed without it, by "
-    "`policylang.checkpoint_model(model, policy)`; `TORCH_LOGS=graph_breaks` says more"
+    "`policylang.checkpoint_model(model, policy)`; `TORCH_LOGS=graph_breaks` shows more"
 )
 
 
@@ -58,19 +58,19 @@ UNSAVEABLE = Problem(
 )
 NO_PARTITION = Problem(
     "APL322",
-    "PyTorch's min-cut finds no way to decide what the rules of this policy leave to it",
+    "PyTorch's min-cut finds no cut for the values that the rules of this policy leave to it",
     "write `undecided -> save` or `undecided -> recompute`",
 )
 NOT_A_JOINT_GRAPH = Problem(
     "APL323",
     "this is no joint graph: none of its inputs is a tangent",
-    "partition what AOTAutograd hands its `partition_fn`; a flat graph is done with `policylang.apply` alone",
+    "partition what AOTAutograd hands its `partition_fn`; a flat graph needs `policylang.apply` alone",
 )
 NO_PATH = Problem(
     "APL324",
-    "this is a {kind} graph, one half of a partition, and the policy has no line that acts on one",
-    "apply the policy to the joint graph, or compile the model with `policylang.backend(policy)`; of a half, "
-    "the lines that rewrite or order collectives are carried out",
+    "this is a {kind} graph of a partition, and the policy has no line that acts on one",
+    "apply the policy to the joint graph, or compile the model with `policylang.backend(policy)`; here only "
+    "lines that rewrite or order collectives are applied",
 )
 NO_POLICY = Problem(
     "APL325",
@@ -168,7 +168,7 @@ def nothing_decided(
         then = ": a block is planned when its checkpoint first runs it"
     elif compiled:
         then = ": a graph is planned when it is compiled, on the first call; after that, nothing of it was compiled, "
-        then += "and `fullgraph=True` says why"
+        then += "and `fullgraph=True` shows why"
     else:
         then = ", under a policy: with the checkpoints of `policylang.checkpoint_model(model, policy)`, or compiled "
         then += "with `policylang.backend(policy)`"
@@ -192,7 +192,7 @@ def refuse_another(ours: Policy, other: Policy, whose: str) -> None:
         return
     lines = zip_longest(*(text.splitlines() for text in texts), fillvalue="nothing more")
     first = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
-    details = f"the checkpoint's says `{first[0].strip()}`", f"{whose}'s says `{first[1].strip()}`"
+    details = f"the checkpoint's has `{first[0].strip()}`", f"{whose}'s has `{first[1].strip()}`"
     raise PolicyMatchError([TWO_POLICIES.diagnostic(details, ours=_told(ours), theirs=_told(other), whose=whose)])
 
 

@@ -77,7 +77,7 @@ def edit_graph(
     editor = _GraphEditor(graph, policy, {group: order.name for group, order in orders.items()})
     for edit in edits.done:
         editor.apply(edit)
-    check_names(graph, after, beside, "came out otherwise than planned")
+    check_names(graph, after, beside, "differs from the plan")
     return tuple(sorted(set(orders.values())))
 
 
@@ -198,7 +198,7 @@ def _check_value(node: fx.Node, shape: tuple[int, ...], stride: tuple[int, ...],
     found, planned = (tuple(value.shape), tuple(value.stride()), _dtype(value)), (shape, stride, dtype)
     if found != planned:
         is_so, wanted = (f"{each[2]}{list(each[0])} with strides {list(each[1])}" for each in (found, planned))
-        refuse(f"`{node.name}` came out as {is_so}, and was planned as {wanted}")
+        refuse(f"`{node.name}` became {is_so}, and was planned as {wanted}")
 
 
 def first_difference(nodes: Iterable[fx.Node], facts: Facts) -> tuple[int, str, str] | None:

@@ -81,7 +81,7 @@ def _function(text: str) -> Callable[[], Any]:
     if find_spec("transformers") is None:
         raise UsageError(
             "the model `llama` needs `transformers`",
-            "pip install transformers, or name a model of your own with `--model package.module:function`",
+            "pip install transformers, or name your model with `--model package.module:function`",
         )
     return _llama
 

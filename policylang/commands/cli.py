@@ -53,7 +53,7 @@ COMMANDS = (
     ("profile", profile, "measure this machine, and write its device profile"),
     ("snapshot", snapshot, "write the facts of a graph to a file"),
     ("import", import_recorded, "make a snapshot of a graph recorded as JSON"),
-    ("import-torchtitan", import_torchtitan, "turn TorchTitan's full_recompute_save_ops into a policy"),
+    ("import-torchtitan", import_torchtitan, "convert TorchTitan's full_recompute_save_ops into a policy"),
     ("demo", demo, "train a small Llama without and with a policy, and compare"),
     ("agree", agree, "run a model under a policy on every path, and compare"),
     ("lsp", lsp, "serve an editor: diagnostics, figures, completion"),
@@ -63,7 +63,7 @@ COMMANDS = (
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
-        prog="policylang", description="Say in a file what a training step saves and recomputes."
+        prog="policylang", description="Describe in a file what a training step saves and recomputes."
     )
     top.add_argument("--version", action=_Version, help="print the version and exit")
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> Exit:
         # A policy that does not fit the graph would not be carried out; what it decides can still be compared.
         if errors := sum(map(is_error, plan.diagnostics)):
             what = "an error" if errors == 1 else counted(errors, "error")
-            tell(f"warning: `{name}` has {what} on this graph; `policylang check` says which")
+            tell(f"warning: `{name}` has {what} on this graph; `policylang check` lists them")
     found = compare(*plans)
     renderers = {"text": comparison_text, "markdown": comparison_markdown, "json": comparison_json}
     say(renderers[options.output_format](found), options.output_format)

@@ -76,7 +76,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--node",
         metavar="NAME",
-        help="what each rule has to say of this node of the graph; a glob over names and a module path name several",
+        help="what each rule does to this node of the graph; a glob over names and a module path name several",
     )
     asked.add_argument("--rule", metavar="LINE", help="what the rule in this line does; FILE:LINE in an included file")
     add_form(parser, "json")

@@ -40,13 +40,13 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "--path": {
         "choices": PLANNED,
-        "help": "plan as this path carries policies out, and refuse what it refuses: "
+        "help": "plan for this path, and refuse what it refuses: "
         f"{', '.join(f'{path.capabilities.name} ({path.name})' for path in PATHS)}; by default what the graph is",
     },
     "--device": {
         "metavar": "NAME|FILE",
-        "help": "say times too, of this device: a bundled profile such as h100-sxm, or a file with one; by default the "
-        "one that the policy's `device` line or the project names",
+        "help": "also print times on this device: a bundled profile such as h100-sxm, or a file with one; by default "
+        "the one that the policy's `device` line or the project names",
     },
     "--import": {
         "action": "append",

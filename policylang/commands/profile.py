@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> Exit:
     with _job(options.device, options.seconds) as (rank, device):
         if rank == 0 and hasattr(os, "getloadavg") and os.getloadavg()[0] >= (os.cpu_count() or 1):
             message = "others compute on this machine, and what is measured is what they leave of it"
-            tell(f"policylang profile: {message}\nhelp: measure again when it is quiet")
+            tell(f"policylang profile: {message}\nhelp: measure again on an idle machine")
         try:
             with status_line(shown=rank == 0) as progress:
                 profile = profile_device(
@@ -97,7 +97,7 @@ def _job(device: str | None, seconds: float) -> Iterator[tuple[int, str | None]]
     on_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
     if on_gpu:
         if ":" in (device or ""):
-            raise UsageError(f"each rank measures on a GPU of its own, and not on `{device}`", "leave out the number")
+            raise UsageError(f"each rank needs its GPU to measure on, not `{device}`", "leave out the number")
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     # The others wait while the first measures its device. What ranks tell each other goes by gloo, with a GPU or not.
     longest = timedelta(seconds=600 + (4 * seconds if 0 < seconds < 1e6 else 0))

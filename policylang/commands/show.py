@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--blocks",
         metavar="GLOB",
-        help="what the blocks are, as a policy's `blocks` says it; by default the numbered layers",
+        help="the blocks, as in a policy's `blocks` line; by default the numbered layers",
     )
     add_options(parser, "--device", "--no-project")
     add_form(parser, "json", help="json has one entry a node (default: text)")
@@ -99,7 +99,7 @@ def _nothing(options: argparse.Namespace, facts: Facts) -> UsageError:
 
     for glob in options.module:
         if not rows_asked(facts, [glob]):
-            return UsageError(f"no node lies in a module `{glob}`", nearest_paths_hint(glob, facts) or "")
+            return UsageError(f"no node is in a module `{glob}`", nearest_paths_hint(glob, facts) or "")
     for glob in options.operator:
         if not rows_asked(facts, operators=[glob]):
             names = dict.fromkeys(facts.targets)

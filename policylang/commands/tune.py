@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     budget.add_argument("--peak", metavar="SIZE", help="what the step may take at its highest moment, such as '70 GiB'")
     budget.add_argument("--saved", metavar="SIZE", help="what may be kept for the backward, such as '6 GiB'")
     budget.add_argument(
-        "--recompute-time", metavar="SHARE", help="what second runs may take of the forward's time, such as 5%%"
+        "--recompute-time", metavar="SHARE", help="how much of the forward's time recomputation may take, such as 5%%"
     )
     add_options(parser, "--device")
     parser.add_argument("-o", "--output", metavar="FILE", help="where the policy goes, such as llama3_8b_70g.apl")
@@ -57,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="set aside so much of the memory for the allocator, such as 5%%",
     )
     parser.add_argument("--offload", action="store_true", help="let values be copied to the host as well")
-    parser.add_argument("--table", action="store_true", help="print the whole trade-off, a row a policy")
+    parser.add_argument("--table", action="store_true", help="print the whole trade-off, one policy per row")
     add_options(parser, "--path", "--no-project", "--import")
     add_form(parser, "json")
 

@@ -79,9 +79,9 @@ def show(failed: UsersCodeError, command: str, function: str, help: str) -> Exit
         return Exit.DIAGNOSTICS
     theirs = _print(error)
     if isinstance(error, SystemExit):
-        help = 'it ends the process; what a module does as a script stands under `if __name__ == "__main__":`'
+        help = 'it ends the process; put what a module does as a script under `if __name__ == "__main__":`'
     elif theirs is not None and traceback.extract_tb(theirs)[-1].filename.startswith(_OURS):
-        help = "the error comes out of policylang; if you called it as documented, please report it"
+        help = "the error was raised in policylang; if you called it as documented, please report it"
     tell(f"policylang {command}: `{function}` does not run\nhelp: {help}")
     return Exit.DIAGNOSTICS
 

@@ -222,7 +222,7 @@ def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool, *, leas
             mended.append(told)
     if len(mended) >= least and (edit := _edit(state, taken, versioned)) is not None:
         many = "1 mistake" if len(mended) == 1 else f"{len(mended)} mistakes"
-        yield types.CodeAction(f"mend {many} that can be mended in one way", FIX_ALL, mended, edit=edit)
+        yield types.CodeAction(f"fix {many} that have one fix", FIX_ALL, mended, edit=edit)
 
 
 def _edit(state: State, changes: Sequence[TextChange], versioned: bool) -> types.WorkspaceEdit | None:

@@ -106,7 +106,7 @@ class PolicyServer(LanguageServer):
         try:
             found = await self.workspace_configuration_async(types.ConfigurationParams(items))
         except JsonRpcException as error:
-            self.tell(f"the client does not say its settings: {error}", types.MessageType.Warning)
+            self.tell(f"the client does not send its settings: {error}", types.MessageType.Warning)
             return
         answers = [*(found or ()), *[None] * len(scopes)]
         known.asked = {scope: section_of(answer) for scope, answer in zip(scopes, answers, strict=False)}

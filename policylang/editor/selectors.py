@@ -327,7 +327,7 @@ def _overloads(operator: Operator) -> str:
         return "The bundled list of torch's operators has none of that name."
     names = dict.fromkeys(".".join(split_target(target)[:2]) for target in known)
     if len(names) > 1:
-        return f"Of torch's operators it means {listed([code(each) for each in names], _MOST_NAMES)}."
+        return f"Among torch's operators it means {listed([code(each) for each in names], _MOST_NAMES)}."
     return f"Overloads: {listed([code(target) for target in known], _MOST_NAMES)}."
 
 

@@ -102,7 +102,7 @@ def _blocks_and_chains(facts: Facts) -> tuple[BlockTable, Chains]:
 
 _MOST_NAMES = 4
 _MOST_LINES = 12
-_SAID = {"held": "holds", "failed": "does not hold", "deferred": "cannot be told yet"}
+_SAID = {"held": "holds", "failed": "does not hold", "deferred": "cannot be checked yet"}
 _MOST_GROUPS = 6
 
 
@@ -154,7 +154,7 @@ def taken_over(plan: Plan, outcome: RuleOutcome) -> Iterator[str]:
         rule = plan.policy.rules[other]
         own = rule.span.source == outcome.rule.span.source
         place = f"line {rule.span.line}" if own else file_name(rule.source)
-        yield f"{count:,} taken over by {place}: {code(rule.text)}"
+        yield f"{count:,} overridden by {place}: {code(rule.text)}"
     if outcome.kept_by_user:
         yield f"{outcome.kept_by_user:,} kept the tag of the user's own checkpoint"
 
@@ -169,7 +169,7 @@ def _amounts(graph: GraphState, index: int) -> Iterator[str]:
             yield "The backward needs none of what it decides."
         return
     shares = outcome.rule.source in graph.index.shared_lines
-    of = "What the rules of this line decide, and the backward needs" if shares else "Of what it decides"
+    of = "Decided by this line and needed by the backward" if shares else "Decided and needed by the backward"
     yield f"{of}: {amounts_text(found.amounts)}."
     if len(found.groups) > 1 or found.groups[0].times > 1:
         said = [_in_blocks(each) for each in found.groups[:_MOST_GROUPS]]
@@ -187,7 +187,7 @@ def worth_text(graph: GraphState, index: int) -> Iterator[str]:
     outcome = graph.plan.rules[index]
     if not graph.knows("worth"):
         if outcome.decided:
-            yield "What it is worth is still being worked out."
+            yield "Its worth is still being computed."
         return
     worth = worth_of(graph, index)
     if worth is None:
@@ -478,7 +478,7 @@ def _scheduling(graph: GraphState, found: Communication, line: LineInOrder) -> A
         if names:
             article.say(f"It {what} {listed([code(name) for name in names[:_MOST_NAMES]], _MOST_NAMES, len(names))}.")
     if not graph.knows("order") and found.device is not None:
-        article.say("What it is worth is still being worked out.")
+        article.say("Its worth is still being computed.")
     return article
 
 

@@ -250,4 +250,4 @@ def _add_missing(groups: Sequence[_Group], found: FoundMarkers) -> None:
             continue
         before = present.get((number - 1) % count)
         name = f"value {number + 1} of {count}" if before is None else before.following
-        found.lost.append(LostMarker(name, "no forward node of this graph comes of it"))
+        found.lost.append(LostMarker(name, "no forward node of this graph was traced from it"))

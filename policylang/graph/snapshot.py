@@ -115,7 +115,7 @@ def parse(data: bytes, name: str = "<snapshot>") -> Facts:
     except DamagedError as error:
         raise _damaged(name, str(error)) from None
     except RecursionError:
-        raise _damaged(name, "its values lie too deep in each other") from None
+        raise _damaged(name, "its values are nested too deep") from None
 
 
 def check_facts(facts: Facts) -> None:
@@ -222,7 +222,7 @@ def _document(data: bytes, name: str) -> Mapping[str, Any]:
     except ValueError:
         raise DamagedError("its content is not JSON") from None
     if not isinstance(found, dict) or type(found.get("format")) is not int:
-        raise DamagedError("it does not say its format")
+        raise DamagedError("it does not name its format")
     if found["format"] != FORMAT:
         raise _other_format(name, found["format"])
     if not all(isinstance(found.get(part), dict) for part in ("graph", "columns")):
@@ -250,10 +250,10 @@ def _facts(document: Mapping[str, Any], name: str) -> Facts:
 def _check_names(found: Mapping[str, Any], needed: Iterable[str], known: Iterable[str], file: str) -> None:
     more, less = sorted(found.keys() - known), sorted(set(needed) - found.keys())
     if more:
-        message = f"`{file}` says `{one_line(more[0][:40])}` of its graph, which this policylang does not know"
+        message = f"`{file}` has `{one_line(more[0][:40])}` of its graph, which this policylang does not know"
         raise graph_error(OTHER_FORMAT, message, _UPDATE)
     if less:
-        raise DamagedError(f"it does not say `{less[0]}` of its graph")
+        raise DamagedError(f"it lacks `{less[0]}` of its graph")
 
 
 class _Table:
@@ -361,7 +361,7 @@ def _of_graph(found: Mapping[str, Any]) -> dict[str, Any]:
         said["meshes"] = tuple(_record(Mesh, each) for each in said["meshes"])
         said["lost_records"] = tuple(_record(LostMarker, each) for each in said["lost_records"])
     except (AttributeError, TypeError, ValueError):
-        raise DamagedError("what it says of the whole graph cannot be") from None
+        raise DamagedError("its facts about the whole graph are not valid") from None
     return said
 
 
@@ -378,13 +378,13 @@ def _check_whole(facts: Facts) -> None:
     """Checks the facts about the whole graph, and the relations between nodes."""
     for name, said in OF_GRAPH.items():
         if not said.check(getattr(facts, name)):
-            raise DamagedError(f"what it says as `{name}` cannot be")
+            raise DamagedError(f"its `{name}` is not valid")
     if len(set(facts.names)) != len(facts) or "" in facts.names:
         raise DamagedError("two of its nodes have one name")
     owners = facts.owners
     for row, owner in enumerate(owners):
         if owner > row or owners[owner] != owner:
-            raise DamagedError("its column `owners` has a node share the decision of one that shares another's")
+            raise DamagedError("its column `owners` has a node that follows one with another producer")
     called = {target for op, target in zip(facts.ops, facts.targets, strict=True) if op == "call_function"}
     if not all(target.count(".") >= 1 for target in called):
         raise DamagedError("its column `targets` has an operator without a namespace")

@@ -84,7 +84,7 @@ class MemoryPolicy:
         options = getattr(config, "compile", None)
         chosen = getattr(options, "memory_policy", None)
         if chosen == self.also_called and getattr(options, "precompile_artifact_dir", ""):
-            message = f"the step is to be precompiled under the name `{chosen}`, which says nothing of the policy"
+            message = f"the step is to be precompiled under the name `{chosen}`, which does not identify the policy"
             help = "choose the memory policy by the name that `register` returns"
             raise PolicyGraphError([diagnose(UNTOLD_NAME, message, help=help)])
         if self.policy.orders and options is not None:

@@ -138,7 +138,7 @@ def name_glob_problem(pattern: str) -> str | None:
     for match in _PIECE.finditer(pattern):
         braced, ranged, stars, _, literal, stray = match.groups()
         if stars and len(stars) > 1:
-            return "has a `**` that does not stand alone between dots"
+            return "has a `**` that is not alone between dots"
         if stray:
             return f"has a `{stray}` without its other half"
         if literal and ("/" in literal or "," in literal):

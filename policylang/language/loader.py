@@ -298,16 +298,16 @@ class _Resolver:
         earlier = self.ordered.setdefault((type(statement), statement.selector), statement)
         word = kind_of(statement).opener
         if earlier is not statement:
-            message = f"`{word}` is said twice of the same collectives"
-            related = Related("said here before", earlier.span)
+            message = f"`{word}` is there twice for the same collectives"
+            related = Related("first written here", earlier.span)
             help, fixes = "leave one of the two lines out", [removed(statement.span, "remove the second line")]
             self.diagnostics.report("APL213", message, statement.span, related=(related,), help=help, fixes=fixes)
         others = list(self._others(statement.selector))
         for each in others:
             said = each.span.one_line
-            message = f"`{said}` is no collective, and `{word}` is said of collectives alone"
+            message = f"`{said}` is no collective, and `{word}` moves collectives alone"
             if isinstance(each, Everything | Reference):
-                message = f"`{said}` is more than collectives, and `{word}` is said of them alone"
+                message = f"`{said}` is more than collectives, and `{word}` moves them alone"
             help = "write `collective`, or one of `all_gather`, `reduce_scatter`, `all_reduce` and `all_to_all`"
             self.diagnostics.report("APL215", message, each.span, help=help, fixes=written(each.span, _COLLECTIVES))
         if not others:
@@ -403,8 +403,8 @@ class _Resolver:
             return
         earlier = self.once.get(type(statement))
         if earlier is not None:
-            message = f"a policy says `{kind_of(statement).opener}` once"
-            related, fixes = (Related("said here before", earlier.span),), [removed(statement.span)]
+            message = f"a policy has one `{kind_of(statement).opener}` line"
+            related, fixes = (Related("first written here", earlier.span),), [removed(statement.span)]
             self.diagnostics.report("APL203", message, statement.span, related=related, fixes=fixes)
             return
         self.once[type(statement)] = statement

@@ -19,7 +19,7 @@ from policylang.language.walk import rebuild
 _THE_REST = frozenset(("default", "otherwise", "rest", "fallback", "others", "remaining", "undecided"))
 _COLLECTIVES = frozenset(("communication", "communications", "comm", "comms", "collectives", "nccl", "network"))
 _REGISTERED = (
-    "an operator of your own is known from a graph that calls it, `--graph`, or once its module is imported, `--import`"
+    "a custom operator is known from a graph that calls it, `--graph`, or once its module is imported, `--import`"
 )
 _MAX_SUGGESTIONS = 50
 """Unknown words of one policy that get a did-you-mean: it costs milliseconds each."""
@@ -134,7 +134,7 @@ class Definitions:
         operator = split_operator(text, self.operators.has_namespace)
         parts = text.split(".")
         if operator is None or not all(parts) or any(part.isdecimal() for part in parts):
-            help = "an operator is written as `mm`, `aten.mm` or `aten.mm.default`; a module path stands after `in`"
+            help = "an operator is written as `mm`, `aten.mm` or `aten.mm.default`; a module path follows `in`"
             self.diagnostics.report("APL101", f"`{text}` is not the name of an operator", word.span, help=help)
             return None
         found = self.operators.matches(operator.namespace, operator.name, operator.overload)
@@ -172,7 +172,7 @@ class Definitions:
         known = namespace is None or (not only_met and (self.operators.complete or listed))
         if not known and (operator.namespace is not None or not self._is_operator(parts[0])):
             message = f"no operator of the namespace `{namespace}` is known here; it is checked when applied"
-            fix = f"a module path stands after `in`: `everything in {word.text}`; {_REGISTERED}"
+            fix = f"a module path follows `in`: `everything in {word.text}`; {_REGISTERED}"
             if only_met:
                 message = f"the graph does not call `{word.text}`, and others of its namespace are not known here"
                 fix = _REGISTERED
@@ -202,7 +202,7 @@ class Definitions:
         if text in ("layer", "layers"):
             return "the layers of a model are its blocks: `everything in block`, `everything in every 2nd block`", ()
         if text in MODULES:
-            return f"a module path stands after `in`: `everything in {text}`", (f"everything in {text}",)
+            return f"a module path follows `in`: `everything in {text}`", (f"everything in {text}",)
         return None, ()
 
     def _is_operator(self, name: str) -> bool:

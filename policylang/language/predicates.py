@@ -225,7 +225,7 @@ def _subject(word: Lexeme) -> tuple[str, int | None]:
 def _unknown_property(subject: Lexeme) -> None:
     known, name, message = (*MEASURES, *PROPERTIES), subject.lower(), f"nodes have no property `{subject}`"
     if name in _OPERATORS:
-        help = "an operator stands in place of a property: `save mm`, or joined with `and`"
+        help = "an operator replaces a property: `save mm`, or joined with `and`"
         subject.report("APL114", message, help=help)
     else:
         subject.misnamed("APL114", message, known, f"the properties are {', '.join(known)}", _ELSEWHERE.get(name))

@@ -103,7 +103,7 @@ class SelectorRules(PredicateRules):
         for per in scopes:
             per.word.origin.loose.append((per.value, per.span))
         for unused in starts:
-            unused.word.report("APL014", f"`{unused.span.text}` has no `every 2nd` of its own before it", unused.span)
+            unused.word.report("APL014", f"`{unused.span.text}` has no `every 2nd` before it", unused.span)
         return SpannedSelector(selector, whole)
 
     # --- prefixes ---

@@ -147,7 +147,7 @@ class DeviceKind(StatementKind):
 
     def build(self, span: Span, _word: Lexeme, target: Lexeme) -> syntax.Device:
         if target.type != "STRING" and (not re.fullmatch(r"\w[\w.+-]*", target) or target.endswith(".toml")):
-            message, good = "the file of a device profile stands in quotes", f'"{target}"'
+            message, good = "the file of a device profile is quoted", f'"{target}"'
             target.report("APL116", message, help=f"write `{good}`", write=[good])
         return syntax.Device(quoted(target), span=span)
 
@@ -207,7 +207,7 @@ class RuleKind(StatementKind):
             if word in modifiers[:index]:
                 end = parts[index + 1].span.start
                 fixes = [Fix("leave it out", (TextChange(Span(word.span.source, word.span.start, end), ""),))]
-                word.report("APL209", f"`{word}` stands before this rule twice", fixes=fixes)
+                word.report("APL209", f"`{word}` is before this rule twice", fixes=fixes)
         if verb not in ACTIONS:
             verb.misnamed("APL013", f"`{verb}` is not an action", ACTIONS, f"the actions are {', '.join(ACTIONS)}")
         names = [str(word) for word in modifiers]
@@ -292,13 +292,13 @@ class BucketKind(StatementKind):
         positions = (part for part in walk(selector.selector) if isinstance(part, syntax.Ordinal))
         ends = (each.scope for each in positions if each.span.end == selector.span.end)  # outside parentheses
         if blocks is None and (taken := next(filter(None, ends), None)) is not None:
-            message = f"`per {taken.value}` counts within the selector here, and says nothing of a bucket"
+            message = f"`per {taken.value}` counts within the selector here, not in a bucket"
             help = f"write `({selector.span.one_line})`, and behind it what goes into one bucket"
             word.report("APL014", message, selector.span, help=help)
         elif blocks is None and size is None and not loose:
             help = "write `per block`, `per 2 blocks`, or a size such as `up to 256 MiB`, behind it"
             said = evolve(inserted(span, "per block"), is_choice=True)
-            message = "this does not say how much goes into one bucket"
+            message = "the size of a bucket is missing"
             word.report("APL116", message, span, help=help, fixes=[said])
         return syntax.Bucket(selector.selector, blocks, size, span=span)
 
@@ -456,7 +456,7 @@ class ExpectTotalKind(StatementKind):
                 message = f"a share of the {of} is per cent, and `{limit.span.one_line}` is not"
                 last.of.report("APL201", message, limit.span, help=f"write a share such as `30% of {of}`")
         elif name in ("saved", "recomputed") and limit.dimension == "fraction":
-            message = f"`{limit.span.one_line}` does not say of what"
+            message = f"`{limit.span.one_line}` is a share of nothing"
             share = f"{limit.span.one_line} of forward"
             figure.report("APL201", message, limit.span, help=f"write `{share}`", write=[share])
         return syntax.ExpectTotal(name, str(sign), limit, bool(middle), span=span)  # type: ignore[arg-type]
@@ -497,7 +497,7 @@ class ExpectFateKind(StatementKind):
         quantifier: Any = "no" if said == ["no"] else "every"
         if not said and not selector.span.text.startswith("every"):
             help = "write `every` or `no` before it"
-            message = "this expectation does not say whether all of these nodes or none of them"
+            message = "`every` or `no` is missing before these nodes"
             fixes = [prefixed(selector.span, quantifier) for quantifier in ("every", "no")]
             word.report("APL208", message, selector.span, help=help, fixes=fixes)
         return syntax.ExpectFate(quantifier, selector.selector, str(fate), span=span)  # type: ignore[arg-type]
@@ -607,6 +607,6 @@ def report_loose(statement_words: list[Lexeme]) -> None:
             help = "write `per block`" if counts else "to take some of the blocks, write such as `in every 2nd block`"
             word.report("APL014", message, span, help=help, write=["per block"] if counts else [])
             continue
-        message = f"`per {scope.value}` has no `first`, `last`, `3rd` or `every 2nd` of its own before it"
+        message = f"`per {scope.value}` has no `first`, `last`, `3rd` or `every 2nd` before it"
         help = f"write which of them, such as `first … per {scope.value}`, or leave `per {scope.value}` out"
         word.report("APL014", message, span, help=help, fixes=[left_out(span)])

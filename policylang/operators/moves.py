@@ -162,7 +162,7 @@ class View(Move):
             raise MoveError(f"views {list(value.shape)} as {list(self.shape)}")
         stride = viewed(value.shape, value.stride, self.shape)
         if stride is None and not self.copy:
-            raise MoveError("views a tensor whose elements do not lie side by side")
+            raise MoveError("views a tensor that is not contiguous")
         if stride is None:
             return Tensor.fresh(value.elements(), self.shape)
         return Tensor(value.memory, self.shape, stride, value.offset)
@@ -389,7 +389,7 @@ class GroupMove(Move):
 
     def _check(self, shards: Sequence[Tensor], *, has_dimensions: bool = False) -> None:
         if self.ranks not in (0, len(shards)):
-            raise MoveError(f"is told of {self.ranks} ranks and has {len(shards)}")
+            raise MoveError(f"expects {self.ranks} ranks and has {len(shards)}")
         if any(not shard.contiguous for shard in shards):
             raise MoveError("reads a tensor that is not contiguous")
         if any(shard.shape != shards[0].shape for shard in shards):

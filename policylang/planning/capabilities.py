@@ -53,11 +53,11 @@ FLAT = Capabilities(
 """No min-cut exists there, and the report says how many values stay saved as the traced graph has them."""
 
 HALF = Capabilities(
-    "a half of a partition",
+    "a forward or backward graph",
     rewrites=True,
     orders=True,
     undecided="auto",
-    settled="what is saved was decided when it was cut",
+    settled="what is saved was decided by the partition",
 )
 """Given a policy's rewrites alone: what it saves was decided when it was cut."""
 

@@ -191,7 +191,7 @@ def beyond_one_block(policy: Policy, place: BlockContext | None) -> Iterator[Dia
                 asks = "counts over the whole graph, and an eager checkpoint sees one block at a time"
                 help = "count `per block`"
             elif isinstance(part, InBlock) and part.which.kind != "any" and place is not None and not place.numbered:
-                asks = "asks which block this is, and the checkpoint was not told"
+                asks = "asks which block this is, and the checkpoint does not know"
                 help = "use `policylang.checkpoint_model`, or give `policylang.context_fn` the whole model"
             else:
                 continue
@@ -204,7 +204,7 @@ def beyond_one_block(policy: Policy, place: BlockContext | None) -> Iterator[Dia
                 f"`{expectation.span.one_line}` is about a whole graph, and is not checked: "
                 "an eager checkpoint sees one block at a time",
                 span=expectation.span,
-                help="say it `per block`, or check it with `policylang plan` on a snapshot of the model",
+                help="write it `per block`, or check it with `policylang plan` on a snapshot of the model",
             )
 
 

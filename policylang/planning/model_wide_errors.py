@@ -103,7 +103,7 @@ def shared_by_all(
             continue
         if sharded:
             why = "`fully_shard` gathers weights in hooks around each block, and `torch.compile` breaks the graph there"
-            why += ": what is compiled of a block begins inside it, and nothing says where it lies"
+            why += ": what is compiled of a block begins inside it, and its path is not known"
             help = f"{_COMPILE_BLOCKS}; see {FSDP2_BLOCKS}"
             found[at] = evolve(each, details=(why, *each.details), help=help)
         else:

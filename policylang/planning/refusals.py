@@ -58,7 +58,7 @@ def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = Fa
     help = f"if that is as it should be, write `optional {rule.text}`"
     fixes = [*no_match.would_match(rule.selector, selections), prefixed(rule.span, "optional")]
     if of_weights:
-        sharded = f"where they are, {WHAT_FSDP_MEANS} says who gathers them"
+        sharded = f"where they are, {WHAT_FSDP_MEANS} explains who gathers them"
         help = f"leave it out, or write it with `optional`, where no weights are sharded; {sharded}"
         fixes.append(removed(rule.span))
     found = diagnose(
@@ -80,10 +80,10 @@ def overridden(policy: Policy, outcome: RuleOutcome, rules: Sequence[RuleOutcome
     kept = f", and the model's own checkpoint has tagged {outcome.kept_by_user}" if outcome.kept_by_user else ""
     return diagnose(
         OVERRIDDEN,
-        f"`{outcome.rule.text}` decides nothing: other rules take over {which} it matches{kept}",
+        f"`{outcome.rule.text}` decides nothing: other rules override {which} it matches{kept}",
         span=outcome.rule.span,
-        help="remove it, or move it below the rules that take its nodes over",
-        related=tuple(Related(f"`{rule.text}` takes over {count}", rule.span) for rule, count in takers),
+        help="remove it, or move it below the rules that override it",
+        related=tuple(Related(f"`{rule.text}` overrides {count}", rule.span) for rule, count in takers),
         fixes=[removed(outcome.rule.span), *moved_below(outcome, rules)],
     )
 
@@ -152,8 +152,8 @@ def routing_kept(rule: Rule | None, rows: Sequence[int], policy: Policy, facts: 
     operator = facts.targets[rows[0]].split(".")[1]
     return diagnose(
         ROUTING_KEPT,
-        f"{asked} leaves {forward_values(len(rows))} saved that choose what follows, `{facts.names[rows[0]]}` first: "
-        "a second run could choose otherwise",
+        f"{asked} leaves {forward_values(len(rows))} saved that steer later operators, `{facts.names[rows[0]]}` first: "
+        "recomputation could choose otherwise",
         span=None if rule is None else rule.span,
         help=f"write `recompute {operator}`{' after it' if rule else ''} if that cannot happen here",
         fixes=[] if rule is None else [put_behind(rule.span, f"recompute {operator}")],
@@ -222,7 +222,7 @@ def _done_with_fsdp(statement: syntax.Bucket | syntax.Scheduling) -> str:
         case syntax.Bucket():
             return "leave the line out: `fully_shard` gathers and scatters at once what it is called with"
         case syntax.Prefetch() | syntax.Overlap():
-            return "FSDP2 gathers beside what computes; `prefetch … N blocks ahead` says how far ahead"
+            return "FSDP2 gathers beside computation; `prefetch … N blocks ahead` sets how far ahead"
         case syntax.Delay():
             return "FSDP2 has no call for that: it scatters a block's gradients behind its backward; compile the model"
         case syntax.KeepOrder():

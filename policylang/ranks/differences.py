@@ -187,7 +187,7 @@ def unreadable(key: str, why: str) -> Diagnostic:
 
 def stopped(rank: int, error: str) -> Diagnostic:
     message = f"rank {rank}, which shares this graph, stopped: {error}"
-    return diagnose(STOPPED, message, help=f"mend the error of rank {rank}")
+    return diagnose(STOPPED, message, help=f"fix the error of rank {rank}")
 
 
 def absent(mine: RankMessage, absence: Absence) -> Diagnostic:

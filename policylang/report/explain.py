@@ -219,7 +219,7 @@ def explain_rule(plan: Plan, index: int) -> RuleExplanation:
         decided=len(outcome.decided),
         kept_by_user=outcome.kept_by_user,
         taken_over=tuple(
-            RuleLine(rules[other].source, rules[other].text, "overridden", f"{count:,} taken over by")
+            RuleLine(rules[other].source, rules[other].text, "overridden", f"{count:,} overridden by")
             for other, count in outcome.overridden_by.items()
         ),
         parts=part_counts(outcome.rule.selector, selections_for(plan.policy, plan.facts, times=plan.times)),

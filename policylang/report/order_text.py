@@ -86,7 +86,7 @@ def order_notes(found: Communication) -> list[str]:
     if found.barriers:
         said.append(barriers_text(found.barriers))
     if found.planned.lanes is None:
-        said.append("without the times of a device it cannot be said what is exposed")
+        said.append("without a device's times, exposed communication is not known")
     return said
 
 
@@ -133,7 +133,7 @@ def proof_texts(line: LineInOrder) -> list[str]:
     assumed = dict.fromkeys(proof.assumed for proof in proofs if proof.assumed)
     how = "checked" if assumed else "proven"
     found = [f"each bucket {how} on {max(proof.ranks for proof in proofs)} ranks"]
-    found += [f"taken for granted that {each}" for each in assumed]
+    found += [f"assumed that {each}" for each in assumed]
     if not all(proof.exact for proof in proofs):
         found.append("sums are taken in another order: equal up to rounding")
     return found

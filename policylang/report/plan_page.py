@@ -383,7 +383,7 @@ def _group(group: BlockGroup, most_saved: int, most_flops: int) -> Markup:
         ),
     )
     timed = amounts.recomputed_seconds is not None
-    head = ("", "operator", "module", "shape", "bytes", "FLOPs again", *("time again",)[:timed], "decided by")
+    head = ("", "operator", "module", "shape", "bytes", "recomputed FLOPs", *("recompute time",)[:timed], "decided by")
     rows = []
     for each in group.entries:
         if not each.is_free:

@@ -92,7 +92,7 @@ def highest_moment_text(found: PeakValues) -> str:
     head = f"alive at the peak, {bytes_text(found.bytes)}"
     if found.at is None:
         return f"{head}: what is there before the first step"
-    again = ", computed again" if found.at.again else ""
+    again = ", recomputed" if found.at.again else ""
     return f"{head}: at {found.at.node}{again}, step {found.at.step:,} of {found.steps:,}, in the {found.at.half}"
 
 

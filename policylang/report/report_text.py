@@ -173,7 +173,7 @@ def report_text(report: Report) -> str:
 
 
 def _heading(report: Report) -> str:
-    kind = "graph without gradients" if report.half == NO_GRADIENTS else f"{report.half} half of a partition"
+    kind = "graph without gradients" if report.half == NO_GRADIENTS else f"{report.half} graph of a partition"
     facts = [f"{kind}, {counted(report.operators, 'operator')}"] if report.half else []
     counts = (report.forward_nodes, "forward value"), (report.blocks, "block")
     facts += [counted(number, noun) for number, noun in counts if number]
@@ -231,7 +231,7 @@ def _figures(report: Report) -> str:
         add("audit", *["not yet: the graph is planned, and not partitioned"][: bool(report.rules)])
     elif report.audit.agrees:
         by_fsdp_alone = report.by_fsdp and not report.forward_nodes
-        said = "FSDP gathers as it was told" if by_fsdp_alone else "the graphs that came out do what the plan says"
+        said = "FSDP gathers as it was set" if by_fsdp_alone else "the changed graphs do what was planned"
         add("audit", said)
     else:
         add("audit", *report.audit.differences)

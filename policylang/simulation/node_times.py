@@ -265,9 +265,9 @@ def _fix(times: NodeTimes, copies: bool) -> str:
     if times.unknown_dtypes:
         dtype = next(iter(times.unknown_dtypes))
         if dtype == NO_DTYPE:
-            return "its operands have no dtype in this graph; take a snapshot in which each is a tensor of its own"
+            return "its operands have no dtype in this graph; take a snapshot in which each is a separate tensor"
         known = ", ".join(sorted(times.device.compute))
         return f"add `{dtype} = …` to `[compute]`, in FLOP per second; it has {known}"
     if copies or HOST_COPY in times.unpriced:
-        return "add `[host]` with `bandwidth = …`, in bytes per second each way"
+        return "add `[host]` with `bandwidth = …`, in bytes per second per direction"
     return "add a `[[network]]` with `bandwidth = …` and without `ranks`, for the groups that no other fits"

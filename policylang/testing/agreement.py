@@ -205,7 +205,7 @@ class Agreement:
             for difference in each.ran.report.audit.differences
         ]
         parts = [
-            f"policy {self.policy}, one step, held against the plain model: loss {self.loss:.6g}, "
+            f"policy {self.policy}, one step, compared with the plain model: loss {self.loss:.6g}, "
             f"{counted(self.gradients, 'gradient')}, torch {self.torch_version}",
             table(rows, right=range(1, 4 + shown["offloaded"])),
             "\n".join([*_refusals(self.results), *_number_lines(self.results), *audits]),
@@ -337,7 +337,7 @@ def _refusals(results: Iterable[PathResult]) -> Iterator[str]:
             yield f"{path} cannot run the model: {refused.error}"
         for found in refused.diagnostics[:_MOST]:
             where = f"{found.span.location}: " if found.span else ""
-            yield f"{path} cannot carry it out: {found.code}: {where}{found.message}"
+            yield f"{path} cannot apply it: {found.code}: {where}{found.message}"
             if found.help is not None:
                 yield f"  help: {found.help}"
         if len(refused.diagnostics) > _MOST:

@@ -158,9 +158,9 @@ def _read(piece: str, span: Span, lines: tuple[int, int] | None) -> Claim | Diag
         fixes = written(at, near, near=True) if at.text == word else ()
         return wrong(f"there is no claim `{word}:`", did_you_mean(near), fixes) if near else None
     if word in OF_STATEMENTS and lines is None:
-        return wrong(f"`{word}:` is about a statement", "put it behind the rule or the `let` that it is about")
+        return wrong(f"`{word}:` is about a statement", "write it after the rule or the `let` that it is about")
     if word in OF_POLICY and lines is not None:
-        return wrong(f"`{word}:` is about the whole policy", "put it on a line of its own")
+        return wrong(f"`{word}:` is about the whole policy", "write it on a separate line")
     if word in OF_DIAGNOSTICS:
         for value in values:
             if not _CODE.fullmatch(value):

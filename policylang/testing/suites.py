@@ -80,7 +80,7 @@ class _Case:
             elif self.plan is not None:
                 yield from self._nodes(claim, self.plan)
             elif not self.planned:
-                help = "name one behind the fence, `apl graph=NAME`, or put a `graph` block above"
+                help = "name one after the fence, `apl graph=NAME`, or write a `graph` block above"
                 yield diagnose(NO_GRAPH, f"`{claim.word}:` needs a graph, and there is none", claim.span, help=help)
             elif not unplanned:
                 yield diagnose(OTHERWISE, "a policy with errors matches nothing", claim.span)
@@ -116,9 +116,9 @@ class _Case:
     def _nodes(self, claim: Claim, made: Plan) -> Iterable[Diagnostic]:
         names = self._names(claim, made)
         if names is None:
-            about, help = "rule", "it stands behind a rule or, with `matches:`, behind a `let`"
+            about, help = "rule", "it follows a rule or, with `matches:`, a `let`"
             if claim.word == "moves":
-                about, help = "scheduling line", "it stands behind `bucket`, `prefetch`, `delay` or `overlap`"
+                about, help = "scheduling line", "it follows `bucket`, `prefetch`, `delay` or `overlap`"
             yield diagnose(OTHERWISE, f"`{claim.word}:` is about no {about}", claim.span, help=help)
             return
         if claim.count is not None:
@@ -330,7 +330,7 @@ class _File:
             elif fence.language == POLICY and [word.text for word in fence.words[1:]] != [IGNORE]:
                 self._test(fence)
         if not any(fence.language == POLICY for fence in blocks):
-            help = "a policy stands in a fenced block, ```apl"
+            help = "write a policy in a fenced block, ```apl"
             if self.source.name.endswith(POLICIES):
                 help = f"this is a policy: `policylang check {self.source.name}` checks it; a test is a Markdown file"
             self.problems.append(diagnose(NO_TESTS, f"`{self.source.name}` holds no policy to test", help=help))
@@ -346,7 +346,7 @@ class _File:
                 name = word
             else:
                 help = "for example `graph two_layers flat`"
-                self.problems.append(diagnose(INFO, f"`{word.text}` says nothing of a graph", word, help=help))
+                self.problems.append(diagnose(INFO, f"`{word.text}` is no option of a graph", word, help=help))
         source = lifted(fence)
         facts, problems = read_graph(source, kind)
         self.problems.extend(lowered_diagnostic(each, fence, source) for each in problems)
@@ -392,7 +392,7 @@ class _File:
                 allowed = tuple(value.split(","))
             else:
                 help = did_you_mean(nearest(word.text, (IGNORE,))) or _INFO_HELP
-                self.problems.append(diagnose(INFO, f"`{word.text}` says nothing of a policy", word, help=help))
+                self.problems.append(diagnose(INFO, f"`{word.text}` is no option of a policy", word, help=help))
         source = lifted(fence)
         claims, problems = read_claims(source)
         # By the manifest and the graph alone: a test says the same whether torch is loaded or not.

@@ -74,7 +74,7 @@ def trace_failure(error: Exception) -> PolicyGraphError:
         if "meta" in text:
             help = 'trace a model on `meta` for the device that it trains on: `device="cuda"`'
     elif isinstance(error, unknown_size_errors()):
-        why = f"torch does not tell the sizes of what `{text}` returns"
+        why = f"torch does not know the sizes of what `{text}` returns"
         help = "trace the step where it runs, or register a kernel for shapes (`torch.library.register_fake`)"
     own = (each for each in reversed(extract_tb(error.__traceback__)) if not each.filename.startswith(_NOT_THE_USERS))
     details = [f"at {each.filename}:{each.lineno}: `{(each.line or '').strip()}`" for each in own][:1]

@@ -57,7 +57,7 @@ def why_it_failed(gm: fx.GraphModule, inputs: Sequence[Any]) -> PolicyGraphError
             f"`{found.node.target}` gives a tensor of shape {tuple(found.real.shape)} with strides {real}, and was "
             f"traced with {traced}",
             help=f"make what the model does with it independent of that: `reshape` in place of `view`, or "
-            f"`contiguous()` behind it; its meta kernel says otherwise than the kernel for `{found.real.device.type}`",
+            f"`contiguous()` behind it; its meta kernel differs from the kernel for `{found.real.device.type}`",
             details=[f"node {found.node.name}"],
         )
     except Exception:  # the same failure, and strides are not its reason

@@ -156,7 +156,7 @@ def tuned_text(tuned: Tuned, subject: TuningSubject, *, timed: bool = True) -> s
 def budget_words(budget: Budget) -> str:
     """``a peak of at most 70 GiB``."""
     if budget.figure == "recompute time":
-        return f"second runs of at most {format_quantity(budget.limit, 'fraction')} of the forward's time"
+        return f"recomputation of at most {format_quantity(budget.limit, 'fraction')} of the forward's time"
     limit = int(budget.limit)
     size = write(limit, "bytes")
     if len(size.partition(" ")[0]) > _SHORT:

@@ -67,7 +67,7 @@ def test_in_a_list_of_passes_on_halves():
     )
     for half, kind in zip(halves, ("forward", "backward"), strict=True):
         assert through([lint, made("optional fuse all_gather chains\nsave mm"), lint], half) is half
-        with pytest.raises(PolicyGraphError, match=f"this is a {kind} graph, one half of a partition"):
+        with pytest.raises(PolicyGraphError, match=f"this is a {kind} graph of a partition"):
             through([lint, policylang.pass_("llama3_sac")], half)
 
 

@@ -52,7 +52,7 @@ def agree(policylang, tmp_path, monkeypatch):
 def test_paths_that_agree(agree):
     outcome = agree(POLICY)
     assert outcome.code == 0, outcome.out
-    assert outcome.out.startswith("policy mine, one step, held against the plain model: loss ")
+    assert outcome.out.startswith("policy mine, one step, compared with the plain model: loss ")
     assert [line.split()[0] for line in outcome.out.splitlines()[2:6]] == ["path", "eager", "joint", "flat"]
     assert outcome.out.endswith("eager, joint and flat agree\n")
     assert "policylang agree: the joint path …\n" in outcome.err

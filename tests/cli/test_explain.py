@@ -124,7 +124,7 @@ def test_a_rule_and_its_parts(explain):
     assert outcome.out == (
         "p.apl:3: save mm, sin\n"
         "  matches 3, decides 2\n"
-        "  1 taken over by p.apl:4: recompute every 2nd mm per graph\n\n"
+        "  1 overridden by p.apl:4: recompute every 2nd mm per graph\n\n"
         "what each part of it matches\n"
         "  mm: 2 nodes\n"
         "  sin: 1 node\n"

@@ -163,7 +163,7 @@ def test_names_of_nodes(policylang, graph, asked, names):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (("--module", "layrs.0"), "no node lies in a module `layrs.0`\nhelp: nearest module paths: "),
+        (("--module", "layrs.0"), "no node is in a module `layrs.0`\nhelp: nearest module paths: "),
         (("--module", "layers..0"), "the module path `layers..0` has an empty component"),
         (("--operator", "fusd"), "no node calls an operator `fusd`\nhelp: did you mean `fused`?"),
         (("--operator", "{mm"), "the operator `{mm` has a `{` without its other half"),

@@ -236,7 +236,7 @@ def test_what_can_only_be_meant_in_one_way_is_mended_at_once_and_nothing_else(st
     text = "save mm where bytes = 3\nsave atention, aten::mm\nsave matmuls\nlet a = mm\n// why\n"
     state = state_of(text)
     ((title, better),) = told(state, "save", ["source.fixAll"])
-    assert title == "mend 4 mistakes that can be mended in one way"
+    assert title == "fix 4 mistakes that have one fix"
     assert better == "save mm where bytes == 3\nsave attention, aten.mm\nsave matmuls\nlet a = mm\n# why\n"
     assert [each.kind for each in actions(state, 0, 0, [FIX_ALL])] == [FIX_ALL]
     assert actions(state, 0, 0, ["refactor"]) == []

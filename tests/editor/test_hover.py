@@ -149,7 +149,7 @@ def test_a_rule_says_what_explain_says() -> None:
     for other in explained["taken_over"]:
         number = other["source"].rpartition(":")[2]
         count = other["why"].split()[0]
-        assert f"- {count} taken over by line {number}: {other['text']}" in shown
+        assert f"- {count} overridden by line {number}: {other['text']}" in shown
     assert f"It decides {explained['names'][0]} in model.layers.0" in shown
     for part in explained["parts"]:
         assert f"- {part}" in shown
@@ -205,7 +205,7 @@ def test_expectations_say_what_was_found() -> None:
     found = command("plan", text, "tutorial.graph")["expectations"]
     for each in found:
         shown = said(state, each["text"])
-        status = {"held": "holds", "failed": "does not hold", "deferred": "cannot be told yet"}[each["status"]]
+        status = {"held": "holds", "failed": "does not hold", "deferred": "cannot be checked yet"}[each["status"]]
         assert f"It {status}: {each['found']}." in shown
     assert f"the limit: {format_quantity(found[0]['margin'], 'bytes')}." in said(state, "expect saved")
     assert f"the limit: {format_quantity(-found[2]['margin'], 'fraction')}." in said(state, "expect recomputed")
@@ -301,7 +301,7 @@ def test_what_is_traced_as_something_else_says_as_what() -> None:
 def test_a_glob_says_what_it_matches() -> None:
     shown = said(state_of("save aten.*mm\n", "tutorial.graph"), "aten.*mm")
     assert "aten.mm.default: 29" in shown
-    assert "Of torch's operators it means" in shown
+    assert "Among torch's operators it means" in shown
 
 
 def test_a_group_is_shown_as_the_prelude_has_it() -> None:

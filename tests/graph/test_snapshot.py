@@ -219,9 +219,9 @@ PARTS: dict[str, Any] = {"format": 2, "graph": {}, "columns": {}}
         (bytes(range(256)) * 100, "APL351", "`g.graph` is not a snapshot of a graph"),
         (packed(b"flops"), "APL353", "`g.graph` is damaged: its content is not JSON"),
         (packed(b"\xff"), "APL353", "`g.graph` is damaged: its content is not JSON"),
-        (packed(b"[" * 200_000), "APL353", "`g.graph` is damaged: its values lie too deep in each other"),
-        (packed([2]), "APL353", "`g.graph` is damaged: it does not say its format"),
-        (packed({"format": True}), "APL353", "`g.graph` is damaged: it does not say its format"),
+        (packed(b"[" * 200_000), "APL353", "`g.graph` is damaged: its values are nested too deep"),
+        (packed([2]), "APL353", "`g.graph` is damaged: it does not name its format"),
+        (packed({"format": True}), "APL353", "`g.graph` is damaged: it does not name its format"),
         (packed({"format": 7}), "APL352", "`g.graph` has format 7, and this policylang reads format 2"),
         (packed({"format": 2}), "APL353", "`g.graph` is damaged: it has no `graph` and `columns`"),
         (packed(PARTS), "APL353", "`g.graph` is damaged: it does not say `groups` of its graph"),
@@ -294,8 +294,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ("targets", ["mm"] * 7, "an operator without a namespace"),
         ("groups", {"1": Group("1", ("x",), 1)}, "what it says as `groups` cannot be"),  # type: ignore[arg-type]
         ("meshes", (Mesh(("a",), (3,), (0, 1)),), "what it says as `meshes` cannot be"),
-        ("lost_records", (1,), "what it says of the whole graph cannot be"),
-        ("groups", {"1": 5}, "what it says of the whole graph cannot be"),
+        ("lost_records", (1,), "its facts about the whole graph are not valid"),
+        ("groups", {"1": 5}, "its facts about the whole graph are not valid"),
     ],
 )
 def test_facts_that_cannot_be_are_refused(column: str, values: Any, said: str) -> None:

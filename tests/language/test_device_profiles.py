@@ -405,7 +405,7 @@ def test_the_figures_of_a_table_are_figures_of_the_profile(tmp_path: Path) -> No
         ("0.20", "-0.2", "-0.2", "`-0.2` is not the time of a collective"),
         ("0.20", "nan", "nan", "`nan` is not the time of a collective"),
         ("0.20", "1e999", "1e999", "`1e999` is not the time of a collective"),
-        ("      1 ", "      0 ", "0             8", "`all_gather_into_tensor` of group `0` stands twice"),
+        ("      1 ", "      0 ", "0             8", "`all_gather_into_tensor` of group `0` is there twice"),
     ],
 )
 def test_a_line_of_a_table_that_is_none_is_named(
@@ -425,7 +425,7 @@ def test_a_table_with_one_size_of_group_twice_wants_to_know_which(tmp_path: Path
     found = with_table(TABLE, tmp_path)
     assert isinstance(found, Diagnostic)
     assert found.message == "the table measures `all_gather_into_tensor` of 8 ranks in several groups"
-    assert found.help == 'say which are meant: `group = "0"`'
+    assert found.help == 'choose one: `group = "0"`'
     for group, message in (("'2'", "the table has no group `2`"), ("0", "`group` should be a text")):
         found = with_table(TABLE, tmp_path, f"group = {group}")
         assert isinstance(found, Diagnostic)

@@ -61,7 +61,7 @@ def test_a_bare_name_reaches_python_functions_only_where_no_operator_has_it() ->
     [
         ("let big = mm\nlet big = bmm\nsave big", "defined here before", 1),
         ("save big\nlet big = mm", "defined here", 2),
-        ("blocks h.*\nblocks layers.*\nsave mm in block", "said here before", 1),
+        ("blocks h.*\nblocks layers.*\nsave mm in block", "first written here", 1),
     ],
 )
 def test_related_places_are_shown(text: str, message: str, line: int) -> None:

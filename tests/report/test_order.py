@@ -68,7 +68,7 @@ def test_without_a_device_there_are_counts_and_bytes_and_no_times() -> None:
     text = order_totals(found)
     assert re.search(r"all-gather +8 +4\n", text)
     assert re.search(r"in flight at most +1000 B +2 KiB", text)
-    assert "without the times of a device it cannot be said what is exposed" in text
+    assert "without a device's times, exposed communication is not known" in text
     assert " ms" not in text + order_details(found)
     assert "exposed  " not in order_details(found)
     assert "each bucket proven on 4 ranks" in order_details(found)

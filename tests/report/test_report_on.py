@@ -116,7 +116,7 @@ def test_a_half_is_called_a_half_and_nothing_is_decided_on_it(joint, policy, kin
     half = copy_of(halves[kind == "backward"])
     report = policylang.report(policylang.apply(half, policylang.parse("save mm; optional fuse all_gather chains")))
     calls = [node for node in half.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
-    assert str(report).startswith(f"policy policy: {kind} half of a partition, {len(calls)} operators\n")
+    assert str(report).startswith(f"policy policy: {kind} graph of a partition, {len(calls)} operators\n")
     assert "forward value" not in str(report)
     assert "undecided" not in str(report)
     assert not report.decisions
@@ -147,7 +147,7 @@ def test_a_partitioned_graph_and_either_half_of_it(joint, policy):
         "reason": "",
     }
     assert all(rule in str(report) for rule in TEXT.splitlines())
-    assert "audit       the graphs that came out do what the plan says" in str(report)
+    assert "audit       the changed graphs do what was planned" in str(report)
 
     # Every 2nd of seven products a layer, and attention: q times k, and that times v, for 2 texts and 4 heads of 8.
     attention = 2 * 2 * (2 * 2 * 4 * 8 * 8 * 8)

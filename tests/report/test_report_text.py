@@ -52,7 +52,7 @@ recomputed  3 MiB in 1 value, 2.5 MFLOP, 25% of the forward
 kept        3 matches have a tag of the user's own checkpoint
 expect      saved <= 8 MiB: held, 6 MiB
 warning     p.apl:4: something to know (APL999)
-audit       the graphs that came out do what the plan says"""
+audit       the changed graphs do what was planned"""
 
 
 def test_times_stand_beside_flops():

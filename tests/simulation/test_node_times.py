@@ -167,7 +167,7 @@ def test_copies_to_the_host_and_back_go_at_the_host_s_pace() -> None:
     assert [*priced(built).seconds] == [0, 8, 8, 0, 0.5 * (4 + 32) / 10]
     assert problem(built, DeviceProfile("alone", {}, Rate.constant(1.0))) == (
         "copy between the device and the host (2 calls)",
-        "add `[host]` with `bandwidth = …`, in bytes per second each way",
+        "add `[host]` with `bandwidth = …`, in bytes per second per direction",
     )
 
 

@@ -134,7 +134,7 @@ def test_a_graph_that_does_not_say_what_its_parameters_are():
     facts = tuned_facts(1)
     facts = attrs.evolve(facts, input_kinds=[min(kind, InputKind.NOT_AN_INPUT) for kind in facts.input_kinds])
     message, help = said(read_optimizer("adamw", facts))
-    assert message == "the state of `adamw` cannot be told: the graph does not say what its parameters are"
+    assert message == "the state of `adamw` is not known: the graph does not mark its parameters"
     assert help == "give the state as a size: `24 GiB`"
 
 

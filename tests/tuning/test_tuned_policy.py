@@ -232,7 +232,7 @@ LOGITS = """
 def test_the_logits_in_the_way():
     found = refused(policylang.PolicyMatchError, facts_of(LOGITS, GraphKind.JOINT), peak="20 MiB")
     (line,) = [each for each in found.details if each.startswith("in the way")]
-    assert line.startswith("in the way: the logits and what is made of them, 32 MiB in 2 values as wide as the vocabul")
+    assert line.startswith("too large: the logits and what is made of them, 32 MiB in 2 values as wide as the vocabul")
     assert "such as `log" in line
 
 
@@ -243,12 +243,12 @@ def test_the_logits_in_the_way():
         (
             tuned_graph(1),
             GraphKind.BACKWARD,
-            "the graph is the backward half of a partition, where all has been decided",
+            "the graph is the backward graph of a partition, where all is decided",
         ),
         (
             "%x = input bytes=4\n%a = aten.sin.default(%x) bytes=4\noutput(%a)",
             GraphKind.FORWARD,
-            "the graph is the forward half of a partition, or of a forward alone: without its backward nothing is kept",
+            "the graph is a partition's forward graph, or of a forward alone: without its backward nothing is kept",
         ),
         (
             "%x = input bytes=4\n%a = aten.sin.default(%x) bytes=4\noutput(%a)",
@@ -303,7 +303,7 @@ def test_a_path_is_named_and_one_that_decides_nothing_refused(folder):
     assert checked.errors == 0
     refusal = refused(policylang.PolicyGraphError, folder / "small.graph", peak="500 MiB", path="half")
     assert refusal.code == "APL630"
-    assert refusal.message.startswith("a half of a partition is given a policy's rewrites alone")
+    assert refusal.message.startswith("a forward or backward graph is given a policy's rewrites alone")
 
 
 def test_no_budget_says_what_the_device_has(folder):

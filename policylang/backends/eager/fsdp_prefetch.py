@@ -32,7 +32,7 @@ from policylang.planning.order.statements import cannot_order
 from policylang.ranks.comparison import comparing
 from policylang.torch_compat.distributed import gathered_ahead, is_sharded, lies_within_another, own_class, ran_forward
 
-_NOT_YET = "`fully_shard` is not told: no forward of the model has run in eager"
+_NOT_YET = "`fully_shard` is not set up: no forward of the model has run in eager"
 _LEFT = "left: an eager checkpoint has no order of collectives"
 Lists = Mapping[nn.Module, tuple[Sequence[nn.Module], Sequence[nn.Module]]]
 """By sharded module, the modules it gathers ahead in the forward and in the backward."""

@@ -42,12 +42,12 @@ from policylang.torch_compat.distributed import mesh_ranks
 WRONG_HOOK = refusals.Problem(
     "APL331",
     "behind `{hook}` this is a {kind} graph, where nothing is decided about what is saved",
-    "set `joint_custom_post_pass`; of a half, lines that rewrite or order collectives are carried out by "
-    "`policylang.backend`, or by a pass in a list of your own",
+    "set `joint_custom_post_pass`; lines that rewrite or order collectives are applied here by "
+    "`policylang.backend`, or by a pass in your list of passes",
 )
 ORDER_NOT_KEPT = refusals.Problem(
     "APL344",
-    "the order that this line gives is not kept behind `custom_partitioner_fn`: Inductor sorts both halves anew",
+    "the order that this line gives is not kept behind `custom_partitioner_fn`: Inductor sorts both graphs anew",
     "compile with `policylang.backend`, which has Inductor keep it",
 )
 

@@ -172,7 +172,7 @@ def inductor_options(inner: Inner, mode: str | None, options: Mapping[str, Any] 
 
 OPTION_AGAINST_ORDER = Problem(
     "APL342",
-    "the option `{name}` of torch.compile and this line both say in which order collectives run",
+    "the option `{name}` of torch.compile and this line both order collectives",
     "leave out `{name}`, or this line",
 )
 PASS_AGAINST_ORDER = Problem(
@@ -370,7 +370,7 @@ def with_inductor(
                 for found in findings:
                     announce_cached(found.report)
                 return CompiledCode(run, findings, comparison.why_gone(), from_cache=True, code=code)
-            log.debug("no sidecar says what was decided for a cached graph: compiling it again")
+            log.debug("no sidecar has the decisions of a cached graph: compiling it again")
             with partitions() as done:
                 run = compilers.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES}, watch, inference)
         findings = _findings(done)

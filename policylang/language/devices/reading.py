@@ -131,7 +131,7 @@ def table_rows(source: Source) -> tuple[Row, ...] | Diagnostic:
         group, times = row
         key = (group, times.ranks, times.collective)
         if key in rows:
-            return _wrong(f"`{times.collective}` of group `{group}` stands twice", span)
+            return _wrong(f"`{times.collective}` of group `{group}` is there twice", span)
         rows[key] = times
     if not rows:
         return _wrong("the table has no rows", Span(source, 0, 0))
@@ -320,7 +320,7 @@ class _Reader:
             self._missing("memory.bandwidth", ("memory",), "write `bandwidth = 2.6e12`, in bytes per second")
         host = self._table("host", ("bandwidth",))
         if host is not None and "bandwidth" not in host:
-            self._missing("host.bandwidth", ("host",), "write `bandwidth = 50e9`, in bytes per second each way")
+            self._missing("host.bandwidth", ("host",), "write `bandwidth = 50e9`, in bytes per second per direction")
         return DeviceProfile(
             name=self._read(self.tables, ("name",), _name, Path(self.source.name).stem.strip("<>") or "device"),
             compute=self._compute(compute),
@@ -394,7 +394,7 @@ class _Reader:
                 continue
             rate = self._read(given, path, _rate("FLOP"), None)
             if dtype in rates:
-                self._wrong_key(path, f"`{key}` says the rate of {dtype} a second time")
+                self._wrong_key(path, f"`{key}` gives the rate of {dtype} a second time")
             elif rate is not None:
                 rates[dtype] = rate
         if given is not None and not any(ALIASES.get(key, key) in DTYPES for key in given):
@@ -426,7 +426,7 @@ class _Reader:
         for at, network in enumerate(networks):
             if before := next((other for other in networks[:at] if _takes_all_of(other, network)), None):
                 which = "groups of any ranks" if before.ranks is None else f"groups inside {before.ranks} ranks"
-                message = f"no group ever comes to this network: one above it takes {which}"
+                message = f"no group ever uses this network: one above it takes {which}"
                 help = "the first entry that fits is taken: write the narrower ones first"
                 self._wrong_key(("network", at), message, help)
         return tuple(networks)
@@ -438,7 +438,7 @@ class _Reader:
             self._missing("network.bandwidth", path, help)
         for key, other, why in (
             ("latency", "bandwidth", "measured times have it in them"),
-            ("group", "times", "it says which rows of the table are meant"),
+            ("group", "times", "it selects rows of the table"),
         ):
             if key in given and other not in given:
                 self._wrong_key((*path, key), f"`{key}` means nothing without `{other}`: {why}")
@@ -469,7 +469,7 @@ class _Reader:
         for name, each in rows:
             if group in (None, name) and times.setdefault((each.collective, each.ranks), each) is not each:
                 message = f"the table measures `{each.collective}` of {each.ranks} ranks in several groups"
-                raise _Misread(message, f'say which are meant: `group = "{next(iter(groups))}"`')
+                raise _Misread(message, f'choose one: `group = "{next(iter(groups))}"`')
         return tuple(times.values())
 
 

@@ -131,7 +131,7 @@ def first_decisions(
     actions = [left if rule.action.leaves else (rule.action, "") for rule in policy.rules]
     by_rule = [Decision(action, index, Why.RULE, reason) for index, (action, reason) in enumerate(actions)]
     symbolic = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
-    seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: operators that run again draw from it what they drew")
+    seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: recomputed operators draw the same numbers from it")
     outside = Decision(Action.SAVE, None, Why.ALWAYS, "outside the blocks, where there is no checkpoint")
     block_output = Decision(Action.SAVE, None, Why.ALWAYS, "what a block returns: the next checkpoint holds it")
     action, reason = UNDECIDED[undecided]
@@ -188,7 +188,7 @@ def rule_outcomes(policy: Policy, verdict: Verdict, user_decisions: dict[int, De
 
 
 _WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool"})
-REASON = "a discrete choice that steers what follows: a second run could choose otherwise"
+REASON = "a discrete choice that steers later operators: recomputation could choose otherwise"
 
 
 def routing_owners(facts: Facts) -> list[int]:
@@ -278,13 +278,13 @@ def why_unsafe(facts: Facts, owner: int, capabilities: Capabilities) -> str | No
     if not flags & _SUSPECT:
         return None
     if flags & Flag.WRITES and not flags & Flag.REPEATABLE:
-        return "it writes to one of its arguments, and a second run would do so again"
+        return "it writes to one of its arguments, and recomputation would write again"
     if flags & Flag.EFFECTFUL:
-        return "it has an effect beyond its result, and a second run would have it again"
+        return "it has an effect beyond its result, and recomputation would repeat it"
     if flags & Flag.DATA_DEPENDENT:
-        return "it is a collective whose sizes come from data: ranks that disagree on a second run wait for each other"
+        return "it is a collective whose sizes come from data: ranks that disagree on recomputation wait for each other"
     if flags & Flag.READS_MUTATED:
-        return "it reads memory that the graph changes, and a second run would not read what the first one read"
+        return "it reads memory that the graph changes, and recomputation would read other content"
     if flags & Flag.RANDOM and not capabilities.replays_random:
         return f"it draws random numbers, and {capabilities.name} cannot replay them"
     return None

@@ -120,8 +120,8 @@ def _held(policy: Policy, about: Sequence[int], graph: _Gathers) -> list[Diagnos
     ways = [way for way in (True, False) if any(weight.gathered_again is way for weight in right)]
     told = " and ".join(f"`reshard_after_forward={way}`" for way in ways)
     message = (
-        f"`fully_shard` carries this out by itself ({told}): "
-        f"weights are {' or '.join(_WAYS[way] for way in ways)}, as the policy says"
+        f"`fully_shard` does this itself ({told}): "
+        f"weights are {' or '.join(_WAYS[way] for way in ways)}, as the policy asks"
     )
     return [diagnose(DONE_BY_FSDP, message, policy.rules[about[0]].span, help=f"see {WHAT_FSDP_MEANS}")]
 
@@ -144,7 +144,7 @@ def _differs(text: str, span: Span, weights: Sequence[FsdpParameter]) -> Diagnos
     call = f"call `fully_shard(…, reshard_after_forward={wanted})`"
     return diagnose(
         DIFFERS,
-        f"`{text}` wants the weights of {listed(list(units), 3)} {_WAYS[wanted]}, and `fully_shard` was told "
+        f"`{text}` wants the weights of {listed(list(units), 3)} {_WAYS[wanted]}, and `fully_shard` is set "
         f"otherwise: `reshard_after_forward={not wanted}`",
         span,
         help=f"{call}, or `include <{other}>` here; see {WHAT_FSDP_MEANS}",

@@ -58,7 +58,7 @@ def gathers_left(policy: Policy, facts: Facts, chains: Chains, rules: Sequence[R
         refusals.GATHERS_LEFT,
         f"`{contract.rule.text}` is about parameters, and leaves {leaves}",
         span=contract.rule.span,
-        help="to decide about them too, say so of " + " and of ".join(chains_of),
+        help="to decide about them too, write rules for " + " and ".join(chains_of),
         details=refusals.detail_lines(lines),
     )
     return [found]
@@ -83,7 +83,7 @@ def without_effect(
         if not decided or rule.optional or any(needed[owner] for owner in decided):
             continue
         keeper = _keeper(decided, facts, decisions)
-        instead, help = "", "remove the rule, or say it of the values that the backward reads"
+        instead, help = "", "remove the rule, or select the values that the backward reads"
         if keeper is not None:
             value, saved = (facts.names[row] for row in keeper)
             instead = f": `{saved}`, which reads `{value}`, is saved in its place"
@@ -118,7 +118,7 @@ def markers_lost(policy: Policy, facts: Facts) -> list[Diagnostic]:
     return [
         diagnose(
             refusals.MARKERS_LOST,
-            f"`{selector.span.text}` cannot tell all that the earlier partition saved: `{lost[0].name}` "
+            f"`{selector.span.text}` cannot find all that the earlier partition saved: `{lost[0].name}` "
             f"{'is' if len(lost) == 1 else f'and {len(lost) - 1:,} more are'} lost in this graph",
             span=selector.span,
             help="trace the first partition with the decompositions of the second compilation, or compile the second "
@@ -193,8 +193,8 @@ def conflicts(plan: Plan) -> tuple[Diagnostic, ...]:
                 SOFTENED,
                 f"`{rule.text}` loses {lost} to later rules that ask for the opposite",
                 rule.span,
-                help="move it below them, or say there too what must be done",
-                related=tuple(Related(f"`{later.text}` takes over {count:,}", later.span) for later, count in takers),
+                help="move it below them, or write `must` there too",
+                related=tuple(Related(f"`{later.text}` overrides {count:,}", later.span) for later, count in takers),
                 fixes=refusals.moved_below(outcome, plan.rules),
             )
             found.append(warning)
@@ -214,8 +214,8 @@ def telling_apart(policy: Policy, names: Sequence[str]) -> tuple[Diagnostic, ...
     """
     names = tuple(names) if len(names) > 1 else tuple(_neighbours(names))
     reasons = [(each.span, _reason(each, policy, names)) for each in policy.deciding]
-    shared = "and blocks that are compiled on their own share their compiled graphs"
-    help = "compile the whole model with this policy, or give each kind of block a policy and a backend of its own"
+    shared = "and separately compiled blocks share their compiled graphs"
+    help = "compile the whole model with this policy, or give each kind of block a separate policy and backend"
     return tuple(
         diagnose(refusals.PATH_CANNOT, f"`{span.one_line}` {reason}, {shared}", span, help=help)
         for span, reason in reasons

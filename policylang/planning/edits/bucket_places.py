@@ -126,7 +126,7 @@ class Places:
                 raise RefusedError(f"{name} is bound to another bucket")
             known = facts.ops[row] == "call_function" and target.partition(".")[0] in _NAMESPACES
             if not known or facts.flags[row] & _STAYS or facts.flops[row] or target in WAITS:
-                raise RefusedError(f"{name} stands between")
+                raise RefusedError(f"{name} is in between")
             self._check_unwritten((row, *facts.inputs[row]), min(row, before), max(row, before))
             found.add(row)
             pending += [each for each in edges[row] if is_wrong(each)]

@@ -130,7 +130,7 @@ class ChainFusion(EditPlanner[Fuse]):
     def grid(self, groups: tuple[str, ...]) -> Grid:
         grid = super().grid(groups)
         if grid.guessed and len(grid.ranks) > 1 and not self.setting.consensus.asked:
-            raise RefusedError(GROUPS_NOT_KNOWN, f"no mesh says which they are, and {UNASKED}")
+            raise RefusedError(GROUPS_NOT_KNOWN, f"no mesh gives them, and {UNASKED}")
         return grid
 
     def fused_group(self, grid: Grid, order: tuple[int, ...]) -> FusedGroup:
@@ -146,7 +146,7 @@ class ChainFusion(EditPlanner[Fuse]):
         listed = ", ".join(map(str, group.ranks[:6])) + (", …" if len(group.ranks) > 6 else "")
         return RefusedError(
             f"rank order {listed} needs `sort_ranks`",
-            "this torch sorts the ranks of a new group; it can be told not to from 2.12",
+            "this torch sorts the ranks of a new group; from 2.12 it need not",
         )
 
     def fused(

@@ -71,7 +71,7 @@ class RoundTrips(EditPlanner[Collapse]):
 
     kind = "round_trip"
     counted = "all_gather"
-    nothing_found = "no value of this graph is gathered and cut again"
+    nothing_found = "no value of this graph is gathered and sliced back"
 
     def __init__(self, statement: Collapse, setting: Setting) -> None:
         super().__init__(statement, setting)
@@ -238,7 +238,7 @@ class RoundTrips(EditPlanner[Collapse]):
         result = new.follow(Node(facts.names[home]), steps, row).name
         proof = self._proof(trip, rows, new, result)
         if not self.setting.consensus.asked:
-            raise RefusedError(UNASKED, "that they take their own parts too is not in this rank's graph")
+            raise RefusedError(UNASKED, "this rank's graph does not show that they take their parts too")
         new.take_names()
         self.reading_instead.setdefault(home, []).append(row)
         dead = self._newly_dead(rows)

@@ -168,7 +168,7 @@ class _Mover:
             return _StaysError(f"`{names[source]}` is kept in order before it", keeper=source)
         if by in self.unknown:
             target = self.facts.targets[by]
-            return _StaysError(f"`{names[by]}` stands before it, and nobody knows what {target} does")
+            return _StaysError(f"`{names[by]}` is before it, and what {target} does is not known")
         return _StaysError(f"it needs `{names[by]}`, which runs later")
 
     # --- delay ---

@@ -85,8 +85,8 @@ class OrderErrors:
         if all(_runs_a_graph(facts, row) for row in others):
             return diagnose(
                 INSIDE,
-                f"`{statement.span.one_line}` picks `{name}`, which runs a graph of its own: what communicates in "
-                "there cannot be moved",
+                f"`{statement.span.one_line}` picks `{name}`, which runs an inner graph: collectives in "
+                "it cannot be moved",
                 span,
                 help="pick collectives of this graph",
                 details=_where(facts, others),
@@ -200,8 +200,8 @@ class OrderErrors:
             self.found.append(
                 diagnose(
                     NO_BLOCKS,
-                    f"`{statement.span.one_line}` counts {counted(statement.blocks, 'block')}, and no half of this "
-                    f"graph has more than {most:,}",
+                    f"`{statement.span.one_line}` counts {counted(statement.blocks, 'block')}, and neither direction "
+                    f"of this graph has more than {most:,}",
                     statement.span,
                     help=f"count fewer, or write `optional {statement.span.one_line}`",
                     fixes=[prefixed(statement.span, "optional")],
@@ -268,11 +268,11 @@ class OrderErrors:
         which = "the only collective" if len(selected.rows) == 1 else f"all {len(selected.rows):,} collectives"
         return diagnose(
             TAKEN,
-            f"`{statement.span.one_line}` moves nothing: other lines take over {which} it picks",
+            f"`{statement.span.one_line}` moves nothing: other lines override it for {which} it picks",
             statement.span,
             help="remove it, or let its selector pick others as well",
             fixes=[removed(statement.span)],
-            related=tuple(Related(f"`{line.span.one_line}` takes over {count}", line.span) for line, count in lines),
+            related=tuple(Related(f"`{line.span.one_line}` moves {count}", line.span) for line, count in lines),
         )
 
 
@@ -283,7 +283,7 @@ def _nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts)
     optional = f"where that is as it should be, write `optional {text}`"
     each_refused = first_lines([f"{' → '.join(each.collectives)}: {each.reason}" for each in refused], _MOST_LINES)
     if not refused:
-        message = f"`{text}` finds nothing to put together in this graph"
+        message = f"`{text}` finds nothing to join in this graph"
         return diagnose(NOTHING_TO_REWRITE, message, span, help=optional, fixes=[prefixed(statement.span, "optional")])
     if not reasons.isdisjoint(LIMITED) and statement.size is not None:
         rows = [facts.index.get(each.collectives[0]) for each in refused]  # None for one that an earlier line has made
@@ -293,17 +293,17 @@ def _nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts)
         limit = format_quantity(statement.size.value, "bytes")
         return diagnose(
             NOTHING_FITS,
-            f"`{text}` puts nothing together: no two of its {count} that can be one fit into {limit}",
+            f"`{text}` joins nothing: no two of its {count} that can be one fit into {limit}",
             span,
-            help=f"write a larger size, or leave it out of a line that says `per block`; the smallest take {smallest}",
+            help=f"write a larger size, or leave it out of a line with `per block`; the smallest take {smallest}",
             details=each_refused,
         )
     if reasons == {OUTSIDE_BLOCKS}:
         return diagnose(
             NONE_IN_BLOCKS,
-            f"`{text}` puts nothing together: none of its {count} belongs to a block",
+            f"`{text}` joins nothing: none of its {count} belongs to a block",
             span,
-            help="say with `blocks` which modules are blocks, or write a size in place of them, `up to 256 MiB`",
+            help="name the blocks with a `blocks` line, or write a size instead, `up to 256 MiB`",
             details=each_refused,
         )
     if reasons <= {NO_OTHER, OUTSIDE_BLOCKS}:
@@ -311,7 +311,7 @@ def _nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts)
         within = "" if statement.blocks is None else " of one stretch of blocks"
         return diagnose(
             NONE_ALIKE,
-            f"`{text}` puts nothing together: no two of its {count}{within} are of one kind, dtype and process group",
+            f"`{text}` joins nothing: no two of its {count}{within} are of one kind, dtype and process group",
             span,
             help=optional,
             fixes=[prefixed(statement.span, "optional")],

@@ -97,7 +97,7 @@ def test_experts_are_chosen_once(text: str, runs: int) -> None:
     assert chosen.count == runs
     notes = policylang.report(model).notes
     assert len(notes) == (text != "recompute topk")
-    assert all("saved that choose what follows, `topk` first" in note for note in notes)
+    assert all("saved that steer later operators, `topk` first" in note for note in notes)
 
 
 class Block(nn.Module):
@@ -561,4 +561,4 @@ def test_memory_beyond_what_is_planned_is_in_the_report() -> None:
     run(block, policy, torch.randn(4, 8, requires_grad=True)).sum().backward()
     report = policylang.report(block)
     assert not report.audit.agrees
-    assert "holds 256 bytes, and the plan says 128" in str(report)
+    assert "holds 256 bytes, and the plan has 128" in str(report)

@@ -87,7 +87,7 @@ def test_the_later_line_moves_what_both_name() -> None:
     swapped = planned("\n".join(reversed(lines.split("\n"))))
     (taken,) = swapped.diagnostics
     assert (taken.code, taken.severity.value) == ("APL377", "warning")
-    assert "takes over 1" in taken.related[0].message
+    assert "moves 1" in taken.related[0].message
 
 
 def test_nothing_crosses_what_nobody_knows_and_the_plan_names_it() -> None:
