@@ -1,4 +1,5 @@
-"""Audits what came out on each path: two halves, a rematerialised flat graph, the memory that an eager block holds."""
+"""Audits the result of each path: forward and backward graph, rematerialised flat graph, memory held by an eager
+block."""
 
 from __future__ import annotations
 
@@ -174,7 +175,7 @@ class _GraphReader:
                 self.drawn.add(row)
             if flags & _WRITES:
                 self.found.written[self.facts.storage_roots[row]] = at
-        # the half that recomputes has an order of its own
+        # the graph that recomputes orders its nodes differently
         if flags & _ORDERED and self.facts.owners[row] == row and node.graph is not self.half:
             if row < self.latest:
                 self.found.swapped[self.facts.names[row]] = self.facts.names[self.latest]
@@ -197,9 +198,9 @@ class _GraphReader:
     # --- copies between device and host ---------------------------------------------------------------------------
 
     def _pair_copies(self) -> None:
-        """A value is moved where the chain ``offload``, ``wait``, ``reload``, ``wait`` leads from it to who reads it,
-        each ``wait`` holding what its copy is made from. Anything else that one of these operators is part of, or that
-        reads the copy where it lies on the host, is a race."""
+        """A value is moved if the chain ``offload``, ``wait``, ``reload``, ``wait`` leads from it to its readers, each
+        ``wait`` holding the source of its copy. Any other use of these operators, or a reader of the copy on the host,
+        is a race."""
         copies, races = self.copies, self.found.races
         for node, name in copies.items():
             if name != HOST_COPY_WAIT:
@@ -243,7 +244,7 @@ _KEPT_UNKNOWN = "the forward keeps `{}` for the backward, which the graph that w
 def read_halves(
     plan: Plan, needs: SavedForBackward, forward: fx.Graph, backward: fx.Graph, *, num_fwd_outputs: int
 ) -> Found:
-    """Read two halves while their nodes have the names of the joint graph that was planned."""
+    """Read the forward and the backward graph while their nodes have the names of the planned joint graph."""
     facts = plan.facts
     index = facts.index
     taken = {node.name: (number, node) for number, node in enumerate(backward.find_nodes(op="placeholder"))}
@@ -300,7 +301,7 @@ def audit_copies(
     moved = {}
     for row, (number, _) in places.items():
         copy = by_host.pop(str(outputs[number]), None)
-        # a rewritten half may have the value from another node
+        # a rewritten graph may have the value from another node
         moved[row] = copy if copy is None or copy.row in (row, -1) else None
     unplanned = (*by_host, *found.unsent)
     return (*moves_otherwise(_OF_HALVES, plan, found, moved, unplanned), *reads_otherwise(_OF_HALVES, found))

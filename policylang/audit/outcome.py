@@ -19,10 +19,10 @@ class HostCopy:
     """A value that is copied to the host. ``started`` and ``awaited`` are positions."""
 
     row: int
-    """Of the value; -1 where the plan does not have it."""
+    """The row of the value; -1 if the plan lacks it."""
     value: str
     host: str
-    """The node that hands the copy out once it is awaited."""
+    """The node that returns the copy once it is awaited."""
     started: int
     awaited: int
     fetched: bool
@@ -31,7 +31,7 @@ class HostCopy:
 
 @define
 class Found:
-    """What runs, read off the actual graph. Values are nodes of the planned facts; positions are indices into
+    """The nodes that run, read off the actual graph. Values are nodes of the planned facts; positions are indices into
     ``order``."""
 
     order: list[str] = field(factory=list)
@@ -52,7 +52,7 @@ class Found:
     twice: list[int] = field(factory=list)
     """Recomputations beyond the first in one backward region, which is a stretch between two forward operators."""
     redrawn: list[int] = field(factory=list)
-    """Second runs that do not start from the random state of the first."""
+    """Recomputations that do not start from the random state of the first run."""
     rewritten: list[int] = field(factory=list)
     """Recomputed operators that write to memory that was not recomputed."""
     random_states: int = 0
@@ -61,26 +61,26 @@ class Found:
     swapped: dict[str, str] = field(factory=dict)
     """First runs with an effect, to one that runs before them and follows them in the plan."""
     unknown: list[str] = field(factory=list)
-    """Nodes that the plan does not have; of two halves, those with an effect."""
+    """Nodes that the plan does not have; of a partition, those with an effect."""
     kept_unknown: list[str] = field(factory=list)
     """Forward outputs for the backward that the plan does not have or the backward does not take."""
     places: dict[int, tuple[int, int]] = field(factory=dict)
     """By node that crosses between the two graphs, its output number in one and its input number in the other."""
     copies: list[HostCopy] = field(factory=list)
     unsent: list[str] = field(factory=list)
-    """Nodes that bring back what is not handed over as a copy on the host."""
+    """Nodes that copy back a value that is not passed as a copy on the host."""
     races: list[str] = field(factory=list)
     """Nodes that start, take or read a copy without the wait that makes it safe."""
 
 
 @frozen
 class Audit:
-    """What a partition saves and recomputes, by node name in graph order, and where it differs from its plan."""
+    """The saved and recomputed values of a partition, by node name in graph order, and differences from the plan."""
 
     saved: tuple[str, ...]
     """Values of the forward kept for the backward; no graph inputs, no symbolic sizes."""
     saved_bytes: int
-    """Of distinct storages."""
+    """Bytes of distinct storages."""
     recomputed: tuple[str, ...]
     """Forward operators that the backward recomputes."""
     recomputed_bytes: int
@@ -137,7 +137,7 @@ class Wording:
     help: str
     """For differences in nodes of the plan."""
     codes: Mapping[str, str] = field(factory=dict)
-    """By code, a sentence of its own."""
+    """By code, a specific sentence."""
     is_brief: bool = False
     """Leaves out module and line."""
 
@@ -159,8 +159,8 @@ class Wording:
 def runs_otherwise(
     say: Wording, plan: Plan, expected: Expected, saved: Iterable[int], found: Found
 ) -> Iterator[Diagnostic]:
-    """What is saved, recomputed or placed otherwise than planned. ``saved``: values that cross by being kept, host
-    copies included."""
+    """Values saved, recomputed or placed otherwise than planned. ``saved``: values kept for the backward, host copies
+    included."""
     now, again = frozenset(saved), frozenset(found.recomputed)
     for code, rows, happened in (
         (SAVED_UNPLANNED, now.difference(expected.may_save), "was saved"),

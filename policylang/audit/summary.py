@@ -40,11 +40,11 @@ _MOST_NAMES = 4
 
 
 class DecidedValues(dict[str, "DecisionReport"]):
-    """Of several graphs: ``layers.3/mm_3``, or by the number of its graph, ``3/mm_3``, where that has no name.
+    """With several graphs: ``layers.3/mm_3``, or by the number of its graph, ``3/mm_3``, if that has no name.
 
     ``[…]``, ``in`` and ``get`` also take the name alone, ``mm_3``, or with the end of a block's path, where one graph
-    alone has such a value or where all that have it decide alike; of a name that is decided differently, ``in`` says
-    no. All else about it is a dictionary of the full names.
+    alone has such a value or where all that have it decide alike; for a name that is decided differently, ``in`` is
+    False. Otherwise it is a dictionary of the full names.
     """
 
     def __missing__(self, name: str) -> DecisionReport:
@@ -181,7 +181,7 @@ _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
 def plan_report(plan: Plan) -> Report:
     """The report on a graph that is planned and not partitioned: decisions and rules, no bytes. Of a forward or
     backward graph by itself: its rewrites."""
-    # buckets of a joint graph are made on its halves
+    # buckets of a joint graph are made on its forward and backward graph
     report = _report(plan, None, plan.order if plan.facts.kind is not GraphKind.JOINT else None)
     if plan.facts.kind not in _HALVES:
         return report
@@ -220,7 +220,7 @@ def _report(plan: Plan, audit: Audit | None, order: OrderPlan | None = None) -> 
     recomputed = None
     if audit is not None:
         saved, offloaded = ([facts.index[name] for name in names] for names in (audit.saved, audit.offloaded))
-        # memory that values of several rules look into counts for the first of them in graph order
+        # memory of several rules' values counts for the first in graph order
         amounts = {
             "saved_bytes": _by_rule(plan, zip(saved, saved_bytes(facts, saved, plan.decisions), strict=True)),
             "recomputed_flops": _by_rule(plan, ((row, facts.flops[row]) for row in again)),
@@ -307,7 +307,7 @@ def _sentence(diagnostic: Diagnostic) -> str:
 
 
 def rewrite_reports(policy: Policy, edits: Edits, half: str = "") -> tuple[RewriteReport, ...]:
-    """One account a line. ``half``: of which half of a partition; there, lines that did nothing more are left out."""
+    """One account per line. ``half``: the graph of a partition; there, lines without an effect are left out."""
     found = []
     for index, statement in enumerate(policy.rewrites):
         mine = edits.of(index)

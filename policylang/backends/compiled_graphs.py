@@ -1,7 +1,7 @@
 """The graphs that the compile backends have compiled, each with the parameters that tie it to a model.
 
-Modules that share their code share what is compiled of it: the blocks of a model are mostly one graph, called once a
-block. Whose it is at each call is told by the parameters that it is handed.
+Modules that share their code share the compiled graph: the blocks of a model are mostly one graph, called once per
+block. The parameters of a call identify the module.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class CompiledGraph:
     places: tuple[str, ...] = ()
     """The first few modules that its operators belong to."""
     findings: tuple[Findings, ...] = ()
-    """One for each partition, which is one but for regions that torch partitions on their own; of a graph without
-    gradients, what was rewritten in it."""
+    """One for each partition: one in all, except for regions that torch partitions separately; of a graph without
+    gradients, its rewrites."""
     from_cache: bool = False
     """Inductor had it in its caches; what is known of it is in the sidecar."""
     sharded_aside: bool = False
     """True if ``fully_shard`` gathers its weights around it."""
     code: CodeAudit | None = field(default=None, repr=False)
-    """What was read off its generated code, where a policy orders and Inductor compiles."""
+    """The audit of its generated code, if the policy orders and Inductor compiles."""
     _instances: dict[tuple[int, ...], _Instance] = field(factory=dict, repr=False)
     """By the ``id`` of each of its parameters, the modules that it was called for; some may have died since."""
     _positions: tuple[int, ...] | None = field(default=None, repr=False)
@@ -74,7 +74,7 @@ class CompiledGraph:
         own = [arguments[at] for at in self._positions]
         key = tuple([id(each) for each in own])
         known = self._instances.get(key)
-        if known is None or known[0]() is not own[0]:  # an `id` is given anew once its owner has died
+        if known is None or known[0]() is not own[0]:  # an `id` is reused once its object has died
             self._instances = {one: refs for one, refs in self._instances.items() if _is_alive(refs)}
             self._instances[key] = tuple(weakref.ref(each) for each in own)
 
@@ -134,7 +134,7 @@ def _places(nodes: Iterable[fx.Node], root: str) -> tuple[str, ...]:
 
 
 def _place(path: str) -> str:
-    """Down to the first number: ``model.layers.0.self_attn.q_proj`` lies in ``model.layers.0``."""
+    """Down to the first number: ``model.layers.0.self_attn.q_proj`` is in ``model.layers.0``."""
     parts = path.split(".")
     number = next((position for position, part in enumerate(parts) if part.isdigit()), None)
     return ".".join(parts[: number + 1]) if number is not None else path

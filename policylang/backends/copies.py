@@ -7,19 +7,18 @@
     ticket = policylang.reload(host, device)        # starts the copy back
     value = policylang.wait(ticket, host, device)   # the copy has ended; `host` is held until here
 
-All order is in the arguments. A copy is returned by ``wait`` alone, so no reader can come before its end, and
-``wait`` takes what is copied from, so nothing can have that memory before. Each operator is a function of its arguments
-whose result shares memory with none of them: a compiler has to be told of no effect and no alias, and may drop, merge
-or move the three as it likes.
+The arguments give the order. Only ``wait`` returns a copy, so no reader can run before its end, and ``wait`` reads the
+source of the copy, so that memory cannot be reused before. Each operator is a function of its arguments whose result
+aliases none of them: they have no effects, and a compiler may drop, merge or move all three.
 
-On an accelerator copies run on a stream of their own, one a device, and ``wait`` lets the stream that computes wait for
-one copy; the host does not wait. On a CPU a copy is made at once. PyTorch has operators for the same purpose
+On an accelerator copies run on a separate stream per device, and ``wait`` lets the stream that computes wait for one
+copy; the host does not wait. On a CPU a copy is made at once. PyTorch has operators for the same purpose
 (``ao::offload``, in 2.12 and later); they run on accelerators alone, and free what they copy from, whoever else reads
 that memory.
 
-A schedule says where copies go in a graph: a copy to the host right behind the step before it, a copy back right before
-the step behind it; steps whose node a graph does not have are passed over. What another pass made reads the copies too:
-a copy comes behind what it copies and before whatever reads it.
+A schedule places copies in a graph: a copy to the host right after the step before it, a copy back right before the
+step after it; steps whose node the graph lacks are skipped. Nodes of other passes may read the copies too: a copy is
+placed after its source and before its readers.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ HOST = torch.device("cpu")
 
 
 HostLink = Callable[[Tensor, Tensor], Callable[[], None] | None]
-"""A way between a device and the host: starts filling the first tensor from the second, and returns what makes the
-computation wait for the end, if it has to. Copies are made in the order in which they are started."""
+"""A link between a device and the host: starts filling the first tensor from the second, and returns a function that
+makes the computation wait for the end, if needed. Copies run in the order in which they start."""
 
 
 def _at_once(target: Tensor, source: Tensor) -> None:
@@ -130,7 +129,7 @@ WAIT_OP = torch.ops.policylang.wait.default
 
 
 _NOT_CARRIED = ("recompute", "ac_graph_id", "tensor_meta", "should_offload", "saved_for_offloading")
-"""Tags, those of PyTorch's own offloading among them, and what is said of a value a second time."""
+"""Tags, those of PyTorch's offloading among them, and repeated facts about a value."""
 _NOT_OF_A_COPY = (marks.SAVED, marks.RANDOM_STATE)
 _PHASES = ("phase", marks.PHASE)
 _STARTS = {OFFLOAD_OP: StepKind.COPY_TO_HOST, RELOAD_OP: StepKind.COPY_FROM_HOST}

@@ -35,7 +35,7 @@ class Merged:
     kept_for: Mapping[int, int]
     """Dropped node to the node that replaces it."""
     decisions: Mapping[int, Decision]
-    """Kept node to its decision, where it took over that of a dropped node."""
+    """Kept node to its decision, if it takes the decision of a dropped node."""
 
 
 NOTHING_MERGED = Merged({}, {})
@@ -43,8 +43,8 @@ NOTHING_MERGED = Merged({}, {})
 
 def eliminate(graph: fx.Graph, plan: Plan) -> Merged:
     """Merge equal nodes of the joint graph that ``plan`` was made on. Random, mutating, effectful and higher-order
-    operators, uninitialised memory, results with a size of their own, values that share memory with an output, and
-    nodes with a write between stay apart."""
+    operators, uninitialised memory, results with a new symbolic size, values that share memory with an output, and
+    nodes with a write between are not merged."""
     facts, index, owners = plan.facts, plan.facts.index, plan.facts.owners
     values = (node.meta.get("val") for node in graph.output_node().all_input_nodes)
     returned = {eager.storage_address(value) for value in values if isinstance(value, torch.Tensor)} - {None}
@@ -157,12 +157,12 @@ def merge(plan: Plan, merged: Merged) -> Plan:
 
 
 def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None = None) -> Plan:
-    """The plan with everything decided that is not the policy's to decide. ``gradients`` are the nodes that the
-    backward returns, ``chosen`` those that min-cut would save: an undecided value is saved if it is among them and
-    recomputed if not, and one traced in the backward that needs nothing of it moves to the forward where min-cut saves
-    it, unless it looks into offloaded memory. Symbolic sizes that the backward takes of a forward tensor are taken in
-    the forward, so that the tensor need not be kept for them. Backward nodes that lead to nothing read nothing, and
-    what a moved or a dead node read no longer feeds the backward."""
+    """The plan with everything decided that the policy leaves open. ``gradients`` are the nodes that the backward
+    returns, ``chosen`` those that min-cut would save: an undecided value is saved if it is among them and recomputed if
+    not, and one traced in the backward that does not depend on it moves to the forward if min-cut saves it, unless it
+    is a view of offloaded memory. Symbolic sizes of forward tensors that the backward needs are computed in the
+    forward, so that the tensors need not be kept for them. Dead backward nodes read nothing, and the inputs of a moved
+    or dead node no longer feed the backward."""
     facts = plan.facts
     phases, inputs, flags, decisions = list(facts.phases), list(facts.inputs), list(facts.flags), list(plan.decisions)
     for row in gradients:

@@ -243,7 +243,7 @@ class _Rematerializer:
         return copy
 
     def _own_subgraph(self, read: fx.Node) -> fx.Node:
-        """A copy of a higher-order operator gets its own reference to its subgraph: passes that compile a region by
+        """A copy of a higher-order operator gets a separate reference to its subgraph: passes that compile a region by
         itself (flex_attention) cannot share one across regions."""
         if not isinstance(getattr(self.gm, str(read.target), None), torch.nn.Module):
             return read
@@ -297,7 +297,7 @@ class FlatPath(BackendPath):
     name: ClassVar[str] = "flat"
 
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
-        """Refuse a graph to which a policy was applied before: what that erased cannot be decided again."""
+        """Refuse a graph to which a policy was applied before: nodes that it erased cannot be decided anew."""
         for node, found in ((node, marks.custom(node.meta)) for node in gm.graph.nodes):
             for mark, verb in _DONE.items():
                 if mark in found:

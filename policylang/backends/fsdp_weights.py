@@ -40,7 +40,7 @@ def sharded_in(blocks: Iterable[NamedBlock]) -> Iterator[tuple[FsdpParameter, Sh
 def weights_among(inputs: Sequence[Any], root: str) -> FsdpParameters | None:
     """The weights that a graph is called with; ``root`` is the path of the block that it was made of.
 
-    Without one, those of the outermost module are left out: what FSDP does with them is hardly ever said.
+    Without one, those of the outermost module are left out: whether FSDP reshards them is rarely set.
     """
     parameters = {id(each) for each in inputs if isinstance(each, torch.nn.Parameter)}
     every = sharded_weights(None) if parameters else ()

@@ -1,5 +1,5 @@
-"""The half path: applies the edits and the order of a policy to a forward or backward graph that was split already,
-where nothing is left to decide about saving."""
+"""The ``half`` path: applies the edits and the order of a policy to one graph of a finished partition, whose saved
+values are decided."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def agree_on_halves(plan: Plan, graphs: Mapping[str, tuple[fx.GraphModule, Graph
 
 
 def _with_inputs(facts: Facts, joint: Facts) -> Facts:
-    """The facts with what the joint graph says of the inputs. A value that was made of one parameter alone, and crosses
-    to the backward, counts as that parameter there: ``where from parameter`` holds for both graphs alike."""
+    """The facts with what the joint graph has about the inputs. A value that was made of one parameter alone, and
+    crosses to the backward, counts as that parameter there: ``where from parameter`` holds for both graphs alike."""
     origins, index = Chains(joint).origins, joint.index
     kinds, names = list(facts.input_kinds), list(facts.input_names)
     for row, (name, op) in enumerate(zip(facts.names, facts.ops, strict=True)):

@@ -1,14 +1,14 @@
-"""The joint path: tags a joint graph (forward and backward before partitioning), splits it exactly as the plan says,
-and audits what came out.
+"""The joint path: tags a joint graph (forward and backward before partitioning), splits it exactly as planned, and
+audits the result.
 
-The order matters. The plan was made on the user's graph, and everything wrong with it raised before the graph was
-touched; now equal nodes are merged, tags written, values chosen, and the graph is split by PyTorch's own extraction. It
-saves what the plan saves and the backward needs, and nothing else.
+The order matters. The plan was made on the user's graph, and all its errors raised before the graph was changed; now
+equal nodes are merged, tags written, values chosen, and PyTorch's extraction splits the graph. It saves what the plan
+saves and the backward needs, and nothing else.
 
-A value that is offloaded crosses from the forward to the backward like one that is saved, and goes by its name, until
-the two graphs are there. Then the copy on the host takes its place: it is returned where the value was, and comes in
-where the value came in, so the order that AOTAutograd goes by stays. When copies start and are awaited is in a
-schedule: the plan's, or that of the forward and the backward graph where collectives were put in another order.
+An offloaded value crosses from the forward to the backward like a saved one, under its name, until both graphs exist.
+Then the copy on the host replaces it, as the same output and the same input, so AOTAutograd's order stays. A schedule
+gives when copies start and are awaited: the plan's, or that of the forward and the backward graph if collectives were
+reordered.
 """
 
 from __future__ import annotations
@@ -181,8 +181,9 @@ def move_across(
 
 
 def rows_in(plan: Plan, graph: fx.Graph, *, backward: bool) -> dict[str, int]:
-    """By name, the node that each operator of a forward or backward graph runs, before anything in it is moved. What
-    torch has put into a wrapper that keeps or takes a random state is known by its place among its like."""
+    """By name, the node that each operator of a forward or backward graph runs, before anything in it is moved.
+    Operators that torch wrapped to save or take a random state are identified by their order among the same
+    operators."""
     facts, schedule = plan.facts, plan.schedule
     wanted = [row for kind, row, region in schedule if kind <= StepKind.SECOND_RUN and (region > 0) == backward]
     calls = {node.name: node for node in graph.nodes if node.op == "call_function" and piece_of_draw(node) is None}
@@ -202,7 +203,7 @@ def schedule_of_graphs(
 ) -> Schedule:
     """The steps of the forward and the backward graph in their order, on the nodes of the plan that they were split by,
     with the copies to the host and back where that order has them. ``rows``: as :func:`rows_in` finds them in each;
-    ``edits``: what was rewritten since. A replaced node runs where its replacement does."""
+    ``edits``: the edits made since. A replaced node runs where its replacement does."""
     again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))
     steps: list[ScheduleStep] = []
     for region, (graph, row_of, rewritten) in enumerate(zip(graphs, rows, edits, strict=True)):
@@ -236,7 +237,7 @@ class Partition:
     seconds: dict[str, float] = field(factory=dict)
     """By stage, in the order they ran."""
     halves: Mapping[str, Edits] = field(factory=dict)
-    """What was rewritten in the ``forward`` and in the ``backward`` once they were apart."""
+    """The edits made in the ``forward`` and in the ``backward`` after the split."""
     groups: tuple[RankOrder, ...] = ()
     """The process groups that were found or made for both."""
     schedule: Schedule | None = None
@@ -335,7 +336,7 @@ class JointPartitioner:
     deferred: tuple[str, ...] = ()
     """Codes of planning errors that are not raised: they stay in ``Partition.plan.diagnostics`` for the caller."""
     root: str = ""
-    """Put before every module path, where a block of the model is compiled on its own."""
+    """The prefix of every module path, if a block of the model is compiled separately."""
     aside: FsdpParameters | None = None
     """The weights that FSDP gathers around the graph."""
 
@@ -381,15 +382,15 @@ class JointPartitioner:
         static_lifetime_input_indices: Sequence[int] | None = None,
         prepared: Plan | None = None,
     ) -> Partition:
-        """Split ``gm``, which changes it, and return all that is known of the partition.
+        """Split ``gm``, which changes it, and return the findings about the partition.
 
         ``prepared``: the plan of a graph on which its edits are applied. A gather that is recomputed has fewer readers
         in the backward than it had in the joint graph, so the forward and the backward graph are rewritten once more.
         The order of collectives is planned on each of them.
 
-        Raises as :meth:`plan` does, ``PolicyAuditError`` where the graphs that come out do not do what the plan says,
-        and ``PolicyMatchError`` where min-cut, left to decide a rest, finds none that a decided recomputation allows,
-        or decides it so that an expectation fails.
+        Raises as :meth:`plan` does, ``PolicyAuditError`` if the split graphs do not follow the plan, and
+        ``PolicyMatchError`` if min-cut finds no cut that the decided recomputations allow, or one with which an
+        expectation fails.
         """
         static, seconds = static_lifetime_input_indices, dict[str, float]()
         sizes: dict[str, Any] = {"num_fwd_outputs": num_fwd_outputs, "static_inputs": static or ()}

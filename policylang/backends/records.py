@@ -1,6 +1,5 @@
-"""What is kept of a plan that was applied: by graph module, as findings for reports and the cache sidecar, and in
-PyTorch's structured trace.
-"""
+"""Records of an applied plan: by graph module, as findings for reports and the cache sidecar, and in PyTorch's
+structured trace."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ class AppliedPlan:
     seconds: Mapping[str, float] = field(factory=dict)
     """By stage, in the order they ran."""
     halves: Mapping[str, Edits] = field(factory=dict)
-    """What was rewritten in the ``forward`` and in the ``backward`` of a partition."""
+    """The edits made in the ``forward`` and in the ``backward`` of a partition."""
     orders: Mapping[str, Plan] = field(factory=dict)
     """The plans of the forward and the backward graph, where scheduling lines were applied to them."""
     without_backward: bool = False
@@ -127,8 +126,8 @@ def findings_to_json(findings: Findings) -> dict[str, Any]:
 
 
 def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
-    """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that is not what :func:`findings_to_json` writes.
-    The places of the rules and their spelling are taken from ``policy``, which may be laid out differently by now."""
+    """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that :func:`findings_to_json` does not write. The
+    spans of the rules and their spelling are taken from ``policy``, whose layout may have changed."""
     report = from_plain(Report, data["report"])
     if report.half:
         policy = without_gradients(policy)

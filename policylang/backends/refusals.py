@@ -128,8 +128,8 @@ def unsaveable(plan: Plan) -> tuple[Diagnostic, ...]:
 
 
 def unsafe_after_all(plan: Plan, needs: SavedForBackward, capabilities: Capabilities) -> tuple[Diagnostic, ...]:
-    """Decided recomputations that turn out to be needed only now that nodes are merged and min-cut has chosen, and
-    that would be wrong. Planning has looked at all that it could see to be needed; this is the second lock."""
+    """Decided recomputations that would be wrong and that are needed only after nodes are merged and min-cut has
+    chosen. Planning has checked all that it could see to be needed; this is the second check."""
     by_rule: dict[int, dict[int, str]] = {}
     for row in needs.recomputed:
         decision = plan.decisions[row]
@@ -186,7 +186,7 @@ def of_frame(frame: FrameLeft) -> str:
 
 
 def refuse_another(ours: Policy, other: Policy, whose: str) -> None:
-    """Raises ``PolicyMatchError`` where ``whose`` policy does not say what the checkpoint's does."""
+    """Raises ``PolicyMatchError`` if ``whose`` policy differs from the checkpoint's."""
     texts = policy_text(ours), policy_text(other)
     if texts[0] == texts[1]:
         return

@@ -1,7 +1,7 @@
 """Writes decisions onto nodes: the ``recompute`` tag that PyTorch's partitioners read, and who decided.
 
-Only forward nodes are tagged. Tagging again with the same plan changes nothing; tagging with another one first takes
-off what policylang wrote before, and gives back the user's own tags that an ``override`` rule had replaced.
+Only forward nodes are tagged. Tagging twice with the same plan changes nothing; tagging with another one first removes
+policylang's tags, and restores the user's tags that an ``override`` rule had replaced.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _UNSAFE = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED
 
 
 def write(graph: fx.Graph, plan: Plan) -> None:
-    """Tag the nodes of ``graph`` with what ``plan`` decided, and untag every other node. What the user's ``checkpoint``
-    decided keeps its own tag, except where torch's border rule turned it into a save."""
+    """Tag the nodes of ``graph`` with what ``plan`` decided, and untag every other node. Values that the user's
+    ``checkpoint`` decided keep their tag, except those that torch's border rule saves."""
     index, decisions = plan.facts.index, plan.decisions
     for node in graph.nodes:
         remove(node)
@@ -48,10 +48,10 @@ def write(graph: fx.Graph, plan: Plan) -> None:
 
 @contextmanager
 def lent_to_min_cut(graph: fx.Graph, plan: Plan) -> Iterator[None]:
-    """Within, every value that may not be recomputed is tagged ``MUST_SAVE``, the one tag that min-cut takes for that,
-    also what is offloaded: it comes back, so min-cut need not save what is made of it. The collectives of the backward
-    are tagged to stay there: min-cut would move those that need no gradient into the forward and save what they gather.
-    All of it is taken off again: no rule said so."""
+    """Within, every value that may not be recomputed is tagged ``MUST_SAVE``, the one tag that min-cut obeys, offloaded
+    values included: they are copied back, so min-cut need not save what is made of them. The collectives of the
+    backward are tagged to stay there: min-cut would move those that need no gradient into the forward and save what
+    they gather. All these tags are removed after: no rule asked for them."""
     before = {node: node.meta[_RECOMPUTE] for node in graph.nodes if _RECOMPUTE in node.meta}
     facts = plan.facts
     communicated = _communicated_in_backward(facts)
@@ -86,7 +86,7 @@ def _communicated_in_backward(facts: Facts) -> set[int]:
 
 
 def is_unsafe(facts: Facts, row: int) -> bool:
-    """True if a second run would get a value wrong on this path; random numbers it can replay."""
+    """True if recomputation would get a value wrong on this path; random numbers it can replay."""
     return bool((facts.flags[row] | facts.flags[facts.owners[row]]) & _UNSAFE)
 
 

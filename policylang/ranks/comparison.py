@@ -1,9 +1,9 @@
-"""Opens a comparison of ranks, and finds the one that is under way: the way in for everything that plans.
+"""Opens a comparison of ranks, and finds the current one: the entry point for everything that plans.
 
-Plans are made deep inside torch, which passes nothing on. So whoever starts (a backend, ``apply``, a block in a
-checkpoint) opens a comparison, and whoever plans finds it. For one graph the steps are, in order: the settings, what
-the ranks settle about rewrites, the plan, and the collectives that come of it. A graph without collectives is not
-compared: whatever its ranks decide, none of them waits for another in it.
+Plans are made deep inside torch, which passes nothing on. So the starter (a backend, ``apply``, a block in a
+checkpoint) opens a comparison, and the planner finds it. For one graph the steps are, in order: the settings, the
+agreed rewrites, the plan, and its collectives. A graph without collectives is not compared: whatever its ranks decide,
+none of them waits for another in it.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class RankComparison:
     accounts: list[RankAccount] = field(factory=list)
     """Accounts of all graphs with collectives, compared or not, to be stored beside a cache."""
     facts: Facts | None = None
-    """Of the graph that is being planned."""
+    """The facts of the graph that is being planned."""
     collectives: Sequence[CollectiveCall] = ()
     account: RankAccount | None = None
     before: RankAccount | None = None
-    """The account of the same code with other sizes, on which the ranks have agreed: nobody is asked again."""
+    """The account of the same code with other sizes, on which the ranks have agreed."""
     meeting: Meeting | None = None
     members: frozenset[int] = frozenset()
     """The ranks that share groups of the graphs with this one."""
@@ -210,7 +210,7 @@ class RankComparison:
 
     def stop(self, error: BaseException) -> None:
         """This rank goes no further; the others hear why."""
-        if isinstance(error, PolicyDivergenceError):  # the others have come to the same
+        if isinstance(error, PolicyDivergenceError):  # the others have the same result
             self.meeting = None
             return
         said = error.diagnostics[0].message if isinstance(error, PolicyError) else f"{type(error).__name__}: {error}"
@@ -225,7 +225,7 @@ class RankComparison:
                 self.store.be_absent(address_of(self.topic), "", said)
 
     def why_gone(self) -> Callable[[], PolicyDivergenceError | None]:
-        """For a compiled graph whose collective fails: why another rank does not take part, if it has said so."""
+        """For a compiled graph whose collective fails: why another rank does not take part, if it has sent that."""
         found, keys = self.store, () if self.meeting is None else self.meeting.keys
         if found is None:
             return lambda: None
@@ -261,7 +261,7 @@ class _AskedRanks:
     def unshared(self, offers: Sequence[Proposal]) -> Mapping[str, str]:
         before, meeting = self.comparison.before, self.comparison.meeting
         if before is not None:
-            # nobody is asked: what was left when the same code was compiled before is left again
+            # nobody is asked: rewrites rejected when the same code was compiled before are rejected now
             last = [each.content().offers for each in before.rounds if each.session == self.session][-1:]
             known = {offer.name for offers in last for offer in offers}
             return {each.name: "not when this code was first compiled" for each in offers if each.name not in known}
@@ -286,11 +286,11 @@ def comparing(
     settings: Callable[[], Sequence[str]] = tuple,
     around: Groups = MappingProxyType({}),
 ) -> Iterator[RankComparison]:
-    """Within, ranks compare what they plan, the ones with ``agree`` that is.
+    """Within, ranks compare what they plan, if they have ``agree``.
 
-    ``topic``: what is planned, the same words on every rank. ``known``: what was agreed on for the same code, and is
-    held to where it is compiled again for other sizes; new agreements are added. ``settings``: lines that have to be
-    the same on every rank. ``around``: groups of collectives that are in no graph, FSDP's for one.
+    ``topic``: what is planned, the same words on every rank. ``known``: agreements for the same code, which stay
+    binding when it is recompiled for other sizes; new ones are added. ``settings``: lines that have to be the same on
+    every rank. ``around``: groups of collectives that are in no graph, FSDP's for one.
     """
     comparison = RankComparison(topic, agree, mesh, known, settings, around, message_store.message_store())
     token = _comparison.set(comparison)
@@ -323,8 +323,8 @@ def _comparison_of(facts: Facts) -> RankComparison | None:
 def ranks_of(facts: Facts, policy: Policy, session: str) -> Ranks | None:
     """The ranks that share a graph, for a plan that rewrites it; None where they cannot be asked.
 
-    ``session`` tells the graph itself (of ``facts``, as collected) from the halves that are made of it. To be called
-    wherever a plan is made, also under a policy that rewrites nothing: the comparison begins here.
+    ``session`` distinguishes the graph itself (of ``facts``, as collected) from its forward and backward graph. Call it
+    wherever a plan is made, also under a policy without rewrites: the comparison begins here.
 
     Raises ``PolicyGraphError`` where the mesh does not contain the graph's groups, and ``PolicyDivergenceError``.
     """

@@ -91,7 +91,7 @@ def _unlike_plans(pair: Pair, one: StepContent, two: StepContent, messages: Mapp
     if decided is not None:
         ours, theirs = decided
         message = f"ranks decided differently about `{ours.node}`: rank {left} {ours.did}, rank {right} {theirs.did}"
-        # the lines of a policy's canonical text that say by which device times decide: its name and its figures
+        # the lines of a policy's canonical text that name the device and its figures
         by_device = [
             [line for line in each.policy.splitlines() if line.startswith(("device ", "# "))] for each in (one, two)
         ]
@@ -127,7 +127,7 @@ def _unlike_plans(pair: Pair, one: StepContent, two: StepContent, messages: Mapp
 
 
 def _unlike_orders(pair: Pair, one: StepContent, two: StepContent, others: Sequence[str]) -> Diagnostic:
-    """The first collective that two ranks would start at another place, and why, as far as the policy tells."""
+    """The first collective that two ranks would start at another place, and why, as far as the policy shows."""
     left, right = pair
     pairs = enumerate(zip_longest(one.order, two.order, fillvalue="nothing more"), 1)
     at, unlike = next((at, each) for at, each in pairs if each[0] != each[1])

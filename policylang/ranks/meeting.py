@@ -2,25 +2,23 @@
 
 **Keys.** A rank that is about to plan a graph has a key for each process group of the graph: the topic (the code that
 is compiled, ``apply``, the block), the group (by the name that c10d gives it, which is the same on all members, and its
-ranks), and the epoch: how often the rank's thread has come to the topic. Nothing of the graph is in a key, so ranks
-whose graphs differ meet, and are told so. Two models with groups of their own never meet, in whatever order threads run
-them. Ranks that run one program count alike. Where one has run what others did not have, or threads take turns, one of
-them is ahead: a rank that waits says its epoch, and who reads a higher one goes there.
+ranks), and the epoch: the number of times the rank's thread has reached the topic. Nothing of the graph is in a key, so
+ranks whose graphs differ meet, and report that. Two models with separate groups never meet, in whatever order threads
+run them. Ranks that run one program count alike. If one has run what others did not, or threads alternate, one of them
+is ahead: a rank that waits sends its epoch, and a rank that reads a higher one moves there.
 
 **A step.** A rank writes one message under each of its keys and reads those of the members of its groups; messages name
 the keys of who sent them, and the ranks of these are read too, breadth first. So all ranks that are connected over any
-groups read the same messages, and come to the same verdict without a further word: they are alike, or two ranks differ.
-Of two that differ, the second writes what is behind its digest, and the first reads it and tells all what the
-difference is. A step over, a rank takes away its messages of the step before. The last of all ranks that leaves a
-meeting takes away the rest.
+groups read the same messages, and reach the same verdict without further messages: they are alike, or two ranks differ.
+Of two that differ, the second writes the text of its digest, and the first reads it and reports the difference to all.
+After a step, a rank deletes its messages of the step before. The last rank that leaves a meeting deletes the rest.
 
-**An end.** Whoever finds why nobody can go on writes it under every key that it concerns; of several, the first is
-believed. Whoever reads it writes it under the keys that it knows of, too, and raises. It stays, so that a rank that
-comes late is told.
+**An end.** A rank that finds why nobody can continue writes it under every key that it concerns; of several, the first
+counts. A rank that reads it copies it to the keys that it knows, and raises. The message stays for ranks that are late.
 
-**An absence.** A rank that stops before it knows its groups, or does not compare, counts that as having come, and says
-so beside its status, with topic and epoch. A rank that waits for it in this epoch, or reads a later message of it, ends
-its meeting with that.
+**An absence.** A rank that stops before it knows its groups, or does not compare, counts as present, and sends that
+with its status, topic and epoch. A rank that waits for it in this epoch, or reads a later message of it, ends its
+meeting with that.
 
 **Waiting.** Nobody guesses whether a rank is alive: it is waited for as long as its process groups would wait for it.
 """
@@ -46,7 +44,7 @@ from policylang.ranks.messages import Absence, EndOfComparison, MeetingKey, Rank
 from policylang.ranks.rank_account import SETTINGS, ComparedStep, StepContent, policy_digest
 
 NOTICE = 10.0
-"""Seconds after which a rank says whom it waits for; then whenever it has waited twice as long."""
+"""Seconds after which a rank reports whom it waits for; then whenever it has waited twice as long."""
 _LOOK = 0.25
 """Seconds between two looks at why a rank has not sent anything yet."""
 _FEW = 32
@@ -54,9 +52,9 @@ _FEW = 32
 others would bring the store down."""
 _LONGEST = 4.0
 _CIRCLE = 4
-"""Looks on end after which ranks that wait for each other are told so: they may be about to hear a better reason."""
+"""Consecutive polls after which ranks that wait for each other get that error: a better reason may arrive before."""
 _REPLY = 20.0
-"""Seconds that a rank is waited for which has sent a digest, and is to say what is behind it."""
+"""Seconds to wait for the text of a rank that has sent a digest."""
 _T = TypeVar("_T")
 
 log = logging.getLogger("policylang.ranks")
@@ -64,14 +62,14 @@ log = logging.getLogger("policylang.ranks")
 
 @define
 class _Ended(Exception):
-    """Nobody can go on. This rank has found why, or another has told it."""
+    """Nobody can continue. This rank has found why, or received it from another."""
 
     end: EndOfComparison
 
 
 @define
 class _BehindOthers(Exception):
-    """Others have come to the topic more often, and wait there: they ran what this rank did not have."""
+    """Others have reached the topic more often, and wait there: they ran what this rank did not have."""
 
     epoch: int
 
@@ -108,7 +106,7 @@ class Meeting:
     _sent: list[str] = field(factory=list)
     """In this step."""
     _waits: bool = False
-    """It has said to which epoch it has come."""
+    """It has sent its epoch."""
     _circle: tuple[tuple[str, ...], int] = ((), 0)
     """The messages that ranks wait for in a circle, and in how many looks on end they have been the same."""
 
@@ -172,9 +170,9 @@ class Meeting:
         return compared(by_offers)
 
     def end(self, end: EndOfComparison) -> EndOfComparison:
-        """Say that nobody is to go on, to all who wait or will: the first to say so is believed."""
+        """Tell all who wait or will that nobody can continue: the first message counts."""
         keys = sorted({*self.keys, *self._reached}, key=lambda key: (key.place, key.epoch))
-        keys = list(dict.fromkeys((*keys, *end.keys)))  # those of others last: they may go on once they are told
+        keys = list(dict.fromkeys((*keys, *end.keys)))  # those of others last: they may continue once they read it
         end = evolve(end, keys=tuple(keys))
         for key in keys:
             end = self.store.first(key.end, end)
@@ -249,7 +247,7 @@ class Meeting:
                 log.warning(waiting, self.store.rank, whom, self.label, now - started, f"{since:%H:%M:%S}")
 
     def _hear(self, keys: Iterable[MeetingKey]) -> None:
-        """Raises where another rank has said that nobody is to go on."""
+        """Raises if another rank has reported that nobody can continue."""
         end = self.store.end_of(keys)
         if end is not None:
             raise _Ended(end)
@@ -345,7 +343,7 @@ class Meeting:
     # --- what is behind a digest ---
 
     def _confront(self, step: ComparedStep, first: int, second: int) -> None:
-        """Two ranks differ: the second publishes what is behind its digest, the first says for all how they differ."""
+        """Two ranks differ: the second publishes the text of its digest, the first reports the difference to all."""
         with self._telling():
             if self.store.rank == second:
                 self._publish(step.content())
@@ -384,7 +382,7 @@ class Meeting:
     def _place(self, message: RankMessage) -> str:
         return f"{message.keys[0].message(message.rank, self._step)}/content"
 
-    # --- telling ---
+    # --- reporting ---
 
     def _say_nothing(self) -> None:
         if self.store.said.kind:
@@ -392,7 +390,7 @@ class Meeting:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Within, a rank that finds why nobody can go on says so to the others, and all raise the same."""
+        """Within, a rank that finds why nobody can continue reports it to the others, and all raise the same."""
         try:
             try:
                 yield

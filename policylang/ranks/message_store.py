@@ -36,7 +36,7 @@ PREFIX = "policylang"
 _MOST = 7 << 20
 """Bytes in one value of a store, which takes 8 MiB."""
 _KEPT = 8
-"""Absences that are said again with every message."""
+"""Absences that are repeated with every message."""
 _REASON = 1000
 """Characters."""
 _T = TypeVar("_T")
@@ -60,15 +60,15 @@ class RankHistory:
     """A rank's memory of earlier comparisons, so that it mistakes no old message for a new one."""
 
     token: str = field(factory=lambda: uuid.uuid4().hex)
-    """Stands in the stores that it was made for: one may outlive a process group."""
+    """Identifies the stores that it was made for: one may outlive a process group."""
     epochs: dict[str, int] = field(factory=dict)
     """The last at each place, whichever thread was there."""
     absences: tuple[Absence, ...] = ()
     """The last of this rank."""
     told: set[str] = field(factory=set)
-    """The absences of other ranks that it was told of."""
+    """The known absences of other ranks."""
     _visits: threading.local = field(factory=threading.local)
-    """Of each thread, by topic the number of visits: threads run beside each other in no order that ranks share."""
+    """By thread and topic the number of visits: threads run in no order that ranks share."""
 
     def come_to(self, topic: str, at_least: int = 0) -> int:
         """The epoch of this thread there; ``at_least``: others have come more often, and ran what this rank did not."""
@@ -86,7 +86,7 @@ class MessageStore:
     default: Callable[[], Any]
     """The store of torch.distributed while it is there. Not kept alive: its server's port belongs to the user."""
     earlier: RankHistory = field(factory=RankHistory)
-    """Of the store before, which may be this one."""
+    """The history of the store before, which may be this one."""
     threads: bool = False
     """Ranks are threads of one process."""
     said: RankStatus = field(factory=RankStatus)
@@ -95,13 +95,13 @@ class MessageStore:
     @property
     def history(self) -> RankHistory:
         if self._connection is None:
-            with suppress(RuntimeError):  # of a store that is gone, as the next question to it says
+            with suppress(RuntimeError):  # of a store that is gone, as the next request to it shows
                 self._join()
         return self.earlier
 
     @property
     def alone(self) -> bool:
-        """No other thread of this rank may come to a comparison while this one waits."""
+        """No other thread of this rank may reach a comparison while this one waits."""
         return self.threads or threading.current_thread() is threading.main_thread()
 
     def _ask(self, call: Callable[[Any], _T]) -> _T:
@@ -174,7 +174,7 @@ class MessageStore:
         return self.read_one(RankStatus, f"status/{rank}") or RankStatus()
 
     def be_absent(self, topic: str, graph: str, reason: str) -> None:
-        """Say that this rank takes no part in what others may compare (see :class:`Absence`)."""
+        """Report that this rank takes no part in what others may compare (see :class:`Absence`)."""
         history, said = self.history, reason.partition("\n")[0][:_REASON]
         added = Absence(uuid.uuid4().hex, self.rank, topic, history.come_to(topic) if topic else 0, graph, said)
         history.absences = (*history.absences, added)[-_KEPT:]

@@ -1,6 +1,6 @@
 """Renders the findings of a check as text, JSON, GitHub's workflow commands, SARIF and JUnit XML.
 
-A format is a function of a :class:`CheckResult` in :data:`RENDERERS`; ``--output-format`` offers what stands there.
+A format is a function of a :class:`CheckResult` in :data:`RENDERERS`; ``--output-format`` offers its keys.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CheckResult:
     files: tuple[str, ...]
     """The files that were checked, of a folder each one below it; a policy that was loaded already by its name."""
     diagnostics: tuple[Diagnostic, ...]
-    """The findings, in the order that is said above."""
+    """The findings, in the order above."""
     graphs: tuple[str, ...] = ()
     """The snapshots that could be read."""
     plans: tuple[Plan, ...] = field(default=(), repr=False)
@@ -48,7 +48,7 @@ class CheckResult:
 
     @property
     def expectations(self) -> tuple[tuple[str, ExpectationOutcome], ...]:
-        """Every expectation on every graph: the graph's name, and what came of it."""
+        """Every expectation on every graph: the graph's name, and the outcome."""
         names = [name for _ in range(len(self.plans) // max(len(self.graphs), 1)) for name in self.graphs]
         return tuple(
             (name, outcome) for name, plan in zip(names, self.plans, strict=True) for outcome in plan.expectations
@@ -56,17 +56,17 @@ class CheckResult:
 
     @property
     def errors(self) -> int:
-        """How many of the diagnostics are errors."""
+        """The number of errors among the diagnostics."""
         return sum(map(is_error, self.diagnostics))
 
     @property
     def warnings(self) -> int:
-        """How many of them are warnings."""
+        """The number of warnings among them."""
         return sum(diagnostic.severity is Severity.WARNING for diagnostic in self.diagnostics)
 
     @property
     def unreadable(self) -> bool:
-        """Whether one of the files itself could not be read; an include that is missing is an error of its file."""
+        """True if one of the files itself could not be read; an include that is missing is an error of its file."""
         return any(d.span is None and d.code in _CANNOT_BE_READ for d in self.diagnostics)
 
 
@@ -386,7 +386,7 @@ def _words(text: str) -> str:
 
 
 def _text(found: CheckResult) -> str:
-    """Of the expectations those that hold: of the others there are diagnostics."""
+    """The expectations that hold: the others have diagnostics."""
     held = [(graph, each) for graph, each in found.expectations if each.status == "held"]
     if len(found.graphs) == 1:
         held = [("", each) for _, each in held]

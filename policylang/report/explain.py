@@ -84,7 +84,7 @@ class NodeExplanation(Explained):
     action: str
     """As the language writes it; ``auto`` where it is left to PyTorch's partitioner."""
     reason: str
-    """What decided in place of a rule, if anything did."""
+    """The decider instead of a rule, if any."""
     fate: str | None
     """``saved``, ``recomputed`` or ``offloaded``; None where the backward needs no such value."""
     rules: tuple[RuleLine, ...]
@@ -141,7 +141,7 @@ class RuleExplanation(Explained):
 
 @frozen
 class NodesExplanation(Explained):
-    """Several nodes, a row each."""
+    """Several nodes, one row each."""
 
     asked: str
     nodes: tuple[NodeExplanation, ...]
@@ -320,7 +320,7 @@ _FORWARD = "rules decide about the forward's operators alone"
 
 
 class NothingToExplain(Exception):
-    """A name that stands for nothing that rules decide about. The first argument says so, the second what to do."""
+    """A name without nodes that rules decide. The first argument reports it, the second is the fix."""
 
 
 def explain_named(plan: Plan, asked: str) -> Sequence[Explained]:

@@ -94,8 +94,8 @@ def order_notes(found: Communication) -> list[str]:
 
 
 def line_rows(lines: Sequence[LineInOrder]) -> list[tuple[str, ...]]:
-    """The rows of a table, head first: into how many collectives a ``bucket`` line joins others, and, where that was
-    worked out, what would be exposed without a line."""
+    """The rows of a table, head first: the collectives that a ``bucket`` line makes, and, if computed, the exposed time
+    without a line."""
     joins = any(line.buckets for line in lines)
     weighed = any(line.exposed_without is not None for line in lines)
     rows: list[tuple[str, ...]] = []
@@ -125,8 +125,8 @@ def line_notes(lines: Sequence[LineInOrder]) -> list[str]:
 
 
 def proof_texts(line: LineInOrder) -> list[str]:
-    """``each bucket proven on 64 ranks``, what that takes for granted, and whether bits may differ; nothing of a line
-    that joins nothing."""
+    """``each bucket proven on 64 ranks``, its assumptions, and whether bits may differ; empty for a line that joins
+    nothing."""
     if not line.buckets:
         return []
     proofs = [bucket.proof for bucket in line.buckets]
@@ -162,7 +162,7 @@ def left_texts(line: LineInOrder) -> list[str]:
 
 
 def exposed_rows(found: Communication) -> list[tuple[str, ...]]:
-    """The rows of a table, head first, without the columns that have nothing to say; none where all is hidden."""
+    """The rows of a table, head first, without empty columns; none if all is hidden."""
     together: dict[object, list[CollectiveEntry]] = {}
     for each in filter(_is_exposed, found.collectives):
         run = _run(each)
@@ -212,7 +212,7 @@ def _run(entry: CollectiveEntry) -> CollectiveRun:
 
 
 def _lines_named(sources: Sequence[str]) -> str:
-    """``mine.apl:3, 5``: of lines of one file its name is said once."""
+    """``mine.apl:3, 5``: lines of one file name it once."""
     found: dict[str, list[str]] = {}
     for source in sources:
         file, _, line = file_name(source).rpartition(":")

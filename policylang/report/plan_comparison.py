@@ -126,7 +126,7 @@ def order_change_lines(found: OrderChanges | None) -> list[str]:
 
 
 def _times(old: Figures, new: Figures) -> list[tuple[str, ...]]:
-    """Empty unless both have a device; exposed time has a row where there is any."""
+    """Empty unless both have a device; exposed time has a row if there is any."""
     sides = old.recomputed_seconds, new.recomputed_seconds, old.step_seconds, new.step_seconds
     if any(each is None for each in sides):
         return []

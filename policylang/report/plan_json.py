@@ -110,17 +110,17 @@ def plan_json(
     edits: Sequence[EditWorth] = (),
     summary: bool = False,
 ) -> str:
-    """Bytes and FLOPs are whole numbers, lines count from 1, blocks from 0. A summary has no ``groups``, and what its
-    rules are worth is null.
+    """Bytes and FLOPs are whole numbers, lines count from 1, blocks from 0. A summary has no ``groups``, and null for
+    the worth of its rules.
 
     ``uncounted_operators``: the forward's operators that could do matrix work and that no FLOP formula counts, with the
-    number of their calls; those of ``with`` are recomputed. Null where an older snapshot does not say. ``notes``: what
-    the figures cannot know, of eager checkpoints planned on a graph that has the operators in another form.
+    number of their calls; those of ``with`` are recomputed. Null if an older snapshot lacks them. ``notes``: what the
+    figures cannot know, for eager checkpoints planned on a graph with operators in another form.
 
     Seconds are those of ``device``, a profile by its name; without one, and where it lacks a figure, both are null.
     ``uncounted_operators`` are priced by the bytes that they move.
 
-    ``rewrites``: what each ``fuse`` and ``collapse`` line that rewrites something is worth; empty in a summary.
+    ``rewrites``: the worth of each ``fuse`` and ``collapse`` line that rewrites something; empty in a summary.
 
     ``order``: the order under the scheduling lines, null without any; of a summary without ``steps`` and
     ``collectives``.

@@ -97,7 +97,7 @@ def _sources(policy: Policy) -> list[Source]:
 
 
 def _nodes(found: Breakdown, place: Mapping[int, int]) -> dict[str, Any]:
-    """The columns of the decided rows, which ``place`` numbers."""
+    """The columns of the decided nodes, which ``place`` numbers."""
     plan, facts, rows = found.plan, found.plan.facts, list(place)
     decisions = [decision for row in rows if (decision := plan.decisions[row]) is not None]
     return {
@@ -120,7 +120,7 @@ def _nodes(found: Breakdown, place: Mapping[int, int]) -> dict[str, Any]:
 
 
 def _coded(values: Iterable[Hashable]) -> dict[str, Any]:
-    """A column with few distinct values: those, and for each row the number of its own."""
+    """A column with few distinct values: those, and for each row the number of its value."""
     known: dict[Hashable, int] = {}
     codes = [known.setdefault(value, len(known)) for value in values]
     return {"values": list(known), "codes": codes}
@@ -129,8 +129,8 @@ def _coded(values: Iterable[Hashable]) -> dict[str, Any]:
 def _memory_data(found: Breakdown) -> dict[str, Any]:
     """Two timelines over one axis: the operators in the order in which they run for the first time.
 
-    Where values are recomputed before an operator runs, its moment shows the most that was alive on the way. Nodes that
-    only one of the two has, as buckets, stand where they do in its order.
+    If values are recomputed before an operator runs, its moment shows the most alive until then. Nodes that only one of
+    the two has, as buckets, keep their place in its order.
     """
     sides = (("peak under the policy", found.under), ("nothing recomputed", found.without))
     orders = [_first_runs(found.plan, scenario) for _, scenario in sides]
@@ -431,11 +431,11 @@ _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
 def plan_page(found: Breakdown, worth: Sequence[Worth], graph: str) -> str:
-    """The whole page. ``graph`` is what it calls the graph.
+    """The whole page. ``graph`` is the name of the graph on it.
 
     The figures, the chart and the blocks are written here and need no script; the values beside the policy are drawn in
     the browser from data that is embedded as JSON. Nothing of a policy or a graph is markup: text is escaped where it
-    is written, and in the data every character that HTML or a script could take for its own.
+    is written, and so is in the data every character that has a meaning in HTML or a script.
     """
     plan, facts = found.plan, found.plan.facts
     data = _page_data(found, worth, graph)

@@ -34,8 +34,7 @@ _WORST_FIRST = ("failed", "deferred", "held")
 
 
 def graph_rows(graphs: Sequence[Report]) -> list[tuple[str, ...]]:
-    """The rows of a table, head first: a row for all graphs in which the same happens, with the figures of one and the
-    sums of all."""
+    """The rows of a table, head first: a row for all equal graphs, with the figures of one and the sums of all."""
     named = all(graph.label for graph in graphs)
     first, blocks = ("block", []) if named else ("graph", ["blocks"])
     together = _alike(graphs)

@@ -70,7 +70,7 @@ _LONGEST = 96
 
 
 def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
-    """A row a policy, by rising memory; with ``chosen`` the one that is tuned is marked. No line end at the end."""
+    """One row per policy, by rising memory; ``chosen`` marks the tuned one. No line end at the end."""
     tuned = found.tuned
     moved = any(each.offloaded for each in tuned.table)
     waits = any(each.exposed for each in tuned.table)

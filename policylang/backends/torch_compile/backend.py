@@ -76,9 +76,8 @@ _THROUGH_FORWARD = re.compile(r"(\.forward)+\.__self__")
 
 
 def take_out(gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
-    """Put the content of each checkpoint of ours in its place, also where checkpoints lie in one another. Returns the
-    sessions that they belonged to; and, where the graph was one checkpoint and nothing beside it, the session of whose
-    model it is a block, compiled on its own."""
+    """Inline each checkpoint of ours, nested ones included. Returns their sessions; and, if the graph was one
+    checkpoint and nothing else, the session of the model whose block it is, compiled separately."""
     found: dict[Session, None] = {}
     calls = [node for node in gm.graph.nodes if node.op.startswith("call_") and node.target is not operator.getitem]
     only = _behind(gm, calls[0]) if len(calls) == 1 else None
@@ -126,7 +125,7 @@ def is_part_of_block(gm: fx.GraphModule, session: Session) -> bool:
 
 
 def _inline(module: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> list[fx.Node]:
-    """The nodes that came in the place of a checkpoint."""
+    """The nodes that replace a checkpoint."""
     inputs = body.graph.find_nodes(op="placeholder")
     values: dict[fx.Node, Any] = dict(zip(inputs, node.args[1:], strict=True))
     with module.graph.inserting_before(node):
@@ -175,7 +174,8 @@ _never_applied: dict[int, tuple[str, int]] = {}
 
 
 class PolicyBackend:
-    """What :func:`backend` returns: hand it to ``torch.compile(backend=...)`` or to ``module.compile(backend=...)``."""
+    """The result of :func:`backend`: pass it to ``torch.compile(backend=...)`` or to
+    ``module.compile(backend=...)``."""
 
     def __init__(self, policy: Policy, *, inner: Inner = "inductor", root: str = "", agree: bool = True) -> None:
         self.__name__ = "policylang"  # what Dynamo calls it in its messages
@@ -222,16 +222,15 @@ class PolicyBackend:
 
     @property
     def left(self) -> tuple[FrameLeft, ...]:
-        """The code that Dynamo has compiled nothing of since the backend was made. For which backend it was to be
-        compiled, Dynamo does not say."""
+        """The code that Dynamo has left uncompiled since the backend was made, for whichever backend."""
         self._left |= dict.fromkeys(compilers.frames_left(self._made_at))
         return tuple(self._left)
 
     def check(self) -> None:
         """Raise ``PolicyMatchError`` if a rule matched nothing in any of the graphs compiled so far, and
-        ``PolicyGraphError`` if there is none. The first is raised by itself when the first backward starts; call this
-        once the model has run forward to know earlier. Where nothing was compiled, nothing of ours runs that could say
-        so by itself."""
+        ``PolicyGraphError`` if there is none. The first is also raised when the first backward starts; call this
+        after a forward to know earlier. The second is raised only here: if nothing was compiled, no other code of
+        ours runs."""
         if not self._graphs or (self.left and all(graph.kind == "inference" for graph in self._graphs)):
             raise PolicyGraphError([refusals.nothing_decided(checkpointed=False, compiled=True, left=self.left)])
         self._check_matches()
@@ -294,8 +293,8 @@ class PolicyBackend:
         return sessions, block
 
     def _for_block(self, session: Session) -> tuple[JointPartitioner, str, str]:
-        """Partitioner, key and root for a block of a model that is compiled on its own. It stands for all blocks, since
-        they share what is compiled. Raises ``PolicyMatchError`` where the policy tells them apart."""
+        """Partitioner, key and root for a separately compiled block of a model. It represents all blocks, since they
+        share the compiled graph. Raises ``PolicyMatchError`` if the policy treats them differently."""
         names = session.block_names()
         apart = telling_apart(self.policy, () if self.root else names)
         if apart:
@@ -303,14 +302,14 @@ class PolicyBackend:
         known = self.root or next(filter(None, names), "")
         root = known or next((type(module).__name__ for module in session.regions), "block")
         policy = self.policy
-        if policy.blocks is None or not known:  # else the largest list of modules in it would be taken for the blocks
+        if policy.blocks is None or not known:  # else the blocks would be the largest list of modules in it
             policy = evolve(policy, blocks=Blocks(f"/{root}", span=_NOWHERE))
         partitioner = JointPartitioner(policy, deferred=model_wide_errors.DEFERRED_CODES, root=root)
         return partitioner, f"{caching.policy_key(policy, root=root)}:block", root
 
     def _as_called(self, run: Callable[..., Any], why_gone: inductor.WhyGone, named: str) -> Callable[..., Any]:
-        """``run``; a checkpoint of ours around it leaves what is saved to it, and where a collective in it fails since
-        another rank has stopped, the error says why that rank did. A profile has it as a range."""
+        """``run``; a checkpoint of ours around it leaves saving to it, and if a collective in it fails because another
+        rank has stopped, the error gives that rank's reason. A profile has it as a range."""
 
         def call(*arguments: Any) -> Any:
             around = innermost()
@@ -356,10 +355,10 @@ def policy_around(gm: fx.GraphModule) -> Policy | None:
 
 
 def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:
-    """The graphs compiled for a model, a compiled model or a backend, and by how many of its modules each is run; None
-    for anything else. A model's graphs are those that were called with one of its parameters, whatever was handed to
-    ``torch.compile``; those of its last backend, where it was compiled again. Where no graph was called with a
-    parameter, a compiled model's are those of its backend."""
+    """The graphs compiled for a model, a compiled model or a backend, and the number of its modules that run each; None
+    for anything else. A model's graphs are those that were called with one of its parameters, whatever was passed to
+    ``torch.compile``; those of its last backend, if it was recompiled. If no graph was called with a parameter, a
+    compiled model's are those of its backend."""
     if isinstance(subject, PolicyBackend):
         return of_backend(subject.graphs)
     if not isinstance(subject, torch.nn.Module) or isinstance(subject, fx.GraphModule):

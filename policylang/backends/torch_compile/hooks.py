@@ -53,7 +53,7 @@ ORDER_NOT_KEPT = refusals.Problem(
 
 
 class PolicyPass(KeyedPass):
-    """What :func:`pass_` returns."""
+    """The result of :func:`pass_`."""
 
     def __init__(self, policy: Policy, mesh: Any = None, agree: bool = True) -> None:
         self.policy = policy
@@ -102,7 +102,7 @@ _THIS_PROCESS = uuid.uuid4().hex
 
 
 class PolicyPartitioner(KeyedPartitioner):
-    """What :func:`partitioner` returns."""
+    """The result of :func:`partitioner`."""
 
     def __init__(self, policy: Policy, root: str = "", agree: bool = True) -> None:
         self.policy = policy
@@ -121,7 +121,7 @@ class PolicyPartitioner(KeyedPartitioner):
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph. Raises as ``policylang.partition`` does, and ``PolicyMatchError`` for a policy that
-        schedules where Inductor is going to compile the result: nobody tells it to keep the order."""
+        schedules if Inductor is going to compile the result: nothing makes it keep the order."""
         known = self._known.setdefault(compilers.code_being_compiled(), [])
         topic = inductor.topic_of("splitting", "a joint graph", self.root)
         settings = inductor.comparable_settings
@@ -138,8 +138,8 @@ class PolicyPartitioner(KeyedPartitioner):
         return halves
 
     def uuid(self) -> str:
-        """Stands for the partitioner in the keys of torch's caches, with all that it would read of the graph that
-        Dynamo is handing over and that the graph's code does not say."""
+        """Identifies the partitioner in the keys of torch's caches, with all that it would read of Dynamo's graph and
+        that is not in the graph's code."""
         context = caching.context_of(compilers.dynamo_graphs())
         surroundings = caching.groups_key(self.policy), caching.formulas_key()
         compares = self.agree and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -163,8 +163,8 @@ def of_compiled(subject: Any) -> Sequence[Findings] | None:
 
 
 def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
-    """The findings by block and way in which it was called, in the order of the blocks; then by graph that was compiled
-    in checkpoints or around them, and module that runs it. None where there is no checkpoint of ours."""
+    """The findings by block and kind of call, in the order of the blocks; then by graph compiled in checkpoints or
+    around them, and module that runs it. None without a checkpoint of ours."""
     sessions = sessions_of(subject)
     if not sessions:
         return None
