@@ -39,7 +39,7 @@ class PolicyGraphError(PolicyError):
 
 
 class PolicyAuditError(PolicyError):
-    """The graph that came out does not do what the plan said."""
+    """The changed graph does not follow the plan."""
 
 
 class PolicyDivergenceError(PolicyError):

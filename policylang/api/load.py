@@ -57,8 +57,8 @@ def device_of(given: DeviceLike | None) -> DeviceProfile | None:
 
 
 def on_device(policy: Policy, device: DeviceLike | None) -> Policy:
-    """The policy with a device in place of its own, so that it counts wherever the policy does: in plans, digests and
-    the keys of caches. Raises as :func:`load_device` does."""
+    """The policy with another device, so that it counts wherever the policy does: in plans, digests and the keys of
+    caches. Raises as :func:`load_device` does."""
     profile = device_of(device)
     if profile is None:
         return policy
@@ -76,7 +76,7 @@ class BundledPolicy:
 
 
 def bundled_policies() -> tuple[BundledPolicy, ...]:
-    """The policies of the library by name."""
+    """The policies of the library, by name."""
     found = []
     for name in bundled_names():
         file = bundled_file(name)
@@ -167,7 +167,7 @@ class Formatting:
     name: str
     content: bytes
     written: bytes | None
-    """The file in canonical form; None where the diagnostics say why there is none."""
+    """The file in canonical form; None if diagnostics explain why there is none."""
     diagnostics: tuple[Diagnostic, ...] = ()
     unreadable: bool = False
 
@@ -188,7 +188,7 @@ class Formatting:
         return "".join(difflib.unified_diff(old, new, self.name, f"{self.name} (formatted)"))
 
     def save(self) -> Formatting:
-        """Write the file if it changes; the result says so where that cannot be done."""
+        """Write the file if it changes; the result reports a failure."""
         if not self.changes or self.written is None:
             return self
         try:
@@ -201,7 +201,7 @@ class Formatting:
 
 
 def format_files(paths: Sequence[str]) -> list[Formatting]:
-    """Format policy files; a folder stands for every ``.apl`` file below it. Nothing is written."""
+    """Format policy files; a folder means every ``.apl`` file below it. Nothing is written."""
     done = []
     for name in (file for path in paths for file in policy_files(path)):
         source = read_source(Path(name), name)

@@ -35,7 +35,7 @@ def facts_of(graph: GraphLike) -> Facts:
 
 
 def read_graphs(graphs: Sequence[GraphLike]) -> tuple[dict[str, Facts], tuple[Diagnostic, ...]]:
-    """The graphs by name, in order, and what kept the others from being read."""
+    """The graphs by name, in order, and the diagnostics of those that cannot be read."""
     found: dict[str, Facts] = {}
     problems: list[Diagnostic] = []
     for number, graph in enumerate(graphs):
@@ -92,7 +92,7 @@ def _diagnostics(
 
 
 def findings(made: Plan) -> tuple[Diagnostic, ...]:
-    """All that a check says of a policy on a graph."""
+    """All findings of a check of a policy on a graph."""
     deferred = []
     for expectation, planned in zip(made.policy.expectations, made.expectations, strict=True):
         untimed = made.times is None and isinstance(expectation, ExpectTotal) and expectation.of_time

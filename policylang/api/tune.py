@@ -122,8 +122,8 @@ def tuned_policy(
     not installed.
 
     ``graph`` is the name of the graph's file, empty where there is none, ``named`` how the device was given, ``folder``
-    where the policy will lie. Without a budget it is the trade-off that is asked for: there is no text then, and what
-    is chosen is the fastest.
+    the policy's folder. Without a budget the trade-off is computed: there is no text then, and the fastest candidate is
+    chosen.
     """
     besides = Besides(
         optimizer=read_or_raise(read_optimizer(optimizer, facts)), reserve=read_or_raise(read_reserve(reserve))

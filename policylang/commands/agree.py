@@ -1,8 +1,8 @@
-"""Take one step of a model on every path under a policy, and show where the paths agree and where they part.
+"""Take one step of a model on every path under a policy, and show where the paths agree and differ.
 
-The paths are eager checkpoints, torch.compile (on its own, without Inductor) and a traced step. The table has what
-each saves and recomputes, whether loss and gradients are those of the plain model, and why a path cannot carry the
-policy out. Below it stand the values that paths decide differently, with the line that decided on each.
+The paths are eager checkpoints, torch.compile (without Inductor) and a traced step. The table shows what each saves and
+recomputes, whether loss and gradients equal those of the plain model, and why a path cannot apply the policy. Below it
+are the values that paths decide differently, with the line that decided on each.
 
 --model is `llama`, a small Llama of Hugging Face with random weights, or package.module:function, a Python function
 without arguments that returns (model, loss_fn, batch), anew in each call; loss_fn(model, *batch) is the loss. The

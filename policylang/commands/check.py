@@ -1,10 +1,10 @@
 """Check policy files: syntax, names and meaning. Needs no model, and no torch unless --torch or --import is given.
 
-A folder stands for every .apl file below it, a bare name such as llama3_sac for a policy of the bundled library, and
-`-` for the standard input. With --graph every policy is planned on a graph as well: rules that match nothing or decide
-nothing, expectations, values that cannot be recomputed. The operators that the graph calls are known, custom ones
-included; --import MODULE makes those known that a module of yours registers. Without --graph, the one that
-[tool.policylang] of the project's pyproject.toml names, if it names one.
+A folder means every .apl file below it, a bare name such as llama3_sac a bundled policy, and `-` the standard input.
+With --graph every policy is planned on a graph as well: rules that match nothing or decide nothing, expectations,
+values that cannot be recomputed. The operators that the graph calls are known, custom ones included; --import MODULE
+adds those that a module of yours registers. Without --graph, [tool.policylang] in the project's pyproject.toml may name
+one.
 
 examples:
 

@@ -107,13 +107,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with suppress(OSError):
                 tell(f"policylang: the output cannot be written: {reason_of(error)}")
                 sys.stderr.flush()
-        for stream in (sys.stdout, sys.stderr):  # Python would write what is left on closing them, and complain again
+        for stream in (sys.stdout, sys.stderr):  # Python would write the rest when it closes them, and complain twice
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return Exit.USAGE
 
 
 def _ended(options: argparse.Namespace) -> int:
-    """Run a command, and tell what ends it early."""
+    """Run a command, and report what ends it early."""
     try:
         check_outputs(options)
         modules, form = getattr(options, "imports", ()), getattr(options, "output_format", "text")
@@ -142,7 +142,7 @@ def _ended(options: argparse.Namespace) -> int:
 
 
 def _have_streams() -> bool:
-    """Python has None for a stream that was closed (`>&-`): nothing is read there, and nobody told."""
+    """Python has None for a closed stream (`>&-`): nothing can be read or printed there."""
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     if sys.stdout is None:

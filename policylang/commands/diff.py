@@ -1,9 +1,9 @@
-"""Compare two policies on a graph: the nodes whose decision changes, and what that costs and saves.
+"""Compare two policies on a graph: the nodes whose decision changes, with the costs and savings.
 
-Of policies that schedule, also the collectives that start or are awaited elsewhere, or travel with others.
+For policies that schedule, also the collectives that start or are awaited elsewhere, or join others.
 
-Exit code 0 says that the two decide alike, whatever their text is: "this refactor of the policy changes nothing". One
-of the two may be `-`, the standard input.
+Exit code 0 means that the two decide alike, whatever their text: "this refactor of the policy changes nothing". One of
+the two may be `-`, the standard input.
 
 examples:
 
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> Exit:
         plans = [planned(policy, facts, options.path, known[0]) for policy in policies]
     warn_of_devices(facts, *plans)
     for name, plan in zip((options.old, options.new), plans, strict=True):
-        # A policy that does not fit the graph would not be carried out; what it decides can still be compared.
+        # A policy that does not fit the graph would not be applied; its decisions can still be compared.
         if errors := sum(map(is_error, plan.diagnostics)):
             what = "an error" if errors == 1 else counted(errors, "error")
             tell(f"warning: `{name}` has {what} on this graph; `policylang check` lists them")

@@ -1,13 +1,13 @@
 """Explain a diagnostic code, a word of the language, or what a policy decides on a graph.
 
-With a code such as APL101: its long form; with nothing: all codes. With a word such as save or 'crosses block': what it
-means, and an example. With a policy and --graph, --node NAME says of each
-rule in turn whether it matches the node, which part of it leaves the node out, and who won; --rule LINE what each part
-of a rule matches, and which rules take its nodes over. A node is named by its name, by a glob over names, or by the
-path of its module as a policy writes it behind `in`; of several nodes there is a line each.
+With a code such as APL101: its page; with nothing: all codes. With a word such as save or 'crosses block': its meaning,
+and an example. With a policy and --graph, --node NAME shows for each rule whether it matches the node, which part of it
+excludes the node, and which rule decides; --rule LINE what each part of a rule matches, and which rules override it.
+Name a node by its name, by a glob over names, or by its module path as a policy writes it after `in`; several nodes get
+a line each.
 
-Of a collective, --node also says which scheduling lines joined or moved it, from where to where, and what of it is
-exposed; of a scheduling line, --rule says what it picks and moves, and what would be exposed without it.
+For a collective, --node also shows which scheduling lines joined or moved it, from where to where, and how much of it
+is exposed; for a scheduling line, --rule shows what it picks and moves, and what would be exposed without it.
 
 examples:
 
@@ -122,7 +122,7 @@ def _on_graph(options: argparse.Namespace, given: set[str]) -> tuple[str, dict[s
 
 
 def _of_line(plan: Plan, policy: str, text: str, path: str | None) -> Explained:
-    """The statement that begins in a line: of the policy's own file, unless the text says which."""
+    """The statement that begins in a line: of the policy's file, unless the text names another."""
     from policylang.report.explain import explain_statement, explained_statements
 
     rules, lines = explained_statements(plan)

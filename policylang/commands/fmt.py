@@ -1,7 +1,7 @@
 """Write policy files in canonical form: layout only, never what a policy means, and no comment is lost.
 
-A folder stands for every .apl file below it; `-` reads standard input and writes standard output. A file with a syntax
-error is reported and left alone. What is written has been proved to be the same policy.
+A folder means every .apl file below it; `-` reads standard input and writes standard output. A file with a syntax error
+is reported and left alone. The written text is proved to be the same policy.
 
 examples:
 

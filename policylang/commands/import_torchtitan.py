@@ -1,7 +1,7 @@
-"""Write the policy that TorchTitan's full_recompute_save_ops string stands for.
+"""Write the policy equivalent to TorchTitan's full_recompute_save_ops string.
 
 The string selects operations by module and operator, `layers.*.moe.router.gate::aten.mm.default | …`. With --graph, the
-policy is planned on a graph at once: what the string selects there, and whether it selects anything.
+policy is also planned on a graph, which shows what the string selects there.
 
 examples:
 

@@ -148,8 +148,8 @@ def planned(policy: Policy, facts: Facts, path: str | None, device: DeviceProfil
 
 
 def warn_of_devices(facts: Facts, *plans: Plan) -> None:
-    """Say on the standard error where the graph has other kernels than those of the device that it trains on, and where
-    the device that is to say times has no figure for something."""
+    """Warn on the standard error if the graph has other kernels than the device that it trains on, and if the device
+    profile lacks a figure."""
     from policylang.graph.traced_device import kernel_findings
 
     untold = (made.untold for made in plans if made.untold is not None)
@@ -185,7 +185,7 @@ def print_snapshot(path: Path, facts: Facts) -> None:
 
 @frozen
 class Taken:
-    """The values that came from the project's settings."""
+    """The values taken from the project's settings."""
 
     values: Mapping[str, str] = field(factory=dict)
     file: str = ""
@@ -198,7 +198,7 @@ class Taken:
         return f"{named} from {self.file}" if named else ""
 
     def placed(self, diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-        """Those that say why a graph or a profile cannot be read, with a note of where the project names it."""
+        """Those about a graph or a profile that cannot be read, with a note of where the project names it."""
         return tuple(map(self._placed, diagnostics))
 
     def _placed(self, found: Diagnostic) -> Diagnostic:
@@ -220,7 +220,7 @@ def take_settings(options: argparse.Namespace, *keys: str) -> Taken:
 
 
 def tell_settings(options: argparse.Namespace) -> None:
-    """Say on the standard error what was taken, where anything was."""
+    """Print on the standard error the settings taken, if any."""
     if options.taken.values:
         tell(f"policylang {options.command}: {options.taken}")
 
@@ -239,10 +239,10 @@ def _taken(options: argparse.Namespace, wanted: Sequence[str]) -> Taken:
 
 
 def take_graph(options: argparse.Namespace, how: str = "--graph GRAPH") -> DeviceProfile | None:
-    """Take the settings of a command on one graph, and say so; returns the profile of its device.
+    """Take and print the settings of a command on one graph; returns the profile of its device.
 
-    Raises ``UsageError`` where neither the command line nor the project names a graph, ``PolicyError`` where there is
-    no such device.
+    Raises ``UsageError`` if neither the command line nor the project names a graph, ``PolicyError`` if there is no such
+    device.
     """
     take_settings(options, *(key for key in KEYS if hasattr(options, key)))
     if options.graph is None:
@@ -294,7 +294,7 @@ def _identity(path: str) -> object:
 
 
 def write_output(text: str, out: str) -> None:
-    """Write a whole file and say so. Raises ``UsageError`` where it cannot be written."""
+    """Write a whole file and report it. Raises ``UsageError`` if it cannot be written."""
     try:
         write_whole(Path(out), text.encode())
     except OSError as error:

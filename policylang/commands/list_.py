@@ -1,7 +1,7 @@
 """List the policies that come with policylang, one line each.
 
-Any command takes them by their bare names, and so do `policylang.load` and `policylang.backend`; a policy of your own
-takes one up with `include <NAME>`.
+Any command takes them by their bare names, and so do `policylang.load` and `policylang.backend`; your policy includes
+one with `include <NAME>`.
 
 examples:
 

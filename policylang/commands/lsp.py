@@ -1,7 +1,7 @@
 """Serve an editor: a language server over standard input and output.
 
-An editor starts it by itself, once it is told to (docs/editor.md has the settings of VS Code, Neovim, Helix and Emacs).
-It needs the extra lsp: pip install pygls.
+An editor starts it, once set up (docs/editor.md has the settings of VS Code, Neovim, Helix and Emacs). It needs the
+extra lsp: pip install pygls.
 
 exit codes: 0 the editor ended it as it should, 1 the connection ended before, 2 the extra is not installed
 """

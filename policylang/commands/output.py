@@ -16,7 +16,7 @@ from policylang.language.shown import logged
 from policylang.report.layout import fit
 
 _TICK = 1.0
-"""Seconds after which the line that says what a command does is written again."""
+"""Seconds between updates of the line that shows what a command does."""
 
 
 class Exit(IntEnum):
@@ -30,7 +30,7 @@ class Exit(IntEnum):
 
 
 class UsageError(Exception):
-    """A command cannot do what it was asked. ``fix`` says what can be asked instead, where there is such a thing."""
+    """A command cannot do what it was asked. ``fix``: what to ask instead, if anything."""
 
     def __init__(self, reason: str, fix: str = "") -> None:
         super().__init__(f"{reason}\nhelp: {fix}" if fix else reason)
@@ -45,10 +45,10 @@ def text_width(asked: int | None) -> int | None:
 
 
 def say(text: object, form: str = "text", end: str = "\n") -> None:
-    """Print what a command found: the one way to the standard output for what holds words of a policy or a graph.
+    """Print what a command found: all text from a policy or a graph is printed here.
 
-    ``form``: as ``--output-format`` names it. Text for people is as wide as it may be. JSON escapes what it holds, but
-    for the marks of commands to a runner, which are escaped here; those of ``github`` are meant.
+    ``form``: as ``--output-format`` names it. Text for people is as wide as it may be. JSON escapes its strings, except
+    for the marks of commands to a runner, which are escaped here; those of ``github`` are intended.
     """
     said = str(text)
     if form in ("json", "sarif"):
@@ -82,7 +82,7 @@ def status_line(shown: bool = True) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Says on a terminal what a command does, and for how many seconds so far."""
+    """Show on a terminal what a command does, and for how many seconds so far."""
     over, start = Event(), monotonic()
 
     def tick() -> None:

@@ -1,14 +1,14 @@
-"""Show what a policy does to a graph, before anything is compiled: what is saved and recomputed in each block and which
-line said so, the memory over the step, and what each rule is worth.
+"""Show what a policy does to a graph, before anything is compiled: what is saved and recomputed in each block and by
+which line, the memory over the step, and what each rule is worth.
 
 The graph is a snapshot (see `policylang snapshot`), a recorded graph or a graph as text; no model, no GPU and, unless
 --import is given, no torch are needed. --summary prints the totals and the expectations alone, --values every value as
 well. --html writes one page that needs nothing else: memory over time, the blocks, every value beside the policy.
---device says times too: what recomputation takes on a device, and what the step takes; --trace then writes the step
-over time, for https://ui.perfetto.dev.
+--device adds times: of recomputation on a device, and of the step; --trace then writes the step over time, for
+https://ui.perfetto.dev.
 
-Of a policy that says in which order collectives run (bucket, prefetch, delay, overlap, keep order), also what that
-comes to: what each line moves, and what of the communication stays exposed. The JSON has the full order.
+For a policy that orders collectives (bucket, prefetch, delay, overlap, keep order), also what each line moves, and how
+much communication stays exposed. The JSON has the full order.
 
 examples:
 

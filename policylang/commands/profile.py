@@ -99,7 +99,7 @@ def _job(device: str | None, seconds: float) -> Iterator[tuple[int, str | None]]
         if ":" in (device or ""):
             raise UsageError(f"each rank needs its GPU to measure on, not `{device}`", "leave out the number")
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    # The others wait while the first measures its device. What ranks tell each other goes by gloo, with a GPU or not.
+    # The others wait while the first measures its device. Ranks exchange messages over gloo, with a GPU or not.
     longest = timedelta(seconds=600 + (4 * seconds if 0 < seconds < 1e6 else 0))
     with_gpu = on_gpu and torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group("cpu:gloo,cuda:nccl" if with_gpu else "gloo", timeout=longest)

@@ -1,14 +1,14 @@
-"""Run policy tests: the policies in Markdown files, against what their comments say is to come of them.
+"""Run policy tests: the policies in Markdown files, against the claims in their comments.
 
-A folder stands for every .md file below it that holds a policy; without a PATH, the current folder does. The form of
-policy tests is described in docs/policy-tests.md. Needs no model, no GPU and no torch.
+A folder means every .md file below it that holds a policy; the default PATH is the current folder. The form of policy
+tests is described in docs/policy-tests.md. Needs no model, no GPU and no torch.
 
 examples:
 
   policylang test tests
   policylang test tests --cover policies
 
-exit codes: 0 all is as the policies say, 1 it is not, 2 a file that cannot be read
+exit codes: 0 all claims hold, 1 some do not, 2 a file that cannot be read
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Write a policy from a budget: the one that loses the least time within so much memory, or takes the least memory for
 so much time.
 
-The graph is a snapshot (see `policylang snapshot`); no model and no GPU are needed. --peak is what the step may take at
-its highest moment, parameters and gradients included; --optimizer adds the optimizer's state to it, --reserve what the
-allocator wastes. --saved is a budget for what is kept for the backward alone, --recompute-time one for the time of
-second runs. What comes out is a policy as a person writes it, with a comment that says where it is from and what lies
-on either side of it, and an expectation that holds it to the budget.
+The graph is a snapshot (see `policylang snapshot`); no model and no GPU are needed. --peak limits the peak of the step,
+parameters and gradients included; --optimizer adds the optimizer's state to it, --reserve what the allocator wastes.
+--saved limits the bytes saved for the backward alone, --recompute-time the time of recomputation. The result is a
+policy as a person writes it, with a comment on its origin and its neighbours, and an expectation of the budget.
 
-Without -o the policy is printed, and what it comes to goes to the standard error. --table prints the whole trade-off, a
-row a policy; a budget is not needed for it.
+Without -o the policy is printed, and its figures go to the standard error. --table prints the whole trade-off, one
+policy per row, and needs no budget.
 
 examples:
 
@@ -18,8 +17,8 @@ examples:
   policylang tune --graph llama3_8b.graph --recompute-time 5% --device cluster.toml
   policylang tune --graph llama3_8b.graph --device h100-sxm --table
 
-exit codes: 0 tuned, 1 no policy meets the budget, or the graph or the profile does not do (no file is written then), 2
-a budget that is none, or a file that cannot be read or written
+exit codes: 0 tuned, 1 no policy meets the budget, or the graph or the profile cannot be used (no file is written then),
+2 a malformed budget, or a file that cannot be read or written
 """
 
 from __future__ import annotations

@@ -36,15 +36,15 @@ _UNNECESSARY = frozenset(("APL110", "APL303", "APL307", "APL309"))
 def published(state: State, *, related: bool = True) -> list[types.Diagnostic]:
     """The diagnostics of a document, in the order of ``policylang check``.
 
-    What is wrong in an included file is shown at the ``include`` that brings it, with its own place as related
-    information: the same lines may be right in another policy, and an open file says itself what is wrong with it.
-    ``related``: whether the client shows that; else it is in the message.
+    Errors in an included file are shown at its ``include``, with their place as related information: the same lines may
+    be right in another policy, and an open file shows its errors itself. ``related``: True if the client shows that;
+    else it is in the message.
     """
     return [_published(state, each, related) for each in state.diagnostics]
 
 
 def place_in_document(state: State, found: Diagnostic) -> Span | None:
-    """The place of a diagnostic in its document: its own, or the include that brings its line; None for neither."""
+    """The place of a diagnostic in its document: its span, or the include that brings its line; None for neither."""
     for span in (found.span, *(each.span for each in found.related)):
         if span is not None and span.source == state.document.source:
             return span
@@ -177,7 +177,7 @@ def actions(
 
 
 def _asked_for(kind: str, only: Sequence[str] | None) -> bool:
-    """A kind stands for those below it too: ``source`` for ``source.fixAll``."""
+    """A kind includes those below it: ``source`` includes ``source.fixAll``."""
     if only is None:
         return True
     return any(kind == each or (each and kind.startswith(f"{each}.")) for each in only)

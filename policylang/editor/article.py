@@ -34,7 +34,7 @@ def with_code(text: str) -> str:
 
 @define
 class Article:
-    """The text about one thing, in blocks."""
+    """The text about one subject, in blocks."""
 
     blocks: list[tuple[Literal["text", "item", "policy"], str]] = field(factory=list)
 

@@ -1,4 +1,4 @@
-"""The other end of the connection: what it can do, its settings and folders, and what it is told unasked."""
+"""The other end of the connection: its capabilities, settings and folders, and the notifications to it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PolicyServer(LanguageServer):
     # --- the beginning ---
 
     def begin(self, params: types.InitializeParams) -> None:
-        """Take what a client says of itself. Whatever it leaves out is fine."""
+        """Take a client's capabilities. Anything may be missing."""
         documents, workspace = self.documents, self.documents.workspace
         root = params.root_uri or (f"file://{params.root_path}" if params.root_path else None)
         folders = params.workspace_folders or ([types.WorkspaceFolder(root, "")] if root else [])
@@ -69,7 +69,7 @@ class PolicyServer(LanguageServer):
         self.versioned = edit is not None and bool(edit.document_changes)
 
     async def begun(self) -> None:
-        """The client is ready: ask for its settings, and to be told of changes."""
+        """The client is ready: ask for its settings, and for notifications of changes."""
         workspace = self.client_capabilities.workspace
         self._polling = asyncio.ensure_future(self._poll())
         if workspace is not None and (each := workspace.did_change_configuration) and each.dynamic_registration:
@@ -118,7 +118,7 @@ class PolicyServer(LanguageServer):
         await self.ask_for_settings()
         self.documents.look_again()
 
-    # --- what a client is told ---
+    # --- notifications to the client ---
 
     def _publish(self, state: State) -> None:
         document = state.document
@@ -143,7 +143,7 @@ class PolicyServer(LanguageServer):
         return file.as_uri()
 
     def show(self, address: str) -> None:
-        """Ask the client to open a file, a page in a browser; where it opens no files, say where this one is."""
+        """Ask the client to open a file, a page in a browser; if it opens no files, show the file's address."""
         window = self.client_capabilities.window
         if window is not None and window.show_document is not None and window.show_document.support:
             external = address.endswith(".html")

@@ -109,7 +109,7 @@ def _dims(place: WordPlace) -> Iterator[WordOffer]:
 
 
 def _selector(place: WordPlace) -> Iterator[WordOffer]:
-    """Where a selector may begin a statement, the words that open statements come first."""
+    """At the start of a statement that may be a selector, the words that open statements come first."""
     cursor, index = place.cursor, place.index
     names = lets_above(place.state.text, cursor)
     words = [] if cursor.typed.startswith('"') else list(keyword_offers(cursor))
@@ -159,7 +159,7 @@ def _blocks(place: WordPlace) -> Iterator[WordOffer]:
 
 def _predicate(place: WordPlace) -> Iterator[WordOffer]:
     yield from predicate_offers(place.index, place.cursor)
-    known = ("from", "is", "not", *MEASURES, *PROPERTIES)  # alone they say nothing that is not offered in full
+    known = ("from", "is", "not", *MEASURES, *PROPERTIES)  # alone they offer nothing beyond the full list
     yield from (each for each in keyword_offers(place.cursor) if each.text not in known)
 
 
@@ -268,7 +268,7 @@ _PLACES = (
     _Row("", "", "EVERYTHING", _selector, grows=True),
     _Row("", "", "", _keywords),
 )
-"""The first row that fits says it."""
+"""The first row that matches decides."""
 
 
 _NAMES = ("op", "group", "let")
@@ -339,7 +339,7 @@ def completion(state: State, offset: int, *, trigger: str | None = None) -> type
 def with_documentation(
     state: State | None, item: types.CompletionItem, *, markdown: bool = True
 ) -> types.CompletionItem:
-    """An item with what is said of it, as Markdown or plain text; without that where its document is closed by now."""
+    """An item with its documentation, as Markdown or plain text; without that if its document is closed."""
     data = item.data if isinstance(item.data, dict) else {}
     about, at = data.get("about"), data.get("at")
     if state is None or not isinstance(about, str) or not isinstance(at, int):

@@ -22,7 +22,7 @@ from policylang.planning.value_outcome import own_bytes
 
 @define(eq=False)
 class ModuleBranch:
-    """A module; the root stands for the model."""
+    """A module; the root is the model."""
 
     path: str = ""
     children: dict[str, ModuleBranch] = field(factory=dict)
@@ -39,7 +39,7 @@ class ModuleBranch:
 
 @define(eq=False)
 class ModuleTree:
-    """Children stand in the order in which the graph first reaches them."""
+    """Children are in the order in which the graph first reaches them."""
 
     root: ModuleBranch
     by_name: Mapping[str, list[ModuleBranch]]
@@ -143,7 +143,8 @@ class GraphIndex:
 
     @property
     def facts(self) -> Facts:
-        """The caller holds them: an index that held them would keep its own entry, and with it every snapshot."""
+        """The caller holds them: an index that held them would keep its cache entry alive, and with it every
+        snapshot."""
         found = self._facts()
         assert found is not None
         return found

@@ -1,4 +1,4 @@
-"""Offers from the graph: module paths, operators, groups, names, and what may stand behind `where`."""
+"""Offers from the graph: module paths, operators, groups, names, and what may follow `where`."""
 
 from __future__ import annotations
 

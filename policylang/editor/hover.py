@@ -36,7 +36,7 @@ from policylang.language.words import Meaning
 
 _NUMBER = re.compile(r"[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?")
 _OF_THE_STATEMENT = frozenset({"action", "statement", "modifier", "figure", "fate", "bound", "limit", "name"})
-"""Senses of words that say what the statement does: their hover shows the statement's figures."""
+"""Senses of words that belong to the statement: their hover shows the statement's figures."""
 _TESTS = get_args(syntax.Test)
 _NAMES = (syntax.Word, syntax.Operator, syntax.Reference)
 _SELECTORS = tuple(each for each in get_args(syntax.Selector) if each not in _NAMES)
@@ -105,7 +105,7 @@ def _whole(state: State, pointed: Pointed) -> tuple[Article, int, int]:
 
 
 def _opening(pointed: Pointed) -> Meaning | None:
-    """The meaning of the word that says what kind of statement it is."""
+    """The meaning of the word that names the kind of statement."""
     found = (meaning_at(pointed.words, at) for at in range(min(2, len(pointed.words))))
     return next((each for each in found if each is not None and each.sense in ("statement", "action")), None)
 
@@ -184,7 +184,7 @@ def hints(state: State, start: int, end: int, *, markdown: bool = True) -> list[
 
 
 def _first_statement(state: State) -> Statement | None:
-    """The statement that the totals stand behind: the ``policy`` line, else the first."""
+    """The statement that shows the totals: the ``policy`` line, else the first."""
     own = statements_of(state)
     return next((each for each in own if isinstance(each, syntax.PolicyName)), own[0] if own else None)
 

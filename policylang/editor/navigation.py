@@ -1,6 +1,6 @@
 """The form of one policy: where its names are defined and used, the files that it names, its outline and its layout.
 
-A statement that cannot be read still says words, so that a mistake does not take the name on its own line away.
+The words of a statement that cannot be read still count, so that a mistake does not hide the name on its line.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _unread(source: Source, start: int, end: int) -> Iterator[Occurrence]:
 
 
 def _at(state: State, offset: int) -> Occurrence | Include | Device | None:
-    """What stands at an offset, the offset behind its last character included."""
+    """The occurrence, include or device at an offset, the offset after its last character included."""
     found = occurrences(state.document.source)
     return next((part for part in found if part.span.start <= offset <= part.span.end), None)
 
@@ -195,5 +195,5 @@ def formatted(state: State) -> list[types.TextEdit] | None:
 
 
 def _alike(old: Iterable[str], new: Iterable[str]) -> int:
-    """How many lines the two begin with that are the same."""
+    """The number of equal lines at the beginning of both."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))

@@ -37,12 +37,12 @@ from policylang.language.files import read_source
 from policylang.language.syntax import Device
 
 _IDLE = 0.1
-"""Seconds after which what gave way is tried again."""
+"""Seconds after which interrupted work is tried once more."""
 T = TypeVar("T")
 
 
 class Worker:
-    """Does one thing after the other, in the order in which they are asked for."""
+    """Runs one job after the other, in the order in which they are asked for."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "planning")
@@ -58,7 +58,7 @@ class Worker:
         return await asyncio.wrap_future(job)
 
     async def do_when_idle(self, work: Callable[[], T], wanted: Callable[[], bool]) -> T:
-        """Like :meth:`do`, for work that gives way to any other and is restarted afterwards."""
+        """Like :meth:`do`, for work that any other interrupts and that is restarted afterwards."""
         while True:
             try:
                 return await asyncio.wrap_future(self._submitted(work, lambda: wanted() and not self._asked))
@@ -167,7 +167,7 @@ class OpenDocument:
     graph: ReadGraph
     """The graph that was known when the text was read last."""
     reads: dict[Path, object] = field(factory=dict)
-    """The files that the text names, and what told their contents from others."""
+    """The files that the text names, and the state of their contents."""
     current: bool = True
     """False while the graph's file is still to be read."""
     state: State | None = None
@@ -190,7 +190,7 @@ class OpenDocument:
 @define(eq=False)
 class OpenDocuments:
     """``publish`` is called with each new state of a document: once for its text, once for its plan. ``settled_now`` is
-    called when nothing more is under way, ``failed`` with an error that is a bug."""
+    called when no work is left, ``failed`` with an error that is a bug."""
 
     publish: Publish
     workspace: Workspace = field(factory=Workspace)
@@ -218,7 +218,7 @@ class OpenDocuments:
         self.look_again()
 
     def look_again(self) -> None:
-        """Read again the documents of which the settings, the snapshot, or a file that they include has changed."""
+        """Read the documents whose settings, snapshot or included files have changed."""
         for opened in list(self._open.values()):
             if self._is_outdated(opened):
                 self._begin(opened.document)
@@ -269,7 +269,7 @@ class OpenDocuments:
             opened.task = asyncio.ensure_future(self._go_on(opened))
 
     def _read(self, opened: OpenDocument) -> State:
-        """Publish what a text says. Before its graph is read, without what the graph may tell otherwise."""
+        """Publish the findings in a text. Before its graph is read, without those that the graph may change."""
         graph, settings = opened.graph, opened.settings
         problems = (*settings.problems, *(graph.problems if opened.current else ()))
         with self._worker.waiting():
@@ -376,7 +376,7 @@ class OpenDocuments:
         return stamp_of(path) if other is None else (other.document.uri, other.document.source.text)
 
     def _at(self, path: Path) -> OpenDocument | None:
-        """The open document of a file, whichever way its path is spelled."""
+        """The open document of a file, however its path is spelled."""
         real = os.path.realpath(path)
         return next((each for each in list(self._open.values()) if each.real == real), None)
 

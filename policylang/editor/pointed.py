@@ -28,7 +28,7 @@ _TERMINALS: dict[str, tuple[str, Sense]] = {
     "MOST": ("at most", "bound"),
     "CUT": ("crosses cut", "predicate"),
 }
-"""Terminals that mean one thing, which their text alone does not say."""
+"""Terminals with one meaning, which their text alone does not identify."""
 _NAMES = {
     "chains": "FUSE",
     "round_trips": "COLLAPSE",
@@ -250,7 +250,7 @@ Ranges = Sequence[tuple[int, int]]
 
 @lru_cache(maxsize=4)
 def _cut(source: Source) -> tuple[Ranges, Ranges]:
-    """The statements and the comments of a text. A pointer asks again and again."""
+    """The statements and the comments of a text, cached for repeated pointers."""
     return split(source).ranges, tuple(comments(source))
 
 
@@ -285,7 +285,7 @@ def _holding(node: Any, offset: int) -> Iterator[Any]:
 
 
 def _parts(node: Any) -> Iterator[Any]:
-    """The parts of a node of the tree that have a place of their own."""
+    """The parts of a node of the tree that have a span."""
     for each in fields(type(node)):
         value = getattr(node, each.name)
         for part in value if isinstance(value, tuple) else (value,):

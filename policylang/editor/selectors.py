@@ -46,7 +46,7 @@ _MOST_MODULES = 8
 
 
 def modules_article(state: State, glob: str) -> Article:
-    """The modules that a glob matches, the first ones by name, and how many forward nodes lie in them."""
+    """The modules that a glob matches, the first ones by name, with the number of forward nodes in them."""
     selections = selections_of(state)
     if selections is None or path_glob_problem(glob) is not None:
         return Article()
@@ -63,7 +63,7 @@ def modules_article(state: State, glob: str) -> Article:
 
 
 def modules_of(facts: Facts, glob: str) -> Counter[str]:
-    """The outermost modules that match to how many forward nodes lie in them, in graph order."""
+    """The outermost modules that match to the number of forward nodes in them, in graph order."""
     outermost = cache(PathGlob(glob).outermost)
     found = Counter[str]()
     for path, count in Counter(facts.modules[row] for row in facts.forward).items():
@@ -205,7 +205,7 @@ def let_article(state: State, let: Let, selector: Selector) -> Article:
 
 
 def _of_word(state: State, word: Word) -> Article:
-    """Explains a word of a text with errors; its own names come first."""
+    """Explains a word of a text with errors; the text's names come first."""
     for placed in reversed(state.text.expansion.statements):
         let = placed.statement
         if isinstance(let, Let) and let.name == word.text:
@@ -351,7 +351,7 @@ def _table() -> OperatorTable:
 
 @lru_cache(maxsize=4096)
 def _groups(target: str) -> tuple[str, ...]:
-    """The groups into which the name alone puts an operator."""
+    """The groups that contain an operator by its name alone."""
     lets = (prelude_group(name) for name in group_names())
     return tuple(let.name for let in lets if let is not None and _names(let.selector, target))
 

@@ -1,8 +1,8 @@
 """The language server: the protocol's requests, each handed to a feature with the state of its document.
 
-Text is sent whole with each change: pygls applies partial changes by Python's line ends, of which there are more than
-the protocol's. A request is answered for the text that it was asked about, with the plan of that text, or not at all:
-where the text changes in between, the client is told so and asks again.
+Text is sent whole with each change: pygls applies partial changes by Python's line ends, which are not only the
+protocol's. A request is answered for the text that it was asked about, with the plan of that text, or not at all: if
+the text changes in between, the client gets that error and asks again.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def serve() -> int:
     Whatever prints meanwhile, torch's warnings and libraries written in C among it, prints to the standard error.
     """
     sys.setswitchinterval(_SWITCH)
-    logging.getLogger("pygls").setLevel(logging.CRITICAL)  # the server itself tells what goes wrong
+    logging.getLogger("pygls").setLevel(logging.CRITICAL)  # the server itself reports failures
     sys.stdout.flush()
     taken, given = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)

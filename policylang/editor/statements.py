@@ -60,7 +60,7 @@ def selections_of(state: State) -> Selections | None:
 
 
 def denoted(state: State, selector: Selector) -> tuple[Selections, list[int]] | None:
-    """The rows of a selector; None where none can be asked, and for one with words that nobody has looked up."""
+    """The nodes of a selector; None if no graph can be asked, and for one with unresolved words."""
     selections = selections_of(state)
     try:
         return None if selections is None else (selections, selections.rows(selector))
@@ -386,7 +386,7 @@ _KINDS: dict[type, str] = {
 
 
 def _kinds(state: State, include: syntax.Include) -> list[str]:
-    """``2 names``, ``1 rule``: the statements that an include of the document puts in its place."""
+    """``2 names``, ``1 rule``: the statements that an include of the document is replaced by."""
     brought = (each.statement for each in state.text.expansion.statements if each.include == include.span)
     found = Counter(_KINDS.get(type(each), "other statement") for each in brought)
     return [counted(count, kind) for kind, count in found.items()]
@@ -471,7 +471,7 @@ def line_of(graph: GraphState, statement: Statement) -> tuple[Communication, Lin
 
 
 def _scheduling(graph: GraphState, found: Communication, line: LineInOrder) -> Article:
-    """As ``policylang explain --rule`` says it."""
+    """As ``policylang explain --rule`` prints it."""
     article = Article().say(f"It {said_of(line)}.", exposed_of(found, line))
     article.items(with_code(each) for each in (*proof_texts(line), *left_texts(line)))
     for what, names in (("picks", line.matched), ("moves", line.moved)):

@@ -23,7 +23,7 @@ from policylang.language.resources import devices_folder, policies_folder
 from policylang.language.statements import ACTIONS, MODIFIERS, OPENERS
 
 MOST = 200
-"""Items of one answer: nobody reads more, and who types on is asked again."""
+"""Items of one answer: nobody reads more, and typing on asks anew."""
 Kind = types.CompletionItemKind
 _BREAK = re.compile(r"[._\s{,\"</]")
 
@@ -108,7 +108,7 @@ _OTHERS = (
 """Words in the order in which they are wanted; others follow."""
 _COUNTING = frozenset(("FIRST", "LAST", "ORDINAL", "EVERY_NTH", "BUCKET", "EXACTLY", "LEAST", "MOST"))
 _SELDOM: dict[str, frozenset[str]] = {"per": _COUNTING, "from": frozenset(("EVERY_NTH",)), "up": frozenset()}
-"""Words that mean nothing without one of these before them, and come last then."""
+"""Words that mean nothing without one of these before them; they are last otherwise."""
 _ENDS = {"BUCKET": ("per block", "up to"), "OVERLAP": ("up to", "within")}
 """The last words of a statement."""
 _HEAD = ("policy", "requires", "include", "device", "blocks")
@@ -116,13 +116,13 @@ _HEAD = ("policy", "requires", "include", "device", "blocks")
 
 
 def opener(cursor: Cursor) -> str:
-    """The terminal that says which statement it is; empty at the start of one."""
+    """The terminal that identifies the statement; empty at the start of one."""
     kinds = [kind for kind in cursor.kinds[:3] if kind not in ("OPTIONAL", "OVERRIDE")]
     return kinds[0] if kinds else ""
 
 
 def keyword_offers(cursor: Cursor) -> Iterator[WordOffer]:
-    """Every word and sign of the language that may stand here, words that belong together as one."""
+    """Every word and sign of the language that may follow here, words that belong together as one."""
     texts = terminal_texts()
     ahead = {"PREFETCH": " ahead", "DELAY": ""}.get(opener(cursor))
     if ahead is not None and "INT" in cursor.accepted and "BLOCK" in reading((*cursor.kinds, "INT")).accepted:
@@ -243,4 +243,4 @@ def _beside(path: Path | None, cursor: Cursor, suffix: str) -> Iterator[WordOffe
         if not is_folder and name.endswith(suffix) and (path.parent / before / name).resolve() != mine:
             yield WordOffer(f'"{before}{name}"', Kind.File)
     yield from (WordOffer(f'"{before}{name}/', Kind.Folder) for name, is_folder in named if is_folder)
-    # the quote comes with the file
+    # the file's offer has the quote

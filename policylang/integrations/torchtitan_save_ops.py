@@ -1,10 +1,10 @@
 """Imports TorchTitan's ``full_recompute_save_ops`` as a policy: ``layers.*.moe.router.gate::aten.mm.default | …``.
 
 The string is of the memory policy ``full`` of TorchTitan's graph trainer (pytorch/torchtitan PR 4153): every layer is
-computed again, but for what it hands to the next, for random operators, and for the operations that the string selects.
-Each selector is a pattern over the full name of a module, component by component, and an operator in full. There, a
-pattern or operator that occurs nowhere saves nothing and says nothing; here, each selector becomes a rule, and a rule
-that matches nothing is an error.
+recomputed, except for its output, for random operators, and for the operations that the string selects. Each selector
+is a pattern over the full name of a module, component by component, and an operator in full. There, a pattern or
+operator that occurs nowhere is ignored silently; here, each selector becomes a rule, and a rule that matches nothing is
+an error.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Imported:
 
 
 def import_save_ops(said: str, name: str = "torchtitan_save_ops", operators: OperatorTable | None = None) -> Imported:
-    """The policy that a ``full_recompute_save_ops`` string stands for, or all that is wrong with the string.
+    """The policy equivalent to a ``full_recompute_save_ops`` string, or the errors in the string.
 
-    ``operators`` is what operator names are looked up in; by default the bundled manifest.
+    ``operators``: the table of operator names; by default the bundled manifest.
     """
     source = Source(NAME, said)
     table = OperatorTable.bundled() if operators is None else operators

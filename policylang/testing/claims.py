@@ -1,7 +1,7 @@
 """The fenced blocks of a Markdown file, and what the comments of its policies claim: ``# matches: mm, mm_2``.
 
-A comment is cut at ``;``. A piece that starts with one of the words and a colon is a claim, any other is prose. Behind
-a statement, a claim is about that statement; on a line of its own, about the whole policy.
+A comment is cut at ``;``. A piece that starts with one of the words and a colon is a claim, any other is prose. After a
+statement, a claim is about that statement; on a separate line, about the whole policy.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _fence(source: Source, opening: Span, start: int, end: int, section: int) ->
 
 
 def lifted(fence: Fence) -> Source:
-    """The content of a block as a source of its own, whose lines have the numbers that they have in the file."""
+    """The content of a block as a separate source, whose lines have the numbers that they have in the file."""
     source = fence.opening.source
     return Source(source.name, "\n" * fence.opening.line + fence.text)
 

@@ -215,7 +215,7 @@ class Coverage:
             self._covered.update(_key(outcome.statement) for outcome in order.outcomes if outcome.matched)
 
     def of(self, paths: Sequence[str]) -> tuple[int, tuple[Diagnostic, ...]]:
-        """How many such lines stand in some files themselves, and an error for each that no plan covered."""
+        """The number of such lines in some files themselves, and an error for each that no plan covered."""
         rules = 0
         found: list[Diagnostic] = []
         for name in (file for path in paths for file in policy_files(path)):
@@ -257,14 +257,14 @@ class TestResult:
     claims: int
     found: CheckResult
     rules: int = 0
-    """How many rules were to be covered."""
+    """The number of rules that were to be covered."""
 
 
 def run_files(paths: Sequence[str], cover: Sequence[str] = ()) -> TestResult:
-    """Run the policy tests of Markdown files; a folder stands for every ``.md`` file below it that holds a policy.
+    """Run the policy tests of Markdown files; a folder means every ``.md`` file below it that holds a policy.
 
     ``cover`` names policies, files or folders of them: a rule of theirs that matches no node in any test is an error.
-    Never raises for what is in a file, or for a file that is not there.
+    Never raises for the content of a file, or for a missing file.
     """
     coverage, snapshots = Coverage(), dict[Path, Facts | None]()
     found: list[Diagnostic] = []
@@ -291,7 +291,7 @@ def run_files(paths: Sequence[str], cover: Sequence[str] = ()) -> TestResult:
 
 
 def files_of(path: str) -> list[str]:
-    """The files a path stands for. A folder without a policy in it stands for itself, so that someone says so."""
+    """The files of a path. A folder without a policy in it is returned itself, so that it is reported."""
     if not os.path.isdir(path):
         return [path]
     root, found = Path(path), []
@@ -309,7 +309,7 @@ class _File:
 
     source: Source
     snapshots: dict[Path, Facts | None]
-    """Those that were read before; None for one that cannot be read, which has been said then."""
+    """Those that were read before; None for one that cannot be read, which was reported then."""
     coverage: Coverage
     named: dict[str, Facts | None] = field(factory=dict)
     """The facts of ``graph`` blocks by name; None as above."""
@@ -376,8 +376,8 @@ class _File:
         return self.snapshots[path]
 
     def _test(self, fence: Fence) -> None:
-        """Test the policy of an ``apl`` block on the graph that it names behind its fence, or else stands below. What
-        takes a graph is left out where that cannot be read."""
+        """Test the policy of an ``apl`` block on the graph that its fence names, or else on the one above it. Claims
+        about a graph that cannot be read are left out."""
         section, facts = self.latest
         planned = section == fence.section
         facts = facts if planned else None
@@ -395,7 +395,7 @@ class _File:
                 self.problems.append(diagnose(INFO, f"`{word.text}` is no option of a policy", word, help=help))
         source = lifted(fence)
         claims, problems = read_claims(source)
-        # By the manifest and the graph alone: a test says the same whether torch is loaded or not.
+        # By the manifest and the graph alone: a test has the same result whether torch is loaded or not.
         operators = OperatorTable.bundled(met=() if facts is None else operators_in(facts))
         loaded = load_source(source, Path(self.source.name), operators=operators)
         made = None

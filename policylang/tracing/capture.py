@@ -142,7 +142,7 @@ def _trace(
         return make_fx(run)(*fakes)
 
 
-class _DrawnInMemoryOrder(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
+class _DrawnInMemoryOrder(DispatchMode):  # torch does not type it
     """Under it, dropout of a tensor that is not contiguous draws as in eager, one element of memory after the other.
 
     Alone of what draws in place, ``bernoulli_`` becomes an operator that draws for a contiguous tensor.
@@ -255,7 +255,7 @@ class WholeStep:
         return loss, gradients
 
     def _gradients(self, loss: Tensor, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Gradients by name, of the parameters that have one. A parameter that a ``backward()`` inside ``loss_fn``
+        """The gradients by name of the parameters that have one. A parameter that a ``backward()`` inside ``loss_fn``
         gave a gradient already (a loss in chunks) gets the sum, as it would outside."""
         found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
         gradients = {}
@@ -287,7 +287,7 @@ class WholeStep:
                 before.copy_(after)
 
     def _rebound(self, functional: Sequence[Tensor]) -> dict[int, Tensor]:
-        """By position, the parts of the tensors that the model put in the place of its buffers and attributes."""
+        """By position, the parts of the tensors that the model assigned to its buffers and attributes."""
         result: dict[int, Tensor] = {}
         position = 0
         for name, original, layout in zip(self.state.names, self.state.tensors, self.layouts, strict=False):

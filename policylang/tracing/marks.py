@@ -1,9 +1,9 @@
 """Marks nodes while a step is traced: backward regions, module paths, the user's checkpoints as tags.
 
-Traced as it is, a ``torch.utils.checkpoint`` region would be recomputed in the trace itself, where no policy could
-reach it, or (with a policy of its own, ``context_fn``) leave its tag on every node that follows, backward included.
-Here the region runs once, its nodes carry ``recompute`` and ``ac_graph_id``, as under ``torch.compile``, and nothing
-else does. A checkpoint of policylang's own is left out: the policy that the graph is given decides there.
+Traced plainly, a ``torch.utils.checkpoint`` region would be recomputed in the trace itself, where no policy could reach
+it, or (with a ``context_fn``) leave its tag on every later node, backward included. Here the region runs once, its
+nodes carry ``recompute`` and ``ac_graph_id``, as under ``torch.compile``, and nothing else does. A checkpoint of
+policylang is left out: the policy of the graph decides there.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class BackwardRegions:
         self.count = 0
 
     def marked(self) -> AbstractContextManager[None]:
-        """Under it, each outermost call of the autograd engine is a region of its own.
+        """Under it, each outermost call of the autograd engine is a separate region.
 
-        A call that keeps its own graph (``create_graph``) is none: its results are differentiated again, as a Jacobian
-        in a forward is, and so they are part of the forward. Nor is a call inside a call.
+        A call with ``create_graph`` is none: its results are differentiated in turn, as a Jacobian in a forward is, so
+        they are part of the forward. Nor is a call inside a call.
         """
         return autograd_engine_replaced(self._wrap)
 
@@ -118,10 +118,10 @@ _OF_A_NODE = (*TAGS, STACK, FORWARD_STACK, "autograd_backward", "in_grad_fn", "g
 
 @contextmanager
 def without_leaks() -> Iterator[None]:
-    """Begins without metadata of another trace's nodes: torch gives what is there to every node.
+    """Begins without metadata of another trace's nodes: torch copies existing metadata to every node.
 
     A checkpoint with a policy that was traced without Dynamo leaves its tag there for good. The user's ``annotate``
-    around a trace is meant, and stays. Call under ``preserve_node_meta``, which puts back what was there.
+    around a trace is intended, and stays. Call under ``preserve_node_meta``, which restores the metadata.
     """
     meta = traceback.get_current_meta()
     for key in (*_OF_A_NODE, "stack_trace"):
@@ -130,10 +130,10 @@ def without_leaks() -> Iterator[None]:
 
 
 def module_paths(model: nn.Module) -> AbstractContextManager[None]:
-    """Under it, every node traced inside a submodule's call carries the modules it lies in.
+    """Under it, every node traced inside a submodule's call carries the path of its modules.
 
-    ``nn.Module.__call__`` is replaced rather than hooks registered: what a module's own hooks compute (FSDP's gathers)
-    belongs to the module too, and a module whose forward raises is left all the same.
+    ``nn.Module.__call__`` is replaced rather than hooks registered: what a module's hooks compute (FSDP's gathers)
+    belongs to the module too, and a module whose forward raises is left too.
     """
     paths = {id(module): path for path, module in model.named_modules()}
     original = nn.Module.__call__
@@ -223,7 +223,7 @@ GraphInput = tuple[InputKind, str]
 
 
 def finish(gm: fx.GraphModule, inputs: Sequence[GraphInput]) -> None:
-    """Drops what nobody reads, says forward or backward of every node, and names the inputs."""
+    """Drops unread nodes, marks every node forward or backward, and names the inputs."""
     gm.graph.eliminate_dead_code()
     for position, (node, (kind, name)) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)):
         name_input(node, kind, name, position)
@@ -248,7 +248,8 @@ def finish(gm: fx.GraphModule, inputs: Sequence[GraphInput]) -> None:
             node.meta.pop("autograd_backward", None)
             node.meta["custom"] = {**annotations, PHASE: FORWARD}
             number = node.meta.get("seq_nr", UNKNOWN)
-            # What a thread runs before its first backward function has no number either: no backward node is of it.
+            # Nodes that a thread runs before its first backward function have no number either: no backward node made
+            # them.
             if number != UNKNOWN:  # the first with a number is the operator that autograd numbered
                 stacks.setdefault(number, node.meta.get(STACK))
     gm.recompile()

@@ -1,6 +1,6 @@
-"""What a step is made of: the tensors of a model and of an optimizer, what a graph is specialised to, and its refusals.
+"""The parts of a step: the tensors of a model and of an optimizer, what a graph is specialised to, and its refusals.
 
-An optimizer's step is part of the graph: its state and its learning rates are inputs, its own code is traced.
+An optimizer's step is part of the graph: its state and its learning rates are inputs, its code is traced.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def problem(code: str, message: str, help: str | None = None, details: Sequence[
 
 
 def trace_failure(error: Exception) -> PolicyGraphError:
-    """The error that tells the user what a failed trace means, and where in their code; the cause is to be chained."""
+    """The error that explains a failed trace to the user, with the place in their code; the caller chains the cause."""
     code, text = UNTRACEABLE, str(error).strip()
     first = text.partition("\n")[0]
     why = f"{type(error).__name__}: {first}" if text else type(error).__name__
@@ -206,7 +206,7 @@ class BatchSignature:
         return cls(spec, tuple(tree_paths(batch)), tuple(_kind(leaf) for leaf in leaves))
 
     def described(self) -> list[tuple[str, str]]:
-        """Where each leaf lies and what it is, for people."""
+        """The place of each leaf and its kind, for messages."""
         return [(f"input{path}", _text(kind)) for path, kind in zip(self.paths, self.kinds, strict=True)]
 
     def tensors(self, batch: tuple[Any, ...]) -> list[torch.Tensor]:
@@ -285,7 +285,7 @@ class ModelSignature:
 
 @frozen(eq=False)
 class OptimizerSignature:
-    """What the graph holds of an optimizer."""
+    """The part of an optimizer that the graph holds."""
 
     kinds: dict[str, TensorKind]
     settings: tuple[dict[str, Any], ...]
@@ -416,7 +416,7 @@ def check_gathers(model: nn.Module) -> None:
 
 
 def _is_leaf(value: Tensor) -> bool:
-    """A tensor with a history was put there by a forward, and is no state."""
+    """A tensor with a history was assigned by a forward, and is no state."""
     try:
         return value.grad_fn is None
     except RuntimeError:  # a view from before its base was written to: FSDP leaves such ones in the place of weights
@@ -426,7 +426,7 @@ def _is_leaf(value: Tensor) -> bool:
 @frozen(eq=False)
 class Substitution:
     rebound: dict[int, Tensor] = field(factory=dict)
-    """By the ``id`` of a buffer or attribute the tensor that the model put in its place (``self.mean = new``)."""
+    """By the ``id`` of a buffer or attribute the tensor that the model assigned to it (``self.mean = new``)."""
     changed: list[str] = field(factory=list)
     """Attributes that are no tensor and that the model gave another value (``layers.0.calls``)."""
 
@@ -437,8 +437,8 @@ def substituted(
 ) -> Iterator[Substitution]:
     """Under it, the model has ``replacements`` where it had ``originals``, under every name and in every submodule.
 
-    On leaving, the model is as it was: whatever its forward hung on itself is taken off again. What that was is in
-    the :class:`Substitution`, from then on.
+    On leaving, the model is as it was: attributes that its forward set are removed, and kept in the
+    :class:`Substitution`.
     """
     by_id = {id(old): new for old, new in zip(originals, replacements, strict=True)}
     modules = list(model.named_modules())
