@@ -37,7 +37,7 @@ _REST_OF_BUNDLED = re.compile(r"[\w.-]*>?")
 _DEVICE = re.compile(r"device[^\S\n]+(?P<word>[\w.+-]+)")
 _REST_OF_DEVICE = re.compile(r"[\w.+-]*")
 _MOST_BEFORE_SELECTOR = 2
-"""Words before which a statement's opener may still turn out to be a name."""
+"""Words before which a statement's opener may still be a name."""
 _MOST_SKIPPED = 16
 """Characters of one statement that no word has and that are passed over."""
 

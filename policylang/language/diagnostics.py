@@ -20,7 +20,7 @@ class Source:
     """The text of one policy file.
 
     ``name`` is what reports print: the path as the user gave it, ``<fsdp>`` for a file of the bundled library,
-    ``<policy>`` for text that came from no file. Two sources are the same when name and text are.
+    ``<policy>`` for text without a file. Two sources are the same when name and text are.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Fix:
 
 @frozen
 class Diagnostic:
-    """One thing wrong.
+    """One finding.
 
     ``message`` is one sentence in the user's terms: lowercase, no full stop, the user's text in backticks.
     ``help`` is the fix, where one exists. ``code`` has a page in ``docs/codes`` with its severity and its long form.
@@ -161,12 +161,12 @@ class Diagnostic:
     details: tuple[str, ...] = field(default=())
     """Further lines of evidence, such as what each part of a selector matched."""
     cause: str = ""
-    """The cause that errors may share: the code of another error, or a phrase. An error
-    whose cause is its own code is one only if something follows from it."""
+    """The cause that errors may share: the code of another error, or a phrase. An error whose cause is its code counts
+    only if another error has this cause."""
     include: Span | None = None
     """The include in the loaded file that leads to this line, if it is in an included file."""
     fixes: tuple[Fix, ...] = ()
-    """The fixes that the help describes, the likeliest first; each stands alone."""
+    """The fixes that the help describes, the likeliest first; each is complete."""
     about: str = ""
     """The file or graph that it is about, where there is no span."""
 
@@ -176,7 +176,8 @@ class Diagnostic:
         return self.about if self.span is None else self.span.source.name
 
     def found_in(self, name: str) -> Diagnostic:
-        """The same with the file or graph that was read, where neither a span nor anybody else has said it."""
+        """The same diagnostic with the file or graph that was read, if neither a span nor an earlier call has set
+        it."""
         return self if self.span is not None or self.about else evolve(self, about=name)
 
     def moved_to(self, span: Span) -> Diagnostic:
@@ -194,7 +195,7 @@ def written(span: Span, texts: Iterable[str], *, near: bool = False, is_choice: 
 
 
 def prefixed(span: Span, word: str) -> Fix:
-    """The fix that writes a word before what stands in a span."""
+    """The fix that writes a word before the text of a span."""
     return Fix(f"write `{word}` before it", (TextChange(Span(span.source, span.start, span.start), f"{word} "),), True)
 
 
@@ -206,18 +207,18 @@ def left_out(span: Span) -> Fix:
 
 
 def inserted(span: Span, text: str) -> Fix:
-    """The fix that writes a word behind what stands in a span."""
+    """The fix that writes a word after the text of a span."""
     at = Span(span.source, span.end, span.end)
     return Fix(f"write `{text}` behind it", (TextChange(at, f" {text}"),))
 
 
 def removed(statement: Span, title: str = "remove the line") -> Fix:
-    """The fix that removes a statement: with its line and the comment behind it where nothing else stands there."""
+    """The fix that removes a statement, with its line and the comment after it if nothing else is there."""
     return Fix(title, (_without_its_line(statement),), True)
 
 
 def moved(statement: Span, to: Span, title: str, *, behind: bool = False) -> Fix:
-    """The fix that moves a statement before another one of its text, or behind it, onto a line of its own."""
+    """The fix that moves a statement before another one of its text, or after it, onto a separate line."""
     source, gone = statement.source, _without_its_line(statement)
     if behind:
         return Fix(title, (gone, _line_behind(to, statement.text)), True)
@@ -226,7 +227,7 @@ def moved(statement: Span, to: Span, title: str, *, behind: bool = False) -> Fix
 
 
 def put_before(statement: Span, text: str) -> Fix:
-    """The fix that writes a statement on a line of its own before another one."""
+    """The fix that writes a statement on a separate line before another one."""
     source, start = statement.source, statement.start
     return Fix(f"write `{text}` above it", (TextChange(Span(source, start, start), text + _line_end(source)),), True)
 
@@ -237,7 +238,7 @@ def put_behind(statement: Span, text: str) -> Fix:
 
 
 def _line_behind(statement: Span, text: str) -> TextChange:
-    """Inserts a line of its own after a statement: behind the comment in its line, before another statement there."""
+    """Inserts a separate line after a statement: after the comment in its line, before another statement there."""
     source, end = statement.source, statement.end
     last = source.text.find("\n", end)
     last = len(source.text) if last < 0 else last
@@ -312,8 +313,7 @@ def _included(found: Diagnostic) -> Diagnostic:
 
 
 def _at_include(include: Span, group: list[Diagnostic]) -> Diagnostic:
-    """One error for several lines of an included file; its fix does to each line what it is told by itself, if all are
-    told the same."""
+    """One error for several lines of an included file; its fix applies each line's fix, if all are the same."""
     message = f"`{include.one_line}` matches nothing in this graph: {group[0].cause}"
     related = tuple(Related(each.message, each.span, brief=True) for each in group)
     choices = [next((fix for fix in each.fixes if fix.is_choice), None) for each in group]
@@ -338,7 +338,7 @@ _PAGE = re.compile(
 
 @frozen
 class Code:
-    """One kind of diagnostic. ``wrong`` and ``mended`` are policy text; either is empty where no text shows it."""
+    """One kind of diagnostic. ``wrong`` and ``mended`` are policy text, empty if no text shows it."""
 
     code: str
     title: str
@@ -395,8 +395,8 @@ def diagnose(
 ) -> Diagnostic:
     """A diagnostic of a code, with the severity that its page gives.
 
-    ``write``: texts that can stand in place of the span, each a fix; ``fixes``: those that change something else. A
-    fix of a bundled policy is left out, as is one of a rule that no text says: nobody writes there.
+    ``write``: texts that can replace the span, each a fix; ``fixes``: those that change something else. Fixes in a
+    bundled policy, or of a rule without text, are left out: nobody writes there.
     """
     if write and span is not None:
         fixes = (*written(span, write, near=(help or "").startswith("did you mean")), *fixes)

@@ -80,7 +80,7 @@ def reason_of(error: Exception) -> str:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put a file there in one step: readers see the old one or the new one, never half of one. A file that is replaced
+    """Write a file in one step: readers see the old one or the new one, never a part of one. A file that is replaced
     keeps its permissions, and a link stays a link. Raises ``OSError`` where it cannot be written."""
     target = path.resolve()
     if target.exists() and not target.is_file():
@@ -99,15 +99,15 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def policy_files(path: str) -> list[str]:
-    """The files a path stands for, in order: of a folder every policy file below it, else the path itself. An empty
-    folder is returned itself, so that it is reported."""
+    """The files of a path, in order: of a folder every policy file below it, else the path itself. An empty folder is
+    returned itself, so that it is reported."""
     if not os.path.isdir(path):  # nor is the empty path, which `Path` takes for the current folder
         return [path]
     return sorted(str(file) for file in Path(path).rglob(f"*{SUFFIX}") if file.is_file()) or [path]
 
 
 def find_policy(path: str) -> tuple[Path, str]:
-    """The file that a user means, and its name for reports: his own file, else a bundled policy of that name."""
+    """The file that a user means, and its name for reports: the user's file, else a bundled policy of that name."""
     bundled = bundled_file(path) if os.path.basename(path) == path and not os.path.exists(path) else None
     return (Path(path), path) if bundled is None else (bundled, f"<{bundled.stem}>")
 

@@ -149,8 +149,8 @@ def words_of(source: Source, start: int, end: int) -> list[Lexeme]:
 
 @cache
 def terminal_texts() -> Mapping[str, tuple[str, ...]]:
-    """The words and signs of each terminal that stands for a few of them: ``PER_RANK`` is ``per rank``. Terminals that
-    stand for names, numbers or texts of the user's are not there."""
+    """The words and signs of each terminal with a few of them: ``PER_RANK`` is ``per rank``. Terminals for names,
+    numbers or texts of the user's are not included."""
     found: dict[str, tuple[str, ...]] = {}
     for terminal in _terminals():
         pattern = terminal.pattern.value.replace(r"\s+", " ").removeprefix("(?:").removesuffix(")")
@@ -168,6 +168,6 @@ def word_pairs() -> Mapping[str, tuple[str, str]]:
 
 
 def words_until(source: Source, start: int, end: int) -> tuple[list[Lexeme], int | None]:
-    """The words of one statement as far as they can be told, and where a character stands that no word has."""
+    """The words of one statement as far as they can be read, and the place of a character that no word has."""
     words, origin = lexer().lex(source, start, end)
     return words, next((problem.span.start for problem in origin.problems if problem.span is not None), None)

@@ -210,7 +210,7 @@ class StatementOrigin:
 
 
 class Lexeme(Token):
-    """A lark token that knows where it comes from, so that tree building needs no state beside its arguments."""
+    """A lark token with its source, so that tree building needs no state beside its arguments."""
 
     __slots__ = ("origin",)
     origin: StatementOrigin

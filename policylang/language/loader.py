@@ -57,22 +57,22 @@ PRELUDE = "prelude"
 Reader = Callable[[Path, str], Source | Diagnostic]
 """The text of a file under the name that reports will give it, or why it cannot be read."""
 IncludeChain = tuple[tuple[str, Include | None], ...]
-"""The files on the way here, outermost first: which file, and the include that led to it."""
+"""The chain of files, outermost first: each file, and the include that led to it."""
 
 
 @frozen
 class PlacedStatement:
-    """A statement, and where it comes from."""
+    """A statement, and its origin."""
 
     statement: Statement
     index: int
-    """Its number in its own file."""
+    """Its number in its file."""
     bundled: bool
     """True if its file belongs to the bundled library."""
     depth: int
     """0 in the file that was loaded, 1 in one that it includes, …"""
     folder: Path = Path()
-    """The folder of its own file: names of other files are relative to it."""
+    """The folder of its file: names of other files are relative to it."""
     include: Span | None = None
     """The include in the loaded file that leads to it."""
 
@@ -93,8 +93,7 @@ class Expansion:
     statements: list[PlacedStatement] = field(factory=list)
     diagnostics: DiagnosticList = field(factory=DiagnosticList)
     files: dict[str, Path] = field(factory=dict)
-    """By its name in reports, where each file lies, those that cannot be read among them; the text itself has none
-    where it came from no file."""
+    """The path of each file by its name in reports, unreadable ones included; a text without a file has none."""
     brought: dict[str, Span] = field(factory=dict)
     """By the same names, the first include in the loaded file that leads to each."""
     _reader: Reader = read_source

@@ -1,8 +1,8 @@
-"""The mistakes that people make who know other languages or PyTorch's settings: what they are told, and the fix.
+"""The mistakes of people who know other languages or PyTorch's settings: the message, and the fix.
 
 A row is a pattern of one statement's text. The group ``bad`` is underlined and replaced. A row is reported only where
-the statement, so changed, can be read, or is read on beyond the place that was changed; the first such row is.
-Nothing is guessed by likeness here. What no row knows ends in the general diagnostic of ``unexpected.py``.
+the statement, so changed, can be read, or is read on beyond the place that was changed; the first such row is. Nothing
+is guessed by likeness here. A mistake without a row gets the general diagnostic of ``unexpected.py``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _COMMENT = re.compile(r'"[^"\n]*"|(?P<comment>#[^\n]*)')
 
 @frozen
 class Mistake:
-    """``replacement``: a text with the pattern's groups in braces, or a function of the match; several where one of
-    them is meant. ``help`` in place of "write" and the replacement, with ``{good}`` in it where that is said."""
+    """``replacement``: a text with the pattern's groups in braces, or a function of the match; several if one of them
+    is meant. ``help`` replaces "write" and the replacement, and may contain ``{good}``."""
 
     pattern: re.Pattern[str]
     replacement: Replacement
@@ -189,7 +189,7 @@ def _range(match: re.Match[str]) -> str:
 
 
 def _range_of_modules(match: re.Match[str]) -> str:
-    """What follows the range is a path within each block."""
+    """The part after the range is a path within each block."""
     return f"{match['stack']}.*{match['rest']} in {_range(match)}" if match["rest"] else _range(match)
 
 

@@ -144,8 +144,8 @@ class Definitions:
         return self._unknown(word, operator)
 
     def _meant_by(self, text: str) -> tuple[str, str] | None:
-        """The help for what is written as elsewhere (``aten::mm``, ``torch.mm``, ``nn.Linear``, ``[mm, bmm]``), and
-        what stands in place of it."""
+        """The help for foreign spellings (``aten::mm``, ``torch.mm``, ``nn.Linear``, ``[mm, bmm]``), and the
+        replacement."""
         if text.startswith("[") and text.endswith("]"):
             inner = text[1:-1].strip()
             return f"write `{inner}`: selectors are joined without brackets", f"({inner})"
@@ -190,7 +190,7 @@ class Definitions:
         return None
 
     def _elsewhere(self, text: str) -> tuple[str | None, Sequence[str]]:
-        """The help for a name that people use, and that no operator has, and what can stand in place of it."""
+        """The help for a name that people use, and that no operator has, and its replacements."""
         if text in _COLLECTIVES:
             help = "write `collective` for all of them, or one of `all_gather`, `reduce_scatter`, `all_reduce`"
             return help, ("collective", "all_gather", "reduce_scatter", "all_reduce")

@@ -25,7 +25,7 @@ PLAIN_FUNCTIONS = "builtin"
 class OperatorTable:
     """Looks operator names up. ``more`` lists further full names (``mylib.fused.default``), and is called once.
 
-    ``met`` are full names that are known to exist and say nothing of what else there is: those that a graph calls.
+    ``met`` are full names known to exist, as those that a graph calls; others may exist.
     """
 
     namespaces: Mapping[str, Overloads]
@@ -145,9 +145,8 @@ PRELUDE_NAME = "<prelude>"
 def prelude_group(name: str) -> Let | None:
     """The resolved definition of a group; None where the prelude has none of that name.
 
-    It is self-contained: where a group builds on another one, that one is put in its place. So a policy may give a
-    group's name a meaning of its own without changing the others. Operators are not looked up in any torch: the prelude
-    covers several.
+    It is self-contained: a group that builds on another one has it inlined. So a policy may redefine a group's name
+    without changing the others. Operators are not looked up in any torch: the prelude covers several.
     """
     let = _lets().get(name)
     return None if let is None else evolve(let, selector=rebuild(let.selector, _look_up))

@@ -20,7 +20,7 @@ from policylang.language.unexpected import explain_unexpected
 from policylang.language.walk import depth, selector_of
 
 _LONGEST = 600
-"""Characters of a statement whose fixes are tried, each by reading it again."""
+"""Characters of a statement whose fixes are tried, each by parsing it."""
 _MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013", "APL114"))
 """Codes of diagnostics that a common mistake may replace."""
 

@@ -78,8 +78,8 @@ def position(word: Lexeme) -> int:
 
 
 def share_of(number: Lexeme, span: Span) -> Fraction:
-    """The part of a whole that a per cent figure says, exactly: 29% of a hundred blocks are 29 of them. ``span`` is of
-    the figure with its sign. What is no such part is reported and read as all of it."""
+    """The share that a per cent figure means, exactly: 29% of a hundred blocks are 29 of them. ``span`` is of the
+    figure with its sign. A figure out of range is reported and read as all of it."""
     text = str(number).replace("_", "")
     match = _NUMBER.fullmatch(text)
     if match is None or match.group(2) or len(text) > _MAX_DIGITS:

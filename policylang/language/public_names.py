@@ -156,7 +156,7 @@ def forms_of(name: str) -> tuple[Form, ...]:
 
 
 def usual_forms(name: str) -> tuple[str, ...]:
-    """The forms that are said where there is no graph to look at: a group, or the first two operators."""
+    """The forms that are shown without a graph: a group, or the first two operators."""
     texts = tuple(text for text in traced_texts(name) if text != name)
     whole = texts[:1] if texts[:1] and texts[0] in group_names() else tuple(filter(_is_whole, texts))[:2]
     return whole or texts[:1]

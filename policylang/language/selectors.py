@@ -189,10 +189,9 @@ _LOOSE, _JOINED, _PHRASE, _FILTERED, _ATOM = range(5)
 
 @frozen
 class _Wording:
-    """A selector in words. ``level`` is the loosest binding in it; ``tail`` what its positions count over and from,
-    which stands at the end of the phrase, innermost first; ``unscoped`` and ``unstarted`` say that a ``per`` or a
-    ``from`` behind it would bind inside it; ``open`` that it ends in a predicate, which would take an ``or`` or ``and``
-    that follows as its own."""
+    """A selector in words. ``level`` is the loosest binding in it; ``tail`` the ``per`` and ``from`` of its positions,
+    at the end of the phrase, innermost first; ``unscoped`` and ``unstarted``: a ``per`` or a ``from`` after it would
+    bind inside it; ``open``: it ends in a predicate, to which a following ``or`` or ``and`` would belong."""
 
     words: str
     level: int

@@ -1,4 +1,4 @@
-"""Figures, counts and names as people are shown them: rounded, cut short, with nothing that a terminal acts on.
+"""Figures, counts and names for display: rounded, shortened, with nothing that a terminal acts on.
 
 A name in a graph or a line of a policy may hold anything: escape sequences, marks that turn the direction of text, line
 ends. Data knows no renderer: ``policylang.report`` registers its own for :func:`as_text` when it is imported, which
@@ -26,7 +26,7 @@ def as_text(value: object) -> str:
 
 @singledispatch
 def as_page(value: object) -> str:
-    """A value as an HTML page of its own. Raises ``TypeError`` where nothing renders it."""
+    """A value as a separate HTML page. Raises ``TypeError`` if nothing renders it."""
     raise TypeError(f"nothing renders a {type(value).__qualname__} as a page")
 
 
@@ -43,7 +43,7 @@ def one_line(text: str) -> str:
 
 
 def logged(text: str) -> str:
-    """Text for people, line by line: printable, and no line that the log of a build takes for a command."""
+    """Text for people, line by line: printable, and no line that a build log reads as a command."""
     return _COMMAND.sub(r"\1\2 ", printable(text))
 
 
@@ -197,7 +197,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def first_lines(lines: Sequence[str], most: int, noun: str = "more") -> tuple[str, ...]:
-    """At most so many lines; the last says how many others there are."""
+    """At most so many lines; the last gives the number of the others."""
     if len(lines) <= most:
         return tuple(lines)
     return (*lines[: most - 1], f"… and {len(lines) - most + 1} {noun}")

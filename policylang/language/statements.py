@@ -1,8 +1,8 @@
 """The statements of the language: a registered class each.
 
-A kind says which rule of ``grammar/apl.lark`` makes it and which words open it, what the tree becomes, what has to
-follow where the text breaks off, its canonical text, and what can be wrong with it whatever its names mean. The parser,
-messages, digests and highlighting ask the registry; data classes are in ``syntax.py``, meanings in ``data/words.toml``.
+A kind has its rule of ``grammar/apl.lark``, the words that open it, its tree transformation, what has to follow a text
+that breaks off, its canonical text, and its checks that need no names. The parser, messages, digests and highlighting
+ask the registry; data classes are in ``syntax.py``, meanings in ``data/words.toml``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ACTIONS = {word: action for action in Action for word in (action.word, _SYNONYMS
 FATES: tuple[str, ...] = get_args(get_type_hints(syntax.Undecided)["fate"])
 FIGURES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectTotal)["figure"])
 OUTCOMES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectFate)["fate"])
-"""What an expectation may expect of values."""
+"""The outcomes that an expectation may require."""
 
 MissingRow = tuple[str, str, str, str | None]
 """The last word and the terminals that the parser accepts there (a minus: does not accept); then the name of what has
@@ -72,7 +72,7 @@ class StatementKind:
     """True if it buckets or schedules collectives."""
     missing: ClassVar[tuple[MissingRow, ...]] = ()
     named: ClassVar[tuple[str, ...]] = ()
-    """The names that may stand right behind its opener, where the grammar allows any."""
+    """The names that may follow its opener, if the grammar allows any."""
     is_over_dims: ClassVar[bool] = False
     """True if `over` and mesh dimensions may end it."""
     closing: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -89,7 +89,7 @@ class StatementKind:
         return self.opener.upper().replace(" ", "_")
 
     def check(self, statement: Any) -> Iterator[Diagnostic]:
-        """What is wrong with a statement whatever its names mean."""
+        """Check a statement, whatever its names mean."""
         yield from ()
 
     def text(self, statement: Any) -> str:
@@ -411,7 +411,7 @@ def _distance(number: Lexeme) -> int:
 
 @frozen
 class _Limit:
-    """A limit, and what it is one of: of an expectation the whole that it is a share of, if that is said."""
+    """A limit, and the whole that it is a share of, if an expectation names it."""
 
     quantity: Quantity
     of: str | None
@@ -510,7 +510,7 @@ class ExpectFateKind(StatementKind):
 
 _BY_CLASS = {kind.made: kind for kind in KINDS}
 OPENERS = tuple(dict.fromkeys(kind.opener for kind in KINDS if kind.opener))
-"""The words that open statements, but for actions and what may stand before a rule."""
+"""The words that open statements, except actions and what may precede a rule."""
 MODIFIERS = ("optional", "override")
 """Words before a rule; the first also before changes of the graph's structure and scheduling."""
 

@@ -1,4 +1,4 @@
-"""The tree of a policy: plain data with spans, the one thing that every later stage reads.
+"""The tree of a policy: plain data with spans, which every later stage reads.
 
 The parser builds it from text, the resolver replaces each :class:`Word` by a :class:`Reference` or an
 :class:`Operator` and expands includes; planning sees resolved trees only. Spans take no part in equality, so two
@@ -70,7 +70,7 @@ class Scope(Enum):
 
 
 NOWHERE = Span(Source("<policy>", ""), 0, 0)
-"""The span of what was written nowhere: a tree that came from no text."""
+"""The span of a tree without text."""
 
 
 @frozen
@@ -97,7 +97,7 @@ class Word(_Spanned):
 
 @frozen
 class Operator(_Spanned):
-    """Operators by name. Each part is a glob over names; ``None`` stands for "any"."""
+    """Operators by name. Each part is a glob over names; ``None`` means "any"."""
 
     namespace: str | None
     name: str
@@ -216,8 +216,7 @@ class Chain(_Spanned):
 
 @frozen
 class ChainOf(_Spanned):
-    """``S chain``: S and the chain after it; with ``cut``, what lies after (before) the first ``marker`` of the
-    line."""
+    """``S chain``: S and the chain after it; with ``cut``, the part after (before) the first ``marker`` of the line."""
 
     selector: Selector
     cut: Literal["after", "before"] | None = None
@@ -378,7 +377,7 @@ class Rule(_Spanned):
 
     @property
     def tail(self) -> Span | None:
-        """What stands behind the selector, and that another action has not."""
+        """The words after the selector, which other actions lack."""
         return None if self.budget is None else self.budget.span
 
     @property
@@ -439,7 +438,7 @@ Rewriting = Restructuring | Bucket
 
 @frozen
 class SchedulingLine(_Spanned):
-    """What says when collectives start and where they are awaited; one subclass for each kind of line."""
+    """Sets when collectives start and where they are awaited; one subclass for each kind of line."""
 
     is_alone: ClassVar[bool] = False
     """True if of several lines of its kind that pick a collective the last one moves it, and the others do not."""
@@ -486,7 +485,7 @@ class KeepOrder(SchedulingLine):
 
 
 Scheduling = Prefetch | Delay | Overlap | KeepOrder
-"""A statement that says when collectives start and where they are awaited."""
+"""A statement that sets when collectives start and where they are awaited."""
 
 
 @frozen

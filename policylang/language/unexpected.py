@@ -55,7 +55,7 @@ _MISSING: tuple[MissingRow, ...] = (
     ("", "NAME", "a name", None),
     ("", "", "something else", None),
 )
-"""Rows for every statement, tried after those of its kind. The first row that fits is the most telling."""
+"""Rows for every statement, tried after those of its kind. The first row that fits is the most specific."""
 
 
 def explain_unexpected(error: UnexpectedToken, words: Sequence[Lexeme], keywords: Mapping[str, str]) -> None:

@@ -49,13 +49,13 @@ def with_lets(policy: Policy, *selectors: Selector) -> Iterator[Selector]:
 
 
 def names_in(policy: Policy, statements: Iterable[Statement]) -> frozenset[str]:
-    """The names of every ``let`` that statements come to."""
+    """The names of every ``let`` that statements use."""
     parts = with_lets(policy, *selectors_of(statements))
     return frozenset(part.name for part in parts if isinstance(part, Reference))
 
 
 def tests_of(policy: Policy, *statements: Statement) -> Iterator[syntax.Test]:
-    """The tests in the ``where`` clauses of statements' selectors, and of every ``let`` that they come to."""
+    """The tests in the ``where`` clauses of statements' selectors, and of every ``let`` that they use."""
     for part in with_lets(policy, *selectors_of(statements)):
         if isinstance(part, syntax.Where):
             yield from predicates(part.predicate)
@@ -75,7 +75,7 @@ def depth(selector: Selector) -> int:
 def rebuild(selector: Selector, change: Callable[[Selector], Selector]) -> Selector:
     """The selector with ``change`` applied to every selector inside it, innermost first; spans stay."""
     done: list[Selector] = []
-    for current in reversed(list(walk(selector))):  # parts come after their whole in the walk, so before it here
+    for current in reversed(list(walk(selector))):  # parts follow their whole in the walk, so they precede it here
         inner = [done.pop() for _ in _inside(current, "Selector")]
         new: Any = current
         if isinstance(current, syntax.Union):

@@ -1,6 +1,6 @@
-"""The words of the language: what each means, and the lists of them that highlighters need.
+"""The words of the language: their meanings, and the lists of them that highlighters need.
 
-Meanings are in ``data/words.toml``, for editors and ``policylang explain WORD``. Which words there are is said by the
+Meanings are in ``data/words.toml``, for editors and ``policylang explain WORD``. The words themselves are in the
 grammar, the classes of ``syntax.py``, the statements and the prelude; lists elsewhere are made from these:
 ``scripts/make_word_lists.py`` brings those of TextMate and tree-sitter up to date, Pygments reads them.
 """
@@ -40,7 +40,7 @@ class Meaning:
     example: str
     """A whole statement in which the first of the words, at least, has this sense."""
     section: str
-    """The heading of ``docs/language.md`` that tells more."""
+    """The heading of ``docs/language.md`` that explains it."""
 
     @property
     def page(self) -> str:

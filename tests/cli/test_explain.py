@@ -55,7 +55,7 @@ def test_a_word_for_machines(policylang):
     (meaning,) = found["meanings"]
     assert meaning == {
         "sense": "action",
-        "text": "What the nodes compute is not kept: they run a second time, in the backward, where it is needed.",
+        "text": "Free what the nodes compute after the forward, and recompute it in the backward where needed.",
         "example": "recompute everything in block",
         "section": "Rules",
     }

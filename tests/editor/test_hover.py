@@ -170,7 +170,7 @@ def test_a_statement_that_no_plan_has_says_what_it_means_once() -> None:
     assert said(state, "save mm").count("kept for the backward") == 1
 
 
-KEPT = "Nothing that communicates is moved across these nodes, by no scheduler."
+KEPT = "No scheduler moves communication across these nodes."
 
 
 def test_what_is_not_weighed_yet_is_not_waited_for() -> None:
@@ -402,7 +402,7 @@ def test_a_place_says_which_blocks_it_means(place: str, blocks: str) -> None:
 def test_a_position_says_how_many_nodes_it_takes() -> None:
     state = state_of("save first 2 mm per block\n", "tutorial.graph")
     assert "first 2 mm per block: 8 forward nodes here." in said(state, "first")
-    assert "Counted afresh in each block" in said(state, "block")
+    assert "Counted separately in each block" in said(state, "block")
 
 
 @pytest.mark.parametrize("text", ["# a comment\nsave mm  # behind\n\n   \nsave bmm ;  save mm\n"])

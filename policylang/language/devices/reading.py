@@ -34,9 +34,9 @@ def bundled_devices() -> tuple[str, ...]:
 def find_device(name: str, base: Path) -> tuple[Path, str] | Diagnostic:
     """The file of a profile, and its name for reports.
 
-    A bare word is one of the library's, in full or as far as a dash; what has a slash or ends in ``.toml`` is a file.
-    So neither ever stands for the other, whatever lies in the current folder. A bare word that the library does not
-    have may be the name of a file.
+    A bare word is a library profile, in full or up to a dash; a name with a slash or ending in ``.toml`` is a file. So
+    neither hides the other, whatever is in the current folder. A bare word that the library lacks may be the name of a
+    file.
     """
     library = f"bundled are {', '.join(bundled_devices())}; a file is given by its path"
     if not name:
@@ -96,13 +96,13 @@ def read_table(path: Path, name: str) -> tuple[Row, ...] | Diagnostic:
 
 
 def table_rows(source: Source) -> tuple[Row, ...] | Diagnostic:
-    """The rows that a text holds, or the first thing that is wrong with it. The form is AutoParallel's::
+    """The rows of a text, or its first error. The form is AutoParallel's::
 
         Group    Group Size  Collective                1MB (ms)    2MB (ms)
         -------  ----------  ----------------------  ----------  ----------
         0                64  all_gather_into_tensor        0.25        0.45
 
-    A size is that of the tensor that one rank puts in; ``MB`` is 1024² bytes there.
+    A size is that of one rank's input tensor; ``MB`` is 1024² bytes there.
     """
     columns: list[tuple[float, float]] = []  # bytes, and the seconds of one unit
     rows: dict[tuple[str, int, str], CollectiveTimes] = {}

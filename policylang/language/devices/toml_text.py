@@ -53,7 +53,8 @@ def tables_of(source: Source, code: str) -> dict[str, Any] | Diagnostic:
 
 @frozen
 class KeyPlace:
-    """Where a text has a key, and its value as far as its line goes; of a table with a header, both are the header."""
+    """The place of a key in a text, and its value to the end of its line; of a table with a header, both are the
+    header."""
 
     key: Span
     value: Span
