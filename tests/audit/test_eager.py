@@ -69,7 +69,7 @@ def test_names_a_recomputed_value_that_is_held(audited: tuple[Any, ...]) -> None
     held[named(plan, "cos")] = [torch.zeros(4, 4)]
     found = audit_eager(plan, needs, held, outside).differences
     assert [(each.code, each.message) for each in found] == [
-        ("APL401", "`cos` (aten.cos.default) is held, and the plan does not say so"),
+        ("APL401", "`cos` (aten.cos.default) is held, and the plan does not save it"),
         ("APL409", "the checkpoint holds 128 bytes, and the plan has 64"),
     ]
 

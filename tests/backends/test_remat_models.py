@@ -196,7 +196,7 @@ def test_a_second_policy_is_refused(traced: Callable[[str], Flat]) -> None:
     flat = traced("mlp").fresh()
     policylang.apply(flat.gm, policylang.parse("recompute everything"))
     nodes = [node.name for node in flat.gm.graph.nodes]
-    with pytest.raises(policylang.PolicyGraphError, match="was carried out on this graph before") as caught:
+    with pytest.raises(policylang.PolicyGraphError, match="was applied to this graph before") as caught:
         policylang.apply(flat.gm, policylang.parse("save everything"))
     assert caught.value.diagnostics[0].code == "APL382"
     assert [node.name for node in flat.gm.graph.nodes] == nodes

@@ -61,7 +61,7 @@ def test_paths_that_agree(agree):
 def test_a_path_that_refuses(agree):
     outcome = agree("recompute everything\nsave every 2nd addmm per graph\n", "--path", "eager")
     assert outcome.code == 1
-    assert "eager cannot carry it out: APL306: mine.apl:2: " in outcome.out
+    assert "eager cannot apply it: APL306: mine.apl:2: " in outcome.out
     assert "Traceback" not in outcome.out + outcome.err
 
 

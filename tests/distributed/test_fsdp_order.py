@@ -185,7 +185,7 @@ def check_report(mesh: DeviceMesh) -> None:
         in audit.differences[0]
     )
     (unsettled,) = policylang.report(under(Model(), AHEAD)).by_fsdp
-    assert "is not told: no forward" in unsettled.lines[0].said
+    assert "is not set up: no forward" in unsettled.lines[0].said
     both = under(shard(Model(), mesh), f"save first matmul per block; {AHEAD}")
     run(both, 0)
     report = policylang.report(both)

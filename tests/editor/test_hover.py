@@ -159,7 +159,7 @@ def test_a_rule_that_no_plan_has_says_what_it_means() -> None:
     shown = said(state_of("optional save attention in block"), "attention", -1)
     assert "kept for the backward" in shown
     assert "The nodes are those of attention in block." in shown
-    assert "may find nothing" in shown
+    assert "may match nothing" in shown
     assert "64 MiB on each rank" in said(state_of("offload mm up to 64 MiB per rank"), "offload")
 
 
@@ -176,7 +176,7 @@ KEPT = "No scheduler moves communication across these nodes."
 def test_what_is_not_weighed_yet_is_not_waited_for() -> None:
     text = "recompute everything\nsave mm\nexpect saved <= 1 TiB\n"
     state = state_of(text, "tutorial.graph", weighed=False)
-    assert "still being worked out" in said(state, "save mm")
+    assert "still being computed" in said(state, "save mm")
     assert state.graph is not None
     assert not any(state.graph.knows(each) for each in ("worth", "order", "breakdown", "selections"))
     for offset in range(len(text)):
@@ -186,7 +186,7 @@ def test_what_is_not_weighed_yet_is_not_waited_for() -> None:
 
 def test_several_rules_of_one_line_say_so() -> None:
     state = state_of("save mm; save attention\n", "tutorial.graph")
-    assert "What the rules of this line decide" in said(state, "save attention")
+    assert "Decided by this line and needed" in said(state, "save attention")
 
 
 def signed(amount: float, dimension: str) -> str:
@@ -247,7 +247,7 @@ def test_an_include_says_what_it_brings() -> None:
 def test_rewrites_say_what_they_do() -> None:
     state = state_of("optional collapse round_trips\nrecompute everything\n", "tensor_parallel.graph")
     assert "Nothing to rewrite." in said(state, "collapse")
-    assert "gathered from all ranks and cut back" in said(state, "round_trips")
+    assert "gathered from all ranks and sliced back" in said(state, "round_trips")
 
 
 def test_undecided_says_of_how_many_values() -> None:
@@ -351,7 +351,7 @@ def test_a_predicate_says_how_many_nodes_pass() -> None:
     assert covered(state, "bytes", 6) == "bytes > 512 KiB"
     assert "bytes of all tensors" in said(state, ">")
     shown = said(state, "is view", 3)
-    assert shown.startswith("is view: Its results are other looks")
+    assert shown.startswith("is view: Its results are views")
     assert "holds of 0 of the 29" in shown
 
 

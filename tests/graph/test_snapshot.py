@@ -281,8 +281,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "values", "said"),
     [
-        ("owners", [0, 0, 2, 5, 4, 5, 6], "share the decision"),
-        ("owners", [0, 1, 2, 2, 3, 5, 6], "share the decision"),
+        ("owners", [0, 0, 2, 5, 4, 5, 6], "another producer"),
+        ("owners", [0, 1, 2, 2, 3, 5, 6], "another producer"),
         ("ops", ["x"] * 7, "`ops` holds what cannot be there"),
         ("phases", [9] * 7, "`phases` holds what cannot be there"),
         ("flags", [1 << 20] * 7, "`flags` holds what cannot be there"),
@@ -292,8 +292,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ("group_names", ["9"] * 7, "names a process group that it does not list"),
         ("names", ["a"] * 7, "two of its nodes have one name"),
         ("targets", ["mm"] * 7, "an operator without a namespace"),
-        ("groups", {"1": Group("1", ("x",), 1)}, "what it says as `groups` cannot be"),  # type: ignore[arg-type]
-        ("meshes", (Mesh(("a",), (3,), (0, 1)),), "what it says as `meshes` cannot be"),
+        ("groups", {"1": Group("1", ("x",), 1)}, "its `groups` is not valid"),  # type: ignore[arg-type]
+        ("meshes", (Mesh(("a",), (3,), (0, 1)),), "its `meshes` is not valid"),
         ("lost_records", (1,), "its facts about the whole graph are not valid"),
         ("groups", {"1": 5}, "its facts about the whole graph are not valid"),
     ],

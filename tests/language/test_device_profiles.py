@@ -124,7 +124,7 @@ def test_a_rate_goes_straight_over_the_logarithm_of_the_size() -> None:
 MISTAKES = [
     ("float32 = 60e12", "flaot32 = 60e12", "APL155", "flaot32", "`flaot32` means nothing in `[compute]`", "float32"),
     ("float32 = 60e12", "tf32 = 60e12", "APL155", "tf32", "`tf32` is no dtype of a tensor", "`float32`"),
-    ("float32 = 60e12", "bfloat16 = 60e12", "APL155", "bf16", "`bf16` says the rate of bfloat16 a second time", ""),
+    ("float32 = 60e12", "bfloat16 = 60e12", "APL155", "bf16", "`bf16` gives the rate of bfloat16 a second time", ""),
     ("float32 = 60e12", 'float32 = "60 TFLOP/s"', "APL157", '"60 TFLOP/s"', "`float32` is a text, and should be",
      "6e+13"),
     ("float32 = 60e12", "float32 = 0", "APL157", "0", "`float32 = 0` cannot be: it is a number of FLOP per second", ""),
@@ -159,7 +159,7 @@ MISTAKES = [
     ("ranks = 8", "ranks = 1", "APL157", "1", "`ranks = 1` cannot be: it is a whole number of ranks, from 2 on", ""),
     ("ranks = 8", "ranks = 8.5", "APL157", "8.5", "`ranks = 8.5` cannot be", ""),
     ("ranks = 8", 'ranks = "8"', "APL157", '"8"', "`ranks` is a text", ""),
-    ("ranks = 8\n", "", "APL155", "[[network]]", "no group ever comes to this network: one above", "narrower"),
+    ("ranks = 8\n", "", "APL155", "[[network]]", "no group ever uses this network: one above", "narrower"),
     ("bandwidth = 45e9", "ranks = 4\nbandwidth = 45e9", "APL155", "[[network]]", "takes groups inside 8 ranks",
      "narrower"),
     ("bandwidth = 45e9\n", "", "APL156", "[[network]]", "`network.bandwidth` is missing", "times"),

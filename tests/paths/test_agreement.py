@@ -170,7 +170,7 @@ def test_a_path_that_cannot_says_why_and_is_no_agreement() -> None:
     assert [each.code for each in refused.diagnostics] == ["APL306"]
     text = str(found)
     assert "eager  refused" in text
-    assert re.search(r"^eager cannot carry it out: APL306: \S+:2: `save every 2nd addmm per graph`", text, re.MULTILINE)
+    assert re.search(r"^eager cannot apply it: APL306: \S+:2: `save every 2nd addmm per graph`", text, re.MULTILINE)
     assert "Traceback" not in text
     assert not found.agrees
     assert text.endswith("the paths do NOT agree: eager refused")
@@ -179,7 +179,7 @@ def test_a_path_that_cannot_says_why_and_is_no_agreement() -> None:
 def test_what_is_offloaded_is_the_same_where_it_can_be_done() -> None:
     policy = policylang.parse("undecided -> save\noffload addmm")
     found = agree(*setup("mlp"), policy)
-    assert re.search(r"^eager cannot carry it out: APL306: \S+ `offload addmm` asks", str(found), re.MULTILINE)
+    assert re.search(r"^eager cannot apply it: APL306: \S+ `offload addmm` asks", str(found), re.MULTILINE)
     assert found["joint"].agrees
     assert found["flat"].agrees
     assert not found.decisions.differences

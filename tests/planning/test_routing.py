@@ -58,7 +58,7 @@ def test_a_sweeping_rule_leaves_it_saved_with_a_note(path: Capabilities):
     assert decision is not None
     assert (decision.rule, decision.why) == (0, Why.ROUTING)
     assert codes(made) == ["APL308"]
-    assert made.diagnostics[0].message.startswith("`recompute everything` leaves 1 forward value saved that choose")
+    assert made.diagnostics[0].message.startswith("`recompute everything` leaves 1 forward value saved that steer")
 
 
 @PATHS

@@ -126,7 +126,7 @@ def test_ranks_do_not_share_a_gpu(
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
         monkeypatch.setenv(name, value)
     assert profile("-o", str(tmp_path / "our.toml"), "--device", "cuda:1") == 2
-    assert "each rank measures on a GPU of its own" in capsys.readouterr().err
+    assert "each rank needs its GPU to measure on" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

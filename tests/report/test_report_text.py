@@ -95,7 +95,7 @@ def test_a_plan_without_a_partition_claims_no_bytes():
 def test_differences_are_printed_one_by_one():
     text = str(evolve(REPORT, audit=AuditReport(False, ("`mm` was not saved", "`sin` was saved"))))
     assert "audit       `mm` was not saved\naudit       `sin` was saved" in text
-    assert "do what the plan says" not in text
+    assert "do what was planned" not in text
 
 
 def test_a_long_rule_is_cut_and_a_path_is_shortened():

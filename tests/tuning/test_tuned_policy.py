@@ -231,7 +231,7 @@ LOGITS = """
 
 def test_the_logits_in_the_way():
     found = refused(policylang.PolicyMatchError, facts_of(LOGITS, GraphKind.JOINT), peak="20 MiB")
-    (line,) = [each for each in found.details if each.startswith("in the way")]
+    (line,) = [each for each in found.details if each.startswith("too large")]
     assert line.startswith("too large: the logits and what is made of them, 32 MiB in 2 values as wide as the vocabul")
     assert "such as `log" in line
 

@@ -94,7 +94,7 @@ def test_nothing_crosses_what_nobody_knows_and_the_plan_names_it() -> None:
     made = planned("prefetch all_gather 1 block ahead", sharded_step(blocks=3, unknown=1))
     assert made.order.barriers == {"mylib.dispatch.default": 1}
     assert "mm_1 unknown_1 add_1 gather_2" in order(made)
-    why = "`unknown_1` stands before it, and nobody knows what mylib.dispatch.default does"
+    why = "`unknown_1` is before it, and what mylib.dispatch.default does is not known"
     assert made.order.outcomes[0].left["gather_2"] == why
 
 
@@ -173,7 +173,7 @@ READ_AT_ONCE = """
         ("keep order of all_to_all", READ_AT_ONCE, "APL301", "matches nothing in this graph"),
         ("prefetch (all_gather in nowhere) 1 block ahead", READ_AT_ONCE, "APL301", "matches nothing in this graph"),
         ("delay all_reduce 1 block", READ_AT_ONCE, "APL373", "`sum`: `b` reads it at once"),
-        ("delay all_reduce 5 blocks", READ_AT_ONCE, "APL375", "no half of this graph has more than 2"),
+        ("delay all_reduce 5 blocks", READ_AT_ONCE, "APL375", "neither direction of this graph has more than 2"),
         (
             "prefetch all_reduce 1 block ahead",
             READ_AT_ONCE.replace("layers.0", "one").replace("layers.1", "two"),
