@@ -134,7 +134,7 @@ def asked_for(node: fx.Node, *, is_backward: bool = False) -> str | None:
     return None
 
 
-class _Ranged(fx.Interpreter):  # torch does not type it
+class _Ranged(fx.Interpreter):  # type: ignore[misc]  # torch does not type it
     def __init__(self, gm: fx.GraphModule, is_backward: bool) -> None:
         super().__init__(gm)
         self._is_backward = is_backward

@@ -31,7 +31,7 @@ class _Found(Exception):
         self.node, self.real, self.traced = node, real, traced
 
 
-class _Compared(fx.Interpreter):  # torch does not type it
+class _Compared(fx.Interpreter):  # type: ignore[misc]  # torch does not type it
     def run_node(self, n: fx.Node) -> Any:
         out = super().run_node(n)
         pairs = zip(tree_leaves(out), tree_leaves(value_of(n.meta)), strict=False) if n.op == "call_function" else ()

@@ -176,8 +176,8 @@ class Selections:
         self.cuts = Cuts(facts, chains)
         self._numbers: dict[int, int] = {}  # id of a tree node -> number of its equivalence class
         self._classes: dict[tuple[object, ...], int] = {}
-        self._rows: list[list[int]] = []  # by class keeps the ids in _numbers from being reused
-        self._alive: list[Selector] = []  # keeps the ids in _numbers from being used again
+        self._rows: list[list[int]] = []  # by class
+        self._alive: list[Selector] = []  # keeps the ids in _numbers from being reused
 
     def rows(self, selector: Selector) -> list[int]:
         """The forward nodes a resolved selector denotes, in graph order. The list is shared: do not change it."""
