@@ -269,4 +269,4 @@ def _unknown_phases(found: str = "nothing in the graph") -> PolicyGraphError:
         'trace the backward under `torch.fx.traceback.annotate({"phase": "backward"})`, '
         "differentiate a scalar loss, or trace the step with `policylang.trace_step`"
     )
-    return PolicyGraphError([diagnose(NO_PHASES, f"{found} tells which nodes are backward", help=help)])
+    return PolicyGraphError([diagnose(NO_PHASES, f"{found} marks the backward nodes", help=help)])
