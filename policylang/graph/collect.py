@@ -218,7 +218,7 @@ def collect(
             each of these runs writes.
 
     Raises:
-        PolicyGraphError: APL340 where nothing says which nodes are backward, APL341 where the graph calls modules or
+        PolicyGraphError: APL340 if nothing marks the backward nodes, APL341 where the graph calls modules or
             methods.
     """
     nodes = list((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)

@@ -224,7 +224,7 @@ PARTS: dict[str, Any] = {"format": 2, "graph": {}, "columns": {}}
         (packed({"format": True}), "APL353", "`g.graph` is damaged: it does not name its format"),
         (packed({"format": 7}), "APL352", "`g.graph` has format 7, and this policylang reads format 2"),
         (packed({"format": 2}), "APL353", "`g.graph` is damaged: it has no `graph` and `columns`"),
-        (packed(PARTS), "APL353", "`g.graph` is damaged: it does not say `groups` of its graph"),
+        (packed(PARTS), "APL353", "`g.graph` is damaged: it lacks `groups` of its graph"),
     ],
 )  # fmt: skip
 def test_what_is_no_snapshot_is_refused_by_name(data: bytes, code: str, said: str) -> None:

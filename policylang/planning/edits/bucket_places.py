@@ -137,7 +137,7 @@ class Places:
         for row in (*starts, *results):
             first = bisect_left(self.held, min(row, before))
             if first < len(self.held) and self.held[first] < max(row, before):
-                raise RefusedError(f"{self.facts.names[self.held[first]]} stands between")
+                raise RefusedError(f"{self.facts.names[self.held[first]]} is in between")
         for source, start in zip(sources, starts, strict=True):
             self._check_unwritten((source,), min(start, before), max(start, before))
 
