@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> Exit:
         lines = [f"{'would reformat' if look_only else 'reformatted'} {each.name}" for each in changed]
         counts = [
             (len(changed), "to format" if look_only else "formatted"),
-            (len(done) - len(changed) - failed, "as they should be"),
+            (len(done) - len(changed) - failed, "already formatted"),
             (failed, "left alone"),
         ]
         said = ", ".join(f"{count} {what}" for count, what in counts if count)

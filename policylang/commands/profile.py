@@ -1,5 +1,5 @@
-"""Measure the machine it runs on, and write a device profile: what it computes, moves and sends in a second. Where a
-device is asked for, the file is named: plan mine.apl --graph llama3_8b.graph --device our-machine.toml.
+"""Measure this machine, and write a device profile: what it computes, moves and sends in a second. Give the file to
+other commands: policylang plan mine.apl --graph my.graph --device our-machine.toml.
 
 Measured are matrix products by dtype and size, streams of bytes by size, attention, convolutions, the operators that
 compute more than they move, the overhead of a kernel, and copies to and from the host. On a CPU with the threads that

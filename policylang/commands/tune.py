@@ -11,11 +11,11 @@ policy per row, and needs no budget.
 
 examples:
 
-  policylang tune --graph llama3_8b.graph --peak "70 GiB" --device h100-sxm -o llama3_8b_70g.apl
-  policylang tune --graph llama3_8b.graph --peak "70 GiB" --device h100-sxm --optimizer adamw --reserve 5%
-  policylang tune --graph llama3_8b.graph --saved "6 GiB" --device a100-sxm-80gb
-  policylang tune --graph llama3_8b.graph --recompute-time 5% --device cluster.toml
-  policylang tune --graph llama3_8b.graph --device h100-sxm --table
+  policylang tune --graph my.graph --peak "70 GiB" --device h100-sxm -o 70g.apl
+  policylang tune --graph my.graph --peak "70 GiB" --device b200 --reserve 5%
+  policylang tune --graph my.graph --saved "6 GiB" --device a100-sxm-80gb
+  policylang tune --graph my.graph --recompute-time 5% --device cluster.toml
+  policylang tune --graph my.graph --device h100-sxm --table
 
 exit codes: 0 tuned, 1 no policy meets the budget, or the graph or the profile cannot be used (no file is written then),
 2 a malformed budget, or a file that cannot be read or written

@@ -253,6 +253,9 @@ class Facts:
     Sizes are of one rank. Bytes and elements are of the tensors that a node returns, FLOPs of one run of its operator.
     """
 
+    def __repr__(self) -> str:
+        return f"<policylang.Facts: {self.kind.value} graph of {len(self.names):,} nodes, torch {self.torch_version}>"
+
     kind: Annotated[GraphKind, OfGraph(_one_of(GraphKind, GraphKind))]
     """Joint, flat, or the forward or backward graph of a partition."""
     names: Annotated[Sequence[str], Column(_is_text, stored=Stored.NAMES)]

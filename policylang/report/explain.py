@@ -316,7 +316,7 @@ class LineExplanation(Explained):
 
 
 _MOST_NODES = 4
-_FORWARD = "rules decide about the forward's operators alone"
+_FORWARD = "rules decide about forward nodes alone; `policylang show GRAPH --module …` names them"
 
 
 class NothingToExplain(Exception):
@@ -335,7 +335,7 @@ def explain_named(plan: Plan, asked: str) -> Sequence[Explained]:
         if plan.decisions[row] is None:
             kinds = {Phase.INPUT: "a graph input", Phase.BACKWARD: "a backward node", Phase.OUTPUT: "the output"}
             what = kinds.get(Phase(plan.facts.phases[row]), "not a call")
-            raise NothingToExplain(f"no rule ranges over `{asked}`, which is {what}", _FORWARD)
+            raise NothingToExplain(f"no rule decides about `{asked}`, which is {what}", _FORWARD)
         return [explain_node(plan, row)]
     rows, outcomes = _rows(plan, asked), _outcomes(plan)
     return [NodesExplanation(asked, tuple(explain_node(plan, row, outcomes, reasons=False) for row in rows))]
@@ -373,7 +373,7 @@ def _rows(plan: Plan, asked: str) -> list[int]:
         return decided
     if found:
         names = listed([facts.names[row] for row in found], _MOST_NODES)
-        raise NothingToExplain(f"no rule ranges over what `{asked}` names: {names}", _FORWARD)
+        raise NothingToExplain(f"no rule decides about any node that `{asked}` names: {names}", _FORWARD)
     near = nearest(asked, (facts.names[each] for each in facts.forward))
     if "." in asked or not near:
         near = (*near, *nearest_paths(asked, facts, count=2))[:3]

@@ -74,7 +74,7 @@ def table(
         if most is None or sum(least) + _BETWEEN * (len(shown) - 1) <= most:
             break
         shown.remove(column)
-        left_out.append(rows[0][column] or "a column")
+        left_out.append(f"`{rows[0][column]}`" if rows[0][column] else "a column")
     if most is not None:
         _narrow(widths, shown, right, most)
     lines = []

@@ -85,7 +85,7 @@ def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
         "step",
     ]
     at = names.index("recomputed") + 1
-    head = ["", *names[:at], "of the forward", *names[at:], "rules"]
+    head = ["", *names[:at], "of the forward", *names[at:], "rules that the row above lacks"]
     rows = [head]
     for each, phrase in zip(tuned.table, distinctions(tuned.table), strict=True):
         cells = [figures[name](each) for name in names]

@@ -105,6 +105,11 @@ IN_PLACE_OF_OURS = Problem(
     "a trainer that has `activation_checkpointing` or `gradient_checkpointing` among its arguments sets its own "
     "checkpoints: give it the function there, or switch that off",
 )
+NOT_TAKEN_OFF = Problem(
+    "APL426",
+    "{name} has no checkpoints of `checkpoint_model` to remove, and those with a function of `context_fn` stay",
+    "checkpoint with `use_reentrant=False` alone, or none: `model.gradient_checkpointing_disable()` in Transformers",
+)
 FIRST_FSDP = Problem(
     "APL394",
     "{part}, which runs inside the checkpoint of {name}, is a `FullyShardedDataParallel`: it splits its "

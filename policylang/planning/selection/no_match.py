@@ -141,7 +141,7 @@ def _traced_hint(part: syntax.Operator | syntax.Reference, selections: Selection
         return f"; it is traced as {shown} here"
     if present:
         form, count = present[0]
-        return f"; it is taken apart here, and `{form.text}` is what comes of it ({counted(count, 'node')})"
+        return f"; it is decomposed in this graph, into `{form.text}` ({counted(count, 'node')})"
     return ""
 
 

@@ -417,6 +417,14 @@ def test_a_policy_is_taken_off(again: bool) -> None:
     assert policylang.report(model).saved.bytes == 0
 
 
+def test_a_function_that_the_model_has_is_not_taken_off_in_silence() -> None:
+    model = models.llama().module
+    policylang.checkpoint_model(model, None)  # no policy at all: nothing to say
+    policylang.context_fn(policylang.parse(SAC), model)
+    with pytest.warns(policylang.PolicyWarning, match=r"those with a function of `context_fn` stay \(APL426\)"):
+        policylang.checkpoint_model(model, None)
+
+
 def test_a_checkpoint_behind_a_replaced_forward_is_not_taken_off() -> None:
     model = models.llama().module
     policylang.checkpoint_model(model, policylang.parse(SAC))
