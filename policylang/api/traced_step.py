@@ -232,6 +232,9 @@ class TracedStep:
         """The decisions, the lines that made them, and the audit."""
         return report_on(self.gm)
 
+    def __repr__(self) -> str:
+        return f"<policylang.TracedStep: {str(self).partition(chr(10))[0]}>"
+
     def __str__(self) -> str:
         nodes = len(self.gm.graph.nodes)
         captured = self._captured

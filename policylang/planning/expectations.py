@@ -302,7 +302,8 @@ def check_outcome(expectation: ExpectFate, rows: Sequence[int], outcomes: NodeOu
     if wrong:
         not_so = f"not {wanted}" if every else wanted
         return Finding("failed", f"{len(wrong):,} of {nodes} {not_so}", first_lines(wrong, _MOST_NAMES))
-    return LEFT_OPEN if is_open else Finding("held", f"{'all' if every else 'none of'} {nodes} {wanted}")
+    share = "none of" if not every else "1 of" if len(rows) == 1 else "all"
+    return LEFT_OPEN if is_open else Finding("held", f"{share} {nodes} {wanted}")
 
 
 # --- once the partitioner has decided ---------------------------------------------------------------------------------

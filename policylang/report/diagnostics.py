@@ -41,6 +41,13 @@ class CheckResult:
     plans: tuple[Plan, ...] = field(default=(), repr=False)
     """The plan of each file that can be read on each graph, file by file."""
 
+    def __str__(self) -> str:
+        return "\n\n".join(filter(None, (_text(self), repr(self))))
+
+    def __repr__(self) -> str:
+        counts = counted(len(self.files), "file"), counted(self.errors, "error"), counted(self.warnings, "warning")
+        return f"<policylang.CheckResult: {', '.join(counts)}>"
+
     @property
     def devices(self) -> tuple[str, ...]:
         """The device profiles that times were worked out from."""

@@ -35,6 +35,10 @@ class TunedPolicy:
     notes: tuple[Diagnostic, ...] = ()
     """Notes beside it, such as that nothing has to be recomputed."""
 
+    def __repr__(self) -> str:
+        peak, saved = (format_quantity(each, "bytes") for each in (self.peak, self.tuned.chosen.saved))
+        return f"<policylang.TunedPolicy for {self.subject.called}: peak {peak}, {saved} saved>"
+
     @property
     def rules(self) -> str:
         """The statements that decide, a line each."""
