@@ -129,7 +129,8 @@ def checkpoint_model(
     modules and parameters stay. Call it before ``DistributedDataParallel``; before or after ``fully_shard``, which gets
     the ``prefetch`` and ``bucket … per block`` lines about weights: a policy of such lines alone adds no checkpoint. A
     second call replaces the policy of the first, and one with None removes it: the model is then as it was.
-    Checkpoints with a function of :func:`context_fn` stay, with a warning. ``policylang.report(model)`` has the decisions once the model has run forward with gradients.
+    Checkpoints with a function of :func:`context_fn` stay, with a warning.
+    ``policylang.report(model)`` has the decisions once the model has run forward with gradients.
 
     ``strict`` is as in :func:`context_fn`, ``preserve_rng_state`` as in ``torch.utils.checkpoint``, ``device`` as in
     :func:`policylang.load`.
