@@ -39,7 +39,7 @@ def graph_rows(graphs: Sequence[Report]) -> list[tuple[str, ...]]:
     first, blocks = ("block", []) if named else ("graph", ["blocks"])
     together = _alike(graphs)
     several = len(together) < len(graphs)
-    sums = ("all saved", "all recomputed") if several else ()
+    sums = ("total saved", "total recomputed") if several else ()
     rows = [(first, *("times",)[:several], "forward values", *blocks, "saved", "recomputed", *sums, "")]
     for numbers in together:
         same = [graphs[number] for number in numbers]

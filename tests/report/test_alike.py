@@ -62,9 +62,9 @@ def expected(report: Report) -> list[str]:
 def test_blocks_that_do_the_same_are_one_row_with_counts_and_sums() -> None:
     report = combined([*(block(n, margin=1024) for n in range(3)), block(3, 2048, 0)])
     assert rows(report) == [
-        "block       times  forward values  saved  recomputed  all saved  all recomputed",
-        "layers.0–2      3               2  1 KiB       512 B      3 KiB         1.5 KiB",
-        "layers.3        1               2  2 KiB       512 B      2 KiB           512 B",
+        "block       times  forward values  saved  recomputed  total saved  total recomputed",
+        "layers.0–2      3               2  1 KiB       512 B        3 KiB           1.5 KiB",
+        "layers.3        1               2  2 KiB       512 B        2 KiB             512 B",
     ]
     assert expected(report) == [
         "expect      saved <= 1 GiB: deferred, it is about a whole graph",
