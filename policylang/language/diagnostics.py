@@ -400,7 +400,7 @@ def diagnose(
     """
     if write and span is not None:
         fixes = (*written(span, write, near=(help or "").startswith("did you mean")), *fixes)
-    fixes = tuple(fix for fix in fixes if not any(not each.text or _comes_along(each.name) for each in fix.sources))
+    fixes = tuple(fix for fix in fixes if not any(not each.text or is_bundled(each.name) for each in fix.sources))
     help = None if help is None else printable(help)
     details = tuple(map(printable, details))
     return Diagnostic(code, one_line(message), span, help, related, CODES[code].severity, details, fixes=fixes)
@@ -414,7 +414,7 @@ class DiagnosticList(list[Diagnostic]):
         self.append(diagnose(code, message, span, **more))
 
 
-def _comes_along(name: str) -> bool:
+def is_bundled(name: str) -> bool:
     return name.startswith("<") and (policies_folder() / f"{name.strip('<>')}.apl").is_file()
 
 

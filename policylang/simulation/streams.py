@@ -99,6 +99,8 @@ class RunLog:
     """By collective and region, 0 for a first run: the latest."""
     ends: dict[tuple[int, int], float] = field(factory=dict)
     """By node and region: when computation is done with it; of a collective, when it is issued."""
+    copies: dict[int, float] = field(factory=dict)
+    """By node: seconds that computation waits for its copies to the host and back."""
 
 
 @frozen
@@ -166,6 +168,8 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
             case StepKind.WAIT_TO_HOST | StepKind.WAIT_FROM_HOST as wait:
                 until = max(now, copied.get((_AWAITED[wait], row, region), 0.0))
                 exposed += until - now
+                if log is not None:
+                    log.copies[row] = log.copies.get(row, 0.0) + until - now
                 now = until
             case StepKind.FIRST_RUN | StepKind.SECOND_RUN:
                 pass

@@ -1,24 +1,66 @@
 """Rules that cost more than they need to, told before the step runs: blocks recomputed at once, one block where many
-were meant, work that frees no memory. Each is found by a sweep; only what looks costly is planned another time."""
+were meant, work that frees no memory, communication twice, copies that computation waits for, lines without effect,
+thresholds among values. Each is found by a sweep; only what looks costly is planned another time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import evolve
 
-from policylang.graph.facts import Facts, Flag, GraphKind
-from policylang.language.diagnostics import Diagnostic, Fix, Span, TextChange, diagnose, is_error, put_behind, removed
-from policylang.language.shown import counted, first_lines, format_quantity
-from policylang.language.syntax import Action, BlockSet, Everything, InBlock, Is, Not, Policy, Rule, Where
+from policylang.graph.chains import Chains
+from policylang.graph.facts import Facts, Flag, GraphKind, mask_of
+from policylang.graph.schedule import StepKind
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.diagnostics import (
+    Diagnostic,
+    Fix,
+    Span,
+    TextChange,
+    diagnose,
+    is_bundled,
+    is_error,
+    put_behind,
+    removed,
+    written,
+)
+from policylang.language.shown import beside, counted, first_lines, format_quantity, listed
+from policylang.language.syntax import (
+    COMPARISONS,
+    Action,
+    And,
+    BlockSet,
+    Compare,
+    Everything,
+    InBlock,
+    Is,
+    Not,
+    Operator,
+    Or,
+    Policy,
+    Predicate,
+    Quantity,
+    Rule,
+    Selector,
+    Union,
+    Where,
+)
+from policylang.language.units import read
+from policylang.language.walk import rebuild, tests_of, with_lets
+from policylang.operators.names import is_all_gather
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.worth import SAVED, as_counted
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.planner import plan as make_plan
-from policylang.planning.value_outcome import Why, by_rule, recomputes, saves
+from policylang.planning.selection.selectors import OperatorPrices, amount_of, operator_matcher
+from policylang.planning.value_outcome import Why, by_rule, is_open, offloads, recomputes, saves
+from policylang.simulation.collective_times import operator_name
+from policylang.simulation.streams import RunLog, size_in_flight, walk
 
 SEVERAL_BLOCKS, ONE_BLOCK, FREES_NOTHING, SAVES_MORE = "APL701", "APL702", "APL703", "APL704"
+COMMUNICATES_TWICE, EXPOSED_COPIES, NO_WORTH, NEAR_VALUES = "APL705", "APL706", "APL707", "APL708"
 
 _LOWER = 0.05
 """The share of the peak by which another one is worth a line."""
@@ -37,6 +79,10 @@ def costly_rules(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]
     yield from _several_blocks(plan, capabilities)
     yield from _frees_nothing(plan, capabilities)
     yield from _saves_more(plan, capabilities)
+    yield from _communicates_twice(plan, capabilities)
+    yield from _exposed_copies(plan, capabilities)
+    yield from _no_worth(plan, capabilities)
+    yield from _near_values(plan, capabilities)
 
 
 def _one_block(plan: Plan) -> Iterator[Diagnostic]:
@@ -211,10 +257,262 @@ def _saves_more(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
     )
 
 
+def _communicates_twice(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
+    """The lines that have collectives recomputed whose results are cheap to save. A rule that names the collective
+    asks for that, and FSDP gathers weights for the backward by design."""
+    facts, decisions, policy = plan.facts, plan.decisions, plan.policy
+    asked = [row for row in _recomputed_collectives(plan) if (by := decisions[row]) is not None and by.why in _BY_LINES]
+    least = _WORK * sum(facts.bytes[row] for row in facts.forward if facts.flags[row] & Flag.COLLECTIVE)
+    for rule, rows in by_rule(asked, decisions, policy):
+        line = policy.undecided if rule is None else rule
+        rows = [row for row in rows if rule is None or not _names(policy, rule, facts.targets[row])]
+        kept = Counter[str]()
+        for row in rows:
+            kept[facts.targets[row]] += facts.bytes[row]
+        while line is not None and (targets := [target for target, _ in reversed(kept.most_common())]):
+            words = [operator_name(target) for target in targets]
+            saved = f"save {' or '.join(words)}"
+            selector: Selector = Union(tuple(Operator(None, word, None) for word in words))
+            if any(map(is_all_gather, targets)):
+                saved = f"save ({saved[5:]}) where not from parameter"
+                selector = Where(selector, Not(Is("from parameter")))
+            at = len(policy.rules) if rule is None else _place(rule, plan) + 1
+            rules = (*policy.rules[:at], Rule(Action.SAVE, selector, optional=True), *policy.rules[at:])
+            other = _planned(plan, capabilities, rules)
+            left = {other.facts.names[row] for row in _recomputed_collectives(other)}
+            spared = [row for row in rows if facts.targets[row] in targets and facts.names[row] not in left]
+            peak, higher = plan.peak.bytes, other.peak.bytes
+            if higher <= (1 + _LOWER) * peak:
+                sent = sum(size_in_flight(facts, row) for row in spared)
+                if sent > least:
+                    yield _communicates(plan, line.span, saved, spared, sent, higher)
+                break
+            del kept[targets[-1]]
+
+
+_BY_LINES = (Why.RULE, Why.UNDECIDED)
+
+
+def _communicates(plan: Plan, span: Span, saved: str, rows: Sequence[int], sent: int, higher: int) -> Diagnostic:
+    facts, times = plan.facts, plan.shown_times
+    seconds = None if times is None else format_quantity(sum(times.seconds[row] for row in rows), "seconds")
+    takes = f" ({seconds} on {times.device.name})" if times is not None else ""
+    each = (f"{facts.names[row]} ({facts.targets[row]}): {format_quantity(facts.bytes[row], 'bytes')}" for row in rows)
+    peaks = [format_quantity(amount, "bytes") for amount in (plan.peak.bytes, higher)]
+    return diagnose(
+        COMMUNICATES_TWICE,
+        f"`{span.one_line}` recomputes {counted(len(rows), 'collective')} in the backward: "
+        f"{format_quantity(sent, 'bytes')} of communication{takes} in each step",
+        span,
+        help=f"write `{saved}` below it: the peak is {peaks[1]} with it, {peaks[0]} without",
+        details=first_lines(tuple(each), _MOST_LINES),
+        fixes=[put_behind(span, saved)],
+    )
+
+
+def _recomputed_collectives(plan: Plan) -> list[int]:
+    """Those that run in the forward and in the backward, but for gathers of parameters."""
+    facts = plan.facts
+    if not any(facts.flags[row] & Flag.COLLECTIVE for row in facts.forward):
+        return []
+    again = saved_and_recomputed(plan, as_counted(plan.decisions)).recomputed
+    rows = [row for row in again if facts.flags[row] & Flag.COLLECTIVE]
+    of_parameters = Chains(facts).from_parameter_mask if rows else ()
+    return [row for row in rows if not of_parameters[row]]
+
+
+def _names(policy: Policy, rule: Rule, target: str) -> bool:
+    """True if a rule names an operator, by itself or by a name that stands for it."""
+    found = (each for each in with_lets(policy, rule.selector) if isinstance(each, Operator))
+    return any(operator_matcher(each)(target) for each in found if each.text != "*")
+
+
+def _exposed_copies(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
+    """The rules for whose copies to the host and back computation waits."""
+    if plan.shown_times is None or not any(map(offloads, plan.decisions)):
+        return
+    exposed, step = _waits_for_copies(plan)
+    for index, seconds in sorted(exposed.items()):
+        if seconds <= _LOWER * step:
+            continue
+        rule, rules = plan.policy.rules[index], plan.policy.rules
+        rows = plan.schedule.rows_of(StepKind.COPY_TO_HOST)
+        moved = sum(plan.facts.bytes[row] for row in rows if plan.rule_of(row) is rule)
+        help, fixes = "save or recompute the values instead", [removed(rule.span)]
+        for halvings in range(1, _HALVINGS + 1):
+            budget = format_quantity(moved / 2**halvings, "bytes")
+            limit = Quantity(read(*budget.split())[0], "bytes")
+            other = _planned(plan, capabilities, (*rules[:index], evolve(rule, budget=limit), *rules[index + 1 :]))
+            waits, whole = _waits_for_copies(other)
+            if waits.get(index, 0.0) <= _LOWER * whole:
+                end = rule.tail or Span(rule.span.source, rule.span.end, rule.span.end)
+                text = f"{'' if rule.tail else ' '}up to {budget} per rank"
+                step_text = format_quantity(whole, "seconds")
+                help = f"write `{text.strip()}` for a step of {step_text}: the last values then stay on the device"
+                fixes = [Fix(f"write `{text.strip()}`", (TextChange(end, text),)), *fixes]
+                break
+        yield diagnose(
+            EXPOSED_COPIES,
+            f"`{rule.text}` moves {format_quantity(moved, 'bytes')}, and computation waits "
+            f"{format_quantity(seconds, 'seconds')} of {format_quantity(step, 'seconds')} for the copies on "
+            f"{plan.shown_times.device.name}",
+            rule.span,
+            help=help,
+            fixes=fixes,
+        )
+
+
+_HALVINGS = 5
+
+
+def _waits_for_copies(plan: Plan) -> tuple[dict[int, float], float]:
+    """By rule, the seconds that computation waits for its copies; and the seconds of the step."""
+    facts, schedule, times = plan.facts, plan.schedule, plan.times
+    if plan.order is not None and plan.order.times is not None:
+        facts, schedule, times = plan.order.facts, plan.order.schedule, plan.order.times
+    assert times is not None
+    log, found = RunLog(), dict[int, float]()
+    end = walk(facts, schedule, times, log).end
+    for row, seconds in log.copies.items():
+        decision = plan.decisions[plan.facts.index[facts.names[row]]]
+        if decision is not None and decision.rule is not None:
+            found[decision.rule] = found.get(decision.rule, 0.0) + seconds
+    return found, end
+
+
+_WORTH = 1e-4
+"""The share of the step below which the worth of a rule is nothing."""
+_MEMORY = ("saved_bytes", "recomputed_bytes", "offloaded_bytes")
+
+
+def _no_worth(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
+    """The rules that decide a little memory and a little work, and without which neither changes noticeably. No rule
+    that says what would hold without it, for readers; and none of a bundled policy, which is for many models."""
+    facts = plan.facts
+    least = _WORTH * plan.peak.bytes, _WORTH * sum(facts.flops[row] for row in facts.forward)
+    mine = saved_and_recomputed(plan, as_counted(plan.decisions))
+    needed = mask_of((facts.owners[row] for row in mine.all), len(facts))
+    for at, outcome in enumerate(plan.rules):
+        rule, rows = outcome.rule, [row for row in outcome.decided if needed[row]]
+        size = sum(facts.bytes[each] for row in rows for each in _with_memory(facts, row))
+        is_small = size < least[0] and sum(facts.flops[row] for row in rows) < least[1]
+        if not (rows and is_small) or rule.optional or rule.override or is_bundled(rule.span.source.name):
+            continue
+        other = _planned(plan, capabilities, (*plan.policy.rules[:at], *plan.policy.rules[at + 1 :]))
+        if any(is_open(other.decisions[row]) for row in rows) or not any(_differ(plan, other, row) for row in rows):
+            continue
+        theirs = saved_and_recomputed(other, as_counted(other.decisions))
+        memory = (
+            plan.peak.bytes - other.peak.bytes,
+            *(getattr(mine, name) - getattr(theirs, name) for name in _MEMORY),
+        )
+        times = plan.shown_step_time, other.shown_step_time
+        slower = times[0].step / times[1].step - 1 if times[0] and times[1] else 0.0
+        work = mine.recomputed_flops - theirs.recomputed_flops
+        if max(map(abs, memory)) >= least[0] or abs(work) >= least[1] or abs(slower) >= _WORTH:
+            continue
+        yield diagnose(
+            NO_WORTH,
+            f"`{rule.text}` decides {counted(len(rows), 'value')} of {format_quantity(size, 'bytes')}, and changes "
+            f"memory and work by less than {_WORTH:.2%}",
+            rule.span,
+            help="remove the line",
+            fixes=[removed(rule.span)],
+        )
+
+
+_NEAR = 0.05
+"""The share of a threshold within which values are near it."""
+_GRADUAL = ("bytes", "numel", "flops", "time", "time_per_gib")
+
+
+def _near_values(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
+    """The thresholds between values that are nearly alike, and of which some are decided otherwise for it."""
+    facts, policy = plan.facts, plan.policy
+    tests = {id(each): each for rule in policy.rules for each in tests_of(policy, rule) if isinstance(each, Compare)}
+    asked = [each for each in tests.values() if each.quantity in _GRADUAL and each.op not in ("==", "!=")]
+    if not asked:
+        return
+    prices = None if plan.times is None else OperatorPrices(facts, plan.times)
+    needs = saved_and_recomputed(plan, as_counted(plan.decisions))
+    rows = [row for row in needs.all if facts.storage_roots[row] == row == facts.owners[row]]
+    for test in asked:
+        limit, amount = test.value.value, amount_of(test, facts, prices)
+        amounts = {row: found for row in rows if (found := amount(row))}
+        near = [row for row, found in amounts.items() if abs(found - limit) <= _NEAR * limit]
+        if len({COMPARISONS[test.op](amounts[row], limit) for row in near}) < 2:
+            continue
+        sides = []
+        for moved in (limit * (1 - 2 * _NEAR), limit * (1 + 2 * _NEAR)):
+            other = make_plan(_with_limit(policy, test, moved), plan.before, capabilities, device=_device(plan))
+            sides.append([row for row in near if _differ(plan, other, row)])
+        if all(sides):
+            yield _near(plan, test, sides, amounts)
+
+
+def _near(plan: Plan, test: Compare, sides: Sequence[Sequence[int]], amounts: Mapping[int, float]) -> Diagnostic:
+    limit, dimension, facts = test.value.value, test.value.dimension, plan.facts
+    rows = sorted((row for side in sides for row in side), key=lambda row: amounts[row])
+    named: dict[tuple[float, str], list[int]] = {}
+    for row in rows:
+        decision = plan.decisions[row]
+        named.setdefault((amounts[row], "" if decision is None else decision.outcome.word), []).append(row)
+    details = [
+        f"{beside(amount, limit, dimension)}: {counted(len(mine), 'value')} {word}, "
+        f"{listed([facts.names[row] for row in mine[:2]], 2, len(mine))}"
+        for (amount, word), mine in named.items()
+    ]
+    below, above = (_gap(limit, amounts.values(), up=up) for up in (False, True))
+    texts = [format_quantity(found, dimension).replace(",", "_") for found in (below, above)]
+    return diagnose(
+        NEAR_VALUES,
+        f"`{test.span.one_line}` is between values that are nearly alike: {counted(len(rows), 'value')} within "
+        f"{format_quantity(_NEAR, 'fraction')} of it, on both sides",
+        test.span,
+        help=f"write `{texts[0]}` or `{texts[1]}`, which no value is near",
+        details=first_lines(details, 2 * _MOST_LINES),
+        fixes=written(test.value.span, texts, is_choice=True),
+    )
+
+
+def _gap(limit: float, amounts: Iterable[float], *, up: bool) -> float:
+    """The next threshold that no amount is near."""
+    found = limit
+    while near := [each for each in amounts if abs(each - found) <= _NEAR * found]:
+        found = max(near) * (1 + 2 * _NEAR) if up else min(near) * (1 - 2 * _NEAR)
+    return found
+
+
+def _with_limit(policy: Policy, test: Compare, limit: float) -> Policy:
+    """The policy with another limit in one of its tests."""
+
+    def predicate(old: Predicate) -> Predicate:
+        match old:
+            case And() | Or():
+                return evolve(old, parts=tuple(map(predicate, old.parts)))
+            case Not():
+                return Not(predicate(old.predicate))
+            case _:
+                return evolve(test, value=evolve(test.value, value=limit)) if old is test else old
+
+    def change(old: Selector) -> Selector:
+        return evolve(old, predicate=predicate(old.predicate)) if isinstance(old, Where) else old
+
+    lets = {name: evolve(each, selector=rebuild(each.selector, change)) for name, each in policy.lets.items()}
+    rules = tuple(evolve(each, selector=rebuild(each.selector, change)) for each in policy.rules)
+    return evolve(policy, lets=lets, rules=rules, expectations=())
+
+
 def _cost(plan: Plan) -> tuple[int, int]:
     """The recomputed FLOPs and the saved bytes."""
     cost = saved_and_recomputed(plan, as_counted(plan.decisions))
     return cost.recomputed_flops, cost.saved_bytes
+
+
+def _differ(one: Plan, other: Plan, row: int) -> bool:
+    """True if two plans of a graph treat a value differently."""
+    a, b = one.decisions[row], other.decisions[row]
+    return a is not None and b is not None and a.outcome != b.outcome
 
 
 def _place(rule: Rule, plan: Plan) -> int:
@@ -224,4 +522,8 @@ def _place(rule: Rule, plan: Plan) -> int:
 
 def _planned(plan: Plan, capabilities: Capabilities, rules: tuple[Rule, ...]) -> Plan:
     policy: Policy = evolve(plan.policy, rules=rules, expectations=())
-    return make_plan(policy, plan.before, capabilities, device=None if plan.times is None else plan.times.device)
+    return make_plan(policy, plan.before, capabilities, device=_device(plan))
+
+
+def _device(plan: Plan) -> DeviceProfile | None:
+    return None if plan.times is None else plan.times.device
