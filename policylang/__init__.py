@@ -59,8 +59,8 @@ def report(subject: Any) -> Report:
 
     ``subject`` is a graph that a policy was applied to or that a policy partitioned (its forward or backward graph,
     too), a traced step, a model that was compiled under one or has checkpoints under one, what ``torch.compile``
-    returned for it, or what ``policylang.backend`` or ``policylang.partitioner`` returned. A model has a report once it
-    has run.
+    returned for a model or a function, or what ``policylang.backend`` or ``policylang.partitioner`` returned. A model
+    or function has a report once it has run.
 
     Raises ``PolicyGraphError`` for anything else, and if no policy has acted yet.
     """

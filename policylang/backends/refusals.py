@@ -89,8 +89,8 @@ NOT_A_GRAPH = Problem(
 )
 NOTHING_TO_REPORT = Problem(
     "APL328",
-    "a report is on a graph, a traced step, a model or a backend, and this is a `{kind}`",
-    "of a compiled function, give the backend: `backend = policylang.backend(policy)`",
+    "a report is on a graph, a traced step, a model, a compiled function or a backend, and this is a `{kind}`",
+    "give the model, or what `torch.compile(…, backend=policylang.backend(policy))` returned; of several, each",
 )
 RUNS_AS_IT_IS = Problem("APL425", "{frame}, and follows no policy: {why}", _LEFT)
 TWO_POLICIES = Problem(

@@ -100,19 +100,20 @@ def compiled_in_place(modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
 
 
 def compiler_of(module: torch.nn.Module) -> Any:
-    """The backend of ``torch.compile`` that a compiled module was given; None if unknown. ``module.compile()`` keeps it
-    in the closure of a function alone."""
+    """The backend of ``torch.compile`` that a compiled module was given; None if unknown. ``module.compile()`` keeps
+    the wrapper of a function."""
     function = getattr(module, "_compiled_call_impl", None)
-    if function is None:
-        return backend_of(module)
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    cells = dict(zip(names, getattr(function, "__closure__", None) or (), strict=False))
-    return backend_behind(cells["callback"].cell_contents) if "callback" in cells else None
+    return backend_of(module if function is None else function)
 
 
 def backend_of(compiled: Any) -> Any:
-    """The backend of what ``torch.compile(module)`` returned; None if unknown."""
-    return backend_behind(getattr(getattr(compiled, "dynamo_ctx", None), "callback", None))
+    """The backend of what ``torch.compile`` returned for a module or a function; None if unknown. The wrapper of a
+    function has it in its closure alone."""
+    if not isinstance(compiled, FunctionType):
+        return backend_behind(getattr(getattr(compiled, "dynamo_ctx", None), "callback", None))
+    cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=False))
+    is_compiled = "callback" in cells and hasattr(compiled, "_torchdynamo_orig_callable")
+    return backend_behind(cells["callback"].cell_contents) if is_compiled else None
 
 
 def backend_behind(wrapper: Any) -> Any:

@@ -197,6 +197,9 @@ def test_what_has_no_report_is_refused_by_name(joint):
     for subject, code, said in (
         ("a string", "APL328", "this is a `str`"),
         (None, "APL328", "this is a `NoneType`"),
+        ([module], "APL328", "this is a `list`"),
+        (torch.compile(module.forward, backend="eager"), "APL328", "this is a `function`"),
+        (torch.compile(module.forward, backend=never_trained), "APL327", "run the model once, with gradients"),
         (copy_of(joint.gm), "APL325", r"`policylang\.apply\(gm, policy\)`"),
         (module, "APL327", "run the model once, with gradients"),
         (never_trained, "APL327", "run the model once, with gradients"),
@@ -209,6 +212,20 @@ def test_what_has_no_report_is_refused_by_name(joint):
         torch.compile(module, backend=never_trained)(*inputs)
     with pytest.raises(policylang.PolicyGraphError, match="with gradients"):
         policylang.report(never_trained)
+
+
+def test_a_compiled_function_has_the_report_of_its_backend():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+    backend = policylang.backend(policylang.parse("save mm, addmm\nrecompute relu"), inner="aot_eager")
+
+    @torch.compile(backend=backend)
+    def loss(x):
+        return model(x).square().mean()
+
+    loss(torch.ones(2, 4)).backward()
+    found = policylang.report(loss)
+    assert found.rules[1].matched == 1
+    assert str(found) == str(policylang.report(backend))
 
 
 def test_a_model_whose_checkpoints_have_not_run_is_told_of_its_checkpoints():

@@ -355,15 +355,17 @@ def policy_around(gm: fx.GraphModule) -> Policy | None:
 
 
 def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:
-    """The graphs compiled for a model, a compiled model or a backend, and the number of its modules that run each; None
-    for anything else. A model's graphs are those that were called with one of its parameters, whatever was passed to
-    ``torch.compile``; those of its last backend, if it was recompiled. If no graph was called with a parameter, a
-    compiled model's are those of its backend."""
+    """The graphs compiled for a model, a compiled model or function, or a backend, and the number of its modules that
+    run each; None for anything else. A model's graphs are those that were called with one of its parameters, whatever
+    was passed to ``torch.compile``; those of its last backend, if it was recompiled. If no graph was called with a
+    parameter, a compiled model's are those of its backend, and so are a compiled function's."""
     if isinstance(subject, PolicyBackend):
         return of_backend(subject.graphs)
-    if not isinstance(subject, torch.nn.Module) or isinstance(subject, fx.GraphModule):
+    if isinstance(subject, fx.GraphModule):
         return None
     its_own = compilers.backend_of(subject)
+    if not isinstance(subject, torch.nn.Module):
+        return of_backend(its_own.graphs) if isinstance(its_own, PolicyBackend) else None
     if isinstance(its_own, PolicyBackend):
         return of_model([its_own.graphs], subject) or of_backend(its_own.graphs)
     return of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
@@ -374,7 +376,7 @@ def frames_left_of(subject: object, *, others: bool = False) -> tuple[FrameLeft,
     code. ``others``: of a model whose backend is known, all since that was made."""
     backend = subject if isinstance(subject, PolicyBackend) else compilers.backend_of(subject)
     by_name = getattr(backend, marks.COMPILER, False)
-    if isinstance(backend, PolicyBackend) and (others or backend is subject):
+    if isinstance(backend, PolicyBackend) and (others or not isinstance(subject, torch.nn.Module)):
         return backend.left
     if not isinstance(subject, torch.nn.Module) or not (by_name or _live):
         return ()
