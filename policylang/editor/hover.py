@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import get_args
 
 from lsprotocol import types
@@ -19,7 +20,7 @@ from policylang.editor.selectors import (
     test_article,
     unit_article,
 )
-from policylang.editor.state import GraphState, State
+from policylang.editor.state import GraphState, Positions, StaleHint, State
 from policylang.editor.statements import (
     picked,
     policy_article,
@@ -167,20 +168,54 @@ def _place(state: State, pointed: Pointed) -> Article:
 
 
 def hints(state: State, start: int, end: int, *, markdown: bool = True) -> list[types.InlayHint]:
-    """Hints of the statements that end between two character offsets; none where the text has no plan. A rule's worth
-    is left out until it is worked out."""
+    """Hints of the statements that end between two character offsets; of a text with mistakes those of the last plan,
+    marked as stale. A rule's worth is left out until it is worked out."""
+    found: list[types.InlayHint] = []
+    for each in state.stale if state.text.loaded.policy is None else ():
+        at = state.document.positions.offset(types.Position(each.line, 0)) + each.column
+        if start <= at <= end:
+            found.append(_hint(state, at, f"{each.label} · stale", _STALE, markdown=markdown))
+    for graph, statement, at, label in _labelled(state, start, end):
+        tooltip = policy_article(graph) if statement is None else _tooltip(state, graph, statement)
+        found.append(_hint(state, at, label, tooltip, markdown=markdown))
+    return sorted(found, key=lambda each: (each.position.line, each.position.character))
+
+
+_STALE = Article().say("The figure of the last text without mistakes.")
+
+
+def _labelled(state: State, start: int, end: int) -> Iterator[tuple[GraphState, Statement | None, int, str]]:
+    """Statements with the character offsets of their ends and their labels, then None with the totals; nothing where
+    the text has no plan."""
     graph = state.graph
     if graph is None or state.text.loaded.policy is None:
-        return []
-    found: list[types.InlayHint] = []
+        return
     for statement in statements_of(state):
         at = statement.span.end
         if start <= at <= end and (label := statement_hint(state, graph, statement)):
-            found.append(_hint(state, at, label, _tooltip(state, graph, statement), markdown=markdown))
+            yield graph, statement, at, label
     totals, first = policy_hint(graph), _first_statement(state)
     if totals and first is not None and start <= first.span.end <= end:
-        found.append(_hint(state, first.span.end, totals, policy_article(graph), markdown=markdown))
-    return sorted(found, key=lambda each: (each.position.line, each.position.character))
+        yield graph, None, first.span.end, totals
+
+
+def stale_hints(before: State, positions: Positions) -> tuple[StaleHint, ...]:
+    """The hints of a text, its own or stale ones, where its lines are in another text: what is alike at the beginning
+    and at the end of both, and what is between where that has as many lines in both."""
+    old, new = before.document.positions.lines(), positions.lines()
+    most = min(len(old), len(new))
+    top = next((at for at in range(most) if old[at] != new[at]), most)
+    bottom = next((at for at in range(most - top) if old[-1 - at] != new[-1 - at]), most - top)
+    found, kept = [], list(before.stale)
+    for _, _, at, label in _labelled(before, 0, len(before.document.source.text)):
+        line = before.document.positions.position(at).line
+        kept.append(StaleHint(line, at - before.document.positions.offset(types.Position(line, 0)), label))
+    for each in kept:
+        line = each.line + (len(new) - len(old) if each.line >= len(old) - bottom else 0)
+        if len(old) == len(new) or not top <= each.line < len(old) - bottom:
+            is_same = old[each.line] == new[line]
+            found.append(StaleHint(line, each.column if is_same else len(new[line].rstrip()), each.label))
+    return tuple(found)
 
 
 def _first_statement(state: State) -> Statement | None:

@@ -18,9 +18,11 @@ from lsprotocol import types
 
 from policylang.api.planned_graphs import read_graphs
 from policylang.editor.graph_index import index_of
+from policylang.editor.hover import stale_hints
 from policylang.editor.state import (
     Document,
     GraphState,
+    StaleHint,
     State,
     TextState,
     read_graph,
@@ -170,6 +172,8 @@ class OpenDocument:
     """The files that the text names, and the state of their contents."""
     current: bool = True
     """False while the graph's file is still to be read."""
+    stale: tuple[StaleHint, ...] = ()
+    """The hints of the last plan of an earlier text."""
     state: State | None = None
     """None only while the text is read."""
     task: asyncio.Task[None] | None = None
@@ -255,12 +259,16 @@ class OpenDocuments:
     # --- one document ---
 
     def _begin(self, document: Document) -> None:
+        before = self._open.get(document.uri)
         self._stop(document.uri)
         settings = self.workspace.settings_of(document.path)
         opened = OpenDocument(document, settings, self._snapshots.known(settings.graph))
         self._open[document.uri] = opened
         opened.current = self._snapshots.is_read(settings.graph)
+        is_same = before is not None and (before.settings, before.graph.facts) == (settings, opened.graph.facts)
         try:
+            if before is not None and before.state is not None and is_same:
+                opened.stale = stale_hints(before.state, document.positions)
             state = self._read(opened)
         except Exception as error:
             self._say_failure(opened, error)
@@ -276,7 +284,7 @@ class OpenDocuments:
             text = self._text(opened)
         if not opened.current:
             text = unsettled(text)
-        opened.state = state = State(opened.document, text, None, graph.facts, problems, settings.plans)
+        opened.state = state = State(opened.document, text, None, graph.facts, problems, settings.plans, opened.stale)
         self._note_devices(opened, text)
         self.publish(state)
         return state
@@ -302,7 +310,7 @@ class OpenDocuments:
         assert settings.graph is not None
         arguments = (state.text, facts, settings.graph, settings.path, settings.device)
         made = await self._work(opened, lambda: read_graph(*arguments))
-        opened.state = state = evolve(state, graph=made)
+        opened.state = state = evolve(state, graph=made, stale=())
         self.publish(state)
         if made is not None:
             await self._work(opened, made.look)

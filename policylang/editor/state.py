@@ -85,6 +85,10 @@ class Positions:
                 return start + index
         return start + len(line)
 
+    def lines(self) -> list[str]:
+        """The lines of the text without their ends."""
+        return _LINE_END.split(self.text)
+
     def range(self, span: Span) -> types.Range:
         """The range of a span of this text."""
         return self.between(span.start, span.end)
@@ -212,6 +216,15 @@ class GraphState:
             step()
 
 
+@frozen
+class StaleHint:
+    """A hint of the last plan, in a text that has none. Line and column in characters, from 0."""
+
+    line: int
+    column: int
+    label: str
+
+
 @frozen(slots=False)
 class State:
     """The data of every answer. ``graph`` is None where no snapshot is set, none can be read, or the text has
@@ -226,6 +239,8 @@ class State:
     """The diagnostics of the settings and of the snapshot."""
     plans: bool = True
     """False where the settings name an unknown path or device."""
+    stale: tuple[StaleHint, ...] = field(default=(), repr=False)
+    """The hints of the last plan, until there is one of this text."""
 
     @property
     def can_plan(self) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lsprotocol import types
 
-from policylang.editor.hover import hints
+from policylang.editor.hover import hints, stale_hints
 from policylang.editor.state import State
 from policylang.language.parser import parse_file
 from policylang.language.shown import format_quantity
@@ -148,6 +148,55 @@ def test_nothing_is_said_of_a_text_with_errors_and_without_a_snapshot() -> None:
     assert hints(state_of("save mm\n"), 0, 100) == []
     assert hints(state_of("save mm\nsave mmm\n", "tutorial.graph"), 0, 100) == []
     assert hints(state_of("", "tutorial.graph"), 0, 0) == []
+
+
+def stale(before: State, text: str) -> State:
+    """The state of an edited text, with the hints that its lines had."""
+    found = state_of(text, "tutorial.graph")
+    return attrs.evolve(found, stale=stale_hints(before, found.document.positions))
+
+
+def by_line(state: State) -> dict[int, str]:
+    text = state.document.source.text
+    return {
+        each.position.line: str(each.label) for each in hints(state, 0, len(text)) if "keeps" not in str(each.label)
+    }
+
+
+KEPT = "policy mine\nrecompute everything in block  # 𝔘\n\nsave mm\nsave attention\nundecided -> save\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (KEPT.replace("save mm", "save mmm"), {1: 1, 3: 3, 4: 4, 5: 5}),  # a mistake within a line
+        (KEPT.replace("save mm", "save mm where"), {1: 1, 3: 3, 4: 4, 5: 5}),
+        (KEPT.replace("save mm", "sa\nsave mm"), {1: 1, 4: 3, 5: 4, 6: 5}),  # in a new line
+        (KEPT.replace("save mm\n", "").replace("save attention", "save attentio"), {1: 1, 4: 5}),  # of two lines, one
+        (KEPT + "sav\n", {1: 1, 3: 3, 4: 4, 5: 5}),
+        (KEPT.replace("\n", "\r\n").replace("mm", "mmm"), {1: 1, 3: 3, 4: 4, 5: 5}),
+        ("}", {}),
+        ("", {}),
+    ],
+)
+def test_a_text_with_mistakes_has_the_figures_of_the_last_plan(text: str, lines: dict[int, int]) -> None:
+    before = state_of(KEPT, "tutorial.graph")
+    if "\r" in text:
+        before = state_of(KEPT.replace("\n", "\r\n"), "tutorial.graph")
+    was, state = by_line(before), stale(before, text)
+    assert len(was) == 4
+    assert by_line(state) == ({new: f"{was[old]} · stale" for new, old in lines.items()} if text else {})
+    assert by_line(stale(state, text)) == by_line(state), "one edit after another"
+    assert by_line(stale(state, KEPT)) == was, "once it is mended, those of its own plan"
+
+
+def test_stale_figures_stand_where_the_others_do_and_at_the_end_of_changed_lines() -> None:
+    before = state_of(KEPT, "tutorial.graph")
+    state = stale(before, KEPT.replace("save mm", "save mmm # 😀"))
+    places = {(each.position.line, each.position.character) for each in hints(state, 0, 200)}
+    assert places == {(0, 11), (1, 29), (3, 13), (4, 14), (5, 17)}
+    assert [each.position.line for each in hints(state, 0, 11)] == [0], "only in the range that is asked for"
+    assert "without mistakes" in tooltip(state, next(str(each.label) for each in hints(state, 0, 11)))
 
 
 def test_hints_stand_at_the_ends_of_statements_before_comments() -> None:

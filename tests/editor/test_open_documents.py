@@ -15,6 +15,7 @@ pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
 
 import policylang
 from policylang.editor import open_documents
+from policylang.editor.hover import hints
 from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.state import State, read_graph
 from policylang.language.cancellation import check_cancelled
@@ -326,3 +327,44 @@ def test_reading_a_text_gives_the_same_as_reading_its_file(tmp_path) -> None:
             assert found == [each.code for each in policylang.check(file).diagnostics]
 
         session(tmp_path, test)
+
+
+PLANNED = "save mm\nsave attention\n"
+
+
+def labels(state: State | None) -> list[str]:
+    assert state is not None
+    return [str(each.label) for each in hints(state, 0, len(state.document.source.text))]
+
+
+def test_while_a_text_has_mistakes_its_last_figures_stay_and_are_called_stale(tmp_path, graph) -> None:
+    async def test(it: Session) -> None:
+        uri = it.put(PLANNED)
+        await weighed(it.documents, uri)
+        fresh = labels(it.documents.state(uri))
+        assert len(fresh) == 3
+        for text in (f"{PLANNED}sav", f"{PLANNED}save", f"{PLANNED}save m"):
+            it.put(text)
+            assert labels(await it.documents.settled(uri)) == [f"{each} · stale" for each in fresh]
+        it.put(f"{PLANNED}save add\n")
+        assert labels(it.documents.state(uri)) == [], "a plan is under way"
+        it.put(f"{PLANNED}save ad")
+        assert len(labels(await it.documents.settled(uri))) == 3, "it was given up"
+        it.put(f"{PLANNED}save add\n")
+        assert not any("stale" in each for each in labels(await it.documents.settled(uri)))
+        assert it.documents.state(uri).stale == ()  # type: ignore[union-attr]
+
+    session(tmp_path, test, graph=str(graph))
+
+
+def test_figures_of_another_snapshot_are_not_kept(tmp_path, graph) -> None:
+    other = shutil.copy(GRAPHS / "gpt2.graph", tmp_path / "gpt2.graph")
+
+    async def test(it: Session) -> None:
+        uri = it.put(PLANNED)
+        await it.documents.settled(uri)
+        it.documents.workspace.started_with = {"pause": 0, "graph": str(other)}
+        it.put("save mmm\nsave attention\n")
+        assert labels(await it.documents.settled(uri)) == []
+
+    session(tmp_path, test, graph=str(graph))
