@@ -51,7 +51,7 @@ from policylang.language.walk import rebuild, tests_of, with_lets
 from policylang.operators.names import is_all_gather
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.worth import SAVED, as_counted
-from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.liveness import BackwardCost, saved_and_recomputed
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.selection.selectors import OperatorPrices, amount_of, operator_matcher
@@ -79,10 +79,11 @@ def costly_rules(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]
     yield from _several_blocks(plan, capabilities)
     yield from _frees_nothing(plan, capabilities)
     yield from _saves_more(plan, capabilities)
-    yield from _communicates_twice(plan, capabilities)
+    needs = saved_and_recomputed(plan, as_counted(plan.decisions))
+    yield from _communicates_twice(plan, capabilities, needs)
     yield from _exposed_copies(plan, capabilities)
-    yield from _no_worth(plan, capabilities)
-    yield from _near_values(plan, capabilities)
+    yield from _no_worth(plan, capabilities, needs)
+    yield from _near_values(plan, capabilities, needs)
 
 
 def _one_block(plan: Plan) -> Iterator[Diagnostic]:
@@ -257,66 +258,64 @@ def _saves_more(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
     )
 
 
-def _communicates_twice(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
+def _communicates_twice(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> Iterator[Diagnostic]:
     """The lines that have collectives recomputed whose results are cheap to save. A rule that names the collective
     asks for that, and FSDP gathers weights for the backward by design."""
-    facts, decisions, policy = plan.facts, plan.decisions, plan.policy
-    asked = [row for row in _recomputed_collectives(plan) if (by := decisions[row]) is not None and by.why in _BY_LINES]
+    facts, decisions, policy, times = plan.facts, plan.decisions, plan.policy, plan.shown_times
+    by_lines = (Why.RULE, Why.UNDECIDED)
+    asked = [row for row in _collectives(facts, needs) if (by := decisions[row]) is not None and by.why in by_lines]
     least = _WORK * sum(facts.bytes[row] for row in facts.forward if facts.flags[row] & Flag.COLLECTIVE)
     for rule, rows in by_rule(asked, decisions, policy):
-        line = policy.undecided if rule is None else rule
-        rows = [row for row in rows if rule is None or not _names(policy, rule, facts.targets[row])]
+        line, at = (rule, _place(rule, plan) + 1) if rule is not None else (policy.undecided, len(policy.rules))
         kept = Counter[str]()
         for row in rows:
-            kept[facts.targets[row]] += facts.bytes[row]
-        while line is not None and (targets := [target for target, _ in reversed(kept.most_common())]):
-            words = [operator_name(target) for target in targets]
-            saved = f"save {' or '.join(words)}"
-            selector: Selector = Union(tuple(Operator(None, word, None) for word in words))
-            if any(map(is_all_gather, targets)):
-                saved = f"save ({saved[5:]}) where not from parameter"
-                selector = Where(selector, Not(Is("from parameter")))
-            at = len(policy.rules) if rule is None else _place(rule, plan) + 1
-            rules = (*policy.rules[:at], Rule(Action.SAVE, selector, optional=True), *policy.rules[at:])
-            other = _planned(plan, capabilities, rules)
-            left = {other.facts.names[row] for row in _recomputed_collectives(other)}
-            spared = [row for row in rows if facts.targets[row] in targets and facts.names[row] not in left]
-            peak, higher = plan.peak.bytes, other.peak.bytes
-            if higher <= (1 + _LOWER) * peak:
-                sent = sum(size_in_flight(facts, row) for row in spared)
-                if sent > least:
-                    yield _communicates(plan, line.span, saved, spared, sent, higher)
-                break
-            del kept[targets[-1]]
+            kept[facts.targets[row]] += facts.bytes[row] * (
+                rule is None or not _names(policy, rule, facts.targets[row])
+            )
+        targets = [target for target, size in reversed(kept.most_common()) if size]
+        spared, text, peak = list[int](), "", 0
+        while targets and not spared:
+            text, saving = _saving(targets)
+            other = _planned(plan, capabilities, (*policy.rules[:at], saving, *policy.rules[at:]))
+            peak = other.peak.bytes
+            if peak <= (1 + _LOWER) * plan.peak.bytes:
+                theirs = saved_and_recomputed(other, as_counted(other.decisions))
+                left = {other.facts.names[row] for row in _collectives(other.facts, theirs)}
+                spared = [row for row in rows if facts.targets[row] in targets and facts.names[row] not in left]
+            targets.pop()
+        sent = sum(size_in_flight(facts, row) for row in spared)
+        if line is None or sent <= least:
+            continue
+        seconds = format_quantity(0 if times is None else sum(times.seconds[row] for row in spared), "seconds")
+        takes = "" if times is None else f" ({seconds} on {times.device.name})"
+        each = (
+            f"{facts.names[row]} ({facts.targets[row]}): {format_quantity(facts.bytes[row], 'bytes')}" for row in spared
+        )
+        before, after = (format_quantity(amount, "bytes") for amount in (plan.peak.bytes, peak))
+        yield diagnose(
+            COMMUNICATES_TWICE,
+            f"`{line.span.one_line}` recomputes {counted(len(spared), 'collective')} in the backward: "
+            f"{format_quantity(sent, 'bytes')} of communication{takes} in each step",
+            line.span,
+            help=f"write `{text}` below it: the peak is {after} with it, {before} without",
+            details=first_lines(tuple(each), _MOST_LINES),
+            fixes=[put_behind(line.span, text)],
+        )
 
 
-_BY_LINES = (Why.RULE, Why.UNDECIDED)
+def _saving(targets: Sequence[str]) -> tuple[str, Rule]:
+    """The rule that saves collectives by their operators, and its text."""
+    words = [operator_name(target) for target in targets]
+    selector: Selector = Union(tuple(Operator(None, word, None) for word in words))
+    if not any(map(is_all_gather, targets)):
+        return f"save {' or '.join(words)}", Rule(Action.SAVE, selector, optional=True)
+    others = Where(selector, Not(Is("from parameter")))
+    return f"save ({' or '.join(words)}) where not from parameter", Rule(Action.SAVE, others, optional=True)
 
 
-def _communicates(plan: Plan, span: Span, saved: str, rows: Sequence[int], sent: int, higher: int) -> Diagnostic:
-    facts, times = plan.facts, plan.shown_times
-    seconds = None if times is None else format_quantity(sum(times.seconds[row] for row in rows), "seconds")
-    takes = f" ({seconds} on {times.device.name})" if times is not None else ""
-    each = (f"{facts.names[row]} ({facts.targets[row]}): {format_quantity(facts.bytes[row], 'bytes')}" for row in rows)
-    peaks = [format_quantity(amount, "bytes") for amount in (plan.peak.bytes, higher)]
-    return diagnose(
-        COMMUNICATES_TWICE,
-        f"`{span.one_line}` recomputes {counted(len(rows), 'collective')} in the backward: "
-        f"{format_quantity(sent, 'bytes')} of communication{takes} in each step",
-        span,
-        help=f"write `{saved}` below it: the peak is {peaks[1]} with it, {peaks[0]} without",
-        details=first_lines(tuple(each), _MOST_LINES),
-        fixes=[put_behind(span, saved)],
-    )
-
-
-def _recomputed_collectives(plan: Plan) -> list[int]:
-    """Those that run in the forward and in the backward, but for gathers of parameters."""
-    facts = plan.facts
-    if not any(facts.flags[row] & Flag.COLLECTIVE for row in facts.forward):
-        return []
-    again = saved_and_recomputed(plan, as_counted(plan.decisions)).recomputed
-    rows = [row for row in again if facts.flags[row] & Flag.COLLECTIVE]
+def _collectives(facts: Facts, needs: BackwardCost) -> list[int]:
+    """Those that are recomputed, but for gathers of parameters."""
+    rows = [row for row in needs.recomputed if facts.flags[row] & Flag.COLLECTIVE]
     of_parameters = Chains(facts).from_parameter_mask if rows else ()
     return [row for row in rows if not of_parameters[row]]
 
@@ -385,31 +384,33 @@ _WORTH = 1e-4
 _MEMORY = ("saved_bytes", "recomputed_bytes", "offloaded_bytes")
 
 
-def _no_worth(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
+def _no_worth(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> Iterator[Diagnostic]:
     """The rules that decide a little memory and a little work, and without which neither changes noticeably. No rule
     that says what would hold without it, for readers; and none of a bundled policy, which is for many models."""
-    facts = plan.facts
-    least = _WORTH * plan.peak.bytes, _WORTH * sum(facts.flops[row] for row in facts.forward)
-    mine = saved_and_recomputed(plan, as_counted(plan.decisions))
-    needed = mask_of((facts.owners[row] for row in mine.all), len(facts))
+    facts, rules = plan.facts, plan.policy.rules
+    memory, work = _WORTH * plan.peak.bytes, _WORTH * sum(facts.flops[row] for row in facts.forward)
+    needed = mask_of((facts.owners[row] for row in needs.all), len(facts))
     for at, outcome in enumerate(plan.rules):
         rule, rows = outcome.rule, [row for row in outcome.decided if needed[row]]
-        size = sum(facts.bytes[each] for row in rows for each in _with_memory(facts, row))
-        is_small = size < least[0] and sum(facts.flops[row] for row in rows) < least[1]
-        if not (rows and is_small) or rule.optional or rule.override or is_bundled(rule.span.source.name):
+        if not rows or rule.optional or rule.override or is_bundled(rule.span.source.name):
             continue
-        other = _planned(plan, capabilities, (*plan.policy.rules[:at], *plan.policy.rules[at + 1 :]))
+        size = sum(facts.bytes[each] for row in rows for each in _with_memory(facts, row))
+        if size >= memory or sum(facts.flops[row] for row in rows) >= work:
+            continue
+        other = _planned(plan, capabilities, (*rules[:at], *rules[at + 1 :]))
         if any(is_open(other.decisions[row]) for row in rows) or not any(_differ(plan, other, row) for row in rows):
             continue
-        theirs = saved_and_recomputed(other, as_counted(other.decisions))
-        memory = (
-            plan.peak.bytes - other.peak.bytes,
-            *(getattr(mine, name) - getattr(theirs, name) for name in _MEMORY),
+        theirs, times = (
+            saved_and_recomputed(other, as_counted(other.decisions)),
+            (plan.shown_step_time, other.shown_step_time),
         )
-        times = plan.shown_step_time, other.shown_step_time
+        changes = [
+            plan.peak.bytes - other.peak.bytes,
+            *(getattr(needs, name) - getattr(theirs, name) for name in _MEMORY),
+        ]
         slower = times[0].step / times[1].step - 1 if times[0] and times[1] else 0.0
-        work = mine.recomputed_flops - theirs.recomputed_flops
-        if max(map(abs, memory)) >= least[0] or abs(work) >= least[1] or abs(slower) >= _WORTH:
+        is_worth = max(map(abs, changes)) >= memory or abs(needs.recomputed_flops - theirs.recomputed_flops) >= work
+        if is_worth or abs(slower) >= _WORTH:
             continue
         yield diagnose(
             NO_WORTH,
@@ -426,15 +427,12 @@ _NEAR = 0.05
 _GRADUAL = ("bytes", "numel", "flops", "time", "time_per_gib")
 
 
-def _near_values(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
+def _near_values(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> Iterator[Diagnostic]:
     """The thresholds between values that are nearly alike, and of which some are decided otherwise for it."""
     facts, policy = plan.facts, plan.policy
     tests = {id(each): each for rule in policy.rules for each in tests_of(policy, rule) if isinstance(each, Compare)}
     asked = [each for each in tests.values() if each.quantity in _GRADUAL and each.op not in ("==", "!=")]
-    if not asked:
-        return
     prices = None if plan.times is None else OperatorPrices(facts, plan.times)
-    needs = saved_and_recomputed(plan, as_counted(plan.decisions))
     rows = [row for row in needs.all if facts.storage_roots[row] == row == facts.owners[row]]
     for test in asked:
         limit, amount = test.value.value, amount_of(test, facts, prices)
