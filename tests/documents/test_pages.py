@@ -187,8 +187,10 @@ def test_the_policy_of_the_two_paths_is_the_example():
 
 
 def test_the_rules_come_to_the_same_on_both_paths_and_save_the_same_bytes_in_eager():
-    joint, flat, eager = ([line for line in each.splitlines() if line.startswith("mine.apl:")] for each in REPORTS)
-    assert joint == flat
+    joint, eager = ([line for line in each.splitlines() if line.startswith("mine.apl:")] for each in REPORTS)
+    (others,) = re.findall(r"^<!-- output: two-paths flat -->\n```\n(.*?)^```$", page("two-paths.md"), re.M | re.S)
+    assert "undecided" in others, "what the flat graph's report has in place of the lines of the compiled model's"
+    assert "mine.apl:" not in others
     assert len(joint) == 5
     saved = [[line for line in each if re.search(r" save (attention|matmul) ", line)] for each in (joint, eager)]
     assert saved[0] == saved[1]
