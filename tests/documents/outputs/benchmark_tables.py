@@ -16,13 +16,9 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 LABELS = {
-    "pytorch": "PyTorch's pass, same tags",
-    "torchtitan": "TorchTitan's pass, same tags",
-    "eager SAC": "eager selective checkpointing",
     "no checkpoint": "none",
     "recompute all": "PyTorch's, recompute all",
     "policylang": "policylang, the decisions above",
-    "save_on_cpu, eager": "PyTorch's `save_on_cpu`, eager",
     "reshard": "`include <fsdp_reshard_always>`",
     "reshard, gathers fused": "and `fuse all_gather chains`",
     "reshard, gathers and scatters fused": "and `fuse reduce_scatter chains`",
@@ -90,18 +86,6 @@ def eager(which: str) -> str:
         ("time, first / later", number("first / later time")),
     ]
     return markdown(columns, results("eager")["first steps"])
-
-
-def flat_peaks(which: str) -> str:
-    names = {"policylang + code": None, "policylang": None}
-    rows = [row for row in results("flat_graph")["peaks"] if row["contender"] not in names]
-    columns = [("contender", label("contender")), ("simulated peak", number("peak GiB", 2, " GiB"))]
-    return markdown([*columns, ("policylang is", number("policylang is", 2, "×"))], rows)
-
-
-def offload(which: str) -> str:
-    columns = [("contender", label("contender")), ("step", number("step s", 3, " s"))]
-    return markdown([*columns, ("step / saved, same path", number("step / saved"))], results("offload")["rows"])
 
 
 def many_ranks(which: str) -> str:
@@ -213,8 +197,6 @@ _TABLES: dict[str, Callable[[str], str]] = {
     "plan-cost": plan_cost,
     "training-step": training_step,
     "eager": eager,
-    "flat-peaks": flat_peaks,
-    "offload": offload,
     "many-ranks": many_ranks,
     "compared": compared,
     "predicted-times": predicted_times,
