@@ -70,10 +70,6 @@ class OrderPlan:
         """True if anything runs elsewhere than it was traced."""
         return bool(self.edits) or any(each.moved for each in self.outcomes)
 
-    def order(self) -> list[str]:
-        """The names of the nodes in the order in which they run; a copy to the host or back is none."""
-        return [self.facts.names[row] for kind, row, _ in self.schedule if kind <= 1]
-
     def words(self) -> Iterator[str]:
         """The parts that are alike on every rank: the buckets, and the order in which collectives start and are
         awaited."""

@@ -37,6 +37,7 @@ from tests.support.flat_graphs import Flat, assert_bitwise_equal, copy_graph, fl
 from tests.support.hand_orders import KEEP, drawn_schedule, names_in, order_of
 from tests.support.joint import Joint, capture_joint
 from tests.support.models import ZOO
+from tests.support.orders import names_in_order
 from tests.support.random_flat import random_flat, random_joint
 from tests.support.run_partition import Traced, assert_same_result, trace
 from tests.support.sharded import fake_ranks
@@ -218,7 +219,7 @@ def test_any_order_is_carried_out_exactly_and_gives_the_same_bits(model: str, te
         copies = set(copies_in(graph.gm.graph.nodes).values())
         assert len(copies) == len({step[:2] for step in schedule if step[0] > StepKind.SECOND_RUN})
         names = [node.name for node in graph.gm.graph.nodes if node.op == "call_function" and node not in copies]
-        assert [name for name in names if name in graph_as_run.facts.index] == order.order()
+        assert [name for name in names if name in graph_as_run.facts.index] == names_in_order(order)
         assert names != [node.name for node in flat(model).gm.graph.nodes if node.op == "call_function"]
         assert_bitwise_equal(graph.run(), expected)
 
@@ -279,7 +280,7 @@ def test_halves_in_any_order_give_the_same_bits(model: str, text: str) -> None:
     assert partition.orders.keys() == {"forward", "backward"}
     for half, made in zip((partition.forward, partition.backward), partition.orders.values(), strict=True):
         assert made.order is not None
-        planned = [name for name in made.order.order() if name in {node.name for node in half.graph.nodes}]
+        planned = [name for name in names_in_order(made.order) if name in {node.name for node in half.graph.nodes}]
         assert [name for name in names_in(half) if name in set(planned)] == planned
     assert_halves_in_order(partition)
 
@@ -298,8 +299,8 @@ def test_the_halves_of_a_graph_of_128_ranks_are_put_in_order(text: str) -> None:
     for made, half in zip(partition.orders.values(), (partition.forward, partition.backward), strict=True):
         order = made.order
         assert order is not None
-        assert names_in(half) == order.order()
-        assert order.order() != [order.facts.names[row] for _, row, _ in order.traced_schedule]
+        assert names_in(half) == names_in_order(order)
+        assert names_in_order(order) != [order.facts.names[row] for _, row, _ in order.traced_schedule]
         assert audit_order(order, half.graph) == ()
 
 
