@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 import policylang
-from policylang.audit.graphs import audit_flat
 from policylang.audit.report import Report
 from policylang.backends import copies as copy_operators
 from policylang.backends.flat import FlatPath
@@ -169,7 +168,6 @@ def test_what_would_free_nothing_or_come_back_changed_stays_with_a_reason() -> N
     policy = policylang.parse("undecided -> save; offload t, sin, cos, tan")
     fresh = flat.fresh()
     report = policylang.report(policylang.apply(fresh.gm, policy))
-    assert report.offloaded is not None
     assert len(report.offloaded) == 0
     (warning,) = report.warnings
     assert "offloads nothing: it leaves 4 forward values on the device" in warning
@@ -220,25 +218,6 @@ def test_the_device_does_not_hold_what_is_on_the_host() -> None:
     in_flight = 2 * 512  # the last two copies are awaited where the forward ends
     assert live["save"][0] - live["offload"][0] == moved - in_flight
     assert live["offload"][1] <= live["save"][1]
-
-
-@pytest.mark.parametrize("change", ["not awaited", "still read", "not planned"])
-def test_the_audit_sees_a_wrong_copy(mlp: Flat, change: str) -> None:
-    after, outcome = applied(mlp, "undecided -> save; offload gelu")
-    graph = after.gm.graph
-    wait = next(node for node in copies(after.gm, copy_operators.WAIT_OP) if node.name.endswith("_reloaded"))
-    if change == "not awaited":
-        wait.args = (wait.args[0], graph.find_nodes(op="placeholder")[0], wait.args[2])
-        code = "APL413"
-    elif change == "still read":
-        reader = next(iter(wait.users))
-        reader.replace_input_with(wait, next(node for node in graph.nodes if node.name == "gelu_2"))
-        code = "APL401"
-    else:
-        plan = applied(mlp, "undecided -> save; save gelu")[1].plan
-        assert {found.code for found in audit_flat(plan, graph).differences} == {"APL411"}
-        return
-    assert code in {found.code for found in audit_flat(outcome.plan, graph).differences}
 
 
 def test_a_graph_takes_one_policy(mlp: Flat) -> None:

@@ -272,8 +272,6 @@ def test_halves_in_any_order_give_the_same_bits(model: str, text: str) -> None:
         found = graph.run(f"{text}; optional keep order of collective")
     assert_same_result(found, plain)
     partition, usual = found.partition, plain.partition
-    assert partition is not None
-    assert usual is not None
     assert [names_in(half) for half in (partition.forward, partition.backward)] != [
         names_in(half) for half in (usual.forward, usual.backward)
     ]
@@ -298,7 +296,6 @@ def test_the_halves_of_a_graph_of_128_ranks_are_put_in_order(text: str) -> None:
     partition = JointPartitioner(policylang.parse(text)).partition(untagged(JOINT), num_fwd_outputs=1)
     for made, half in zip(partition.orders.values(), (partition.forward, partition.backward), strict=True):
         order = made.order
-        assert order is not None
         assert names_in(half) == names_in_order(order)
         assert names_in_order(order) != [order.facts.names[row] for _, row, _ in order.traced_schedule]
         assert audit_order(order, half.graph) == ()

@@ -120,7 +120,6 @@ def chunked_step(call: Callable[..., Tensor], parameters: list[Tensor], batch: l
         found = gradients(loss, [leaf, head_weight, head_bias])
         total.append(loss)
         summed = found if summed is None else [left + right for left, right in zip(summed, found, strict=True)]
-    assert summed is not None
     with torch.fx.traceback.annotate({"phase": "backward"}):
         body_gradients = torch.autograd.grad(hidden, body, grad_outputs=summed[0], allow_unused=True)
     return [sum(total), *summed[1:], *(found for found in body_gradients if found is not None)]

@@ -126,7 +126,6 @@ def test_junit_has_a_case_for_each_file_and_passes_where_nothing_is_found(tmp_pa
     assert failed == {"bad.apl", "gone.apl", "part.apl"}
     assert (suites.get("tests"), suites.get("failures")) == ("6", "3")
     found = cases["gone.apl"].find("failure")
-    assert found is not None
     assert (found.get("type"), found.get("message")) == ("APL103", "there is no policy file `gone.apl`")
     assert "error[APL103]" in (found.text or "")
 

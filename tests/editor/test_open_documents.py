@@ -44,7 +44,6 @@ class Session:
 
     async def codes(self, uri: str) -> list[str]:
         state = await self.documents.settled(uri)
-        assert state is not None
         return [each.code for each in state.diagnostics]
 
 
@@ -94,7 +93,6 @@ def test_of_many_quick_changes_the_last_is_planned(tmp_path, graph, monkeypatch)
             await asyncio.sleep(0.001)
         state = await it.documents.settled(uri)
         assert [text.source.text for text in planned] == ["save mm\n# 29\n"]
-        assert state is not None
         assert state.graph is not None
         assert state.document.version == 30
 
@@ -127,7 +125,6 @@ def test_a_change_ends_what_is_under_way(tmp_path, graph, monkeypatch) -> None:
         assert not waiting.done()
         it.put("save mm # short")
         state = await waiting
-        assert state is not None
         assert state.graph is not None
         assert state.document.source.text == "save mm # short"
         assert len(ended) == 1
@@ -151,12 +148,8 @@ def test_what_an_answer_needs_is_worked_out_beside(tmp_path, graph) -> None:
     async def test(it: Session) -> None:
         uri = it.put("recompute everything\nsave mm\n")
         state = await it.documents.settled(uri)
-        assert state is not None
-        assert state.graph is not None
         assert state.graph.knows("selections", "breakdown")
         state = await weighed(it.documents, uri)
-        assert state is not None
-        assert state.graph is not None
         assert state.graph.knows("worth")
 
     session(tmp_path, test, graph=str(graph))
@@ -228,7 +221,6 @@ def test_a_change_of_the_project_or_of_a_device_profile_counts(tmp_path, graph) 
         profile.write_text("[compute]\n")
         it.documents.look_again()
         state = await it.documents.settled(uri)
-        assert state is not None
         assert state.graph is None
         assert {"APL156"} & {each.code for each in state.diagnostics}
         (tmp_path / "pyproject.toml").write_text("[tool.policylang\n")
@@ -290,7 +282,6 @@ def test_any_text_has_a_state(text: str, tmp_path, graph) -> None:
     async def test(it: Session) -> None:
         uri = it.put(text)
         state = await it.documents.settled(uri)
-        assert state is not None
         assert "APL641" not in [each.code for each in state.diagnostics]
         for each in it.published:
             published_in_text(each)

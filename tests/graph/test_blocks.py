@@ -150,7 +150,6 @@ def test_what_lies_outside_the_stretches_is_put_together_by_a_size_alone() -> No
     assert found.code == "APL336"
     assert found.message.endswith("joins nothing: none of its 3 collectives belongs to a block")
     made = plan(policylang.parse("bucket (all_gather outside block) up to 2 GiB"), recorded_forward(), HALF)
-    assert made.order is not None
     assert [len(edit.collectives) for edit in made.order.edits.done] == [3]
 
 

@@ -79,5 +79,4 @@ def test_an_architecture(name: str) -> None:
         model = policylang.checkpoint_model(copy.deepcopy(plain), policylang.parse(text), strict=True)
         assert differences(expected, Trained.by(_loop(name), model)) == [], text
         audit = policylang.report(model).audit
-        assert audit is not None
         assert audit.differences == (), text

@@ -139,7 +139,6 @@ def test_canonical_scheduling_lines() -> None:
 def test_canonical_text_of_a_policy_is_canonical() -> None:
     canonical = policy(LLAMA3 + "".join(f"expect {text}\n" for text, _ in EXPECTATIONS)).canonical
     again = parse_policy(canonical)
-    assert again.policy is not None
     assert again.policy.canonical == canonical
     assert {each.code for each in again.diagnostics} == {"APL111"}, "groups are written out, so they hide the prelude's"
 

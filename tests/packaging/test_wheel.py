@@ -156,6 +156,7 @@ def test_the_wheel_is_installed_with_what_it_asks_for(wheel, tmp_path):
     assert said == "llama3_sac\n"
 
 
+@pytest.mark.slow
 def test_the_installed_package_makes_a_backend(bare, tmp_path):
     script = """
 import torch, policylang

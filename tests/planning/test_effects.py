@@ -34,7 +34,6 @@ def test_a_product_whose_view_is_saved_is_not_recomputed_and_the_rule_is_named()
         "decides 1 forward value and changes nothing: the backward reads none of them: "
         "`view`, which reads `mm`, is saved in its place"
     )
-    assert found.help is not None
     assert "from `mm` to `view`" in found.help
 
 

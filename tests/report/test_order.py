@@ -279,11 +279,9 @@ def test_what_changes_between_two_orders() -> None:
 def test_collectives_that_start_elsewhere_are_named() -> None:
     """The same buckets; in one of the plans each starts where it is read."""
     new = ordered_plan(4)
-    assert new.order is not None
     late = [name for name, op in zip(new.order.facts.names, new.order.facts.ops, strict=True) if op == "call_function"]
     old = evolve(new, order=evolve(new.order, schedule=schedule_of_names(new.order.facts, late)))
     found = compare(old, new).order
-    assert found is not None
     assert found.starts == ("gather_w1", "gather_v1", "gather_w2", "gather_v2", "gather_w3", "gather_v3")
     assert found.awaited == found.joined == found.parted == ()
     assert "6 collectives started elsewhere: gather_w1" in comparison_text(compare(old, new))

@@ -183,7 +183,6 @@ def test_what_has_no_formula_is_priced_by_its_bytes_and_named() -> None:
 def problem(built: Built, device: DeviceProfile = FLAT, *, copies: bool = False) -> tuple[str, str]:
     """What is said of a profile that lacks a figure, after `has no figure for`, and what to do."""
     found = lacking(priced(built, device), copies=copies)
-    assert found is not None
     assert found.code == "APL159"
     return found.message.removeprefix(f"the profile of `{device.name}` has no figure for "), found.help or ""
 

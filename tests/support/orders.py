@@ -34,7 +34,6 @@ def by_edges(facts: Facts) -> Dependencies:
 
 def names_in_order(order: OrderPlan | None) -> list[str]:
     """The nodes in the order in which they run; a copy to the host or back is none."""
-    assert order is not None
     return [order.facts.names[row] for kind, row, _ in order.schedule if kind <= StepKind.SECOND_RUN]
 
 

@@ -169,7 +169,6 @@ def _state(policy: str, graph: str, device: str) -> State:
     facts = facts_of(GRAPHS / graph)
     text = read_text(document, facts, read_source)
     planned = read_graph(text, facts, graph, None, load_device(device))
-    assert planned is not None
     planned.look()
     planned.weigh()
     return State(document, text, planned, facts)

@@ -377,7 +377,6 @@ def check(facts: Facts, text: str, path: Capabilities) -> None:
     made = plan(policy, facts, path, device=QUICK)
     assert render_text(made.diagnostics) is not None
     order = made.order
-    assert order is not None
     before = dependencies(order.facts).before
     calls = [row for row, op in enumerate(order.facts.ops) if op == "call_function"]
     place = {row: at for at, (kind, row, _) in enumerate(order.schedule) if kind == StepKind.FIRST_RUN}
