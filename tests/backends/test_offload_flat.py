@@ -18,9 +18,10 @@ from policylang.backends.records import AppliedPlan
 from policylang.language.plain_data import from_plain
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.memory import simulate
+from tests.graph.captured import flat_of
 from tests.support import models
 from tests.support.drawn import examples
-from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph
+from tests.support.flat_graphs import Flat, assert_bitwise_equal
 from tests.support.hand import Hand
 from tests.support.late import Late, copied_over
 from tests.support.random_flat import random_flat
@@ -31,7 +32,7 @@ aten = torch.ops.aten
 
 @pytest.fixture(scope="module")
 def mlp() -> Flat:
-    return flat_graph(models.mlp())
+    return flat_of("mlp")
 
 
 def applied(flat: Flat, text: str) -> tuple[Flat, AppliedPlan]:
@@ -55,7 +56,7 @@ def copies(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
     ],
 )
 def test_the_same_bits_however_late_the_copies_come(name: str, text: str) -> None:
-    flat = flat_graph(models.ZOO[name]())
+    flat = flat_of(name)
     expected = flat.fresh().run()
     after, outcome = applied(flat, text)
     assert outcome.audit.offloaded
@@ -206,7 +207,7 @@ def test_saved_bytes_are_those_on_the_device(mlp: Flat) -> None:
 
 def test_the_device_does_not_hold_what_is_on_the_host() -> None:
     """By the timeline, where the backward begins: all that is offloaded is gone but for what is on its way back."""
-    flat = flat_graph(models.mlp())
+    flat = flat_of("mlp")
     live = {}
     for verb in ("save", "offload"):
         plan = applied(flat, f"undecided -> save; {verb} gelu")[1].plan
@@ -226,7 +227,7 @@ def test_a_graph_takes_one_policy(mlp: Flat) -> None:
         FlatPath().apply(after.gm, policylang.parse("undecided -> save; offload addmm"))
 
 
-@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("inner", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_traced_step_and_its_graph_compiled(inner: str) -> None:
     example = models.mlp()
     plain = policylang.trace_step(example.module, loss_of(example), *example.inputs)

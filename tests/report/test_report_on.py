@@ -16,7 +16,7 @@ from policylang.audit.report import DecisionReport
 from policylang.graph.collect import collect
 from policylang.language.shown import format_quantity
 from policylang.simulation.node_times import node_times
-from tests.support.joint import capture_joint
+from tests.graph.captured import joint_of
 from tests.support.models import aliased_output, llama
 
 TEXT = """\
@@ -29,7 +29,7 @@ save everything in block where crosses block
 
 @pytest.fixture(scope="module")
 def joint():
-    return capture_joint(*llama())
+    return joint_of("llama")
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from policylang.tuning.evaluation import Budget, Candidate, Tuned
 from policylang.tuning.lower_hull import bound_at
 from policylang.tuning.phrases import Option
 from policylang.tuning.tuner import Tuner
-from tests.support.flat_graphs import Flat, flat_graph
+from tests.graph.captured import flat_of
+from tests.support.flat_graphs import Flat
 from tests.support.hand import same_bits
-from tests.support.models import ZOO
 from tests.support.tuned_graphs import DEVICE, stacked, tuner_of
 
 BLOCKS = 6
@@ -163,7 +163,7 @@ def test_a_share_of_the_forward_holds_what_is_waited_for_too() -> None:
 
 @pytest.fixture(scope="module")
 def flat() -> Flat:
-    return flat_graph(ZOO["mlp"]())
+    return flat_of("mlp")
 
 
 def tuned_on(facts: Facts, share: float) -> Candidate:

@@ -23,8 +23,8 @@ from policylang.tuning.budgets import infeasible
 from policylang.tuning.evaluation import Besides, Budget, Infeasible
 from policylang.tuning.tuned_policy import at_most, rounded_up
 from policylang.tuning.tuner import Tuner
+from tests.graph.captured import flat_of
 from tests.support.compiled import assert_bitwise_equal, train
-from tests.support.flat_graphs import flat_graph
 from tests.support.hand import same_bits
 from tests.support.joint import capture_joints
 from tests.support.models import ZOO
@@ -375,7 +375,7 @@ def _halfway(facts: Facts, capabilities: Capabilities) -> str:
 
 @pytest.mark.parametrize("name", ["mlp", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_a_flat_graph_has_the_bits_that_it_had(name: str) -> None:
-    flat = flat_graph(ZOO[name]())
+    flat = flat_of(name)
     same_bits(flat, _halfway(collect(flat.gm), FLAT))
 
 
