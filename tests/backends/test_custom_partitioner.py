@@ -23,30 +23,29 @@ from policylang.backends.torch_compile import hooks
 from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import GraphKind
 
-POLICY = "recompute everything\nsave first sin\n"
-SAME_POLICY = "# moves every line\n\nrecompute   everything\nsave first sin"
-OTHER_WORD = "recompute everything\nsave last sin\n"
+POLICY = "recompute everything\nsave first mm\n"
+SAME_POLICY = "# moves every line\n\nrecompute   everything\nsave first mm"
+OTHER_WORD = "recompute everything\nsave last mm\n"
 
 
-class Waves(nn.Module):
-    """Its second sine is in a module without parameters: no placeholder of the graph tells that one's name."""
+class Products(nn.Module):
+    """Its second product is in a module without parameters: no placeholder of the graph tells that one's name. Products
+    alone take Inductor no C++ compiler."""
 
-    def __init__(self, name: str = "wave", nested: bool = False) -> None:
+    def __init__(self, name: str = "square", nested: bool = False) -> None:
         super().__init__()
-        self.linear = nn.Linear(4, 4)
+        self.linear = nn.Linear(4, 4, bias=False)
         self.name, self.nested = name, nested
-        setattr(self, name, Sine())
+        setattr(self, name, Square())
 
     def forward(self, x: Tensor) -> Tensor:
-        wave = getattr(self, self.name)
-        x = self.linear(x).sin()
-        x = checkpoint(wave, x, use_reentrant=False) if self.nested else wave(x)
-        return x.sum()
+        square, x = getattr(self, self.name), self.linear(x)
+        return checkpoint(square, x, use_reentrant=False) if self.nested else square(x)
 
 
-class Sine(nn.Module):
+class Square(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x.sin()
+        return x @ x.detach()
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +65,10 @@ def gradient(compiled: Callable[[nn.Module], Callable[..., Any]], model: nn.Modu
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)
-    model = model or Waves()
+    model = model or Products()
     for parameter in model.parameters():
         nn.init.uniform_(parameter)
-    compiled(model)(torch.ones(4, 4)).backward()
+    compiled(model)(torch.ones(4, 4)).sum().backward()
     weight = next(model.parameters())
     assert weight.grad is not None
     return weight.grad
@@ -95,7 +94,7 @@ def hit() -> bool:
 
 @pytest.mark.parametrize(
     ("way", "text", "saved"),
-    [(by_options, POLICY, 64), pytest.param(by_configuration, "recompute everything", 0, marks=pytest.mark.slow)],
+    [(by_options, POLICY, 64), (by_configuration, "recompute everything", 0)],
 )
 def test_inductor_takes_it_in_either_way_and_does_what_the_policy_says(way: Any, text: str, saved: int) -> None:
     split = partitioner(text)
@@ -120,11 +119,11 @@ def test_the_same_policy_hits_and_a_changed_word_misses() -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_renamed_module_misses(nested: bool) -> None:
-    text = "optional save everything in wave; undecided -> recompute"
-    gradient(by_options(partitioner(text)), Waves("wave", nested))
-    gradient(by_options(partitioner(text)), Waves("wave", nested))
+    text = "optional save everything in square; undecided -> recompute"
+    gradient(by_options(partitioner(text)), Products("square", nested))
+    gradient(by_options(partitioner(text)), Products("square", nested))
     assert hit()
-    gradient(by_options(partitioner(text)), Waves("tide", nested))
+    gradient(by_options(partitioner(text)), Products("other", nested))
     assert not hit()
 
 
@@ -153,7 +152,7 @@ def test_aot_autograd_takes_it_as_a_partition_function(tmp_path: Path) -> None:
     backend = aot_autograd(fw_compiler=lambda gm, _: gm, partition_fn=split)
     found = gradient(lambda model: torch.compile(model, backend=backend))
     assert torch.equal(found, gradient(lambda model: torch.compile(model, backend="aot_eager")))
-    assert [rule.decided for rule in policylang.report(split).rules] == [4, 1]
+    assert [rule.decided for rule in policylang.report(split).rules] == [3, 1]
     (written,) = policylang.snapshot(split, tmp_path / "model.graph")
     assert policylang.load_snapshot(written).kind is GraphKind.JOINT
 
