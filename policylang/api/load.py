@@ -16,7 +16,7 @@ from policylang.errors import PolicyMeaningError, PolicySyntaxError, PolicyWarni
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Diagnostic, Source, diagnose, is_syntax
-from policylang.language.files import bundled_file, bundled_names, policy_files, read_source, write_whole
+from policylang.language.files import policy_files, read_source, write_whole
 from policylang.language.layout import format_source, line_end_of
 from policylang.language.loader import Loaded, load_policy, parse_policy
 from policylang.language.operators import OperatorTable
@@ -64,35 +64,6 @@ def on_device(policy: Policy, device: DeviceLike | None) -> Policy:
         return policy
     moved = evolve(policy, device=profile)
     return evolve(moved, canonical=format_policy(moved)) if policy.canonical else moved
-
-
-@frozen
-class BundledPolicy:
-    name: str
-    """As commands and ``policylang.load`` take it."""
-    description: str
-    """One sentence, from the comment with which its file begins."""
-    file: Path
-
-
-def bundled_policies() -> tuple[BundledPolicy, ...]:
-    """The policies of the library, by name."""
-    found = []
-    for name in bundled_names():
-        file = bundled_file(name)
-        if file is not None and name != "prelude":  # of groups, and no policy
-            found.append(BundledPolicy(name, description_of(file.read_text(encoding="utf-8")), file))
-    return tuple(found)
-
-
-def description_of(text: str) -> str:
-    """The first paragraph of the comment with which a policy begins, on one line and without its full stop."""
-    said = []
-    for line in text.splitlines():
-        if not line.startswith("#") or not line.strip("# "):
-            break
-        said.append(line.lstrip("#").strip())
-    return " ".join(said).removesuffix(".")
 
 
 PolicyLike = Policy | str | os.PathLike[str]

@@ -6,6 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
+from attrs import frozen
+
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.resources import policies_folder
 from policylang.language.shown import did_you_mean, nearest
@@ -28,6 +30,35 @@ def bundled_file(name: str) -> Path | None:
     """The file of a bundled policy, ``llama3_sac`` or ``llama3_sac.apl``; None where the library has none such."""
     stem = name.removesuffix(SUFFIX)
     return policies_folder() / f"{stem}{SUFFIX}" if stem in bundled_names() else None
+
+
+@frozen
+class BundledPolicy:
+    name: str
+    """As commands and ``policylang.load`` take it."""
+    description: str
+    """One sentence, from the comment with which its file begins."""
+    file: Path
+
+
+def bundled_policies() -> tuple[BundledPolicy, ...]:
+    """The policies of the library, by name."""
+    found = []
+    for name in bundled_names():
+        file = bundled_file(name)
+        if file is not None and name != "prelude":  # of groups, and no policy
+            found.append(BundledPolicy(name, description_of(file.read_text(encoding="utf-8")), file))
+    return tuple(found)
+
+
+def description_of(text: str) -> str:
+    """The first paragraph of the comment with which a policy begins, on one line and without its full stop."""
+    said = []
+    for line in text.splitlines():
+        if not line.startswith("#") or not line.strip("# "):
+            break
+        said.append(line.lstrip("#").strip())
+    return " ".join(said).removesuffix(".")
 
 
 def read_source(path: Path, name: str) -> Source | Diagnostic:

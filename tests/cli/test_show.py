@@ -8,10 +8,10 @@ import re
 import pytest
 from attrs import evolve
 
-from policylang.api.load import bundled_policies, description_of
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import GraphKind
 from policylang.graph.snapshot import write
+from policylang.language.files import bundled_policies, description_of
 from policylang.planning.inspection.overview import overview
 from policylang.report.graph_overview import overview_json
 from tests.graph.test_recorded import SMALL

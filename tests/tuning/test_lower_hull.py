@@ -17,7 +17,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.api.load import bundled_policies, load, parse
+from policylang.api.load import load, parse
 from policylang.errors import PolicyError
 from policylang.graph import snapshot
 from policylang.graph.blocks import BlockTable, blocks_of
@@ -25,6 +25,7 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
+from policylang.language.files import bundled_policies
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
 from policylang.planning.checkpoints import leaves_block
 from policylang.planning.liveness import saved_and_recomputed
