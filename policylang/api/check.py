@@ -16,7 +16,7 @@ from policylang.api.load import DeviceLike, PolicyLike, device_of, operators_at_
 from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.files import policy_files
 from policylang.language.loader import Loaded, load_policy, load_source
-from policylang.language.public_names import SELDOM_IN_GRAPHS
+from policylang.language.names import SELDOM_IN_GRAPHS
 from policylang.language.syntax import Policy
 from policylang.report.diagnostics import CheckResult
 

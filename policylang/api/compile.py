@@ -10,8 +10,13 @@ from torch import fx
 
 from policylang.api.load import DeviceLike, PolicyLike, policy_of
 from policylang.backends.torch_compile import inductor
-from policylang.backends.torch_compile.backend import PolicyBackend, policy_around, warn_of_recompile_limit
-from policylang.backends.torch_compile.hooks import PolicyPartitioner, PolicyPass
+from policylang.backends.torch_compile.backend import (
+    PolicyBackend,
+    PolicyPartitioner,
+    PolicyPass,
+    policy_around,
+    warn_of_recompile_limit,
+)
 from policylang.backends.torch_compile.inductor import Inner
 from policylang.errors import PolicyError, PolicyMeaningError
 from policylang.graph import marks

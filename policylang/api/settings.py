@@ -12,8 +12,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from policylang.language.devices.reading import find_device
-from policylang.language.devices.toml_text import place_of, tables_of
+from policylang.language.devices.reading import find_device, place_of, tables_of
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.files import reason_of
 from policylang.language.shown import did_you_mean, nearest, shortened

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from policylang.api.apply import apply
 from policylang.api.load import DeviceLike
+from policylang.audit.outcome import combined
 from policylang.audit.report import AuditReport, FsdpOrderReport, Report, ValuesReport
-from policylang.audit.summary import combined
 from policylang.backends import records, refusals, runtime
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.eager.fsdp_prefetch import order_reports

@@ -27,8 +27,7 @@ from policylang.audit.outcome import (
     summary,
 )
 from policylang.graph import marks
-from policylang.graph.facts import Facts, Flag, Phase
-from policylang.graph.schedule import STARTS
+from policylang.graph.facts import STARTS, Facts, Flag, Phase
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.operators.calls import argument, describe, function, nodes_in, piece_of_draw
 from policylang.operators.names import (
@@ -38,9 +37,9 @@ from policylang.operators.names import (
     RUNS_WITH_RANDOM_STATE,
     SAVES_RANDOM_STATE,
 )
-from policylang.planning.checkpoints import kept_rows
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
+from policylang.planning.schedule import kept_rows
 from policylang.planning.value_outcome import moves, recomputes, saves
 from policylang.torch_compat.eager import held_bytes
 

@@ -21,8 +21,7 @@ from torch import fx
 
 from policylang.audit.outcome import OUT_OF_ORDER
 from policylang.graph import marks
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.schedule import STARTS, StepKind
+from policylang.graph.facts import STARTS, Facts, Flag, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import counted
 from policylang.operators.calls import describe, effects, function, written_statistics

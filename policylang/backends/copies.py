@@ -33,7 +33,7 @@ from attrs import frozen
 from torch import Tensor, fx
 
 from policylang.graph import marks
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Schedule, StepKind
 
 HOST = torch.device("cpu")
 

@@ -29,9 +29,8 @@ from policylang.backends.rewriting import first_difference
 from policylang.backends.runtime import timed
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
-from policylang.graph.facts import Facts, Flag, Phase
+from policylang.graph.facts import Facts, Flag, Phase, StepKind
 from policylang.graph.memory import GraphMemory, memory_of
-from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import diagnose
 from policylang.language.syntax import Policy
 from policylang.planning.order.rematerialised import RunNames

@@ -10,7 +10,7 @@ from attrs import frozen
 from torch import nn
 
 from policylang.graph.inputs import normalise
-from policylang.planning.decisions.fsdp_parameters import FsdpParameter, FsdpParameters
+from policylang.planning.decisions.rule_warnings import FsdpParameter, FsdpParameters
 from policylang.torch_compat.distributed import ShardedWeight, own_class, sharded_weights
 
 

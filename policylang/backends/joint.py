@@ -41,14 +41,13 @@ from policylang.backends.runtime import RankOrder, collector_paused, timed
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
 from policylang.graph.collect import collect
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase
-from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Schedule, ScheduleStep, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.operators.calls import function, piece_of_draw, unread
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.planning.capabilities import JOINT
-from policylang.planning.decisions.fsdp_parameters import FsdpParameters
+from policylang.planning.decisions.rule_warnings import FsdpParameters
 from policylang.planning.expectations import check_deferred
 from policylang.planning.graph_edit import Edits
 from policylang.planning.liveness import SavedForBackward, backward_needs
@@ -294,7 +293,7 @@ class JointPath(BackendPath):
     """``apply`` prepares a graph. What it saves is audited once :meth:`JointPartitioner.partition` has split it."""
 
     name: ClassVar[str] = "joint"
-    front: ClassVar[str] = "policylang.backends.torch_compile.hooks:of_compiled"
+    front: ClassVar[str] = "policylang.backends.torch_compile.backend:of_compiled"
 
     def refusals(self, plan: Plan) -> Sequence[Diagnostic]:
         return refusals.unsaveable(plan)

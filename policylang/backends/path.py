@@ -27,10 +27,10 @@ from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.syntax import Policy
 from policylang.planning import capabilities
 from policylang.planning.capabilities import Capabilities, PathEntry, path_entry
-from policylang.planning.checkpoints import BlockContext
-from policylang.planning.decisions.fsdp_parameters import FsdpParameters
+from policylang.planning.decisions.rule_warnings import FsdpParameters
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
+from policylang.planning.schedule import BlockContext
 from policylang.ranks.comparison import agree_on_plan, comparing, ranks_of
 
 

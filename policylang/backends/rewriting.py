@@ -20,8 +20,7 @@ from policylang.backends.copies import copies_in
 from policylang.backends.runtime import RankOrder
 from policylang.errors import PolicyAuditError
 from policylang.graph import marks
-from policylang.graph.facts import Facts
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Schedule, StepKind
 from policylang.language.diagnostics import diagnose
 from policylang.language.syntax import Policy
 from policylang.operators.calls import describe, group_name

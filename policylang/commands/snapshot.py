@@ -14,7 +14,7 @@ from policylang.graph.traced_device import attention_kernels
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import is_error
-from policylang.language.grammar import is_policy_name
+from policylang.language.lexer import is_policy_name
 from policylang.language.loader import parse_policy
 
 

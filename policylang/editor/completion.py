@@ -10,41 +10,37 @@ from attrs import evolve, frozen
 from lsprotocol import types
 
 from policylang.editor.article import Article, with_code
-from policylang.editor.graph_index import GraphIndex, index_of
-from policylang.editor.graph_offers import (
-    figure_offers,
-    flag_offers,
-    group_offers,
-    lets_above,
-    limit_offers,
-    module_offers,
-    name_offers,
-    operator_offers,
-    predicate_offers,
-    subject_offers,
-    unit_offers,
-    value_offers,
-)
-from policylang.editor.pointed import meaning_at
+from policylang.editor.hover import meaning_at
 from policylang.editor.selectors import name_article
-from policylang.editor.state import State
+from policylang.editor.state import GraphIndex, State, index_of
 from policylang.editor.word_offers import (
     Kind,
     WordOffer,
     comment_of,
     device_offers,
+    figure_offers,
     fitting_offers,
+    flag_offers,
+    group_offers,
     include_offers,
     keyword_offers,
+    lets_above,
+    limit_offers,
+    module_offers,
+    name_offers,
     opener,
+    operator_offers,
+    predicate_offers,
     protocol_items,
+    subject_offers,
+    unit_offers,
+    value_offers,
 )
 from policylang.language.cursor import Cursor, cursors_at
 from policylang.language.devices.reading import SUFFIX as DEVICE_SUFFIX
 from policylang.language.diagnostics import Source
 from policylang.language.files import SUFFIX
-from policylang.language.grammar import is_policy_name, terminal_texts, words_of
-from policylang.language.lexer import Lexeme, StatementOrigin
+from policylang.language.lexer import Lexeme, StatementOrigin, is_policy_name, terminal_texts, words_of
 from policylang.language.predicates import MEASURES, PROPERTIES
 from policylang.language.resources import devices_folder, policies_folder
 from policylang.language.statements import FATES, FIGURES, KINDS, LANGUAGE_VERSION

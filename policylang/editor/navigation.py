@@ -20,14 +20,13 @@ from policylang.language import syntax
 from policylang.language.devices.reading import find_device
 from policylang.language.diagnostics import Source, Span
 from policylang.language.files import bundled_file
-from policylang.language.grammar import words_of
 from policylang.language.layout import format_source, line_end_of
-from policylang.language.lexer import split
+from policylang.language.lexer import split, words_of
 from policylang.language.operators import prelude_group
 from policylang.language.parser import parse_file
+from policylang.language.selectors import selector_of, walk
 from policylang.language.shown import shortened
 from policylang.language.syntax import Device, Include, Let, Statement, Word
-from policylang.language.walk import selector_of, walk
 
 _START = types.Range(types.Position(0, 0), types.Position(0, 0))
 _NO_NAMES_AFTER = frozenset(

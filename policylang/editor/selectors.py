@@ -13,8 +13,8 @@ from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag
 from policylang.language.globs import PathGlob, path_glob_problem
 from policylang.language.lexer import comment_above
+from policylang.language.names import TRACED_AS
 from policylang.language.operators import PRELUDE_NAME, OperatorTable, group_names, prelude_group, split_operator
-from policylang.language.public_names import TRACED_AS
 from policylang.language.resources import tagged
 from policylang.language.shown import counted, folded_names, format_quantity, joined, listed
 from policylang.language.syntax import (

@@ -31,10 +31,10 @@ from policylang.editor.actions import (
     nodes_of_rule,
     page_of,
 )
-from policylang.editor.client import PolicyServer
 from policylang.editor.completion import TRIGGERS, completion, uri_of_item, with_documentation
 from policylang.editor.hover import hints, hover
 from policylang.editor.navigation import definition, formatted, highlights, references, symbols
+from policylang.editor.open_documents import PolicyServer
 from policylang.editor.state import State, changed_text
 from policylang.editor.workspace import SETTINGS, path_of
 from policylang.language.cancellation import Cancelled

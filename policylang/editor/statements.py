@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import assert_never, get_args
 
-from policylang.audit.summary import rewrite_reports
+from policylang.audit.outcome import rewrite_reports
 from policylang.editor.article import (
     Article,
     amounts_text,
@@ -47,7 +47,7 @@ from policylang.planning.selection.no_match import part_counts
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.value_outcome import Why
 from policylang.report.layout import bytes_text, exposed_text, plan_times_text, recomputed_text
-from policylang.report.order_text import left_texts, proof_texts, said_of
+from policylang.report.plan_text import left_texts, proof_texts, said_of
 from policylang.report.report_text import rewrite_lines
 
 

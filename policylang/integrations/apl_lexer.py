@@ -14,8 +14,7 @@ from pygments.lexer import Lexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text
 
 from policylang.language.diagnostics import Source
-from policylang.language.grammar import word_pairs, words_of
-from policylang.language.lexer import FOREIGN_COMMENT, Lexeme, comments, split
+from policylang.language.lexer import FOREIGN_COMMENT, Lexeme, comments, split, word_pairs, words_of
 from policylang.language.operators import group_names
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
 from policylang.language.statements import ACTIONS, FATES, KINDS, MODIFIERS, OPENERS

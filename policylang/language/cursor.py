@@ -17,8 +17,16 @@ from lark.exceptions import UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from policylang.language.diagnostics import Source
-from policylang.language.grammar import lexer, terminal_texts, word_pairs, words_until
-from policylang.language.lexer import MAX_STATEMENT, Lexeme, is_blank, starts_before
+from policylang.language.lexer import (
+    MAX_STATEMENT,
+    Lexeme,
+    is_blank,
+    lexer,
+    starts_before,
+    terminal_texts,
+    word_pairs,
+    words_until,
+)
 from policylang.language.parser import statement_parser
 
 # As the lexer has them: a word holds braces and brackets with commas in them. Here the last one may lack its end.

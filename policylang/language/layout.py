@@ -13,8 +13,7 @@ from itertools import groupby
 from attrs import define, field, frozen
 
 from policylang.language.diagnostics import Diagnostic, Source, Span, bounded, diagnose, is_error
-from policylang.language.grammar import word_pairs, words_of
-from policylang.language.lexer import comments, split
+from policylang.language.lexer import comments, split, word_pairs, words_of
 from policylang.language.parser import parse_file
 
 CHANGED = "APL520"

@@ -29,11 +29,10 @@ from policylang.language.diagnostics import (
 )
 from policylang.language.files import ENDS, SUFFIX, bundled_file, bundled_names, find_policy, meant_files, read_source
 from policylang.language.lexer import MAX_STATEMENTS
-from policylang.language.names import Definitions
+from policylang.language.names import Definitions, doubtful_selectors
 from policylang.language.operators import OperatorTable
 from policylang.language.parser import parse_file
 from policylang.language.predicates import check_path_glob
-from policylang.language.public_names import doubtful_selectors
 from policylang.language.resources import policies_folder
 from policylang.language.shown import did_you_mean, nearest
 from policylang.language.statements import ExpectTotalKind, format_policy, kind_of

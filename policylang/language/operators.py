@@ -11,10 +11,9 @@ from policylang.language.diagnostics import Source
 from policylang.language.globs import NameGlob, is_magic, split_outside_braces
 from policylang.language.parser import parse_file
 from policylang.language.resources import Overloads, manifest, policies_folder
-from policylang.language.selectors import union_of
+from policylang.language.selectors import rebuild, union_of
 from policylang.language.shown import nearest
 from policylang.language.syntax import Let, Operator, Selector, Union, Word
-from policylang.language.walk import rebuild
 
 PLAIN_FUNCTIONS = "builtin"
 """The namespace of Python's own functions. A bare name does not reach it where a tensor operator has the name, or

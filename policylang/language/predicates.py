@@ -13,8 +13,7 @@ from lark import Transformer, v_args
 from policylang.language import syntax
 from policylang.language.diagnostics import Diagnostic, Span, diagnose, written
 from policylang.language.globs import NameGlob, name_glob_problem, path_glob_problem
-from policylang.language.grammar import word_kind
-from policylang.language.lexer import Lexeme
+from policylang.language.lexer import Lexeme, word_kind
 from policylang.language.shown import did_you_mean, nearest
 from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
 from policylang.language.units import ALIASES, DTYPES, NAMES, UNITS, Dimension, read, write

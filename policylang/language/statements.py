@@ -27,8 +27,7 @@ from policylang.language.diagnostics import (
     prefixed,
     written,
 )
-from policylang.language.grammar import is_policy_name
-from policylang.language.lexer import Lexeme
+from policylang.language.lexer import Lexeme, is_policy_name
 from policylang.language.predicates import (
     Report,
     fit_quantity,
@@ -39,10 +38,17 @@ from policylang.language.predicates import (
     quoted,
     spanned,
 )
-from policylang.language.selectors import SelectorRules, SpannedSelector, format_counted, format_picked, format_selector
+from policylang.language.selectors import (
+    SelectorRules,
+    SpannedSelector,
+    format_counted,
+    format_picked,
+    format_selector,
+    names_in,
+    walk,
+)
 from policylang.language.shown import did_you_mean, nearest
 from policylang.language.syntax import COMPARISONS, Action, Let, Policy, Quantity, Rule, Scope, Statement
-from policylang.language.walk import names_in, walk
 
 LANGUAGE_VERSION = (0, 2)
 """The version of the language that this package reads: what ``requires policylang`` is compared with."""

@@ -14,8 +14,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from policylang.language.grammar import keywords, terminal_texts, word_pairs
-from policylang.language.lexer import BEHIND_SELECTOR
+from policylang.language.lexer import BEHIND_SELECTOR, keywords, terminal_texts, word_pairs
 from policylang.language.operators import group_names
 from policylang.language.predicates import FLAGS, IS_KINDS, MEASURES, PROPERTIES
 from policylang.language.resources import data_file

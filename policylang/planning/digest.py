@@ -8,8 +8,8 @@ from itertools import islice
 
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
+from policylang.language.selectors import tests_of
 from policylang.language.syntax import TIMES, Compare, Overlap, Policy, Statement
-from policylang.language.walk import tests_of
 from policylang.planning.edits.layout_chains import common_names
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import OrderPlan

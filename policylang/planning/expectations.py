@@ -13,17 +13,16 @@ from typing import Literal, assert_never
 from attrs import evolve, frozen
 
 from policylang.graph.blocks import BlockTable
-from policylang.graph.facts import Facts, uncounted_operators
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import Facts, StepKind, uncounted_operators
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.shown import beside, counted, first_lines, joined
 from policylang.language.syntax import COMPARISONS, Expectation, ExpectCount, ExpectFate, ExpectTotal, Scope
 from policylang.planning.capabilities import JOINT
-from policylang.planning.checkpoints import is_about_whole
 from policylang.planning.liveness import BackwardCost, SavedForBackward, counted_by_data, sized_by_data, with_cost
 from policylang.planning.order.statements import plan_order
 from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.refusals import EXPECTATION_FAILED, MATCHES_NOTHING
+from policylang.planning.schedule import is_about_whole
 from policylang.planning.selection.no_match import part_counts
 from policylang.planning.selection.selectors import Selections, group_keys, selections_for
 from policylang.planning.value_outcome import (

@@ -17,8 +17,8 @@ from attrs import evolve, field, fields, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.language.shown import counted, format_quantity
-from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.plan import Plan
+from policylang.planning.schedule import Checkpoints, held_and_rerun
 from policylang.planning.value_outcome import (
     KEPT,
     LEFT_TO_MIN_CUT,

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.schedule import LEAVES, Schedule, StepKind
+from policylang.graph.facts import LEAVES, Facts, Flag, Schedule, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import as_text
 from policylang.language.syntax import Policy, Rule, Scheduling
 from policylang.operators.names import WAITS
-from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.graph_edit import Edits
-from policylang.planning.schedule import build_checkpointed_schedule, build_schedule
+from policylang.planning.schedule import Checkpoints, build_checkpointed_schedule, build_schedule, held_and_rerun
 from policylang.planning.value_outcome import Decision, Default, offloads
 
 if TYPE_CHECKING:  # an audit of plans imports no simulation

@@ -11,17 +11,16 @@ from policylang.language.diagnostics import heeded
 from policylang.language.syntax import Policy
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.checkpoints import (
-    BlockContext,
-    around_blocks,
-    beyond_one_block,
-    checkpoint_of_all,
-    checkpoints_around,
-)
 from policylang.planning.decisions import decide
-from policylang.planning.decisions.fsdp_parameters import FsdpParameters, answered
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
-from policylang.planning.decisions.rule_warnings import gathers_left, markers_lost, markers_outranked, without_effect
+from policylang.planning.decisions.rule_warnings import (
+    FsdpParameters,
+    answered,
+    gathers_left,
+    markers_lost,
+    markers_outranked,
+    without_effect,
+)
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
@@ -29,6 +28,13 @@ from policylang.planning.expectations import check_expectations, incomplete_figu
 from policylang.planning.liveness import with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.plan import Plan, schedule_of
+from policylang.planning.schedule import (
+    BlockContext,
+    around_blocks,
+    beyond_one_block,
+    checkpoint_of_all,
+    checkpoints_around,
+)
 from policylang.planning.selection.selectors import selections_for
 from policylang.planning.statement_errors import StatementErrors, named_alone, time_errors, unanswerable
 from policylang.planning.value_outcome import KEPT, Default, by_rule, moves

@@ -23,7 +23,7 @@ from policylang.language.diagnostics import (
     removed,
     written,
 )
-from policylang.language.grammar import words_of
+from policylang.language.lexer import words_of
 from policylang.language.shown import counted, first_lines
 from policylang.language.syntax import Policy, Rule, Undecided
 from policylang.planning.capabilities import WHAT_FSDP_MEANS, Capabilities

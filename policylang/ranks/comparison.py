@@ -22,9 +22,8 @@ from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
 from policylang.planning.edits.other_ranks import Proposal, Ranks
 from policylang.planning.plan import Plan
-from policylang.ranks import differences, message_store
-from policylang.ranks.meeting import Meeting
-from policylang.ranks.message_store import SWITCH, MessageStore, StoreFailure
+from policylang.ranks import differences, meeting
+from policylang.ranks.meeting import SWITCH, Meeting, MessageStore, StoreFailure
 from policylang.ranks.messages import address_of, in_order
 from policylang.ranks.rank_account import (
     COLLECTIVES,
@@ -78,7 +77,7 @@ class RankComparison:
     @property
     def asks(self) -> bool:
         """This rank compares at all."""
-        return self.agree and message_store.is_on() and self.store is not None
+        return self.agree and meeting.is_on() and self.store is not None
 
     # --- one graph ---
 
@@ -292,7 +291,7 @@ def comparing(
     binding when it is recompiled for other sizes; new ones are added. ``settings``: lines that have to be the same on
     every rank. ``around``: groups of collectives that are in no graph, FSDP's for one.
     """
-    comparison = RankComparison(topic, agree, mesh, known, settings, around, message_store.message_store())
+    comparison = RankComparison(topic, agree, mesh, known, settings, around, meeting.message_store())
     token = _comparison.set(comparison)
     try:
         yield comparison
@@ -306,7 +305,7 @@ def comparing(
 
 def tell_stopped(topic: str, error: BaseException) -> None:
     """Tell other ranks of an error before there is anything to compare."""
-    RankComparison(topic, True, None, None, tuple, {}, message_store.message_store()).stop(error)
+    RankComparison(topic, True, None, None, tuple, {}, meeting.message_store()).stop(error)
 
 
 def is_compared(facts: Facts) -> bool:

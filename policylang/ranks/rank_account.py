@@ -20,8 +20,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import Facts, InputKind, Ref
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import Facts, InputKind, Ref, StepKind
 from policylang.language.plain_data import OWN
 from policylang.language.syntax import Policy
 from policylang.operators.moves import MOVERS, GroupMove, movers_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from policylang.audit.summary import word
+from policylang.audit.outcome import word
 from policylang.graph.facts import Phase
 from policylang.language.diagnostics import Span
 from policylang.language.globs import NameGlob, PathGlob, is_magic, path_glob_problem
@@ -29,15 +29,14 @@ from policylang.planning.inspection.communication import (
     communication,
     placed,
 )
-from policylang.planning.inspection.explain import rules_on
-from policylang.planning.inspection.worth import weighed
+from policylang.planning.inspection.worth import rules_on, weighed
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.selection.no_match import nearest_paths, part_counts
 from policylang.planning.selection.selectors import selections_for
 from policylang.report.layout import columns, seconds_text, table
-from policylang.report.order_text import BOUNDED_BY, proof_texts, said_of
 from policylang.report.plan_json import line_data, run_data
+from policylang.report.plan_text import BOUNDED_BY, proof_texts, said_of
 
 _MOST_NAMES = 8
 

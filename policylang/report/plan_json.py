@@ -8,10 +8,10 @@ from typing import Any
 
 from attrs import asdict
 
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.names import WAITS
-from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario
+from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, values_at_peak
 from policylang.planning.inspection.communication import (
     CollectiveEntry,
     Communication,
@@ -20,11 +20,10 @@ from policylang.planning.inspection.communication import (
     group_of,
     step_in_order,
 )
-from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.inspection.worth import EditWorth, Worth
 from policylang.planning.plan import Plan
 from policylang.report.diagnostics import render_json
-from policylang.simulation.collective_times import operator_name
+from policylang.simulation.node_times import operator_name
 from policylang.simulation.streams import CollectiveRun, Lanes, size_in_flight, streams_of
 
 

@@ -10,14 +10,20 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from policylang.audit.summary import word
+from policylang.audit.outcome import word
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.diagnostics import Source
 from policylang.language.shown import counted, format_quantity, printable, uncounted_text
 from policylang.language.syntax import Policy
-from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, operator_of
+from policylang.planning.inspection.breakdown import (
+    BlockGroup,
+    Breakdown,
+    PeakValues,
+    Scenario,
+    operator_of,
+    values_at_peak,
+)
 from policylang.planning.inspection.communication import Communication, as_decided, bucket_statements
-from policylang.planning.inspection.peak_values import PeakValues, values_at_peak
 from policylang.planning.inspection.worth import Worth
 from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import Why
@@ -32,17 +38,22 @@ from policylang.report.layout import (
     rows_table,
     seconds_text,
 )
-from policylang.report.order_text import (
+from policylang.report.plan_json import worth_data
+from policylang.report.plan_text import (
+    SHARES_HEAD,
+    VALUES_HEAD,
+    entry_row,
     exposed_rows,
     hidden_text,
+    highest_moment_text,
     line_notes,
     line_rows,
     order_notes,
     said_of,
+    share_row,
     total_rows,
+    value_row,
 )
-from policylang.report.plan_json import worth_data
-from policylang.report.plan_text import SHARES_HEAD, VALUES_HEAD, entry_row, highest_moment_text, share_row, value_row
 from policylang.simulation.memory import Peak, Timeline
 
 

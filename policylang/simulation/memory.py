@@ -18,8 +18,7 @@ from typing import assert_never
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, Schedule, StepKind, is_gradient
 from policylang.language.cancellation import check_cancelled
 from policylang.operators.names import GETITEM
 

@@ -18,13 +18,11 @@ from weakref import WeakKeyDictionary
 
 from attrs import define, field, frozen
 
-from policylang.graph.facts import Facts, Flag, returns_memory_of_input
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, Schedule, StepKind, returns_memory_of_input
 from policylang.language.cancellation import check_cancelled
 from policylang.operators.names import GETITEM, WAITS
-from policylang.simulation.collective_times import written_by
 from policylang.simulation.memory import simulate
-from policylang.simulation.node_times import NodeTimes
+from policylang.simulation.node_times import NodeTimes, written_by
 
 _SECOND_RUN = int(StepKind.SECOND_RUN)
 _AWAITED = {StepKind.WAIT_TO_HOST: StepKind.COPY_TO_HOST, StepKind.WAIT_FROM_HOST: StepKind.COPY_FROM_HOST}

@@ -13,8 +13,7 @@ from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.shown import beside, counted, did_you_mean, format_quantity, nearest
 from policylang.language.units import UNITS
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.inspection.breakdown import Breakdown, breakdown
-from policylang.planning.inspection.peak_values import AliveValue, PeakValues, values_at_peak
+from policylang.planning.inspection.breakdown import AliveValue, Breakdown, PeakValues, breakdown, values_at_peak
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.evaluation import Budget, BudgetFigure, Evaluation, Infeasible
 from policylang.tuning.tuned_policy import besides_words, rounded_up

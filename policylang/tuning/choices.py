@@ -29,8 +29,8 @@ from attrs import field, frozen
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, is_gradient
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.checkpoints import around_blocks
 from policylang.planning.decisions.decide import routing_owners, user_decisions, why_unsafe
+from policylang.planning.schedule import around_blocks
 from policylang.simulation.node_times import NodeTimes
 
 NONE = -1

@@ -21,14 +21,12 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from policylang.graph.facts import Facts, Flag, Phase, forward_users
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, Phase, Schedule, StepKind, forward_users
 from policylang.language.syntax import Action, Policy
-from policylang.planning.checkpoints import checkpoints_around
 from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.liveness import SavedForBackward, backward_needs, with_checkpoints
 from policylang.planning.plan import schedule_of
-from policylang.planning.schedule import build_checkpointed_schedule
+from policylang.planning.schedule import build_checkpointed_schedule, checkpoints_around
 from policylang.planning.value_outcome import Decision, Why
 from policylang.simulation.memory import Lifetimes, Origin, lifetimes
 from policylang.simulation.node_times import NodeTimes

@@ -12,7 +12,7 @@ import policylang
 
 PACKAGE = Path(policylang.__file__).parent
 AUDITED = ("policylang.backends", "policylang.tracing", "policylang.simulation")
-REPORTS = ("policylang.audit.summary", "policylang.audit.report")
+REPORTS = ("policylang.audit.outcome", "policylang.audit.report")
 WHO_CALLS_IT = {
     "backends/compiled_graphs.py": {"CodeAudit"},
     "backends/eager/region.py": {"audit_eager"},

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError, PolicyWarning
-from policylang.backends.compiled_graphs import CompiledGraph
+from policylang.backends.records import CompiledGraph
 from policylang.backends.torch_compile.backend import PolicyBackend, _warn_of_policies_never_applied, graph_uses_of
 from tests.support.compiled import WITHOUT, assert_bitwise_equal, assert_same_as_without, fresh_dynamo, train
 from tests.support.models import Example, llama, mlp, square_loss

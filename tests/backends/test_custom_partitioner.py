@@ -19,7 +19,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.utils.checkpoint import checkpoint
 
 import policylang
-from policylang.backends.torch_compile import hooks
+from policylang.backends.torch_compile import backend
 from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import GraphKind
 
@@ -56,7 +56,7 @@ def _caches_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     torch._dynamo.reset()
 
 
-def partitioner(text: str, **options: Any) -> hooks.PolicyPartitioner:
+def partitioner(text: str, **options: Any) -> backend.PolicyPartitioner:
     return policylang.partitioner(policylang.parse(text), **options)
 
 
@@ -142,7 +142,7 @@ def test_graphs_with_rewritten_collectives_are_not_taken_from_other_processes(mo
     """Their groups are made when they are partitioned."""
     rewriting, other = partitioner("optional fuse all_gather chains"), partitioner(POLICY)
     before = rewriting.uuid(), other.uuid()
-    monkeypatch.setattr(hooks, "_THIS_PROCESS", "another")
+    monkeypatch.setattr(backend, "_THIS_PROCESS", "another")
     assert rewriting.uuid() != before[0]
     assert other.uuid() == before[1]
 

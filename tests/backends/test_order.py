@@ -27,7 +27,7 @@ from policylang.backends.joint import JointPartitioner, Partition
 from policylang.backends.rewriting import put_in_order
 from policylang.errors import PolicyAuditError
 from policylang.graph.collect import collect
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import StepKind
 from policylang.planning.graph_edit import Edits
 from policylang.planning.order.rematerialised import rematerialised
 from policylang.planning.plan import OrderPlan

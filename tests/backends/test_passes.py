@@ -14,7 +14,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import policylang
 from policylang.backends import caching
-from policylang.backends.torch_compile.hooks import PolicyPass
+from policylang.backends.torch_compile.backend import PolicyPass
 from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.torch_compat import compilers
 from tests.support.flat_graphs import assert_bitwise_equal, flat_graph

@@ -20,7 +20,7 @@ from policylang.backends import records
 from policylang.backends.half import unanswered
 from policylang.backends.joint import partitions
 from policylang.errors import PolicyGraphError, PolicyMatchError
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import StepKind
 from policylang.language.plain_data import from_plain
 from tests.support.carried_out import half_steps, planned_half
 from tests.support.compiled import fresh_dynamo

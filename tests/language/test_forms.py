@@ -9,8 +9,8 @@ import pytest
 
 import policylang
 from policylang.language.diagnostics import Source
-from policylang.language.grammar import keywords
 from policylang.language.layout import format_source
+from policylang.language.lexer import keywords
 from policylang.language.loader import load_policy, parse_policy
 from policylang.language.parser import parse_file
 from policylang.language.statements import ACTIONS, format_policy

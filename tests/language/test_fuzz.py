@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.language.grammar import keywords
-from policylang.language.lexer import MAX_DEPTH
+from policylang.language.lexer import MAX_DEPTH, keywords
 from policylang.language.loader import Loaded, load_policy, parse_policy
 from policylang.language.resources import policies_folder
 from policylang.report.diagnostics import render_concise, render_github, render_json, render_text

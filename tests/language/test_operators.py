@@ -13,8 +13,8 @@ import torch.nn.attention.varlen
 from policylang.api.load import operators_at_hand
 from policylang.language.operators import OperatorTable, group_names, prelude_group
 from policylang.language.resources import data_file, manifest
+from policylang.language.selectors import parts
 from policylang.language.syntax import Difference, Operator, Selector, Union
-from policylang.language.walk import parts
 from policylang.torch_compat.graphs import operator_facts, operator_names
 from tests.language.told import policy
 

@@ -10,7 +10,7 @@ from policylang.errors import PolicyMatchError
 from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import JOINT
-from policylang.planning.decisions.fsdp_parameters import FsdpParameter, FsdpParameters
+from policylang.planning.decisions.rule_warnings import FsdpParameter, FsdpParameters
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.support.textgraph import facts_of

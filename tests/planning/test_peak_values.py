@@ -12,8 +12,7 @@ from policylang.api.load import parse
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
 from policylang.planning.capabilities import FLAT, JOINT, Capabilities
-from policylang.planning.inspection.breakdown import Breakdown, breakdown
-from policylang.planning.inspection.peak_values import PeakValues, values_at_peak
+from policylang.planning.inspection.breakdown import Breakdown, PeakValues, breakdown, values_at_peak
 from policylang.planning.planner import plan
 from policylang.planning.schedule import build_schedule
 from policylang.simulation.memory import Lifetimes, Origin, simulate

@@ -19,8 +19,8 @@ from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
+from policylang.language.names import NEVER_TRACED, TRACED_AS, traced_texts
 from policylang.language.operators import selector_of_groups
-from policylang.language.public_names import NEVER_TRACED, TRACED_AS, traced_texts
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.planner import plan
 from policylang.planning.selection.selectors import Selections

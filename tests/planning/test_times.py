@@ -9,16 +9,14 @@ from attrs import evolve
 
 import policylang
 from policylang.backends.caching import policy_key
-from policylang.graph.facts import Facts
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import Facts, StepKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.statements import format_policy
 from policylang.planning.capabilities import EAGER, FLAT, JOINT
 from policylang.planning.digest import policy_text
-from policylang.planning.inspection.explain import rules_on
-from policylang.planning.inspection.worth import time_of_step
+from policylang.planning.inspection.worth import rules_on, time_of_step
 from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.planner import plan
 from policylang.simulation.streams import step_time

@@ -11,8 +11,19 @@ import pytest
 import torch
 
 from policylang.language.devices.reading import read_device
-from policylang.profiling.families import STREAM, functions, fused, host_copies, products, shares, streams
-from policylang.profiling.trials import DeviceClock, Operands, Trial, measure
+from policylang.profiling.trials import (
+    STREAM,
+    DeviceClock,
+    Operands,
+    Trial,
+    functions,
+    fused,
+    host_copies,
+    measure,
+    products,
+    shares,
+    streams,
+)
 
 CPU = torch.device("cpu")
 

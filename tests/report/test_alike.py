@@ -20,6 +20,7 @@ from transformers import (
 )
 
 import policylang
+from policylang.audit.outcome import combined
 from policylang.audit.report import (
     AuditReport,
     DecisionReport,
@@ -27,7 +28,6 @@ from policylang.audit.report import (
     Report,
     ValuesReport,
 )
-from policylang.audit.summary import combined
 from policylang.language.plain_data import from_plain
 
 SAVE, AGAIN = DecisionReport("save", "p.apl:2"), DecisionReport("recompute", "p.apl:1")

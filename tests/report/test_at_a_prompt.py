@@ -9,8 +9,8 @@ from importlib.metadata import version
 from attrs import evolve
 
 import policylang
+from policylang.audit.outcome import combined
 from policylang.audit.report import AuditReport, Report, RuleReport, ValuesReport
-from policylang.audit.summary import combined
 from policylang.language.diagnostics import Source
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan

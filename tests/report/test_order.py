@@ -8,8 +8,8 @@ import re
 import pytest
 from attrs import evolve
 
+from policylang.audit.outcome import combined, plan_report
 from policylang.audit.report import Report
-from policylang.audit.summary import combined, plan_report
 from policylang.backends.records import announce_cached
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.plain_data import from_plain
@@ -20,11 +20,10 @@ from policylang.planning.inspection.communication import as_decided, collective_
 from policylang.planning.inspection.compare import compare
 from policylang.planning.planner import plan
 from policylang.report.explain import CollectiveExplanation, LineExplanation
-from policylang.report.order_text import order_details, order_totals
 from policylang.report.plan_comparison import comparison_json, comparison_markdown, comparison_text
 from policylang.report.plan_json import plan_json
 from policylang.report.plan_page import plan_page
-from policylang.report.plan_text import plan_text
+from policylang.report.plan_text import order_details, order_totals, plan_text
 from tests.report.test_html import parsed
 from tests.support.ordered import SLOW, layers, ordered_plan, schedule_of_names
 from tests.support.orders import names_in_order

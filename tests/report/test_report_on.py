@@ -244,7 +244,7 @@ def test_a_model_whose_checkpoints_have_not_run_is_told_of_its_checkpoints():
 
 def test_the_name_stays_a_function_whatever_is_imported_first():
     script = (
-        "import policylang.report.report_text, policylang.audit.summary, policylang; "
+        "import policylang.report.report_text, policylang.audit.outcome, policylang; "
         "import policylang.errors; assert callable(policylang.report), policylang.report"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

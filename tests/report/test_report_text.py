@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from policylang.audit.outcome import combined
 from policylang.audit.report import (
     AuditReport,
     DecisionReport,
@@ -12,7 +13,6 @@ from policylang.audit.report import (
     RuleReport,
     ValuesReport,
 )
-from policylang.audit.summary import combined
 from policylang.language.plain_data import from_plain
 
 MIB = 2**20

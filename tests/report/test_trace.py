@@ -19,9 +19,8 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.snapshot import load
 from policylang.operators.names import WAIT
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
-from policylang.planning.inspection.breakdown import breakdown
+from policylang.planning.inspection.breakdown import breakdown, values_at_peak
 from policylang.planning.inspection.communication import communication, placed, places_of, step_in_order
-from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.planning.schedule import build_schedule

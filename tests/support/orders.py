@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hypothesis import strategies as st
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Ref
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Ref, Schedule, StepKind
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.planning.order.dependencies import Dependencies
 from policylang.planning.plan import OrderPlan

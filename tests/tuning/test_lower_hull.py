@@ -27,9 +27,9 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.language.files import bundled_policies
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
-from policylang.planning.checkpoints import leaves_block
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
+from policylang.planning.schedule import leaves_block
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.simulation.streams import step_time
 from policylang.tuning.choices import NONE, choices_of

@@ -16,11 +16,10 @@ from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Source
 from policylang.language.layout import format_source
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
-from policylang.planning.checkpoints import checkpoints_around, held_and_rerun
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.planner import plan
-from policylang.planning.schedule import build_checkpointed_schedule
+from policylang.planning.schedule import build_checkpointed_schedule, checkpoints_around, held_and_rerun
 from policylang.simulation.memory import estimate_peak
 from policylang.simulation.node_times import node_times
 from policylang.simulation.streams import step_time

@@ -34,9 +34,9 @@ from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.calls import describe, statistics_positions, updated_statistics
 from policylang.operators.names import Category
-from policylang.planning.checkpoints import kept_rows
 from policylang.planning.liveness import SavedForBackward, saved_and_recomputed
 from policylang.planning.plan import Plan
+from policylang.planning.schedule import kept_rows
 from policylang.planning.value_outcome import Decision, saves
 from policylang.torch_compat.eager import storage_address, storage_is_freed, version
 from policylang.torch_compat.graphs import outside_of_modes

@@ -10,8 +10,8 @@ from torch import nn
 from policylang.backends.refusals import Problem
 from policylang.errors import PolicyWarning
 from policylang.language.diagnostics import Diagnostic
-from policylang.planning.checkpoints import WHOLE_GRAPH
 from policylang.planning.refusals import NO_SUCH_BLOCKS, PATH_CANNOT
+from policylang.planning.schedule import WHOLE_GRAPH
 
 AROUND_IT = "the model around this checkpoint"
 _COMPILE = "`block.compile(backend=policylang.backend(...))`; `torch.compile` of the model takes the same backend"

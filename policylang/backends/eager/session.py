@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary, WeakSet
 from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 
-from policylang.backends.compiled_graphs import CompiledGraph
 from policylang.backends.eager import problems
 from policylang.backends.eager.first_call import Observation, Observer, gathers_aside, moments, unseen_since, watched
 from policylang.backends.eager.followed_call import FollowedCall
@@ -31,6 +30,7 @@ from policylang.backends.eager.region import (
     traced_for_others,
 )
 from policylang.backends.fsdp_weights import NamedBlock
+from policylang.backends.records import CompiledGraph
 from policylang.backends.refusals import refuse_another
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks

@@ -14,14 +14,14 @@ from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, Flag, mask_of, members
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.selectors import walk
 from policylang.language.syntax import Action, Operator, Policy, Rule
-from policylang.language.walk import walk
 from policylang.operators.names import CHOICES, ORDERINGS, STEERED
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.checkpoints import AroundBlocks
 from policylang.planning.liveness import SavedForBackward, backward_needs
 from policylang.planning.plan import RuleOutcome
+from policylang.planning.schedule import AroundBlocks
 from policylang.planning.selection.selectors import Selections, operator_matcher
 from policylang.planning.value_outcome import Decision, Default, Why, by_rule, recomputes
 

@@ -12,16 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, Schedule, StepKind
 from policylang.language.devices.profile import collective_kind
 from policylang.language.syntax import Bucket, Overlap, Policy
 from policylang.operators.names import WAITS
 from policylang.planning.graph_edit import Edits, Proof
 from policylang.planning.plan import Plan
-from policylang.simulation.collective_times import operator_name
 from policylang.simulation.memory import Peak, Timeline, peak_of, simulate
-from policylang.simulation.node_times import NodeTimes
+from policylang.simulation.node_times import NodeTimes, operator_name
 from policylang.simulation.streams import CollectiveRun, Lanes, exposed_bound, lanes, size_in_flight, streams_of
 from policylang.simulation.streams import in_flight as in_flight_at
 

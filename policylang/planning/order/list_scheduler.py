@@ -17,8 +17,14 @@ from itertools import islice
 from attrs import frozen
 
 from policylang.language.cancellation import check_cancelled
-from policylang.planning.order.memory_ahead import BufferUses, LiveMemory, MemoryAhead
-from policylang.planning.order.scheduler_nodes import LatestStarts, SchedulerNodes, announced
+from policylang.planning.order.scheduler_nodes import (
+    BufferUses,
+    LatestStarts,
+    LiveMemory,
+    MemoryAhead,
+    SchedulerNodes,
+    announced,
+)
 
 _NO_LIMIT = 1 << 62
 _PATIENCE = 0.1

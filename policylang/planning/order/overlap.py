@@ -13,16 +13,14 @@ from heapq import nlargest
 
 from attrs import evolve, frozen
 
-from policylang.graph.facts import Facts, Phase
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Phase, Schedule, StepKind
 from policylang.language.cancellation import check_cancelled
 from policylang.language.shown import format_quantity
 from policylang.language.syntax import Overlap, Quantity
 from policylang.planning.order.dependencies import ComputeProgress, Dependencies
 from policylang.planning.order.list_scheduler import Leeway, ListScheduler
-from policylang.planning.order.memory_ahead import BufferUses
-from policylang.planning.order.scheduler_nodes import LatestStarts, SchedulerNodes, scheduler_nodes
-from policylang.planning.order.selected_collectives import SelectedCollectives
+from policylang.planning.order.moves import SelectedCollectives
+from policylang.planning.order.scheduler_nodes import BufferUses, LatestStarts, SchedulerNodes, scheduler_nodes
 from policylang.simulation.memory import estimate_peak, simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import exposed_bound, in_flight, size_in_flight, walk

@@ -12,8 +12,19 @@ from typing import Any, TypeVar
 
 from attrs import frozen
 
-from policylang.graph.facts import Derivation, Facts, Flag, GraphKind, Phase, Ref, is_gradient, rewritten
-from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
+from policylang.graph.facts import (
+    Derivation,
+    Facts,
+    Flag,
+    GraphKind,
+    Phase,
+    Ref,
+    Schedule,
+    ScheduleStep,
+    StepKind,
+    is_gradient,
+    rewritten,
+)
 from policylang.language.cancellation import check_cancelled
 from policylang.operators.names import GETITEM, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.simulation.memory import generator_state_bytes

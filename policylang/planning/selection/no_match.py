@@ -16,12 +16,11 @@ from policylang.graph.facts import Facts, InputKind
 from policylang.language import syntax
 from policylang.language.diagnostics import Fix, Span, written
 from policylang.language.globs import is_magic
+from policylang.language.names import as_one, forms_of
 from policylang.language.operators import PRELUDE_NAME
-from policylang.language.public_names import as_one, forms_of
-from policylang.language.selectors import nth, own_words
+from policylang.language.selectors import nth, own_words, predicates, rebuild, walk
 from policylang.language.shown import counted, first_lines, format_quantity, joined, listed
 from policylang.language.syntax import NOWHERE, TIMES, Predicate, Scope, Selector
-from policylang.language.walk import predicates, rebuild, walk
 from policylang.planning.selection.selectors import (
     GATHERED,
     ORIGINS,

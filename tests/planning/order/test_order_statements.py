@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 import policylang
 from policylang.graph.collect import collect
-from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import Facts, GraphKind, StepKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.planning.capabilities import EAGER, FLAT, HALF, JOINT, Capabilities
 from policylang.planning.order.dependencies import dependencies

@@ -18,9 +18,8 @@ from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.devices.reading import read_device
 from policylang.planning.order.dependencies import Dependencies, dependencies
-from policylang.planning.order.memory_ahead import BufferUses, LiveMemory, MemoryAhead
 from policylang.planning.order.overlap import LocalMoves, OverlapLimits, overlapped
-from policylang.planning.order.scheduler_nodes import scheduler_nodes
+from policylang.planning.order.scheduler_nodes import BufferUses, LiveMemory, MemoryAhead, scheduler_nodes
 from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.simulation.streams import exposed_bound, in_flight, step_time
