@@ -21,7 +21,7 @@ from torch import fx
 
 from policylang.audit.graphs import audit_flat
 from policylang.audit.outcome import Audit
-from policylang.backends import tags
+from policylang.backends import finalize
 from policylang.backends.copies import copy_in, copy_out
 from policylang.backends.path import BackendPath
 from policylang.backends.refusals import Problem
@@ -153,7 +153,7 @@ def rematerialise(gm: fx.GraphModule, plan: Plan) -> None:
     _check_same_graph(nodes, plan.facts)
     memory = memory_of(nodes, plan.facts.phases)
     _check_recomputations(plan, nodes, memory)
-    tags.write(gm.graph, plan)  # before there are copies: a backward node carries no tag
+    finalize.write(gm.graph, plan)  # before there are copies: a backward node carries no tag
     _Rematerializer(gm, nodes, plan, memory).run()
 
 
@@ -265,7 +265,7 @@ class _Rematerializer:
         annotations[marks.RECOMPUTED] = self.facts.names[row]
         decision = self.plan.decisions[row]
         if decision is not None:
-            annotations[marks.PROVENANCE] = tags.provenance(self.plan, decision)
+            annotations[marks.PROVENANCE] = finalize.provenance(self.plan, decision)
         return {**meta, "custom": annotations, "autograd_backward": True}
 
     def _result(self, row: int) -> fx.Node:

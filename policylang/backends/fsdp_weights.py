@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import nn
 
-from policylang.graph.inputs import normalise
+from policylang.graph.phases import normalise
 from policylang.planning.decisions.rule_warnings import FsdpParameter, FsdpParameters
 from policylang.torch_compat.distributed import ShardedWeight, own_class, sharded_weights
 

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from policylang.audit.graphs import audit, audit_copies, read_halves
 from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
-from policylang.backends import copies, finalize, refusals, tags
+from policylang.backends import copies, finalize, refusals
 from policylang.backends.half import (
     RewrittenGraph,
     agree_on_halves,
@@ -263,7 +263,7 @@ def _choose(
     final = finalize.fit(plan, gradients)
     needs = backward_needs(final.facts, final.decisions)
     if not needs.final:
-        with tags.lent_to_min_cut(gm.graph, plan):
+        with finalize.lent_to_min_cut(gm.graph, plan):
             try:
                 saved = min_cut_saved_values(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
             except RuntimeError as error:
@@ -301,7 +301,7 @@ class JointPath(BackendPath):
     def lower(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
         super().lower(gm, plan, seconds)
         with timed(seconds, "tag"):
-            tags.write(gm.graph, plan)
+            finalize.write(gm.graph, plan)
 
     def put_in_order(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
         """Nothing: the forward and the backward graph are put in order once they are split."""
@@ -403,13 +403,13 @@ class JointPartitioner:
             merged = finalize.eliminate(gm.graph, plan) if cse_enabled() else finalize.NOTHING_MERGED
             merged_plan = finalize.resolve_offloads_again(finalize.merge(plan, merged))
         with timed(seconds, "tag"):
-            tags.write(gm.graph, merged_plan)
+            finalize.write(gm.graph, merged_plan)
         with timed(seconds, "choose"):
             final, needs = _choose(gm, merged_plan, **sizes)
             plan, failures = check_deferred(evolve(plan, diagnostics=final.diagnostics), final, needs)
             raise_errors(failures)
         with timed(seconds, "split"):
-            tags.mark_saved(gm.graph, _saved_marks(final.facts, needs))
+            finalize.mark_saved(gm.graph, _saved_marks(final.facts, needs))
             forward, backward = split(gm, final, needs, **sizes)
         with timed(seconds, "audit"):
             found = read_halves(final, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)

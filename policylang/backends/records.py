@@ -23,7 +23,7 @@ from policylang.audit.outcome import Audit, partition_report, plan_report
 from policylang.audit.report import NO_GRADIENTS, AuditReport, Report, order_figures
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
-from policylang.graph.inputs import ModulePaths, raw_path
+from policylang.graph.phases import ModulePaths, raw_path
 from policylang.graph.snapshot import dump
 from policylang.language.plain_data import from_plain
 from policylang.language.shown import as_page, counted, format_quantity

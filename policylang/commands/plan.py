@@ -221,7 +221,7 @@ def show(options: argparse.Namespace) -> Exit:
     from policylang.graph.blocks import blocks_of
     from policylang.planning.inspection.overview import overview, rows_asked
     from policylang.planning.selection.no_match import nearest_paths_hint
-    from policylang.report.graph_overview import nodes_text, overview_json, overview_text
+    from policylang.report.plan_comparison import nodes_text, overview_json, overview_text
     from policylang.simulation.node_times import lacking, node_times
 
     for glob in (*options.module, *filter(None, (options.blocks,))):

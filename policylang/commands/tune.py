@@ -71,7 +71,7 @@ def tune(options: argparse.Namespace) -> Exit:
     then), 2 a malformed budget, or a file that cannot be read or written
     """
     from policylang.api.tune import no_budget, read_or_raise, tuned_policy
-    from policylang.report.trade_off import account_text, trade_off_text, tuned_json
+    from policylang.report.plan_comparison import account_text, trade_off_text, tuned_json
     from policylang.tuning.budgets import read_budget
 
     device = take_graph(options)

@@ -36,8 +36,8 @@ from policylang.language import syntax
 from policylang.language.diagnostics import Source, Span
 from policylang.language.lexer import Lexeme, comments, split, terminal_texts, words_of
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.shown import UNITS
 from policylang.language.syntax import Statement
-from policylang.language.units import UNITS
 from policylang.language.words import Meaning, Sense, meaning, senses
 
 _TERMINALS: dict[str, tuple[str, Sense]] = {

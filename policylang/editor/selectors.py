@@ -16,7 +16,16 @@ from policylang.language.lexer import comment_above
 from policylang.language.names import TRACED_AS
 from policylang.language.operators import PRELUDE_NAME, OperatorTable, group_names, prelude_group, split_operator
 from policylang.language.resources import tagged
-from policylang.language.shown import counted, folded_names, format_quantity, joined, listed
+from policylang.language.shown import (
+    UNITS,
+    Dimension,
+    counted,
+    folded_names,
+    format_quantity,
+    joined,
+    listed,
+    read_quantity,
+)
 from policylang.language.syntax import (
     TIMES,
     BlockSet,
@@ -32,7 +41,6 @@ from policylang.language.syntax import (
     Where,
     Word,
 )
-from policylang.language.units import UNITS, Dimension, read
 from policylang.planning.selection.no_match import nearest_paths_hint, part_counts
 from policylang.planning.selection.selectors import (
     Selections,
@@ -142,7 +150,7 @@ def unit_article(unit: str, number: str) -> Article:
     lines = [f"{code(f'1 {unit}' if unit != '%' else '1%')} = {_plain(scale)} {base}"]
     if number and number != "1":
         try:
-            value, _ = read(number, unit)
+            value, _ = read_quantity(number, unit)
         except ValueError:
             return Article().say(*lines)
         lines.append(f"{code(f'{number}{unit}' if unit == '%' else f'{number} {unit}')} = {_plain(value)} {base}")

@@ -28,7 +28,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Source
 from policylang.language.resources import installed_version
 from policylang.language.shown import (
-    Measured,
+    Dimension,
     counted,
     file_name,
     first_lines,
@@ -206,7 +206,7 @@ def worth_text(graph: GraphState, index: int) -> Iterator[str]:
     yield f"Compared with the policy without it: {', '.join(said)}. It {worth.verdict}{at}."
 
 
-def _or_none(amount: float, dimension: Measured) -> str:
+def _or_none(amount: float, dimension: Dimension) -> str:
     return signed(amount, dimension) or "0"
 
 

@@ -24,10 +24,9 @@ from policylang.language.loader import PRELUDE
 from policylang.language.operators import PLAIN_FUNCTIONS, group_names
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES, dimensions_of
 from policylang.language.resources import devices_folder, manifest, policies_folder
-from policylang.language.shown import counted, shortened
+from policylang.language.shown import ALIASES, DTYPES, UNITS, Dimension, counted, shortened, write_quantity
 from policylang.language.statements import ACTIONS, FIGURES, MODIFIERS, OPENERS
 from policylang.language.syntax import Let
-from policylang.language.units import ALIASES, DTYPES, UNITS, Dimension, write
 
 MOST = 200
 """Items of one answer: nobody reads more, and typing on asks anew."""
@@ -495,7 +494,9 @@ def _largest(index: GraphIndex, name: str, number: int | None, dimension: Dimens
     counts = {float(value): count for value, count in index.values(name, number).items()}
     for value in sorted(counts, reverse=True)[:_MOST_VALUES]:
         if value > 0:
-            yield WordOffer(write(value, dimension), Kind.Value, f"{counted(counts[value], 'node')} of the forward")
+            yield WordOffer(
+                write_quantity(value, dimension), Kind.Value, f"{counted(counts[value], 'node')} of the forward"
+            )
 
 
 def figure_offers(cursor: Cursor, measured: str) -> Iterator[WordOffer]:

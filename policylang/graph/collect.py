@@ -26,16 +26,18 @@ from policylang.graph.facts import (
     read_by_backward,
     users_of,
 )
-from policylang.graph.inputs import ModulePaths, input_columns, raw_path
 from policylang.graph.memory import memory_of, mutated_reads
 from policylang.graph.phases import (
+    ModulePaths,
     PhaseMarks,
     check_kind,
     check_operators,
+    input_columns,
     is_seed,
     is_tangent,
     kind_of,
     phases_of,
+    raw_path,
     said_phase,
 )
 from policylang.operators import calls

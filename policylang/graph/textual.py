@@ -27,8 +27,7 @@ from policylang.graph.facts import (
 )
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.operators import OperatorTable
-from policylang.language.shown import did_you_mean, nearest
-from policylang.language.units import ALIASES, DTYPES, UNITS
+from policylang.language.shown import ALIASES, DTYPES, UNITS, did_you_mean, nearest
 from policylang.operators.names import FOLLOWERS
 
 INPUTS = {

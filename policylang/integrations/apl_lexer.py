@@ -17,8 +17,8 @@ from policylang.language.diagnostics import Source
 from policylang.language.lexer import FOREIGN_COMMENT, Lexeme, comments, split, word_pairs, words_of
 from policylang.language.operators import group_names
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.shown import UNITS
 from policylang.language.statements import ACTIONS, FATES, KINDS, MODIFIERS, OPENERS
-from policylang.language.units import UNITS
 from policylang.language.words import word_lists
 
 __all__ = ["PolicyLexer"]

@@ -14,9 +14,18 @@ from policylang.language import syntax
 from policylang.language.diagnostics import Diagnostic, Span, diagnose, written
 from policylang.language.globs import NameGlob, name_glob_problem, path_glob_problem
 from policylang.language.lexer import Lexeme, word_kind
-from policylang.language.shown import did_you_mean, nearest
+from policylang.language.shown import (
+    ALIASES,
+    DIMENSION_NAMES,
+    DTYPES,
+    UNITS,
+    Dimension,
+    did_you_mean,
+    nearest,
+    read_quantity,
+    write_quantity,
+)
 from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
-from policylang.language.units import ALIASES, DTYPES, NAMES, UNITS, Dimension, read, write
 
 MEASURES: tuple[str, ...] = get_args(get_type_hints(Compare)["quantity"])
 PROPERTIES: tuple[str, ...] = get_args(get_type_hints(Match)["property"])
@@ -135,7 +144,7 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
         if not name:
             return plain
         if name in UNITS:
-            return Quantity(*read(digits, name), span=span)
+            return Quantity(*read_quantity(digits, name), span=span)
         own = (_UNITS_ELSEWHERE[name],) if name in _UNITS_ELSEWHERE else _BARE_UNITS.get(name.upper(), ())
         meant = own or nearest(name, UNITS)
         place, before = (span, f"{digits} ") if unit is None else (unit.span, "")
@@ -240,7 +249,7 @@ def format_glob(glob: str) -> str:
 
 
 def quantity_text(quantity: Quantity) -> str:
-    return write(quantity.value, quantity.dimension)
+    return write_quantity(quantity.value, quantity.dimension)
 
 
 def format_predicate(predicate: Predicate) -> str:
@@ -348,9 +357,9 @@ def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
         return evolve(value, dimension=dimensions[0])
     shares = dimensions == ("bytes", "fraction")
     examples = {**_EXAMPLE_FIGURES, "fraction": "`20% of forward`"} if shares else _EXAMPLE_FIGURES
-    wanted = " or ".join(NAMES[dimension] for dimension in dimensions)
+    wanted = " or ".join(DIMENSION_NAMES[dimension] for dimension in dimensions)
     subject, relation = (_CUT, "is counted in") if measured == _CUT else (f"`{measured}`", "is compared with")
-    message = f"{subject} {relation} {wanted}, not {relation.rpartition(' ')[2]} {NAMES[value.dimension]}"
+    message = f"{subject} {relation} {wanted}, not {relation.rpartition(' ')[2]} {DIMENSION_NAMES[value.dimension]}"
     help = f"write a figure such as {' or '.join(examples[dimension] for dimension in dimensions)}"
     report(diagnose("APL201", message, value.span, help=help))
     return value

@@ -22,6 +22,7 @@ from policylang.language.predicates import (
     share_of,
     spanned,
 )
+from policylang.language.shown import decimal_percent
 from policylang.language.syntax import (
     BlockSet,
     InBlock,
@@ -35,7 +36,6 @@ from policylang.language.syntax import (
     Selector,
     Statement,
 )
-from policylang.language.units import decimal_percent
 
 
 def selector_of(statement: Statement) -> Selector | None:

@@ -17,7 +17,7 @@ from attrs import field, frozen
 
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Source, Span
-from policylang.language.shown import Measured
+from policylang.language.shown import Dimension
 
 
 class Action(Enum):
@@ -248,7 +248,7 @@ class Quantity(_Spanned):
     ``%``."""
 
     value: float
-    dimension: Measured
+    dimension: Dimension
 
 
 TIMES = ("time", "time_per_gib")

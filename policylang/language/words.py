@@ -18,8 +18,8 @@ from policylang.language.lexer import BEHIND_SELECTOR, keywords, terminal_texts,
 from policylang.language.operators import group_names
 from policylang.language.predicates import FLAGS, IS_KINDS, MEASURES, PROPERTIES
 from policylang.language.resources import data_file
+from policylang.language.shown import UNITS
 from policylang.language.statements import ACTIONS, FIGURES, KINDS, MODIFIERS, OPENERS
-from policylang.language.units import UNITS
 
 Sense = Literal[
     "action", "modifier", "statement", "selector", "position", "scope", "place", "flow", "joining", "predicate",

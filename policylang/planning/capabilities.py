@@ -94,7 +94,7 @@ PATHS = (
     PathEntry("joint", JOINT, "policylang.backends.joint:JointPath", (GraphKind.JOINT,), plans=True, compared=True),
     PathEntry("flat", FLAT, "policylang.backends.flat:FlatPath", (GraphKind.FLAT,), plans=True, compared=True),
     PathEntry("half", HALF, "policylang.backends.half:HalfPath", (GraphKind.FORWARD, GraphKind.BACKWARD)),
-    PathEntry("hook", HOOK, "policylang.backends.tags:HookPath", (GraphKind.JOINT,)),
+    PathEntry("hook", HOOK, "policylang.backends.finalize:HookPath", (GraphKind.JOINT,)),
 )
 PLANNED = tuple(path.name for path in PATHS)
 """The names that ``--path`` takes."""

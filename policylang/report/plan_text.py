@@ -11,7 +11,7 @@ from math import fsum
 
 from policylang.language.shown import (
     UNCOUNTED_UNKNOWN,
-    Measured,
+    Dimension,
     counted,
     file_name,
     folded_names,
@@ -464,7 +464,7 @@ def _rules(found: Breakdown, worth: Sequence[Worth]) -> str:
     return "\n".join((text, *notes))
 
 
-def _signed(amount: float, dimension: Measured) -> str:
+def _signed(amount: float, dimension: Dimension) -> str:
     return f"{'+' if amount > 0 else '-'}{format_quantity(abs(amount), dimension)}" if amount else "0"
 
 

@@ -17,7 +17,7 @@ from policylang.audit.report import (
     ValuesReport,
 )
 from policylang.language.shown import (
-    Measured,
+    Dimension,
     counted,
     file_name,
     folded_names,
@@ -145,7 +145,7 @@ def totals_line(account: OrderAccount) -> str:
     return ", ".join(said)
 
 
-def _change(before: float, after: float, dimension: Measured) -> str:
+def _change(before: float, after: float, dimension: Dimension) -> str:
     old, new = (format_quantity(each, dimension) for each in (before, after))
     return new if old == new else f"{old} -> {new}"
 

@@ -10,8 +10,7 @@ from math import isfinite
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.language.diagnostics import Diagnostic, diagnose
-from policylang.language.shown import beside, counted, did_you_mean, format_quantity, nearest
-from policylang.language.units import UNITS
+from policylang.language.shown import UNITS, beside, counted, did_you_mean, format_quantity, nearest
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.breakdown import AliveValue, Breakdown, PeakValues, breakdown, values_at_peak
 from policylang.simulation.node_times import NodeTimes

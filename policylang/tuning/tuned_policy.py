@@ -13,8 +13,7 @@ from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.files import write_whole
 from policylang.language.layout import format_source
-from policylang.language.shown import counted, format_quantity, logged, one_line
-from policylang.language.units import UNITS, write
+from policylang.language.shown import UNITS, counted, format_quantity, logged, one_line, write_quantity
 from policylang.planning.digest import digest_of
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned
 
@@ -162,7 +161,7 @@ def budget_words(budget: Budget) -> str:
     if budget.figure == "recompute time":
         return f"recomputation of at most {format_quantity(budget.limit, 'fraction')} of the forward's time"
     limit = int(budget.limit)
-    size = write(limit, "bytes")
+    size = write_quantity(limit, "bytes")
     if len(size.partition(" ")[0]) > _SHORT:
         size = f"{format_quantity(limit, 'bytes')} ({limit:,} bytes)"
     return f"a peak of at most {size}" if budget.figure == "peak" else f"at most {size} saved for the backward"
@@ -253,18 +252,18 @@ def _promises(tuned: Tuned, subject: TuningSubject, *, timed: bool) -> list[str]
     if budget.figure == "saved":
         return [f"expect saved <= {at_most(int(budget.limit), chosen.saved)}"]
     if budget.figure == "recompute time":
-        share = write(budget.limit, "fraction")
+        share = write_quantity(budget.limit, "fraction")
         promised = [f"device {subject.device_named}", f"expect recomputed time <= {share}"] if timed else []
         return [*promised, f"expect peak <= {rounded_up(chosen.peak)}"]
     alone = int(budget.limit * (1 - besides.reserve)) - besides.optimizer
     less = besides_words(besides, subject.optimizer)
-    why = f"  # of the graph: {write(int(budget.limit), 'bytes')} less {less}" if less else ""
+    why = f"  # of the graph: {write_quantity(int(budget.limit), 'bytes')} less {less}" if less else ""
     return [f"expect peak <= {at_most(max(alone, chosen.peak), chosen.peak)}{why}"]
 
 
 def at_most(limit: int, least: int) -> str:
     """A size of few digits between ``least`` and ``limit`` bytes, near the limit: ``42.5 GiB``."""
-    exact = write(limit, "bytes")
+    exact = write_quantity(limit, "bytes")
     if len(exact.partition(" ")[0]) <= _SHORT or limit < 1024:
         return exact
     for text, size in _rounded(limit, ROUND_FLOOR):

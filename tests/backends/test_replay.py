@@ -15,9 +15,9 @@ from torch._inductor.decomposition import select_decomp_table
 
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError
+from policylang.backends.finalize import mark_saved
 from policylang.backends.joint import Partition, _saved_marks, partitions
 from policylang.backends.recompilable import recompilable
-from policylang.backends.tags import mark_saved
 from policylang.graph import marks
 from policylang.graph.facts import Phase
 from policylang.graph.marks import from_annotation

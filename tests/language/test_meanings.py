@@ -13,8 +13,8 @@ from policylang.language.diagnostics import Source
 from policylang.language.lexer import keywords, lexer, terminal_texts, word_pairs, words_of
 from policylang.language.parser import parse_file
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.shown import UNITS
 from policylang.language.statements import ACTIONS
-from policylang.language.units import UNITS
 from policylang.language.words import Meaning, meaning, meanings, senses
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "language.md").read_text(encoding="utf-8")

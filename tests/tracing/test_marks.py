@@ -21,7 +21,7 @@ from policylang import PolicyMatchError, PolicyWarning, TracedStep, trace_step
 from policylang.graph import marks
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.inputs import raw_path
+from policylang.graph.phases import raw_path
 from tests.support import models
 from tests.support.models import ZOO
 from tests.tracing.steps import Net, calls, eager_step, loss_of, mean_square, net, phase, trace

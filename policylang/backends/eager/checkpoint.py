@@ -23,7 +23,7 @@ from policylang.backends.eager.fsdp_prefetch import put_order_on, refuse_for_one
 from policylang.backends.eager.region import runs_for_backward, stands_aside
 from policylang.backends.eager.session import BlockCall, Contexts, Session, innermost, session_behind, this_thread
 from policylang.graph import marks
-from policylang.graph.inputs import normalise
+from policylang.graph.phases import normalise
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Policy
 

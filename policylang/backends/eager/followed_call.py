@@ -9,7 +9,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from policylang.backends import tags
+from policylang.backends import finalize
 from policylang.backends.eager import problems
 from policylang.backends.eager.block_trace import BlockTrace
 from policylang.backends.eager.first_call import Observation, moments, note_write, written_since
@@ -117,7 +117,7 @@ class PlannedInstructions(Instructions):
     def decided_by(self, at: int) -> str:
         row = self.rows[at] if at < len(self.rows) else -1
         decision = self.plan.decisions[row] if row >= 0 else None
-        return "" if decision is None else tags.provenance(self.plan, decision)
+        return "" if decision is None else finalize.provenance(self.plan, decision)
 
 
 def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:

@@ -35,6 +35,7 @@ from torch.fx.node import map_arg
 from policylang.backends import caching, refusals
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.eager.session import Session, innermost, session_behind
+from policylang.backends.finalize import HookPath
 from policylang.backends.fsdp_weights import weights_among, weights_of_blocks
 from policylang.backends.joint import JointPartitioner, partitions
 from policylang.backends.path import apply_policy
@@ -49,14 +50,13 @@ from policylang.backends.records import (
     of_model,
 )
 from policylang.backends.runtime import PREFIX
-from policylang.backends.tags import HookPath
 from policylang.backends.torch_compile import inductor
 from policylang.backends.torch_compile.inductor import Inner, KeyedPartitioner, KeyedPass
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyWarning
 from policylang.graph import marks
 from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
-from policylang.graph.inputs import attribute, normalise, raw_path
+from policylang.graph.phases import attribute, normalise, raw_path
 from policylang.language.diagnostics import Diagnostic, Source, Span
 from policylang.language.shown import listed
 from policylang.language.syntax import Blocks, Policy

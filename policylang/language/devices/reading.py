@@ -17,8 +17,7 @@ from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, 
 from policylang.language.diagnostics import Diagnostic, Related, Source, Span, diagnose
 from policylang.language.files import decoded, read_limited
 from policylang.language.resources import devices_folder, manifest
-from policylang.language.shown import did_you_mean, nearest, shortened
-from policylang.language.units import ALIASES, DTYPES, UNITS
+from policylang.language.shown import ALIASES, DTYPES, UNITS, did_you_mean, nearest, shortened
 
 _MOST = 1 << 20
 _LONGEST = 200
