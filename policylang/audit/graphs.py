@@ -11,21 +11,7 @@ from typing import Any
 from attrs import define, evolve, field
 from torch import Tensor, fx
 
-from policylang.audit.outcome import (
-    NOT_CONNECTED,
-    NOT_SAVED,
-    OFFLOADED_UNPLANNED,
-    SAVED_UNPLANNED,
-    Audit,
-    Expected,
-    Found,
-    HostCopy,
-    Wording,
-    moves_otherwise,
-    reads_otherwise,
-    runs_otherwise,
-    summary,
-)
+from policylang.audit import outcome
 from policylang.graph import marks
 from policylang.graph.facts import STARTS, Facts, Flag, Phase
 from policylang.language.diagnostics import Diagnostic, diagnose
@@ -66,7 +52,7 @@ def read(
     *,
     handed: Mapping[fx.Node, fx.Node] = _NO_NODES,
     replays: Mapping[fx.Node, int] = _NO_NODES,
-) -> Found:
+) -> outcome.Found:
     """Read what runs in a flat graph, or in a forward and its backward. ``handed``: by backward input, the forward
     output it receives. ``replays``: the nodes of random operators that the two graphs have under other names."""
     nodes = list(graph.nodes)
@@ -83,7 +69,7 @@ class _GraphReader:
     handed: Mapping[fx.Node, fx.Node]
     replays: dict[fx.Node, int]
     """A call that draws from a kept state, to the node whose first run kept it."""
-    found: Found = field(factory=Found)
+    found: outcome.Found = field(factory=outcome.Found)
     position: dict[fx.Node, int] = field(factory=dict)
     rows: array[int] = field(factory=lambda: array("i"))
     """By position, nodes of the plan; -1 for nodes it does not have, copies and random states."""
@@ -103,7 +89,7 @@ class _GraphReader:
     unclaimed: bool = False
     """The forward has a wrapped random operator that no wrapper of the backward replays."""
 
-    def read(self) -> Found:
+    def read(self) -> outcome.Found:
         found, phases, flags = self.found, self.facts.phases, self.facts.flags
         self.copies = {node: describe(node.target).name for node in self.nodes if is_copy(node)}
         self._pair_copies()
@@ -229,20 +215,20 @@ class _GraphReader:
             value = start.all_input_nodes[0]
             steps = self.position[start], self.position[host]
             row = self.rows[self.position[value]]
-            found.copies.append(HostCopy(row, value.name, host.name, *steps, host in fetched))
+            found.copies.append(outcome.HostCopy(row, value.name, host.name, *steps, host in fetched))
 
 
-_OF_HALVES = Wording(
+_OF_HALVES = outcome.Wording(
     "{node} {found}; planned: {expected}",
     "the graph was changed after it was planned, or torch's extraction is not the one policylang knows",
-    {OFFLOADED_UNPLANNED: "{node} is a copy between device and host that nobody planned"},
+    {outcome.OFFLOADED_UNPLANNED: "{node} is a copy between device and host that nobody planned"},
 )
 _KEPT_UNKNOWN = "the forward keeps `{}` for the backward, which the graph that was planned does not have"
 
 
 def read_halves(
     plan: Plan, needs: SavedForBackward, forward: fx.Graph, backward: fx.Graph, *, num_fwd_outputs: int
-) -> Found:
+) -> outcome.Found:
     """Read the forward and the backward graph while their nodes have the names of the planned joint graph."""
     facts = plan.facts
     index = facts.index
@@ -267,24 +253,26 @@ def read_halves(
     return found
 
 
-def audit(plan: Plan, needs: SavedForBackward, found: Found) -> Audit:
+def audit(plan: Plan, needs: SavedForBackward, found: outcome.Found) -> outcome.Audit:
     """Compare a partition with its plan. ``plan`` is the plan at the time of the split and ``needs`` what it saves
     (:func:`policylang.planning.liveness.backward_needs`). Differences are returned, not raised. Offloaded values still
     cross as device values here; :func:`audit_copies` checks their copies."""
     to_host = frozenset(needs.offloaded)
     saved = [row for row in found.saved if row not in to_host]
     crosses = to_host.union(needs.saved)
-    expected = Expected(crosses, crosses, needs.recomputed, needs.recomputed)
+    expected = outcome.Expected(crosses, crosses, needs.recomputed, needs.recomputed)
     differences = (
-        *runs_otherwise(_OF_HALVES, plan, expected, found.saved, found),
-        *reads_otherwise(_OF_HALVES, found),
-        *(Diagnostic(NOT_CONNECTED, _KEPT_UNKNOWN.format(name)) for name in found.kept_unknown),
+        *outcome.runs_otherwise(_OF_HALVES, plan, expected, found.saved, found),
+        *outcome.reads_otherwise(_OF_HALVES, found),
+        *(Diagnostic(outcome.NOT_CONNECTED, _KEPT_UNKNOWN.format(name)) for name in found.kept_unknown),
     )
-    return summary(plan, found, differences, saved=saved, offloaded=[row for row in found.saved if row in to_host])
+    return outcome.summary(
+        plan, found, differences, saved=saved, offloaded=[row for row in found.saved if row in to_host]
+    )
 
 
 def audit_copies(
-    plan: Plan, needs: SavedForBackward, split: Found, forward: fx.Graph, backward: fx.Graph
+    plan: Plan, needs: SavedForBackward, split: outcome.Found, forward: fx.Graph, backward: fx.Graph
 ) -> tuple[Diagnostic, ...]:
     """Differences between the planned and the actual copies between device and host, in the graphs as they will run.
     ``split`` was read at the time of the split: rewritten nodes have other names, but outputs and inputs keep their
@@ -303,7 +291,10 @@ def audit_copies(
         # a rewritten graph may have the value from another node
         moved[row] = copy if copy is None or copy.row in (row, -1) else None
     unplanned = (*by_host, *found.unsent)
-    return (*moves_otherwise(_OF_HALVES, plan, found, moved, unplanned), *reads_otherwise(_OF_HALVES, found))
+    return (
+        *outcome.moves_otherwise(_OF_HALVES, plan, found, moved, unplanned),
+        *outcome.reads_otherwise(_OF_HALVES, found),
+    )
 
 
 def _returned(graph: fx.Graph) -> Sequence[Any]:
@@ -359,14 +350,14 @@ def _is(facts: Facts, row: int, wrapper: fx.Node) -> bool:
     )
 
 
-_OF_FLAT = Wording(
+_OF_FLAT = outcome.Wording(
     "{node} {found}, which is not what was planned",
     "another pass changed the graph, or this is a bug in policylang",
-    {OFFLOADED_UNPLANNED: "{node} was offloaded, which is not what was planned"},
+    {outcome.OFFLOADED_UNPLANNED: "{node} was offloaded, which is not what was planned"},
 )
 
 
-def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
+def audit_flat(plan: Plan, graph: fx.Graph) -> outcome.Audit:
     """Compare a rematerialised flat graph with the plan it was made for. Differences are returned, not raised.
 
     A value crosses where a backward node, or a copy, reads the forward's own, and is then saved; except that one
@@ -386,29 +377,29 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
     on_host = {copy.row: copy for copy in found.copies if copy.fetched}
     planned = {row: copy for row, copy in on_host.items() if row >= 0 and moves(decisions[row])}
     may_save = {row for row in facts.forward if row not in again and not moves(decisions[row])}
-    expected = Expected(
+    expected = outcome.Expected(
         may_save,
         must_save={row for row in may_save if row in read_late and saves(decisions[row]) and row not in on_host},
         may_recompute=again,
     )
     unplanned = (copy.value for row, copy in on_host.items() if row not in planned)
     differences = (
-        *runs_otherwise(_OF_FLAT, plan, expected, saved, found),
-        *reads_otherwise(_OF_FLAT, found),
-        *moves_otherwise(_OF_FLAT, plan, evolve(found, saved=saved), planned, unplanned),
+        *outcome.runs_otherwise(_OF_FLAT, plan, expected, saved, found),
+        *outcome.reads_otherwise(_OF_FLAT, found),
+        *outcome.moves_otherwise(_OF_FLAT, plan, evolve(found, saved=saved), planned, unplanned),
     )
     here = {row for row in planned if (by := decisions[row]) is not None and by.outcome.on_device}
     away = sorted(row for row in on_host if row >= 0 and row not in here)
-    return summary(plan, found, differences, saved=sorted({*saved, *here}), offloaded=away)
+    return outcome.summary(plan, found, differences, saved=sorted({*saved, *here}), offloaded=away)
 
 
 OTHER_BYTES = "APL409"
-_OF_EAGER = Wording(
+_OF_EAGER = outcome.Wording(
     "{node} {found}",
     "this is a bug in policylang",
     {
-        SAVED_UNPLANNED: "{node} is held, and the plan does not save it",
-        NOT_SAVED: "{node} is not held, and the plan saves it",
+        outcome.SAVED_UNPLANNED: "{node} is held, and the plan does not save it",
+        outcome.NOT_SAVED: "{node} is not held, and the plan saves it",
     },
     is_brief=True,
 )
@@ -416,7 +407,7 @@ _OF_EAGER = Wording(
 
 def audit_eager(
     plan: Plan, needs: SavedForBackward, held: Mapping[int, Sequence[Tensor]], outside: Iterable[Tensor]
-) -> Audit:
+) -> outcome.Audit:
     """Compare one call of a block with its plan.
 
     Args:
@@ -426,10 +417,10 @@ def audit_eager(
     """
     facts = plan.facts
     planned = {facts.owners[row] for row in kept_rows(facts, needs.saved)}
-    found = Found(saved=sorted({facts.owners[row] for row in held}))
-    wrong = tuple(runs_otherwise(_OF_EAGER, plan, Expected(planned, planned), found.saved, found))
+    found = outcome.Found(saved=sorted({facts.owners[row] for row in held}))
+    wrong = tuple(outcome.runs_otherwise(_OF_EAGER, plan, outcome.Expected(planned, planned), found.saved, found))
     # the recomputation is still to come: it is taken as planned
-    audit = summary(plan, evolve(found, recomputed=list(needs.recomputed)), wrong, saved=needs.saved)
+    audit = outcome.summary(plan, evolve(found, recomputed=list(needs.recomputed)), wrong, saved=needs.saved)
     measured = held_bytes((tensor for tensors in held.values() for tensor in tensors), outside)
     if measured != audit.saved_bytes:
         said = f"the checkpoint holds {measured:,} bytes, and the plan has {audit.saved_bytes:,}"

@@ -17,14 +17,8 @@ from policylang.backends import refusals
 from policylang.graph import marks
 from policylang.graph.facts import Flag
 from policylang.graph.marks import SavedMarker
+from policylang.operators import names
 from policylang.operators.calls import describe, function, piece_of_draw, unread
-from policylang.operators.names import (
-    AUTOGRAD_COPIES,
-    GETITEM,
-    RUNS_WITH_RANDOM_STATE,
-    SAVES_RANDOM_STATE,
-    VIEWS_UNSAID,
-)
 
 
 def leave_markers(graph: fx.Graph, saved: Mapping[fx.Node, object], gone: Collection[fx.Node]) -> None:
@@ -64,7 +58,7 @@ def _number(graph: fx.Graph, drafts: dict[fx.Node, SavedMarker]) -> None:
     memory: dict[fx.Node, fx.Node] = {}  # the operator or the input that allocates the memory of each value
     for node in graph.nodes:
         described = describe(node.target) if node.op == "call_function" and node.all_input_nodes else None
-        is_view = described and (described.flags & Flag.VIEW or described.name in (GETITEM, *VIEWS_UNSAID))
+        is_view = described and (described.flags & Flag.VIEW or described.name in (names.GETITEM, *names.VIEWS_UNSAID))
         memory[node] = memory[node.all_input_nodes[0]] if is_view else node
     numbered = [node for node in graph.nodes if node in drafts and memory[node].op == "call_function"]
     views: dict[fx.Node, list[int]] = {}
@@ -80,7 +74,7 @@ def _number(graph: fx.Graph, drafts: dict[fx.Node, SavedMarker]) -> None:
 
 
 def _is_copy(node: fx.Node) -> bool:
-    return node.op == "call_function" and describe(node.target).name in AUTOGRAD_COPIES
+    return node.op == "call_function" and describe(node.target).name in names.AUTOGRAD_COPIES
 
 
 def _maker(node: fx.Node, gone: Collection[fx.Node]) -> fx.Node:
@@ -133,7 +127,7 @@ def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphMo
 
 
 def _copied(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
-    if function(node) in (SAVES_RANDOM_STATE, RUNS_WITH_RANDOM_STATE[1]):  # around the operator that draws
+    if function(node) in (names.SAVES_RANDOM_STATE, names.RUNS_WITH_RANDOM_STATE[1]):  # around the operator that draws
         keywords = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
         copy = graph.call_function(node.args[0], *fx.map_arg((tuple(node.args[1:]), keywords), copies.__getitem__))
         copy.meta = dict(node.meta)

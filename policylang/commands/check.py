@@ -8,14 +8,7 @@ import sys
 from attrs import evolve
 
 from policylang.api.load import device_of, format_files, format_text
-from policylang.commands.inputs import (
-    add_options,
-    check_policies,
-    once_at_most,
-    print_findings,
-    take_settings,
-    tell_settings,
-)
+from policylang.commands import inputs
 from policylang.commands.output import Exit, UsageError, add_form, say, tell
 from policylang.language.shown import counted, joined
 from policylang.report.diagnostics import RENDERERS, render_text
@@ -33,13 +26,13 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
         help="check the policies on a graph as well: a snapshot that `policylang snapshot` wrote, a recorded graph in "
         "JSON or a graph as text; may be given several times",
     )
-    add_options(parser, "--path", "--device")
+    inputs.add_options(parser, "--path", "--device")
     parser.add_argument(
         "--one-model",
         action="store_true",
         help="the graphs are those of one model: a rule has to match in one of them, not in each",
     )
-    add_options(parser, "--no-project", "--import")
+    inputs.add_options(parser, "--no-project", "--import")
     add_form(parser, *RENDERERS)
     parser.add_argument("--deny", choices=("warnings",), help="fail on warnings too")
     parser.add_argument(
@@ -73,13 +66,13 @@ def check(options: argparse.Namespace) -> Exit:
             import torch  # noqa: F401
         except Exception as error:  # not there, or broken in whatever way: libraries, extensions that it loads
             raise UsageError(f"`--torch` needs a torch that can be imported: {error}") from None
-    once_at_most(*options.files)
-    taken = take_settings(options, "graph", "path", "device")
+    inputs.once_at_most(*options.files)
+    taken = inputs.take_settings(options, "graph", "path", "device")
     if options.device is not None and not options.graph:
         raise UsageError("times are those of a graph, and `--device` is given without one", "add `--graph GRAPH`")
     device = device_of(options.device)
     how = {"graph": options.graph, "path": options.path, "one_model": options.one_model, "device": device}
-    result = check_policies(options.files, **how)
+    result = inputs.check_policies(options.files, **how)
     result = evolve(result, diagnostics=taken.placed(result.diagnostics))
     summary = f"checked {counted(len(result.files), 'file')}"
     if result.graphs:
@@ -91,11 +84,11 @@ def check(options: argparse.Namespace) -> Exit:
     if taken.values:
         summary += f" ({taken})"
     if options.output_format != "text":
-        tell_settings(options)
+        inputs.tell_settings(options)
     found = f"{counted(result.errors, 'error')}, {counted(result.warnings, 'warning')}"
     summary += f": {found if result.errors or result.warnings else 'clean'}"
     failed = result.errors or (options.deny == "warnings" and result.warnings)
-    return print_findings(result, options.output_format, summary, failed=bool(failed))
+    return inputs.print_findings(result, options.output_format, summary, failed=bool(failed))
 
 
 _STDIN = "-"
@@ -187,4 +180,4 @@ def test(options: argparse.Namespace) -> Exit:
         summary += f", {counted(result.rules, 'rule')} to cover"
     wrong = len(result.found.diagnostics)
     summary += f": {wrong} not as claimed" if wrong else f": {counted(result.claims, 'claim')}, all hold"
-    return print_findings(result.found, options.output_format, summary, failed=bool(wrong))
+    return inputs.print_findings(result.found, options.output_format, summary, failed=bool(wrong))

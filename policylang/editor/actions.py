@@ -14,13 +14,7 @@ from policylang.language.diagnostics import CODES, Diagnostic, Fix, Related, Sev
 from policylang.language.resources import codes_folder
 from policylang.language.shown import one_line
 from policylang.planning.capabilities import capabilities_for
-from policylang.report.explain import (
-    Explained,
-    NothingToExplain,
-    explain_named,
-    explain_statement,
-    explained_statements,
-)
+from policylang.report import explain
 from policylang.report.layout import fenced
 from policylang.report.plan_page import plan_page
 
@@ -90,8 +84,8 @@ def explained_node(state: State, node: str) -> str:
     if state.graph is None:
         return ""
     try:
-        return "\n\n".join(map(_markdown, explain_named(state.graph.plan, node)))
-    except NothingToExplain as error:
+        return "\n\n".join(map(_markdown, explain.explain_named(state.graph.plan, node)))
+    except explain.NothingToExplain as error:
         return "\n\n".join(error.args)
 
 
@@ -101,10 +95,10 @@ def explained_line(state: State, line: int) -> str:
     if state.graph is None:
         return ""
     plan, source = state.graph.plan, state.document.source
-    spans = [span for found in explained_statements(plan) for span in found]
+    spans = [span for found in explain.explained_statements(plan) for span in found]
     here = [each for each in spans if each.source == source and each.line - 1 <= line <= each.end_line - 1]
     capabilities = capabilities_for(state.graph.facts.kind, state.graph.path)
-    return "\n\n".join(_markdown(explain_statement(plan, each, capabilities)) for each in here)
+    return "\n\n".join(_markdown(explain.explain_statement(plan, each, capabilities)) for each in here)
 
 
 def explained_code(code: str) -> str:
@@ -121,7 +115,7 @@ def page_of(state: State) -> str | None:
     return plan_page(found, graph.worth, Path(graph.name).name)
 
 
-def _markdown(explained: Explained) -> str:
+def _markdown(explained: explain.Explained) -> str:
     """A table of text keeps its columns in a block of code."""
     first, _, rest = str(explained).partition("\n")
     head = re.sub(r"([\\`*_{}\[\]<>()#+!|~])", r"\\\1", one_line(first))

@@ -11,27 +11,9 @@ from typing import Any, get_args
 from attrs import fields, frozen, has
 from lsprotocol import types
 
+from policylang.editor import selectors, statements
 from policylang.editor.article import Article, code, with_code
-from policylang.editor.selectors import (
-    all_blocks_article,
-    blocks_article,
-    let_article,
-    modules_article,
-    name_article,
-    selector_article,
-    test_article,
-    unit_article,
-)
 from policylang.editor.state import GraphState, Positions, StaleHint, State
-from policylang.editor.statements import (
-    picked,
-    policy_article,
-    policy_hint,
-    rule_figures,
-    rule_index,
-    statement_article,
-    statement_hint,
-)
 from policylang.language import syntax
 from policylang.language.diagnostics import Source, Span
 from policylang.language.lexer import Lexeme, comments, split, terminal_texts, words_of
@@ -343,7 +325,7 @@ def explained(state: State, pointed: Pointed) -> tuple[Article, int, int]:
     said = meaning_at(pointed.words, pointed.at)
     inner = pointed.parts[-1] if pointed.parts else None
     if isinstance(inner, _NAMES) and inner.span.start <= word.span.start and word.span.end <= inner.span.end:
-        return _ranged(name_article(state, inner), inner.span)
+        return _ranged(selectors.name_article(state, inner), inner.span)
     if unit_at(pointed.words, pointed.at) is not None:
         return _unit(pointed, pointed.at)
     test = next((part for part in reversed(pointed.parts) if isinstance(part, _TESTS)), None)
@@ -352,12 +334,12 @@ def explained(state: State, pointed: Pointed) -> tuple[Article, int, int]:
     if said is not None and said.sense in _OF_THE_STATEMENT:
         article, start, end = _whole(state, pointed)
         if said.sense == "statement" and said.words == ("blocks",):
-            article.follow(all_blocks_article(state))
+            article.follow(selectors.all_blocks_article(state))
         return article.follow(_meaning(said, article)), start, end
     article = Article().follow(_place(state, pointed))
     if said is not None:
         if isinstance(inner, _SELECTORS) and not article.blocks and said.sense != "sign":
-            article.follow(selector_article(state, inner))
+            article.follow(selectors.selector_article(state, inner))
         return _ranged(_titled(said, str(word)).follow(article), word.span)
     if article.blocks:
         return _ranged(article, word.span)
@@ -373,9 +355,9 @@ def _whole(state: State, pointed: Pointed) -> tuple[Article, int, int]:
     statement, article = pointed.statement, Article()
     text = state.document.source.text[pointed.start : pointed.end]
     if isinstance(statement, syntax.Let):
-        article = let_article(state, statement, statement.selector)
+        article = selectors.let_article(state, statement, statement.selector)
     elif statement is not None:
-        found = statement_article(state, statement)
+        found = statements.statement_article(state, statement)
         article.policy(text).follow(found)
         if not found.blocks and (opening := _opening(pointed)) is not None:
             article.say(with_code(opening.text))
@@ -416,7 +398,7 @@ def _unit(pointed: Pointed, at: int) -> tuple[Article, int, int]:
     has_number = first >= 0 and words[first].type in ("INT", "NUMBER")
     number = _NUMBER.match(words[first]) if has_number else None
     last = at if words[at].type not in ("INT", "NUMBER") or str(words[at]).endswith(unit) else at + 1
-    article = unit_article(unit, number.group().replace("_", "") if number is not None else "")
+    article = selectors.unit_article(unit, number.group().replace("_", "") if number is not None else "")
     start = words[first if has_number else at].span.start
     return article, start, words[last].span.end
 
@@ -428,7 +410,7 @@ def _test(state: State, pointed: Pointed, test: syntax.Test, said: Meaning | Non
         first = next(at for at, word in enumerate(pointed.words) if word.span.start >= test.span.start)
         said = meaning_at(pointed.words, first)
     article = Article() if said is None else _titled(said, said.words[0])
-    return _ranged(article.follow(test_article(state, test, where)), test.span)
+    return _ranged(article.follow(selectors.test_article(state, test, where)), test.span)
 
 
 def _place(state: State, pointed: Pointed) -> Article:
@@ -437,12 +419,12 @@ def _place(state: State, pointed: Pointed) -> Article:
     assert word is not None
     assert pointed.at is not None
     if isinstance(statement, syntax.Blocks):
-        return modules_article(state, statement.glob).follow(all_blocks_article(state))
+        return selectors.modules_article(state, statement.glob).follow(selectors.all_blocks_article(state))
     inner = next((part for part in reversed(pointed.parts) if isinstance(part, _SELECTORS)), None)
     if isinstance(inner, syntax.InModule):
-        return modules_article(state, inner.glob)
+        return selectors.modules_article(state, inner.glob)
     if isinstance(inner, syntax.InBlock):
-        return blocks_article(state, inner.which, outside=inner.outside)
+        return selectors.blocks_article(state, inner.which, outside=inner.outside)
     return Article()
 
 
@@ -455,7 +437,7 @@ def hints(state: State, start: int, end: int, *, markdown: bool = True) -> list[
         if start <= at <= end:
             found.append(_hint(state, at, f"{each.label} · stale", _STALE, markdown=markdown))
     for graph, statement, at, label in _labelled(state, start, end):
-        tooltip = policy_article(graph) if statement is None else _tooltip(state, graph, statement)
+        tooltip = statements.policy_article(graph) if statement is None else _tooltip(state, graph, statement)
         found.append(_hint(state, at, label, tooltip, markdown=markdown))
     return sorted(found, key=lambda each: (each.position.line, each.position.character))
 
@@ -471,9 +453,9 @@ def _labelled(state: State, start: int, end: int) -> Iterator[tuple[GraphState, 
         return
     for statement in statements_of(state):
         at = statement.span.end
-        if start <= at <= end and (label := statement_hint(state, graph, statement)):
+        if start <= at <= end and (label := statements.statement_hint(state, graph, statement)):
             yield graph, statement, at, label
-    totals, first = policy_hint(graph), _first_statement(state)
+    totals, first = statements.policy_hint(graph), _first_statement(state)
     if totals and first is not None and start <= first.span.end <= end:
         yield graph, None, first.span.end, totals
 
@@ -505,11 +487,11 @@ def _first_statement(state: State) -> Statement | None:
 
 def _tooltip(state: State, graph: GraphState, statement: Statement) -> Article:
     """The hover's text without names of nodes."""
-    if isinstance(statement, syntax.Rule) and (index := rule_index(graph, statement)) is not None:
-        return rule_figures(graph, index)
-    if isinstance(statement, syntax.Let) and picked(graph, statement) is None:
+    if isinstance(statement, syntax.Rule) and (index := statements.rule_index(graph, statement)) is not None:
+        return statements.rule_figures(graph, index)
+    if isinstance(statement, syntax.Let) and statements.picked(graph, statement) is None:
         return Article().say("So many nodes of the forward have this name here.")
-    return statement_article(state, statement)
+    return statements.statement_article(state, statement)
 
 
 def _hint(state: State, at: int, label: str, tooltip: Article, *, markdown: bool) -> types.InlayHint:

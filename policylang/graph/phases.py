@@ -23,14 +23,8 @@ from policylang.graph import marks
 from policylang.graph.facts import GraphKind, InputKind, Phase
 from policylang.language.diagnostics import diagnose
 from policylang.language.shown import one_line
+from policylang.torch_compat import graphs
 from policylang.torch_compat.compilers import input_source, input_value, running_dynamo_inputs
-from policylang.torch_compat.graphs import (
-    described_input,
-    differentiated_input,
-    is_backward_output,
-    is_saved_output,
-    underlying_input,
-)
 
 _UNWRITTEN = frozenset(
     (
@@ -127,8 +121,8 @@ def input_columns(
     names = [""] * len(nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
     sources = _dynamo_sources(placeholders)
-    gradients = (differentiated_input(desc) for desc in output_descs if desc is not None)
-    differentiated = {underlying_input(desc) for desc in gradients if desc is not None}
+    gradients = (graphs.differentiated_input(desc) for desc in output_descs if desc is not None)
+    differentiated = {graphs.underlying_input(desc) for desc in gradients if desc is not None}
     positions = _positions(placeholders)
     for row, node in enumerate(nodes):
         if node.op == "placeholder":
@@ -159,7 +153,7 @@ def _input(
     desc = placeholder.meta.get("desc")
     if desc is None:
         return _by_name(placeholder.name, position, static)
-    kind, name, index = described_input(desc)
+    kind, name, index = graphs.described_input(desc)
     if not isinstance(placeholder.meta.get("val"), torch.Tensor | torch.SymInt | int | None):
         return (InputKind.OTHER, "")  # the device mesh of a DTensor
     if kind != "user":
@@ -172,7 +166,7 @@ def _input(
         is_parameter = is_parameter or fields[-1] == "parameters"
         return InputKind.PARAMETER if is_parameter else InputKind.BUFFER, expression
     if static is not None and position in static:
-        return InputKind.PARAMETER if underlying_input(desc) in differentiated else InputKind.BUFFER, ""
+        return InputKind.PARAMETER if graphs.underlying_input(desc) in differentiated else InputKind.BUFFER, ""
     return InputKind.USER, ""
 
 
@@ -185,10 +179,10 @@ def _dynamo_sources(placeholders: Sequence[fx.Node]) -> list[InputSource]:
     numbered: set[int] = set()
     for placeholder in placeholders:
         desc = placeholder.meta.get("desc")
-        if desc is None or (index := described_input(desc)[2]) is None:
+        if desc is None or (index := graphs.described_input(desc)[2]) is None:
             continue
         numbered.add(index)
-        whole = underlying_input(desc) is desc
+        whole = graphs.underlying_input(desc) is desc
         if index >= len(handed_over) or (whole and not _alike(placeholder.meta.get("val"), handed_over[index])):
             return []
     return list(map(input_source, handed_over)) if len(numbered) == len(handed_over) else []
@@ -205,7 +199,9 @@ def _alike(value: Any, placeholder: fx.Node) -> bool:
 def _positions(placeholders: Sequence[fx.Node]) -> dict[fx.Node, int]:
     """Each input's place among the inputs of the traced function: the parts of a tensor subclass share one."""
     places: dict[Any, int] = {}
-    wholes = [node if (desc := node.meta.get("desc")) is None else underlying_input(desc) for node in placeholders]
+    wholes = [
+        node if (desc := node.meta.get("desc")) is None else graphs.underlying_input(desc) for node in placeholders
+    ]
     return {node: places.setdefault(whole, len(places)) for node, whole in zip(placeholders, wholes, strict=True)}
 
 
@@ -373,9 +369,9 @@ def kind_of(marks: PhaseMarks, targets: Sequence[str]) -> GraphKind:
     tagged_backward = any(tag in _BACKWARD_TAGS for tag in marks.tags)
     descs = [desc for desc in marks.output_descs if desc is not None]
     if descs and (tagged_backward or marks.tangents):
-        if all(is_backward_output(desc) for desc in descs):
+        if all(graphs.is_backward_output(desc) for desc in descs):
             return GraphKind.BACKWARD
-        if any(is_saved_output(desc) for desc in descs):
+        if any(graphs.is_saved_output(desc) for desc in descs):
             return GraphKind.FORWARD
         return GraphKind.JOINT
     if marks.tangents:
@@ -453,7 +449,7 @@ def _claim_for_forward(
     """Make forward what would be backward, depends on no tangent and is read by the forward or returned by it."""
     needed = bytearray(len(phases))
     for row, desc in zip(output_rows, marks.output_descs, strict=False):
-        if row is not None and desc is not None and not is_backward_output(desc):
+        if row is not None and desc is not None and not graphs.is_backward_output(desc):
             needed[row] = 1
     for row in range(len(phases) - 1, -1, -1):
         claimed = needed[row] and phases[row] == Phase.BACKWARD and not late[row]

@@ -10,6 +10,7 @@ from functools import cache
 
 from attrs import define, evolve, field, frozen
 
+from policylang.language import syntax
 from policylang.language.diagnostics import Diagnostic, DiagnosticList, Related, Span, diagnose, removed
 from policylang.language.globs import is_magic, name_glob_problem
 from policylang.language.operators import (
@@ -23,20 +24,6 @@ from policylang.language.operators import (
 from policylang.language.predicates import check_path_glob, fit_predicate
 from policylang.language.selectors import parts, rebuild, union_of, walk
 from policylang.language.shown import did_you_mean, joined, nearest
-from policylang.language.syntax import (
-    Bucket,
-    InModule,
-    Intersection,
-    Let,
-    Operator,
-    Reference,
-    Rule,
-    Scheduling,
-    Selector,
-    Union,
-    Where,
-    Word,
-)
 
 _SIGMOID_PRODUCT = "div fed by (add fed by (exp fed by neg))"
 _SILU = ("silu", _SIGMOID_PRODUCT, "mul fed by sigmoid")
@@ -153,7 +140,7 @@ class Form:
     """One form of an operation: a selector, as text and resolved."""
 
     text: str
-    selector: Selector
+    selector: syntax.Selector
     is_whole: bool
     """True if its operators compute the whole operation."""
 
@@ -216,14 +203,16 @@ SELDOM_IN_GRAPHS = "APL150"
 OF_BOTH = "APL151"
 
 
-def doubtful_selectors(rule: Rule | Bucket | Scheduling) -> Iterator[Diagnostic]:
+def doubtful_selectors(rule: syntax.Rule | syntax.Bucket | syntax.Scheduling) -> Iterator[Diagnostic]:
     """A note where a line is about names alone that graphs do not hold, a warning for each ``and`` of two operators. A
     line that is ``optional`` may match nothing."""
     if rule.optional:
         return
     inside = list(walk(rule.selector))
     leaves = [part for part in inside if not parts(part)]
-    bare = [leaf.name for leaf in leaves if isinstance(leaf, Operator) and leaf.namespace is leaf.overload is None]
+    bare = [
+        leaf.name for leaf in leaves if isinstance(leaf, syntax.Operator) and leaf.namespace is leaf.overload is None
+    ]
     if len(bare) == len(leaves) and NEVER_TRACED.issuperset(bare):
         for name, leaf in zip(bare, leaves, strict=True):
             texts = usual_forms(name)
@@ -234,7 +223,7 @@ def doubtful_selectors(rule: Rule | Bucket | Scheduling) -> Iterator[Diagnostic]
             yield diagnose(SELDOM_IN_GRAPHS, message, leaf.span, help=f"write `{', '.join(texts)}`", write=write)
     for part in inside:
         match part:
-            case Intersection(Operator() as left, Operator() as right):
+            case syntax.Intersection(syntax.Operator() as left, syntax.Operator() as right):
                 if left.name != right.name and not is_magic(left.text + right.text):
                     names = left.text, right.text
                     message = "`{0} and {1}` keeps what is both, and no node is both `{0}` and `{1}`".format(*names)
@@ -259,16 +248,16 @@ class Definitions:
     operators: OperatorTable
     later: dict[str, Span]
     """The first definition of each name."""
-    lets: dict[str, Let] = field(factory=dict)
+    lets: dict[str, syntax.Let] = field(factory=dict)
     """The resolved names so far, and the groups that were used."""
     diagnostics: DiagnosticList = field(factory=DiagnosticList)
-    _mine: dict[str, Let] = field(factory=dict)
+    _mine: dict[str, syntax.Let] = field(factory=dict)
     _used: set[str] = field(factory=set)
-    _known: dict[str, tuple[Operator | None, tuple[Diagnostic, ...]]] = field(factory=dict)
+    _known: dict[str, tuple[syntax.Operator | None, tuple[Diagnostic, ...]]] = field(factory=dict)
     """The operator of each word looked up so far, and its problems."""
     _suggestions: int = 0
 
-    def define(self, let: Let, bundled: bool) -> None:
+    def define(self, let: syntax.Let, bundled: bool) -> None:
         """Take a ``let`` up; from here on its name is known."""
         earlier = self._mine.get(let.name)
         if earlier is not None:
@@ -292,17 +281,17 @@ class Definitions:
                 self.diagnostics.report("APL111", message, _name_span(let), help=help)
         self.lets[let.name] = resolved
 
-    def resolve(self, selector: Selector, *, defining: str | None = None) -> Selector:
+    def resolve(self, selector: syntax.Selector, *, defining: str | None = None) -> syntax.Selector:
         """The selector with its words looked up and its globs and figures checked."""
 
-        def change(part: Selector) -> Selector:
-            if isinstance(part, Word):
+        def change(part: syntax.Selector) -> syntax.Selector:
+            if isinstance(part, syntax.Word):
                 return self._look_up(part, defining)
-            if isinstance(part, InModule):
+            if isinstance(part, syntax.InModule):
                 check_path_glob(part.glob, part.span, self.diagnostics.append)
-            elif isinstance(part, Where):
+            elif isinstance(part, syntax.Where):
                 return evolve(part, predicate=fit_predicate(part.predicate, self.diagnostics.append))
-            elif isinstance(part, Union):
+            elif isinstance(part, syntax.Union):
                 return union_of(part.parts, part.span)
             return part
 
@@ -316,7 +305,7 @@ class Definitions:
                 self.diagnostics.report("APL110", message, _name_span(let), fixes=fixes)
         return self.diagnostics
 
-    def _look_up(self, word: Word, defining: str | None) -> Selector:
+    def _look_up(self, word: syntax.Word, defining: str | None) -> syntax.Selector:
         text = word.text
         if text == defining:
             help = f"an operator of that name is written `aten.{text}`"
@@ -326,7 +315,7 @@ class Definitions:
             return word
         if text in self._mine:
             self._used.add(text)
-            return Reference(text, span=word.span)
+            return syntax.Reference(text, span=word.span)
         if text in self.later:
             self._used.add(text)
             message = f"the name `{text}` is used before it is defined"
@@ -336,10 +325,10 @@ class Definitions:
         let = prelude_group(text)
         if let is not None:
             self.lets.setdefault(text, let)
-            return Reference(text, span=word.span)
+            return syntax.Reference(text, span=word.span)
         return self._operator(word)
 
-    def _operator(self, word: Word) -> Selector:
+    def _operator(self, word: syntax.Word) -> syntax.Selector:
         if word.text not in self._known:
             before = len(self.diagnostics)
             operator = self._find_operator(word)
@@ -349,7 +338,7 @@ class Definitions:
             self.diagnostics.extend(each.moved_to(word.span) for each in wrong)
         return word if operator is None else evolve(operator, span=word.span)
 
-    def _find_operator(self, word: Word) -> Operator | None:
+    def _find_operator(self, word: syntax.Word) -> syntax.Operator | None:
         text = word.text
         if (meant := self._meant_by(text)) is not None:
             message = f"`{text}` is not the name of an operator"
@@ -391,7 +380,7 @@ class Definitions:
         part = None if name_glob_problem(text) else split_operator(text, self.operators.has_namespace)
         return part is not None and bool(self.operators.matches(part.namespace, part.name, part.overload))
 
-    def _unknown(self, word: Word, operator: Operator) -> Operator | None:
+    def _unknown(self, word: syntax.Word, operator: syntax.Operator) -> syntax.Operator | None:
         parts = word.text.split(".")
         namespace = parts[0] if len(parts) > 1 else None
         only_met = namespace is not None and self.operators.is_only_met(namespace)
@@ -443,7 +432,7 @@ class Definitions:
         return tuple(dict.fromkeys((*own, *self.operators.nearest(text))))[:3]
 
 
-def _name_span(let: Let) -> Span:
+def _name_span(let: syntax.Let) -> Span:
     """The name in ``let NAME = …``."""
     start = let.span.text.find(let.name, len("let"))
     return Span(let.span.source, let.span.start + start, let.span.start + start + len(let.name))

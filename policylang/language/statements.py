@@ -15,7 +15,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 
 from attrs import evolve, frozen
 
-from policylang.language import syntax
+from policylang.language import predicates, syntax
 from policylang.language.diagnostics import (
     Diagnostic,
     Fix,
@@ -28,16 +28,6 @@ from policylang.language.diagnostics import (
     written,
 )
 from policylang.language.lexer import Lexeme, is_policy_name
-from policylang.language.predicates import (
-    Report,
-    fit_quantity,
-    format_glob,
-    integer,
-    last_text,
-    quantity_text,
-    quoted,
-    spanned,
-)
 from policylang.language.selectors import (
     SelectorRules,
     SpannedSelector,
@@ -130,7 +120,7 @@ class RequiresKind(StatementKind):
         parts = requires.version.split(".")
         if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
             message, help = f"`{requires.version}` is not a version", "a version is written as `0.2`"
-            yield diagnose("APL016", message, last_text(requires.version, requires.span), help=help)
+            yield diagnose("APL016", message, predicates.last_text(requires.version, requires.span), help=help)
             return
         here, wanted = zip(*zip_longest(LANGUAGE_VERSION, map(int, parts), fillvalue=0), strict=True)
         if not COMPARISONS[requires.op](here, wanted):
@@ -144,7 +134,7 @@ class IncludeKind(StatementKind):
     made, rule, opener = syntax.Include, "include", "include"
 
     def build(self, span: Span, _word: Lexeme, target: Lexeme) -> syntax.Include:
-        return syntax.Include(quoted(target), target.type == "BUNDLED", span=span)
+        return syntax.Include(predicates.quoted(target), target.type == "BUNDLED", span=span)
 
 
 class DeviceKind(StatementKind):
@@ -155,7 +145,7 @@ class DeviceKind(StatementKind):
         if target.type != "STRING" and (not re.fullmatch(r"\w[\w.+-]*", target) or target.endswith(".toml")):
             message, good = "the file of a device profile is quoted", f'"{target}"'
             target.report("APL116", message, help=f"write `{good}`", write=[good])
-        return syntax.Device(quoted(target), span=span)
+        return syntax.Device(predicates.quoted(target), span=span)
 
 
 class LetKind(StatementKind):
@@ -172,10 +162,10 @@ class BlocksKind(StatementKind):
     made, rule, opener = syntax.Blocks, "blocks", "blocks"
 
     def build(self, span: Span, _word: Lexeme, glob: Lexeme) -> syntax.Blocks:
-        return syntax.Blocks(quoted(glob), span=span)
+        return syntax.Blocks(predicates.quoted(glob), span=span)
 
     def text(self, blocks: syntax.Blocks) -> str:
-        return f"blocks {format_glob(blocks.glob)}"
+        return f"blocks {predicates.format_glob(blocks.glob)}"
 
 
 class UndecidedKind(StatementKind):
@@ -226,7 +216,7 @@ class RuleKind(StatementKind):
         return Rule(action, selector.selector, "optional" in names, "override" in names, budget, span=span)
 
     def text(self, rule: Rule) -> str:
-        limit = "" if rule.budget is None else f" up to {quantity_text(rule.budget)} per rank"
+        limit = "" if rule.budget is None else f" up to {predicates.quantity_text(rule.budget)} per rank"
         return f"{'override ' if rule.override else ''}{rule.action.word} {format_selector(rule.selector)}{limit}"
 
 
@@ -313,7 +303,7 @@ class BucketKind(StatementKind):
 
     def text(self, bucket: syntax.Bucket) -> str:
         per = {None: "", 1: " per block"}.get(bucket.blocks, f" per {bucket.blocks} blocks")
-        limit = "" if bucket.size is None else f" up to {quantity_text(bucket.size)}"
+        limit = "" if bucket.size is None else f" up to {predicates.quantity_text(bucket.size)}"
         return f"bucket {format_picked(bucket.selector)}{per}{limit}"
 
 
@@ -376,8 +366,8 @@ class OverlapKind(StatementKind):
 
     def text(self, overlap: syntax.Overlap) -> str:
         in_flight, peak = overlap.in_flight, overlap.peak
-        limits = "" if in_flight is None else f" up to {quantity_text(in_flight)} in flight"
-        limits += "" if peak is None else f" within {quantity_text(peak)} of peak"
+        limits = "" if in_flight is None else f" up to {predicates.quantity_text(in_flight)} in flight"
+        limits += "" if peak is None else f" within {predicates.quantity_text(peak)} of peak"
         return f"overlap {format_picked(overlap.selector)}{limits}"
 
 
@@ -405,7 +395,7 @@ def _blocks(number: int) -> str:
 
 def _distance(number: Lexeme) -> int:
     """A distance in blocks; 0 is reported and read as 1."""
-    blocks = integer(number)
+    blocks = predicates.integer(number)
     if not blocks:
         message = "a distance of 0 blocks moves nothing"
         number.report("APL205", message, help="write `1`, or leave the line out", write=["1"])
@@ -468,14 +458,14 @@ class ExpectTotalKind(StatementKind):
         return syntax.ExpectTotal(name, str(sign), limit, bool(middle), span=span)  # type: ignore[arg-type]
 
     @staticmethod
-    def fit(expectation: syntax.ExpectTotal, report: Report) -> syntax.ExpectTotal:
+    def fit(expectation: syntax.ExpectTotal, report: predicates.Report) -> syntax.ExpectTotal:
         """Converts the limit to the dimension of the figure; reports a misfit."""
-        return evolve(expectation, limit=fit_quantity(expectation.figure, expectation.limit, report))
+        return evolve(expectation, limit=predicates.fit_quantity(expectation.figure, expectation.limit, report))
 
     def text(self, expectation: syntax.ExpectTotal) -> str:
         per = " per block" if expectation.per_block else ""
         of = " of forward" if expectation.of_forward else ""
-        return f"expect {expectation.figure}{per} {expectation.op} {quantity_text(expectation.limit)}{of}"
+        return f"expect {expectation.figure}{per} {expectation.op} {predicates.quantity_text(expectation.limit)}{of}"
 
 
 class ExpectCountKind(StatementKind):
@@ -488,7 +478,7 @@ class ExpectCountKind(StatementKind):
         if loose and loose[-1][1].end == selector.span.end and isinstance(loose[-1][0], Scope):
             scope = loose.pop()[0]
         said: Any = " ".join(bound)
-        return syntax.ExpectCount(said, integer(number), selector.selector, scope, span=span)
+        return syntax.ExpectCount(said, predicates.integer(number), selector.selector, scope, span=span)
 
     def text(self, expectation: syntax.ExpectCount) -> str:
         counted = format_counted(expectation.selector, expectation.scope)
@@ -521,7 +511,7 @@ MODIFIERS = ("optional", "override")
 """Words before a rule; the first also before changes of the graph's structure and scheduling."""
 
 
-@spanned
+@predicates.spanned
 class _LimitRules(SelectorRules):
     """The rules of the grammar for limits."""
 
@@ -565,7 +555,9 @@ def _callback(kind: StatementKind) -> Callable[..., Statement]:
     return build
 
 
-StatementRules = spanned(type("StatementRules", (_LimitRules,), {kind.rule: _callback(kind) for kind in KINDS}))
+StatementRules = predicates.spanned(
+    type("StatementRules", (_LimitRules,), {kind.rule: _callback(kind) for kind in KINDS})
+)
 """The rules of the grammar from ``start`` down; a statement is built from the words of its rule."""
 
 

@@ -11,16 +11,8 @@ from policylang.language.diagnostics import heeded
 from policylang.language.syntax import Policy
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decisions import decide
+from policylang.planning.decisions import decide, rule_warnings
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
-from policylang.planning.decisions.rule_warnings import (
-    FsdpParameters,
-    answered,
-    gathers_left,
-    markers_lost,
-    markers_outranked,
-    without_effect,
-)
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
@@ -48,7 +40,7 @@ def plan(
     place: BlockContext | None = None,
     *,
     ranks: Ranks | None = None,
-    aside: FsdpParameters | None = None,
+    aside: rule_warnings.FsdpParameters | None = None,
     device: DeviceProfile | None = None,
 ) -> Plan:
     """Decide the outcome of every forward value of a graph.
@@ -118,7 +110,7 @@ def plan(
     check_cancelled()
     unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
     unmatched = [index for index, each in enumerate(rules) if not each.matched]
-    by_fsdp = answered(policy, aside, unmatched, selections)
+    by_fsdp = rule_warnings.answered(policy, aside, unmatched, selections)
     expectations = tuple(by_fsdp.expectations.get(at, each) for at, each in enumerate(expectations))
     read = needs
     if place is not None:  # what the block returns, the next one's checkpoint holds as its input
@@ -134,13 +126,13 @@ def plan(
         *errors.shares(),
         *errors.of_rules(rules, by_fsdp.rules, around),
         *by_fsdp.diagnostics,
-        *without_effect(rules, facts, decisions, read),
+        *rule_warnings.without_effect(rules, facts, decisions, read),
         *edit_diagnostics(policy, edits, before, capabilities),
         *errors.of_order(order.diagnostics if order is not None else cannot_order(policy, capabilities)),
         *refusals.beyond_capabilities(policy, facts, capabilities, decisions, needs.undecided),
-        *gathers_left(policy, facts, selections.chains, rules),
-        *markers_lost(policy, facts),
-        *markers_outranked(policy, facts, rules, decisions, needs),
+        *rule_warnings.gathers_left(policy, facts, selections.chains, rules),
+        *rule_warnings.markers_lost(policy, facts),
+        *rule_warnings.markers_outranked(policy, facts, rules, decisions, needs),
         *safety.diagnostics(),
         *(offload_diagnostics(policy, facts, decisions, needs, stays) if capabilities.offloads else ()),
         *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),

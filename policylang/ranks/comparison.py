@@ -22,29 +22,16 @@ from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
 from policylang.planning.edits.other_ranks import Proposal, Ranks
 from policylang.planning.plan import Plan
-from policylang.ranks import differences, meeting
+from policylang.ranks import differences, meeting, rank_account
 from policylang.ranks.meeting import SWITCH, Meeting, MessageStore, StoreFailure
 from policylang.ranks.messages import address_of, in_order
-from policylang.ranks.rank_account import (
-    COLLECTIVES,
-    CollectiveCall,
-    ComparedStep,
-    GraphRun,
-    RankAccount,
-    account_of,
-    collectives_of,
-    collectives_step,
-    offers_step,
-    plan_step,
-    settings_step,
-)
 from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import group_ranks
 
 TIMEOUT = "POLICYLANG_AGREE_TIMEOUT"
 """The seconds that a rank is waited for."""
 
-AgreedAccounts = list[RankAccount]
+AgreedAccounts = list[rank_account.RankAccount]
 """The graphs that were agreed on for one piece of code."""
 Groups = Mapping[str, Sequence[int]]
 """By the name of a process group."""
@@ -62,13 +49,13 @@ class RankComparison:
     around: Groups
     """Over which collectives run that are in no graph, whenever this rank runs."""
     store: MessageStore | None
-    accounts: list[RankAccount] = field(factory=list)
+    accounts: list[rank_account.RankAccount] = field(factory=list)
     """Accounts of all graphs with collectives, compared or not, to be stored beside a cache."""
     facts: Facts | None = None
     """The facts of the graph that is being planned."""
-    collectives: Sequence[CollectiveCall] = ()
-    account: RankAccount | None = None
-    before: RankAccount | None = None
+    collectives: Sequence[rank_account.CollectiveCall] = ()
+    account: rank_account.RankAccount | None = None
+    before: rank_account.RankAccount | None = None
     """The account of the same code with other sizes, on which the ranks have agreed."""
     meeting: Meeting | None = None
     members: frozenset[int] = frozenset()
@@ -91,11 +78,11 @@ class RankComparison:
             if self.mesh is not None and outside:
                 found = [differences.outside_mesh(group.name, group.ranks, inside) for group in outside]
                 raise PolicyGraphError(found)
-            self.facts, self.collectives = facts, collectives_of(GraphRun("", facts))
+            self.facts, self.collectives = facts, rank_account.collectives_of(rank_account.GraphRun("", facts))
             groups = {name: group.ranks for name, group in facts.groups.items()}
-            self._open(account_of(facts, self.collectives), groups, policy)
+            self._open(rank_account.account_of(facts, self.collectives), groups, policy)
 
-    def _open(self, account: RankAccount, groups: Groups, policy: Policy) -> None:
+    def _open(self, account: rank_account.RankAccount, groups: Groups, policy: Policy) -> None:
         self.close()
         self.account, self.before = account, None
         self.accounts.append(account)
@@ -114,14 +101,14 @@ class RankComparison:
         if self.before is None:
             self._meet(account, groups, policy)
 
-    def _refused_alone(self, account: RankAccount) -> PolicyDivergenceError:
+    def _refused_alone(self, account: rank_account.RankAccount) -> PolicyDivergenceError:
         assert self.store is not None
         found = differences.compiled_otherwise(self.store.rank, self._label(account))
         with suppress(StoreFailure):
             self.store.be_absent("", "", found.message)
         return PolicyDivergenceError([found])
 
-    def _meet(self, account: RankAccount, groups: Groups, policy: Policy) -> None:
+    def _meet(self, account: rank_account.RankAccount, groups: Groups, policy: Policy) -> None:
         """Meet the ranks that share the graph, if there are any, and compare the settings."""
         assert self.store is not None
         every, lines = {**groups, **self.around}, list[str]()
@@ -139,9 +126,9 @@ class RankComparison:
             timeout = distributed.shortest_timeout(shared)
         label = self._label(account)
         self.meeting = Meeting(self.store, self.topic, shared, account.operators, label, policy, timeout)
-        self.meeting.compare(settings_step([*lines, *self.settings()]))
+        self.meeting.compare(rank_account.settings_step([*lines, *self.settings()]))
 
-    def _label(self, account: RankAccount) -> str:
+    def _label(self, account: rank_account.RankAccount) -> str:
         return f"{account.label} ({self.topic})"
 
     def close(self) -> None:
@@ -156,13 +143,13 @@ class RankComparison:
         asked = self.before is not None or self.meeting is not None
         return _AskedRanks(self, self.account, session) if asked and self.account is not None else None
 
-    def compare(self, step: ComparedStep) -> None:
+    def compare(self, step: rank_account.ComparedStep) -> None:
         assert self.account is not None
         self.account.steps.append(step)
         if self.meeting is not None:
             self.meeting.compare(step)
 
-    def launch(self, step: ComparedStep, launched: str, policy: Policy) -> None:
+    def launch(self, step: rank_account.ComparedStep, launched: str, policy: Policy) -> None:
         """The last step of a graph that is compiled."""
         account, before = self.account, self.before
         assert account is not None
@@ -180,19 +167,19 @@ class RankComparison:
         if self.meeting is not None and self.known is not None:
             self.known.append(evolve(account, steps=account.rounds))  # a plan's step would keep its facts alive
 
-    def compare_cached(self, account: RankAccount, policy: Policy) -> None:
+    def compare_cached(self, account: rank_account.RankAccount, policy: Policy) -> None:
         """All steps of a graph that came out of a cache, as they were when it was compiled."""
         self.facts = None
         self._open(evolve(account, steps=[], launched=[]), _groups_of(account), policy)
         for at, step in enumerate(account.steps):
             if step.session:
                 self._settle_again(step, account.steps[at + 1 : at + 2])
-            elif step.name == COLLECTIVES:
+            elif step.name == rank_account.COLLECTIVES:
                 self.launch(step, account.launched[0], policy)
             else:
                 self.compare(step)
 
-    def _settle_again(self, round: ComparedStep, following: Sequence[ComparedStep]) -> None:
+    def _settle_again(self, round: rank_account.ComparedStep, following: Sequence[rank_account.ComparedStep]) -> None:
         """Raises where the ranks settle now on less than the cached graph has."""
         ranks = self.ranks(round.session)
         unshared = ranks.unshared(round.content().offers) if ranks is not None else {}
@@ -245,7 +232,7 @@ class RankComparison:
         return why
 
 
-def _groups_of(account: RankAccount) -> Groups:
+def _groups_of(account: rank_account.RankAccount) -> Groups:
     return {name: group_ranks(name) for name in account.groups}
 
 
@@ -254,7 +241,7 @@ class _AskedRanks:
     """The ranks that share a graph, as a plan asks them what all of them rewrite."""
 
     comparison: RankComparison
-    account: RankAccount
+    account: rank_account.RankAccount
     session: str
 
     def unshared(self, offers: Sequence[Proposal]) -> Mapping[str, str]:
@@ -267,7 +254,7 @@ class _AskedRanks:
         assert meeting is not None
         if not meeting.alike:  # an error in a moment; until then nothing is rewritten
             return {offer.name: "not under the policies of all ranks" for offer in offers}
-        step = offers_step(self.session, offers)
+        step = rank_account.offers_step(self.session, offers)
         self.account.steps.append(step)
         return meeting.settle(step)
 
@@ -343,10 +330,10 @@ def agree_on_plan(plan: Plan) -> None:
     comparison = _comparison_of(plan.before)
     if comparison is not None:
         comparison.begin(plan.before, plan.policy)
-        comparison.compare(plan_step(plan, comparison.collectives))
+        comparison.compare(rank_account.plan_step(plan, comparison.collectives))
 
 
-def agree_on_collectives(plan: Plan, runs: Sequence[GraphRun], settings: Sequence[str] = ()) -> None:
+def agree_on_collectives(plan: Plan, runs: Sequence[rank_account.GraphRun], settings: Sequence[str] = ()) -> None:
     """Return once every rank that shares a graph is about to run the same collectives. ``runs``: what was made of it;
     ``settings``: what else may be why they differ.
 
@@ -355,10 +342,10 @@ def agree_on_collectives(plan: Plan, runs: Sequence[GraphRun], settings: Sequenc
     comparison = _comparison_of(plan.before)
     if comparison is not None:
         comparison.begin(plan.before, plan.policy)
-        comparison.launch(*collectives_step(runs, settings), plan.policy)
+        comparison.launch(*rank_account.collectives_step(runs, settings), plan.policy)
 
 
-def agree_on_cached(accounts: Sequence[RankAccount], policy: Policy) -> None:
+def agree_on_cached(accounts: Sequence[rank_account.RankAccount], policy: Policy) -> None:
     """:func:`agree_on_collectives` for graphs out of a cache, from the accounts in their sidecars."""
     comparison = _comparison.get()
     if comparison is not None:

@@ -20,16 +20,7 @@ from policylang.language.shown import (
     shortened,
     uncounted_text,
 )
-from policylang.planning.inspection.breakdown import (
-    AliveShare,
-    AliveValue,
-    BlockGroup,
-    Breakdown,
-    PeakValues,
-    Scenario,
-    ValueEntry,
-    values_at_peak,
-)
+from policylang.planning.inspection import breakdown
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder
 from policylang.planning.inspection.worth import EditWorth, Worth, same_time
 from policylang.report.diagnostics import expectation_table
@@ -275,7 +266,7 @@ SHARES_HEAD = ("bytes", "share", "values", "", "line", "rule")
 
 
 def plan_text(
-    found: Breakdown,
+    found: breakdown.Breakdown,
     worth: Sequence[Worth],
     edits: Sequence[EditWorth] = (),
     *,
@@ -295,7 +286,7 @@ def plan_text(
         expectation_table([("", each) for each in plan.expectations]),
     ]
     if not summary:
-        at_peak = at_peak_text(values_at_peak(found), values=values)
+        at_peak = at_peak_text(breakdown.values_at_peak(found), values=values)
         parts += [_rewrites(found, edits), order_details(order), _rules(found, worth), at_peak]
         parts += [f"{_group(each)}\n{_entries(each)}" for each in found.groups] if values else [_groups(found), _REST]
     return "\n\n".join(filter(None, parts))
@@ -304,7 +295,7 @@ def plan_text(
 # --- what is alive at the peak ---------------------------------------------------------------------------------------
 
 
-def at_peak_text(found: PeakValues, *, values: bool) -> str:
+def at_peak_text(found: breakdown.PeakValues, *, values: bool) -> str:
     """By line, and with ``values`` by value. No line end at the end; empty where nothing takes memory."""
     if not found.values:
         return ""
@@ -313,7 +304,7 @@ def at_peak_text(found: PeakValues, *, values: bool) -> str:
     return f"{by_line}\n\nthe largest values\n\n{_by_value(found)}" if values else by_line
 
 
-def _by_value(found: PeakValues) -> str:
+def _by_value(found: breakdown.PeakValues) -> str:
     values: list[tuple[str, ...]] = [(*VALUES_HEAD[:7], "in steps")]
     for each in found.values:
         made = "start" if each.made is None else f"{each.made.step:,}"
@@ -326,7 +317,7 @@ def _by_value(found: PeakValues) -> str:
     return table(values, right=range(2), ends=(2, 4), spare=(7, 3), unless_told=_WIDEST)
 
 
-def highest_moment_text(found: PeakValues) -> str:
+def highest_moment_text(found: breakdown.PeakValues) -> str:
     """``alive at the peak, 412 B: at dc, step 5 of 7, in the backward``."""
     head = f"alive at the peak, {bytes_text(found.bytes)}"
     if found.at is None:
@@ -335,7 +326,7 @@ def highest_moment_text(found: PeakValues) -> str:
     return f"{head}: at {found.at.node}{again}, step {found.at.step:,} of {found.steps:,}, in the {found.at.half}"
 
 
-def value_row(value: AliveValue, found: PeakValues) -> tuple[str, ...]:
+def value_row(value: breakdown.AliveValue, found: breakdown.PeakValues) -> tuple[str, ...]:
     """As :data:`VALUES_HEAD` has it."""
     made, last = value.made, value.last
     again = " again" if last is not None and last.again else ""
@@ -352,26 +343,26 @@ def value_row(value: AliveValue, found: PeakValues) -> tuple[str, ...]:
     )
 
 
-def share_row(share: AliveShare, found: PeakValues) -> tuple[str, ...]:
+def share_row(share: breakdown.AliveShare, found: breakdown.PeakValues) -> tuple[str, ...]:
     """As :data:`SHARES_HEAD` has it."""
     line = file_name(share.source) if share.source else ""
     rule = shortened(share.rule, _LONGEST_RULE_AT_PEAK)
     return bytes_text(share.bytes), _share(share.bytes, found), f"{share.count:,}", share.what, line, rule
 
 
-def _share(amount: int, found: PeakValues) -> str:
+def _share(amount: int, found: breakdown.PeakValues) -> str:
     return format_quantity(amount / found.bytes, "fraction") if found.bytes else ""
 
 
 # --- totals, rewrites, rules, blocks ---------------------------------------------------------------------------------
 
 
-def _totals(found: Breakdown) -> str:
+def _totals(found: breakdown.Breakdown) -> str:
     sides = under, without = found.under, found.without
     amounts = under.amounts
     rows: list[tuple[str, ...]] = [("", "with the policy", "nothing recomputed")]
 
-    def row(name: str, said: Callable[[Scenario], str]) -> None:
+    def row(name: str, said: Callable[[breakdown.Scenario], str]) -> None:
         rows.append((name, said(under), said(without)))
 
     row("saved", lambda each: bytes_text(each.amounts.saved_bytes))
@@ -401,7 +392,7 @@ def _totals(found: Breakdown) -> str:
     return "\n\n".join(filter(None, (*parts, plan_times_text(found.plan), *found.notes)))
 
 
-def _again(scenario: Scenario, forward_flops: int) -> str:
+def _again(scenario: breakdown.Scenario, forward_flops: int) -> str:
     flops = scenario.amounts.recomputed_flops
     if not scenario.amounts.recomputed:
         return "-"
@@ -409,7 +400,7 @@ def _again(scenario: Scenario, forward_flops: int) -> str:
     return f"{format_quantity(flops, 'flops')}{share}"
 
 
-def _rewrites(found: Breakdown, edits: Sequence[EditWorth]) -> str:
+def _rewrites(found: breakdown.Breakdown, edits: Sequence[EditWorth]) -> str:
     if not edits:
         return ""
     timed = 2 if found.plan.shown_times is not None else 0
@@ -432,7 +423,7 @@ def _rewrites(found: Breakdown, edits: Sequence[EditWorth]) -> str:
     return "\n".join((table(rows, right=range(2, len(rows[0])), ends=(0,)), compared))
 
 
-def _rules(found: Breakdown, worth: Sequence[Worth]) -> str:
+def _rules(found: breakdown.Breakdown, worth: Sequence[Worth]) -> str:
     """On a device a rule's price is in time."""
     outcomes = found.plan.rules
     if not outcomes:
@@ -468,13 +459,13 @@ def _signed(amount: float, dimension: Dimension) -> str:
     return f"{'+' if amount > 0 else '-'}{format_quantity(abs(amount), dimension)}" if amount else "0"
 
 
-def _groups(found: Breakdown) -> str:
+def _groups(found: breakdown.Breakdown) -> str:
     rest = max(0, len(found.groups) - _MOST_GROUPS)
     more = [f"and {counted(rest, 'more group')} of blocks"] if rest else []
     return "\n".join((*map(_group, found.groups[:_MOST_GROUPS]), *more))
 
 
-def _group(group: BlockGroup) -> str:
+def _group(group: breakdown.BlockGroup) -> str:
     amounts = group.amounts
     times, each = (f" ×{group.times}", ", each") if group.times > 1 else ("", "")
     moved = f" {bytes_text(amounts.offloaded_bytes)} offloaded," if amounts.offloaded else ""
@@ -485,7 +476,7 @@ def _group(group: BlockGroup) -> str:
     )
 
 
-def _entries(group: BlockGroup) -> str:
+def _entries(group: breakdown.BlockGroup) -> str:
     lines = list[str]()
     shown = [entry for entry in group.entries if not entry.is_free]
     views = sum(entry.count for entry in group.entries if entry.is_free)
@@ -500,7 +491,7 @@ def _entries(group: BlockGroup) -> str:
     return "\n".join(lines)
 
 
-def entry_row(entry: ValueEntry) -> tuple[str, ...]:
+def entry_row(entry: breakdown.ValueEntry) -> tuple[str, ...]:
     """Outcome, operator, module, shape, bytes, FLOPs, time, and what decided."""
     shape = shortened("×".join(map(str, entry.shape or ())), _LONGEST_SHAPE)
     return (

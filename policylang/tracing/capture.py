@@ -27,33 +27,9 @@ from policylang.graph import marks
 from policylang.graph.facts import InputKind
 from policylang.graph.marks import BACKWARD, EPILOGUE, FORWARD, PHASE, custom
 from policylang.graph.phases import is_seed
+from policylang.torch_compat import tracing
 from policylang.torch_compat.absent_cuda import absent_cuda
 from policylang.torch_compat.eager import DispatchMode
-from policylang.torch_compat.tracing import (
-    SubclassLayout,
-    autograd_engine_replaced,
-    below_functionalization,
-    checkpoint_replaced,
-    compiling,
-    deviceless_fake_mode,
-    fake_mode_of,
-    fake_tensor_mode,
-    fake_tensors,
-    fakes_on,
-    from_functional,
-    functionalized,
-    gradient_hooks,
-    input_descriptor,
-    put_together,
-    rename_node,
-    replaced,
-    sequence_number,
-    take_apart,
-    to_functional,
-    tracing_context,
-    tree_flatten,
-    tree_unflatten,
-)
 from policylang.tracing.step import (
     ModelState,
     OptimizerState,
@@ -89,7 +65,7 @@ class BackwardRegions:
         A call with ``create_graph`` is none: its results are differentiated in turn, as a Jacobian in a forward is, so
         they are part of the forward. Nor is a call inside a call.
         """
-        return autograd_engine_replaced(self._wrap)
+        return tracing.autograd_engine_replaced(self._wrap)
 
     @contextmanager
     def accumulation(self) -> Iterator[None]:
@@ -118,7 +94,7 @@ def _sequence_numbers(outputs: Sequence[Any]) -> Iterator[None]:
     """Under it, a node carries the ``seq_nr`` of the backward function that made it, or :data:`UNKNOWN`."""
     handles = []
     for function in _backward_functions(outputs):
-        number = sequence_number(function)
+        number = tracing.sequence_number(function)
         handles.append(function.register_prehook(lambda _gradients, at=number: traceback.set_grad_fn_seq_nr(at)))
         handles.append(function.register_hook(lambda _inputs, _outputs: traceback.reset_grad_fn_seq_nr()))
     traceback.set_grad_fn_seq_nr(UNKNOWN)
@@ -183,7 +159,7 @@ def module_paths(model: nn.Module) -> AbstractContextManager[None]:
         with _carrying({STACK: {**(outer or {}), path: (path, type(module))}}):
             return original(module, *args, **kwargs)
 
-    return replaced((nn.Module, "__call__", call))
+    return tracing.replaced((nn.Module, "__call__", call))
 
 
 def checkpoint_regions(followed: list[Any]) -> AbstractContextManager[None]:
@@ -192,7 +168,7 @@ def checkpoint_regions(followed: list[Any]) -> AbstractContextManager[None]:
     ``followed`` takes what policylang's own checkpoints follow, each policy once; these are not tagged.
     """
     regions = _Regions(followed)
-    return checkpoint_replaced(regions.non_reentrant, regions.reentrant)
+    return tracing.checkpoint_replaced(regions.non_reentrant, regions.reentrant)
 
 
 class _Regions:
@@ -300,8 +276,8 @@ def _forget(node: fx.Node) -> None:
 def name_input(node: fx.Node, kind: InputKind, name: str, position: int) -> None:
     """Name a placeholder, and describe it as torch's own tracer does."""
     word = _WORDS.get(kind)
-    rename_node(node, f"{word}_{name}" if word else name)
-    node.meta["desc"] = input_descriptor(word or "user", name, position)
+    tracing.rename_node(node, f"{word}_{name}" if word else name)
+    node.meta["desc"] = tracing.input_descriptor(word or "user", name, position)
 
 
 LossFn = Callable[..., Tensor]
@@ -312,7 +288,7 @@ class Captured:
     """A flat graph: parameters, buffers, the batch's and the optimizer's tensors in, the loss and the gradients out."""
 
     gm: fx.GraphModule
-    outputs: tuple[SubclassLayout, ...]
+    outputs: tuple[tracing.SubclassLayout, ...]
     gradients: tuple[str, ...]
     """The parameter of each output after the first."""
     mutated: tuple[str, ...]
@@ -336,9 +312,9 @@ def capture(
 
     Raises PolicyGraphError where the step is not one that a graph can hold.
     """
-    leaves, spec = tree_flatten(batch)
+    leaves, spec = tracing.tree_flatten(batch)
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    plain, layouts = take_apart([*state.tensors, *given, *optimizer_state.tensors.values()])
+    plain, layouts = tracing.take_apart([*state.tensors, *given, *optimizer_state.tensors.values()])
     regions = BackwardRegions()
     followed: list[Any] = []
     step = WholeStep(model, loss_fn, leaves, spec, state, optimizer, optimizer_state, layouts, regions)
@@ -366,24 +342,28 @@ def _trace(
 ) -> fx.GraphModule:
     with ExitStack() as stack:
         functional = stack.enter_context(_kernels_of(device))
-        mode = deviceless_fake_mode() if device is not None else fake_mode_of(plain) or fake_tensor_mode()
+        mode = (
+            tracing.deviceless_fake_mode()
+            if device is not None
+            else tracing.fake_mode_of(plain) or tracing.fake_tensor_mode()
+        )
         for context in (
             traceback.preserve_node_meta(),
             without_leaks(),
             mode,
-            tracing_context(mode),
+            tracing.tracing_context(mode),
             torch.enable_grad(),
             # the engine's threads for other devices would not see what is set for this one
             torch.autograd.set_multithreading_enabled(False),
             torch.compiler.set_stance("force_eager"),
             regions.marked(),
             checkpoint_regions(followed),
-            compiling(),
+            tracing.compiling(),
             functional,
             _DrawnInMemoryOrder(),
         ):
             stack.enter_context(context)
-        fakes = fake_tensors(mode, plain) if device is None else fakes_on(mode, plain, device.device)
+        fakes = tracing.fake_tensors(mode, plain) if device is None else tracing.fakes_on(mode, plain, device.device)
         return make_fx(run)(*fakes)
 
 
@@ -408,7 +388,7 @@ class _DrawnInMemoryOrder(DispatchMode):  # type: ignore[misc]  # torch does not
 def _kernels_of(device: TargetDevice | None) -> Iterator[AbstractContextManager[None]]:
     """Under it operators run the kernels of a device; gives the functionalization to trace with."""
     if device is None or device.capability is None:
-        yield functionalized()
+        yield tracing.functionalized()
         return
     attention = {"scaled_dot_product_attention": attention_on(device.capability)}
     with ExitStack() as stack:
@@ -424,7 +404,7 @@ def _kernels_of(device: TargetDevice | None) -> Iterator[AbstractContextManager[
 
 
 def _inputs(
-    state: ModelState, given: int, optimizer_state: OptimizerState, layouts: Sequence[SubclassLayout]
+    state: ModelState, given: int, optimizer_state: OptimizerState, layouts: Sequence[tracing.SubclassLayout]
 ) -> list[GraphInput]:
     """One for every plain tensor; the parts of a tensor share its name."""
     whole: list[GraphInput] = [
@@ -450,12 +430,12 @@ class WholeStep:
     state: ModelState
     optimizer: Optimizer | None
     optimizer_state: OptimizerState
-    layouts: list[SubclassLayout]
+    layouts: list[tracing.SubclassLayout]
     """The layouts of parameters, buffers, the batch's tensors and the optimizer's."""
     regions: BackwardRegions
 
     substitution: Substitution = field(init=False)
-    outputs: list[SubclassLayout] = field(factory=list)
+    outputs: list[tracing.SubclassLayout] = field(factory=list)
     gradients: list[str] = field(factory=list)
     mutated: list[int] = field(factory=list)
     """Positions of the plain inputs that are written."""
@@ -463,17 +443,17 @@ class WholeStep:
     """Positions and names of those that the forward replaces by something of another kind."""
 
     def run(self, *plain: Tensor) -> list[Tensor]:
-        with below_functionalization():
-            functional = [to_functional(value) for value in plain]
-            tensors = put_together(functional, self.layouts)
+        with tracing.below_functionalization():
+            functional = [tracing.to_functional(value) for value in plain]
+            tensors = tracing.put_together(functional, self.layouts)
             loss, gradients = self._loss_and_gradients(tensors)
             if self.optimizer is not None:
                 with traceback.annotate({PHASE: EPILOGUE}):
                     self._update(self.optimizer, tensors, gradients)
                 gradients = {}
             self.gradients = list(gradients)
-            values, self.outputs = take_apart([loss, *gradients.values()])
-            outputs = [from_functional(value) for value in values]
+            values, self.outputs = tracing.take_apart([loss, *gradients.values()])
+            outputs = [tracing.from_functional(value) for value in values]
             with traceback.annotate({PHASE: EPILOGUE}):
                 self._write_back(plain, functional)
         return outputs
@@ -485,10 +465,12 @@ class WholeStep:
         for tensor, original in zip(tensors[:end], [*self.state.tensors, *given], strict=True):
             if original.requires_grad:
                 tensor.requires_grad_()
-                for hook in gradient_hooks(original):
+                for hook in tracing.gradient_hooks(original):
                     tensor.register_hook(hook)
         left = iter(inputs)
-        batch = tree_unflatten([next(left) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves], self.spec)
+        batch = tracing.tree_unflatten(
+            [next(left) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves], self.spec
+        )
         with module_paths(self.model), substituted(self.model, self.state.tensors, own) as self.substitution:
             loss = self.loss_fn(self.model, *batch)
         parameters = dict(zip(self.state.parameters, own, strict=False))
@@ -526,7 +508,7 @@ class WholeStep:
         """Each input that was written to gets its last value, after everything that reads the first one."""
         rebound = self._rebound(functional)
         for position, (before, wrapper) in enumerate(zip(plain, functional, strict=True)):
-            after = from_functional(rebound.get(position, wrapper))
+            after = tracing.from_functional(rebound.get(position, wrapper))
             if after is not before:
                 self.mutated.append(position)
                 before.copy_(after)
@@ -539,7 +521,7 @@ class WholeStep:
             end = position + layout.size_in_parts
             new = self.substitution.rebound.get(id(original))
             if new is not None:
-                parts, _ = take_apart([new])
+                parts, _ = tracing.take_apart([new])
                 alike = [(part.shape, part.dtype) for part in parts]
                 if alike == [(part.shape, part.dtype) for part in functional[position:end]]:
                     result.update(enumerate(parts, position))

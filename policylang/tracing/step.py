@@ -21,17 +21,10 @@ from torch.optim import Optimizer
 from policylang.errors import PolicyGraphError
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import counted, listed
+from policylang.torch_compat import tracing
 from policylang.torch_compat.distributed import own_class, sharded_weights
 from policylang.torch_compat.eager import storage_address
 from policylang.torch_compat.graphs import OpOverload, schema_of
-from policylang.torch_compat.tracing import (
-    accumulation_hooks,
-    data_dependence_errors,
-    is_device_mismatch,
-    tree_flatten,
-    tree_paths,
-    unknown_size_errors,
-)
 
 LOSS = "APL360"
 NO_GRADIENT = "APL361"
@@ -58,14 +51,14 @@ def trace_failure(error: Exception) -> PolicyGraphError:
     why = f"{type(error).__name__}: {first}" if text else type(error).__name__
     help = "call `loss_fn(model, *batch)` once without tracing to see whether it runs at all"
     message = None
-    if isinstance(error, data_dependence_errors()) or "get value out of a tracing tensor" in text:
+    if isinstance(error, tracing.data_dependence_errors()) or "get value out of a tracing tensor" in text:
         code = DATA_DEPENDENT
         message = "the step decides by the values of a tensor what it does next, and a graph cannot"
         help = (
             "replace `.item()`, `if tensor` and loops over data by tensor operators such as `torch.where`, "
             "or leave that part out of the traced step"
         )
-    elif is_device_mismatch(error):
+    elif tracing.is_device_mismatch(error):
         why = first
         help = (
             "a tensor that is no parameter, buffer, attribute or input stays where it was made: make it a buffer, "
@@ -73,7 +66,7 @@ def trace_failure(error: Exception) -> PolicyGraphError:
         )
         if "meta" in text:
             help = 'trace a model on `meta` for the device that it trains on: `device="cuda"`'
-    elif isinstance(error, unknown_size_errors()):
+    elif isinstance(error, tracing.unknown_size_errors()):
         why = f"torch does not know the sizes of what `{text}` returns"
         help = "trace the step where it runs, or register a kernel for shapes (`torch.library.register_fake`)"
     own = (each for each in reversed(extract_tb(error.__traceback__)) if not each.filename.startswith(_NOT_THE_USERS))
@@ -202,8 +195,8 @@ class BatchSignature:
 
     @classmethod
     def of(cls, batch: tuple[Any, ...]) -> BatchSignature:
-        leaves, spec = tree_flatten(batch)
-        return cls(spec, tuple(tree_paths(batch)), tuple(_kind(leaf) for leaf in leaves))
+        leaves, spec = tracing.tree_flatten(batch)
+        return cls(spec, tuple(tracing.tree_paths(batch)), tuple(_kind(leaf) for leaf in leaves))
 
     def described(self) -> list[tuple[str, str]]:
         """The place of each leaf and its kind, for messages."""
@@ -211,9 +204,9 @@ class BatchSignature:
 
     def tensors(self, batch: tuple[Any, ...]) -> list[torch.Tensor]:
         """The tensors of a batch, in order. Raises PolicyGraphError if it is not what was traced."""
-        leaves, spec = tree_flatten(batch)
+        leaves, spec = tracing.tree_flatten(batch)
         if spec != self.spec:
-            came = tree_paths(batch)
+            came = tracing.tree_paths(batch)
             raise problem(
                 BATCH_CHANGED,
                 "the batch has another structure than the one this step was traced for: "
@@ -395,7 +388,7 @@ def check_hooks(state: ModelState) -> None:
     """Raises PolicyGraphError where a parameter is to be looked after when its ``.grad`` is complete: a traced step
     leaves ``.grad`` alone."""
     for name, parameter in state.parameters.items():
-        if accumulation_hooks(parameter):
+        if tracing.accumulation_hooks(parameter):
             raise problem(
                 UNTRACEABLE,
                 f"the parameter `{name}` has a hook for its complete `.grad`, which a traced step does not set",

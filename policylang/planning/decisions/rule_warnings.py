@@ -21,22 +21,11 @@ from policylang.graph.blocks import BlockTable
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, forward_users, mask_of
 from policylang.graph.textual import GraphBuilder
+from policylang.language import syntax
 from policylang.language.diagnostics import Diagnostic, Related, Span, diagnose, prefixed, removed
 from policylang.language.globs import PathGlob
 from policylang.language.selectors import predicates, selectors_of, tests_of, with_lets
 from policylang.language.shown import counted, first_lines, format_quantity, listed
-from policylang.language.syntax import (
-    ExpectFate,
-    InBlock,
-    InModule,
-    Is,
-    Match,
-    Policy,
-    Rule,
-    Selector,
-    Statement,
-    Where,
-)
 from policylang.operators.names import GATHER, WAIT, is_all_gather
 from policylang.planning import refusals
 from policylang.planning.capabilities import WHAT_FSDP_MEANS
@@ -49,7 +38,7 @@ from policylang.planning.value_outcome import Decision, Held, Why, outcome_of, s
 _OTHERS = {InputKind.BUFFER: "buffer", InputKind.USER: "input"}
 
 
-def gathers_left(policy: Policy, facts: Facts, chains: Chains, rules: Sequence[RuleOutcome]) -> list[Diagnostic]:
+def gathers_left(policy: syntax.Policy, facts: Facts, chains: Chains, rules: Sequence[RuleOutcome]) -> list[Diagnostic]:
     """A note at the first contract about parameters' gathers, with those of other inputs that no such rule covers.
 
     Only a rule with `override` is a contract; any other leaves what it leaves.
@@ -90,9 +79,9 @@ def gathers_left(policy: Policy, facts: Facts, chains: Chains, rules: Sequence[R
     return [found]
 
 
-def origins_asked(rule: Rule, policy: Policy) -> frozenset[InputKind]:
+def origins_asked(rule: syntax.Rule, policy: syntax.Policy) -> frozenset[InputKind]:
     """The kinds of inputs that a rule's selector asks about."""
-    names = [test.name for test in tests_of(policy, rule) if isinstance(test, Is)]
+    names = [test.name for test in tests_of(policy, rule) if isinstance(test, syntax.Is)]
     return frozenset(ORIGINS[name] for name in names if name in ORIGINS)
 
 
@@ -137,7 +126,7 @@ def _keeper(owners: Sequence[int], facts: Facts, decisions: Sequence[Decision | 
 _ASKED = "recorded saved"
 
 
-def markers_lost(policy: Policy, facts: Facts) -> list[Diagnostic]:
+def markers_lost(policy: syntax.Policy, facts: Facts) -> list[Diagnostic]:
     """An error for a policy that asks for saved markers some of which are lost: the rest would pass for the whole."""
     lost = facts.lost_records
     asking = selectors_of(each for each in policy.statements if lost and _asks(each, policy))
@@ -156,7 +145,7 @@ def markers_lost(policy: Policy, facts: Facts) -> list[Diagnostic]:
 
 
 def markers_outranked(
-    policy: Policy,
+    policy: syntax.Policy,
     facts: Facts,
     rules: Sequence[RuleOutcome],
     decisions: Sequence[Decision | None],
@@ -192,8 +181,8 @@ def markers_outranked(
     return found
 
 
-def _asks(statement: Statement, policy: Policy) -> bool:
-    return any(isinstance(test, Is) and test.name == _ASKED for test in tests_of(policy, statement))
+def _asks(statement: syntax.Statement, policy: syntax.Policy) -> bool:
+    return any(isinstance(test, syntax.Is) and test.name == _ASKED for test in tests_of(policy, statement))
 
 
 SOFTENED = "APL314"
@@ -207,7 +196,7 @@ def conflicts(plan: Plan) -> tuple[Diagnostic, ...]:
         rule = outcome.rule
         if not outcome.decided or not _says_must(rule):
             continue
-        takers: list[tuple[Rule, int]] = []
+        takers: list[tuple[syntax.Rule, int]] = []
         for later, count in ((rules[index], count) for index, count in outcome.overridden_by.items()):
             wants = outcome_of(later.action)
             opposite = wants.is_held if rule.action.recomputes else wants.held is not Held.DEVICE
@@ -227,12 +216,12 @@ def conflicts(plan: Plan) -> tuple[Diagnostic, ...]:
     return tuple(found)
 
 
-def _says_must(rule: Rule) -> bool:
+def _says_must(rule: syntax.Rule) -> bool:
     """Only by this word: ``save`` means ``must_save`` too, and every ordinary exception is written with it."""
     return bool(_MUST.search(rule.text))
 
 
-def telling_apart(policy: Policy, names: Sequence[str]) -> tuple[Diagnostic, ...]:
+def telling_apart(policy: syntax.Policy, names: Sequence[str]) -> tuple[Diagnostic, ...]:
     """An error for every line that treats one of the blocks of these names otherwise than another.
 
     Of a single name it is asked whether a block of another number would be treated alike; without any, only the
@@ -249,13 +238,13 @@ def telling_apart(policy: Policy, names: Sequence[str]) -> tuple[Diagnostic, ...
     )
 
 
-def _reason(statement: Statement, policy: Policy, names: Sequence[str]) -> str | None:
+def _reason(statement: syntax.Statement, policy: syntax.Policy, names: Sequence[str]) -> str | None:
     for part in with_lets(policy, *selectors_of([statement])):
-        if isinstance(part, InBlock) and part.which.kind != "any":
+        if isinstance(part, syntax.InBlock) and part.which.kind != "any":
             return "asks which block this is"
-        tests = predicates(part.predicate) if isinstance(part, Where) else ()
-        globs = [each.pattern for each in tests if isinstance(each, Match) and each.property == "module"]
-        for glob in map(PathGlob, [part.glob] if isinstance(part, InModule) else globs):
+        tests = predicates(part.predicate) if isinstance(part, syntax.Where) else ()
+        globs = [each.pattern for each in tests if isinstance(each, syntax.Match) and each.property == "module"]
+        for glob in map(PathGlob, [part.glob] if isinstance(part, syntax.InModule) else globs):
             ways = {name: glob.progress(name) for name in names}
             other = next((name for name in names if ways[name] != ways[names[0]]), None)
             if other is not None:
@@ -321,7 +310,7 @@ class Answered:
 
 
 def answered(
-    policy: Policy, aside: FsdpParameters | None, unmatched: Iterable[int], selections: Selections
+    policy: syntax.Policy, aside: FsdpParameters | None, unmatched: Iterable[int], selections: Selections
 ) -> Answered:
     """``unmatched``: the rules that match nothing in the graph. Of the expectations, those are asked that are about a
     set of nodes which is empty there."""
@@ -332,8 +321,8 @@ def answered(
     asked: dict[int, ExpectationOutcome] = {}
     found: list[Diagnostic] = []
     for index, each in enumerate(policy.expectations):
-        is_empty = isinstance(each, ExpectFate) and not selections.rows(each.selector)
-        if isinstance(each, ExpectFate) and is_empty and graph.is_about_weights(each.selector):
+        is_empty = isinstance(each, syntax.ExpectFate) and not selections.rows(each.selector)
+        if isinstance(each, syntax.ExpectFate) and is_empty and graph.is_about_weights(each.selector):
             asked[index], problems = _expected(each, graph)
             found += problems
     if about:
@@ -342,13 +331,13 @@ def answered(
     return Answered(frozenset(about), asked, tuple(found))
 
 
-def gathers_matching(policy: Policy, selector: Selector, aside: FsdpParameters) -> list[FsdpParameter]:
+def gathers_matching(policy: syntax.Policy, selector: syntax.Selector, aside: FsdpParameters) -> list[FsdpParameter]:
     """The weights whose gathers a selector matches."""
     graph = _Gathers.of(policy, aside)
     return [graph.weights[row] for row in sorted(graph.rows(selector)) if row in graph.weights]
 
 
-def _held(policy: Policy, about: Sequence[int], graph: _Gathers) -> list[Diagnostic]:
+def _held(policy: syntax.Policy, about: Sequence[int], graph: _Gathers) -> list[Diagnostic]:
     """An error for each rule that FSDP does not follow, or a note that it does."""
     verdict = judge(policy, graph.facts, graph.selections, {})
     wrong: dict[int, list[FsdpParameter]] = {}
@@ -372,7 +361,7 @@ def _held(policy: Policy, about: Sequence[int], graph: _Gathers) -> list[Diagnos
     return [diagnose(DONE_BY_FSDP, message, policy.rules[about[0]].span, help=f"see {WHAT_FSDP_MEANS}")]
 
 
-def _expected(expectation: ExpectFate, graph: _Gathers) -> tuple[ExpectationOutcome, list[Diagnostic]]:
+def _expected(expectation: syntax.ExpectFate, graph: _Gathers) -> tuple[ExpectationOutcome, list[Diagnostic]]:
     weights = [graph.weights[row] for row in graph.rows(expectation.selector) if row in graph.weights]
     fates = {True: "recomputed", False: "saved"}
     wanted = expectation.quantifier == "every"
@@ -410,7 +399,7 @@ class _Gathers:
     """Nodes that have nothing to do with a weight: what a rule about collectives, or about everything, matches too."""
 
     @classmethod
-    def of(cls, policy: Policy, aside: FsdpParameters) -> _Gathers:
+    def of(cls, policy: syntax.Policy, aside: FsdpParameters) -> _Gathers:
         graph = GraphBuilder()
         batch = graph.add("batch", "input", (), input_name="batch")
         owned: dict[int, FsdpParameter] = {}
@@ -434,12 +423,12 @@ class _Gathers:
         table = BlockTable(array("i", blocks), aside.blocks)
         return cls(facts, selections_for(policy, facts, table), owned, frozenset(others))
 
-    def rows(self, selector: Selector) -> frozenset[int]:
+    def rows(self, selector: syntax.Selector) -> frozenset[int]:
         """The producers of the nodes that a selector denotes."""
         owners = self.facts.owners
         return frozenset(owners[row] for row in self.selections.rows(selector))
 
-    def is_about_weights(self, selector: Selector) -> bool:
+    def is_about_weights(self, selector: syntax.Selector) -> bool:
         """True if a selector denotes gathers of weights, and nothing else."""
         rows = self.rows(selector)
         return not rows.isdisjoint(self.weights) and rows.isdisjoint(self.others)

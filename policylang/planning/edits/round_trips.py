@@ -22,21 +22,9 @@ from policylang.operators import layouts
 from policylang.operators.layouts import DigitLayout, NoDigitsError, is_contiguous
 from policylang.operators.moves import JOINS, PASSING, Cut, Pick, movers_of
 from policylang.operators.names import GATHER
+from policylang.planning.edits import layout_chains
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, ReplacedMemory, Setting
 from policylang.planning.edits.fusion import slice_on_ranks
-from policylang.planning.edits.layout_chains import (
-    Fan,
-    Hop,
-    Piece,
-    common_names,
-    copies,
-    fan_of,
-    layout_after,
-    piece_of,
-    relaid,
-    single_input,
-    steps_to,
-)
 from policylang.planning.edits.other_ranks import UNASKED
 from policylang.planning.edits.proof import old_calls
 from policylang.planning.graph_edit import Edit, Node, Proof, Refusal
@@ -76,7 +64,7 @@ class RoundTrips(EditPlanner[Collapse]):
     def __init__(self, statement: Collapse, setting: Setting) -> None:
         super().__init__(statement, setting)
         self.values: dict[int, _Value] = {}
-        self.cuts: dict[int, tuple[Piece, layouts.Digits, tuple[int, ...]]] = {}
+        self.cuts: dict[int, tuple[layout_chains.Piece, layouts.Digits, tuple[int, ...]]] = {}
         """Slices at this rank's own part, the digits that each fixes, and the gathers that these number."""
         self.dead: set[int] = set()
         self.instead: dict[int, str] = {}
@@ -84,7 +72,7 @@ class RoundTrips(EditPlanner[Collapse]):
         self.reading_instead: dict[int, list[int]] = {}
         """By node that is read instead, the slices it replaces."""
         self.memory = ReplacedMemory(self.facts)
-        self.common = common_names(self.facts)
+        self.common = layout_chains.common_names(self.facts)
 
     def outcomes(self) -> list[Edit | Refusal]:
         facts, found = self.facts, list[tuple[int, Edit | Refusal]]()
@@ -92,12 +80,12 @@ class RoundTrips(EditPlanner[Collapse]):
             if target == GATHER:
                 self._gather(row)
             elif target in JOINS:
-                if isinstance(fan := fan_of(facts, row), Fan):
+                if isinstance(fan := layout_chains.fan_of(facts, row), layout_chains.Fan):
                     self._follow(row, fan.base, fan)
             elif target in PASSING:
                 piece = self._piece(row)
                 if piece is None or piece.count == 1:
-                    self._follow(row, single_input(facts, row), row)
+                    self._follow(row, layout_chains.single_input(facts, row), row)
                 elif piece.base in self.values and not piece.drops and not self._fans_out(piece):
                     found.append((row, self._cut(row, piece)))
         # A slice that keeps too much may lead to one that does not.
@@ -107,7 +95,7 @@ class RoundTrips(EditPlanner[Collapse]):
 
     def _gather(self, row: int) -> None:
         facts = self.facts
-        source, name = single_input(facts, row), facts.group_names[row]
+        source, name = layout_chains.single_input(facts, row), facts.group_names[row]
         if source < 0 or not name:
             return
         before, shape = self.values.get(source), facts.shapes[source]
@@ -118,29 +106,32 @@ class RoundTrips(EditPlanner[Collapse]):
         layout = before.layout.gathered(len(before.gathers), facts.groups[name].size)
         self._keep(row, _Value((*before.gathers, row), layout))
 
-    def _follow(self, row: int, source: int, hop: Hop) -> None:
+    def _follow(self, row: int, source: int, hop: layout_chains.Hop) -> None:
         if source in self.values:
             value = self.values[source]
             with suppress(NoDigitsError):
-                self._keep(row, evolve(value, layout=layout_after(self.facts, hop, value.layout)))
+                self._keep(row, evolve(value, layout=layout_chains.layout_after(self.facts, hop, value.layout)))
 
     def _keep(self, row: int, value: _Value) -> None:
         if value.layout.shape == self.facts.shapes[row] and self.facts.strides[row] is not None:
             self.values[row] = value
 
-    def _piece(self, row: int) -> Piece | None:
-        return piece_of(self.facts, row) if self.facts.targets[row] in _CUTS else None
+    def _piece(self, row: int) -> layout_chains.Piece | None:
+        return layout_chains.piece_of(self.facts, row) if self.facts.targets[row] in _CUTS else None
 
-    def _fans_out(self, piece: Piece) -> bool:
+    def _fans_out(self, piece: layout_chains.Piece) -> bool:
         """True if all parts are joined again: a gather along another dimension, written out."""
         facts = self.facts
         readers = {user for part in facts.users[piece.whole] for user in facts.users[part]}
         joins = [user for user in readers if facts.targets[user] in JOINS]
-        return any(isinstance(fan := fan_of(facts, join), Fan) and fan.base == piece.base for join in sorted(joins))
+        return any(
+            isinstance(fan := layout_chains.fan_of(facts, join), layout_chains.Fan) and fan.base == piece.base
+            for join in sorted(joins)
+        )
 
     # --- one slice ---
 
-    def _cut(self, row: int, piece: Piece) -> Edit | Refusal:
+    def _cut(self, row: int, piece: layout_chains.Piece) -> Edit | Refusal:
         facts, value = self.facts, self.values[piece.base]
         name = facts.names[piece.base]
         try:
@@ -182,7 +173,7 @@ class RoundTrips(EditPlanner[Collapse]):
         names = [self.common[index[name]] if name in index else name for name in edit.sources]
         return evolve(edit, sources=tuple(names))
 
-    def _part(self, piece: Piece, value: _Value) -> tuple[layouts.Digits, layouts.Digits]:
+    def _part(self, piece: layout_chains.Piece, value: _Value) -> tuple[layouts.Digits, layouts.Digits]:
         """The digits that the slice fixes, and those of the dimension that it leaves."""
         name = self.facts.names[piece.base]
         digits = value.layout.dims[piece.cut]
@@ -200,7 +191,7 @@ class RoundTrips(EditPlanner[Collapse]):
         facts = self.facts
         for place, gather in enumerate(value.gathers):
             if left <= set(range(place)):
-                home = single_input(facts, gather)
+                home = layout_chains.single_input(facts, gather)
                 before = self.values[home].layout if home in self.values else layouts.shard(facts.shapes[home] or ())
                 try:
                     layout = layouts.relative(value.layout, before)
@@ -228,10 +219,10 @@ class RoundTrips(EditPlanner[Collapse]):
         if facts.phases[home] != facts.phases[row] and facts.input_kinds[home] == InputKind.NOT_AN_INPUT:
             raise RefusedError(f"other phase: {facts.names[row]}")
         self.memory.check(trip.home, trip.row, trip.gathers[0])
-        steps = steps_to(trip.layout, (), shape)
-        if steps.copies > copies(facts, rows):
+        steps = layout_chains.steps_to(trip.layout, (), shape)
+        if steps.copies > layout_chains.copies(facts, rows):
             raise RefusedError("would copy what is not copied now")
-        restrided = relaid(facts, row, steps.stride, dense_for_gaps=True)
+        restrided = layout_chains.relaid(facts, row, steps.stride, dense_for_gaps=True)
         if isinstance(restrided, int):
             raise RefusedError(f"{facts.names[restrided]} needs {facts.names[row]} as it lies in memory")
         new = NewNodes(self.setting)

@@ -17,14 +17,7 @@ from itertools import islice
 from attrs import frozen
 
 from policylang.language.cancellation import check_cancelled
-from policylang.planning.order.scheduler_nodes import (
-    BufferUses,
-    LatestStarts,
-    LiveMemory,
-    MemoryAhead,
-    SchedulerNodes,
-    announced,
-)
+from policylang.planning.order import scheduler_nodes
 
 _NO_LIMIT = 1 << 62
 _PATIENCE = 0.1
@@ -61,9 +54,9 @@ class ListScheduler:
 
     def __init__(
         self,
-        nodes: SchedulerNodes,
-        buffers: BufferUses,
-        starts: LatestStarts,
+        nodes: scheduler_nodes.SchedulerNodes,
+        buffers: scheduler_nodes.BufferUses,
+        starts: scheduler_nodes.LatestStarts,
         sizes: Sequence[int],
         leeway: Leeway,
         peak: int | None,
@@ -78,8 +71,8 @@ class ListScheduler:
         self.order: list[int] = []
         self.now = self.progress = 0.0
         """The time, and how much of it was computed."""
-        self._live = LiveMemory(buffers)
-        self._ahead = MemoryAhead(buffers) if peak is not None else None
+        self._live = scheduler_nodes.LiveMemory(buffers)
+        self._ahead = scheduler_nodes.MemoryAhead(buffers) if peak is not None else None
         count = self._remaining = len(nodes)
         self._head = 0
         self._left = [len(each) for each in nodes.before]
@@ -104,7 +97,7 @@ class ListScheduler:
                     self.reaches[stream] = max(self.reaches[stream], _LONG * length)
         self._urgent: dict[str, list[tuple[float, int]]] = {each: [] for each in streams}
         self._patient: dict[str, deque[int]] = {each: deque() for each in streams}
-        self._announces, self._computes = announced(nodes)
+        self._announces, self._computes = scheduler_nodes.announced(nodes)
         self._coming: dict[str, list[tuple[float, int]]] = {each: [] for each in streams}
         self._held: dict[int, None] = {}  # collectives
         self._needed: list[tuple[int, int]] = []  # bytes that what is held needs, the most first, negative

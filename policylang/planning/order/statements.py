@@ -51,15 +51,7 @@ from policylang.planning.order.rematerialised import RematerialisedGraph, remate
 from policylang.planning.plan import OrderPlan, SchedulingOutcome
 from policylang.planning.refusals import MATCHES_NOTHING, NOTHING_TO_REWRITE
 from policylang.planning.schedule import with_host_copies
-from policylang.planning.selection.no_match import (
-    glob_span,
-    missing_parts,
-    naming_blocks,
-    numbered_globs,
-    other_origin_hint,
-    part_counts,
-    would_match,
-)
+from policylang.planning.selection import no_match
 from policylang.simulation.memory import estimate_peak
 from policylang.simulation.node_times import node_times
 
@@ -137,7 +129,7 @@ class OrderErrors:
                 span,
                 help=optional,
                 fixes=[fix],
-                details=part_counts(statement.selector, selections),
+                details=no_match.part_counts(statement.selector, selections),
             )
         if not any(flag & Flag.COLLECTIVE for flag in facts.flags):
             return diagnose(
@@ -151,12 +143,12 @@ class OrderErrors:
             MATCHES_NOTHING,
             f"`{text}` matches nothing in this graph",
             span,
-            help=other_origin_hint(statement.selector, selections) + optional,
-            fixes=[*would_match(statement.selector, selections), fix],
-            details=part_counts(statement.selector, selections),
+            help=no_match.other_origin_hint(statement.selector, selections) + optional,
+            fixes=[*no_match.would_match(statement.selector, selections), fix],
+            details=no_match.part_counts(statement.selector, selections),
         )
         include = self._policy.included_by(statement.span)
-        return evolve(found, cause=missing_parts(statement.selector, selections), include=include)
+        return evolve(found, cause=no_match.missing_parts(statement.selector, selections), include=include)
 
     def bucket(self, number: int, statement: Bucket, edits: Edits, kept: Mapping[int, KeepOrder]) -> None:
         """A bucket that selects what it must not, what a line keeps in order, or that joins nothing."""
@@ -269,17 +261,17 @@ class OrderErrors:
         self._no_blocks_reported = True
         named = self._policy.blocks
         glob = "layers.*" if named is None else named.glob
-        globs = numbered_globs(glob, self._traced)
+        globs = no_match.numbered_globs(glob, self._traced)
         if named is None:
             fixes = tuple(put_before(statement.span, f"blocks {each}") for each in globs)
         else:
-            fixes = written(glob_span(named.glob, named.span), globs, near=True)
+            fixes = written(no_match.glob_span(named.glob, named.span), globs, near=True)
         self.found.append(
             diagnose(
                 NO_BLOCKS,
                 f"`{statement.span.one_line}` {what}, and no blocks were found in this graph",
                 statement.span,
-                help=naming_blocks(self._traced, glob),
+                help=no_match.naming_blocks(self._traced, glob),
                 fixes=fixes,
             )
         )
