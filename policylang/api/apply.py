@@ -23,12 +23,7 @@ from policylang.ranks.comparison import comparing
 
 
 def apply(
-    gm: fx.GraphModule,
-    policy: PolicyLike,
-    mesh: Any = None,
-    *,
-    agree: bool = True,
-    device: DeviceLike | None = None,
+    gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bool = True, device: DeviceLike | None = None
 ) -> fx.GraphModule:
     """Apply a policy to a graph, and return the graph.
 

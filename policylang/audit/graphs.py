@@ -16,13 +16,7 @@ from policylang.graph import marks
 from policylang.graph.facts import STARTS, Facts, Flag, Phase
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.operators.calls import argument, describe, function, nodes_in, piece_of_draw
-from policylang.operators.names import (
-    HOST_COPY_WAIT,
-    OFFLOAD,
-    RELOAD,
-    RUNS_WITH_RANDOM_STATE,
-    SAVES_RANDOM_STATE,
-)
+from policylang.operators.names import HOST_COPY_WAIT, OFFLOAD, RELOAD, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
 from policylang.planning.schedule import kept_rows

@@ -73,9 +73,7 @@ NO_PATH = Problem(
     "lines that rewrite or order collectives are applied",
 )
 NO_POLICY = Problem(
-    "APL325",
-    "no policy was applied to this graph",
-    "call `policylang.apply(gm, policy)` first, or pass `policy=`",
+    "APL325", "no policy was applied to this graph", "call `policylang.apply(gm, policy)` first, or pass `policy=`"
 )
 UPDATES_BUFFER = Problem(
     "APL326",

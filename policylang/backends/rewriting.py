@@ -57,12 +57,7 @@ def apply_edits(gm: fx.GraphModule, plan: Plan) -> tuple[RankOrder, ...]:
 
 
 def edit_graph(
-    graph: fx.Graph,
-    policy: Policy,
-    edits: Edits,
-    before: Facts,
-    after: Facts,
-    beside: Collection[fx.Node] = (),
+    graph: fx.Graph, policy: Policy, edits: Edits, before: Facts, after: Facts, beside: Collection[fx.Node] = ()
 ) -> tuple[RankOrder, ...]:
     """Edit the graph that ``before`` describes into the one that ``after`` does, without recompiling it.
 

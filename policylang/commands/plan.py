@@ -39,9 +39,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     much = parser.add_mutually_exclusive_group()
     much.add_argument("--summary", action="store_true", help="print the totals and the expectations, and no more")
     much.add_argument(
-        "--values",
-        action="store_true",
-        help="print the largest values at the peak and those of each block too",
+        "--values", action="store_true", help="print the largest values at the peak and those of each block too"
     )
     parser.add_argument("--html", metavar="OUT.html", help="write the plan as a page as well")
     parser.add_argument(
@@ -192,9 +190,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         help="list the nodes that call these operators, such as mm or '*attention*'; may be given several times",
     )
     parser.add_argument(
-        "--blocks",
-        metavar="GLOB",
-        help="the blocks, as in a policy's `blocks` line; by default the numbered layers",
+        "--blocks", metavar="GLOB", help="the blocks, as in a policy's `blocks` line; by default the numbered layers"
     )
     add_options(parser, "--device", "--no-project")
     add_form(parser, "json", help="json has one entry a node (default: text)")

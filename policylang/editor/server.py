@@ -140,8 +140,7 @@ def _register_answers(server: PolicyServer) -> None:
         return hints(state, *_offsets(state, params.range), markdown=server.markdown)
 
     @server.feature(
-        types.TEXT_DOCUMENT_COMPLETION,
-        types.CompletionOptions(trigger_characters=TRIGGERS, resolve_provider=True),
+        types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=TRIGGERS, resolve_provider=True)
     )
     def completed(params: types.CompletionParams) -> types.CompletionList:
         trigger = None if params.context is None else params.context.trigger_character

@@ -255,11 +255,7 @@ _UNITS = {
     types.PositionEncodingKind.Utf16: "utf-16-le",
     types.PositionEncodingKind.Utf32: "utf-32-le",
 }
-_WIDTH = {
-    types.PositionEncodingKind.Utf8: 1,
-    types.PositionEncodingKind.Utf16: 2,
-    types.PositionEncodingKind.Utf32: 4,
-}
+_WIDTH = {types.PositionEncodingKind.Utf8: 1, types.PositionEncodingKind.Utf16: 2, types.PositionEncodingKind.Utf32: 4}
 
 
 @frozen(slots=False)
@@ -485,11 +481,7 @@ def unsettled(text: TextState) -> TextState:
 
 
 def read_graph(
-    text: TextState,
-    facts: Facts,
-    name: str,
-    path: PathName | None,
-    device: DeviceProfile | None,
+    text: TextState, facts: Facts, name: str, path: PathName | None, device: DeviceProfile | None
 ) -> GraphState | None:
     """The plan of a text; None of one with errors."""
     if text.loaded.policy is None:

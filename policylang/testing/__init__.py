@@ -13,10 +13,7 @@ if TYPE_CHECKING:
     from policylang.testing.agreement import Agreement
     from policylang.testing.path_runs import agree
 
-_PUBLIC = {
-    "Agreement": "policylang.testing.agreement",
-    "agree": "policylang.testing.path_runs",
-}
+_PUBLIC = {"Agreement": "policylang.testing.agreement", "agree": "policylang.testing.path_runs"}
 
 __all__ = ["Agreement", "agree"]
 

@@ -344,13 +344,7 @@ def _ordered(statement: Bucket | Scheduling, word: str, policy: Policy, order: O
     return next((each.matched if word == "matches" else each.moved for each in outcomes), None)
 
 
-_SAYS = {
-    "matches": "matches",
-    "decides": "decides",
-    "moves": "moves",
-    "saved": "saves",
-    "recomputed": "recomputes",
-}
+_SAYS = {"matches": "matches", "decides": "decides", "moves": "moves", "saved": "saves", "recomputed": "recomputes"}
 
 
 def _listed(names: Sequence[str]) -> str:

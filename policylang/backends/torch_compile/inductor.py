@@ -34,13 +34,7 @@ from torch import fx
 from policylang.audit.code import CodeAudit
 from policylang.backends import caching, runtime
 from policylang.backends.joint import Done, JointPartitioner, partitions
-from policylang.backends.records import (
-    Findings,
-    announce_cached,
-    findings_from_json,
-    findings_of,
-    findings_to_json,
-)
+from policylang.backends.records import Findings, announce_cached, findings_from_json, findings_of, findings_to_json
 from policylang.backends.refusals import Problem
 from policylang.errors import PolicyAuditError, PolicyDivergenceError, PolicyMeaningError, PolicyWarning
 from policylang.language.diagnostics import Diagnostic, Span, is_error

@@ -35,10 +35,7 @@ _REFUSED = 3
 """The search ends when so many shorter steps were refused."""
 _LEAST = 1e-3
 """A try has to shorten the step by this share of what is exposed."""
-_COMPUTES = (
-    Leeway(lag=2.0, fill=0.15, reach=0.1, close=0.02),
-    Leeway(lag=10.0, fill=0.15, reach=0.1, close=0.02),
-)
+_COMPUTES = (Leeway(lag=2.0, fill=0.15, reach=0.1, close=0.02), Leeway(lag=10.0, fill=0.15, reach=0.1, close=0.02))
 """For steps that mostly compute."""
 _SENDS = (
     Leeway(lag=0.5, fill=0.01, reach=0.06, close=0.01),

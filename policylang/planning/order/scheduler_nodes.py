@@ -96,12 +96,7 @@ def scheduler_nodes(
 
 class _NodeBuilder:
     def __init__(
-        self,
-        facts: Facts,
-        order: Sequence[int],
-        dependencies: Dependencies,
-        times: NodeTimes,
-        movable: Collection[int],
+        self, facts: Facts, order: Sequence[int], dependencies: Dependencies, times: NodeTimes, movable: Collection[int]
     ) -> None:
         self.facts, self.order, self.times = facts, order, times
         self.streams = streams_of(facts)

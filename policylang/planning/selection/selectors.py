@@ -277,12 +277,7 @@ class Selections:
     """The sets that the selectors of one policy denote on one graph."""
 
     def __init__(
-        self,
-        facts: Facts,
-        lets: Mapping[str, Let],
-        blocks: BlockTable,
-        chains: Chains,
-        times: NodeTimes | None = None,
+        self, facts: Facts, lets: Mapping[str, Let], blocks: BlockTable, chains: Chains, times: NodeTimes | None = None
     ) -> None:
         self.facts = facts
         self.times = times
