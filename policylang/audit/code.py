@@ -141,10 +141,8 @@ _BODIES = (ast.With, ast.If, ast.For, ast.While, ast.Try)
 
 def read_code(source: str, collectives: Collection[str] = ()) -> tuple[CommunicationStep, ...] | None:
     """The steps in the order in which the code runs; None for code that is not Python's, as of the C++ wrapper.
-
-    ``collectives``: the operators that communicate, as :func:`policylang.operators.work.plain_name` has them,
-    beside those of torch's namespaces for them.
-    """
+    ``collectives``: the operators that communicate, as :func:`policylang.operators.work.plain_name` has them, beside
+    those of torch's namespaces for them."""
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):

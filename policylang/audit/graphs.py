@@ -303,9 +303,7 @@ def _replays(
     facts: Facts, needs: SavedForBackward, kept: Iterable[Any], forward: fx.Graph, backward: fx.Graph
 ) -> dict[fx.Node, int]:
     """The wrappers of the backward that start where that of their node did in the forward, and those; with the node.
-
-    Nodes are in graph order, as states are numbered.
-    """
+    Nodes are in graph order, as states are numbered."""
     flags, names = facts.flags, facts.names
     by_name = {node.name for node in backward.nodes if node.op == "call_function"}
     random = [row for row in needs.recomputed if flags[row] & Flag.RANDOM and names[row] not in by_name]

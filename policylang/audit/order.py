@@ -44,11 +44,8 @@ class Displaced:
 
 def displaced(found: Sequence[Item], planned: Sequence[Item], weight: Callable[[Item], int]) -> list[Displaced]:
     """The steps of ``found`` that are not where ``planned`` has them, of the least weight in all; in the order of
-    ``found``. Both have the same steps, each once. O(n log n), and O(n) where nothing differs.
-
-    What stays is a heaviest increasing subsequence (Fredman, 1975, of unit weights), found with a Fenwick tree of
-    prefix maxima.
-    """
+    ``found``. Both have the same steps, each once. O(n log n), and O(n) where nothing differs. What stays is a heaviest
+    increasing subsequence (Fredman, 1975, of unit weights), found with a Fenwick tree of prefix maxima."""
     if list(found) == list(planned):
         return []
     position = {step: at for at, step in enumerate(planned)}

@@ -411,9 +411,7 @@ class Report:
 
     def scalars(self, prefix: str = "policylang/") -> dict[str, int | float]:
         """Numbers by name, for a metrics logger: bytes, FLOPs and counts as whole numbers, shares from 0 to 1, seconds.
-
-        Several graphs are summed; figures unknown before a partition, or without a device, are left out.
-        """
+        Several graphs are summed; figures unknown before a partition, or without a device, are left out."""
         amounts = {"saved": self.saved, "recomputed": self.recomputed, "offloaded": self.offloaded}
         found: dict[str, int | float] = {
             "forward_flops": self.forward_flops,

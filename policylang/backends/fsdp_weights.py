@@ -38,10 +38,8 @@ def sharded_in(blocks: Iterable[NamedBlock]) -> Iterator[tuple[FsdpParameter, Sh
 
 
 def weights_among(inputs: Sequence[Any], root: str) -> FsdpParameters | None:
-    """The weights that a graph is called with; ``root`` is the path of the block that it was made of.
-
-    Without one, those of the outermost module are left out: whether FSDP reshards them is rarely set.
-    """
+    """The weights that a graph is called with; ``root`` is the path of the block that it was made of. Without one,
+    those of the outermost module are left out: whether FSDP reshards them is rarely set."""
     parameters = {id(each) for each in inputs if isinstance(each, torch.nn.Parameter)}
     every = sharded_weights(None) if parameters else ()
     known = (each for each in every if each.gathered is not None and id(each.gathered) in parameters)

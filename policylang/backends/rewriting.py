@@ -59,10 +59,8 @@ def apply_edits(gm: fx.GraphModule, plan: Plan) -> tuple[RankOrder, ...]:
 def edit_graph(
     graph: fx.Graph, policy: Policy, edits: Edits, before: Facts, after: Facts, beside: Collection[fx.Node] = ()
 ) -> tuple[RankOrder, ...]:
-    """Edit the graph that ``before`` describes into the one that ``after`` does, without recompiling it.
-
-    ``beside``: nodes that neither describes, and that stay where they are.
-    """
+    """Edit the graph that ``before`` describes into the one that ``after`` does, without recompiling it. ``beside``:
+    nodes that neither describes, and that stay where they are."""
     check_names(graph, before, beside, "is not the one that was planned")
     if not edits:
         return ()

@@ -28,12 +28,9 @@ _UNNECESSARY = frozenset(("APL110", "APL303", "APL307", "APL309"))
 
 
 def published(state: State, *, related: bool = True) -> list[types.Diagnostic]:
-    """The diagnostics of a document, in the order of ``policylang check``.
-
-    Errors in an included file are shown at its ``include``, with their place as related information: the same lines may
-    be right in another policy, and an open file shows its errors itself. ``related``: True if the client shows that;
-    else it is in the message.
-    """
+    """The diagnostics of a document, in the order of ``policylang check``. Errors in an included file are shown at its
+    ``include``, with their place as related information: the same lines may be right in another policy, and an open
+    file shows its errors itself. ``related``: True if the client shows that; else it is in the message."""
     return [_published(state, each, related) for each in state.diagnostics]
 
 
@@ -154,10 +151,8 @@ def actions(
     related: bool = True,
     versioned: bool = True,
 ) -> list[types.CodeAction]:
-    """The actions for the text between two character offsets, of the kinds that are asked for.
-
-    ``versioned``: whether the client takes edits of a version of a document, and refuses them once it is another.
-    """
+    """The actions for the text between two character offsets, of the kinds that are asked for. ``versioned``: whether
+    the client takes edits of a version of a document, and refuses them once it is another."""
     everywhere = list(zip(state.diagnostics, published(state, related=related), strict=True))
     here = [each for each in everywhere if _touches(state, each[0], start, end)]
     found: list[types.CodeAction] = []
@@ -200,11 +195,8 @@ def _fixes(state: State, here: Iterable[_Told], versioned: bool) -> Iterator[typ
 
 
 def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool, *, least: int) -> Iterator[types.CodeAction]:
-    """One action for all mistakes with a single fix, where there are at least so many.
-
-    What an author has to want, a rule that goes for instance, is not among it: some editors do this whenever a file is
-    saved.
-    """
+    """One action for all mistakes with a single fix, where there are at least so many. What an author has to want, a
+    rule that goes for instance, is not among it: some editors do this whenever a file is saved."""
     taken: list[TextChange] = []
     mended: list[types.Diagnostic] = []
     for found, told in everywhere:

@@ -233,10 +233,8 @@ def _register_commands(server: PolicyServer) -> None:
 
 
 def serve() -> int:
-    """Serve one client over standard input and output until it ends the connection; returns the exit code.
-
-    Whatever prints meanwhile, torch's warnings and libraries written in C among it, prints to the standard error.
-    """
+    """Serve one client over standard input and output until it ends the connection; returns the exit code. Whatever
+    prints meanwhile, torch's warnings and libraries written in C among it, prints to the standard error."""
     sys.setswitchinterval(_SWITCH)
     logging.getLogger("pygls").setLevel(logging.CRITICAL)  # the server itself reports failures
     sys.stdout.flush()

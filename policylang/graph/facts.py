@@ -49,9 +49,8 @@ ScheduleStep = tuple[int, int, int]
 @frozen
 class Schedule:
     """One entry a step, in the order of execution. Only operators are steps: inputs, constants and the output are not.
-
-    A *region* is a run of backward steps that no forward step interrupts. They are numbered from 1; 0 is the forward.
-    """
+    A *region* is a run of backward steps that no forward step interrupts. They are numbered from 1; 0 is the
+    forward."""
 
     kinds: bytes = field(repr=False)
     rows: array[int] = field(repr=False)
@@ -320,10 +319,8 @@ _is_lost_marker = _record(LostMarker, name=_is_text, reason=_is_text)
 
 @frozen(eq=False, slots=False)
 class Facts:
-    """The facts that planning uses of a graph: one row per node in graph order, as columns indexed by row number.
-
-    Sizes are of one rank. Bytes and elements are of the tensors that a node returns, FLOPs of one run of its operator.
-    """
+    """The facts that planning uses of a graph: one row per node in graph order, as columns indexed by row number. Sizes
+    are of one rank. Bytes and elements are of the tensors that a node returns, FLOPs of one run of its operator."""
 
     def __repr__(self) -> str:
         return f"<policylang.Facts: {self.kind.value} graph of {len(self.names):,} nodes, torch {self.torch_version}>"

@@ -151,11 +151,9 @@ def parameters_of(gm: fx.GraphModule) -> list[int]:
 
 
 def _behind_the_trained(inputs: Sequence[Any], gradients: Sequence[torch.Tensor]) -> int:
-    """The earliest end of the inputs that the gradients belong to; 0 if they do not match.
-
-    Each gradient is paired with the first input that it fits, after the pair before it. With frozen parameters that may
-    be an input before the right one, never one after it.
-    """
+    """The earliest end of the inputs that the gradients belong to; 0 if they do not match. Each gradient is paired with
+    the first input that it fits, after the pair before it. With frozen parameters that may be an input before the right
+    one, never one after it."""
     position = 0
     for gradient in gradients:
         while position < len(inputs) and not _fits(inputs[position], gradient):

@@ -124,12 +124,9 @@ class Cursor:
 
 
 def cursors_at(source: Source, offset: int) -> tuple[Cursor, ...]:
-    """The readings of a character offset, the likeliest first; empty in a comment, and in a statement
-    that is longer than one may be.
-
-    There are several where the first word of a line may go on with a parenthesis that is not closed or begin a
-    statement, and where the word before may open a statement or be a name.
-    """
+    """The readings of a character offset, the likeliest first; empty in a comment, and in a statement that is longer
+    than one may be. There are several where the first word of a line may go on with a parenthesis that is not closed or
+    begin a statement, and where the word before may open a statement or be a name."""
     starts = [start for start in starts_before(source, offset) or () if offset - start <= MAX_STATEMENT]
     if not starts:
         return ()

@@ -17,11 +17,8 @@ from policylang.language.shown import counted, one_line, printable
 
 @frozen(slots=False)
 class Source:
-    """The text of one policy file.
-
-    ``name`` is what reports print: the path as the user gave it, ``<fsdp>`` for a file of the bundled library,
-    ``<policy>`` for text without a file. Two sources are the same when name and text are.
-    """
+    """The text of one policy file. ``name`` is what reports print: the path as the user gave it, ``<fsdp>`` for a file
+    of the bundled library, ``<policy>`` for text without a file. Two sources are the same when name and text are."""
 
     name: str
     text: str = field(repr=False)
@@ -145,12 +142,9 @@ class Fix:
 
 @frozen
 class Diagnostic:
-    """One finding.
-
-    ``message`` is one sentence in the user's terms: lowercase, no full stop, the user's text in backticks.
-    ``help`` is the fix, where one exists. ``code`` has a page in ``docs/codes`` with its severity and its long form.
-    ``span`` is None only where there is no text to point at (a file that is not there).
-    """
+    """One finding. ``message`` is one sentence in the user's terms: lowercase, no full stop, the user's text in
+    backticks. ``help`` is the fix, where one exists. ``code`` has a page in ``docs/codes`` with its severity and its
+    long form. ``span`` is None only where there is no text to point at (a file that is not there)."""
 
     code: str
     message: str
@@ -275,11 +269,9 @@ AT_INCLUDE = frozenset({GATHERS_NOTHING})
 
 
 def one_cause(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """The diagnostics, with one error for errors of one cause: the others are notes at it.
-
-    Errors that follow from another are notes at that one. Several lines of one included file that fail for one reason
-    are notes at its include.
-    """
+    """The diagnostics, with one error for errors of one cause: the others are notes at it. Errors that follow from
+    another are notes at that one. Several lines of one included file that fail for one reason are notes at its
+    include."""
     found = list(diagnostics)
     heads = {each.code: each for each in reversed(found) if each.cause in ("", each.code)}
     follow: dict[str, list[Diagnostic]] = {}
@@ -393,11 +385,9 @@ def diagnose(
     write: Sequence[str] = (),
     fixes: Iterable[Fix] = (),
 ) -> Diagnostic:
-    """A diagnostic of a code, with the severity that its page gives.
-
-    ``write``: texts that can replace the span, each a fix; ``fixes``: those that change something else. Fixes in a
-    bundled policy, or of a rule without text, are left out: nobody writes there.
-    """
+    """A diagnostic of a code, with the severity that its page gives. ``write``: texts that can replace the span, each a
+    fix; ``fixes``: those that change something else. Fixes in a bundled policy, or of a rule without text, are left
+    out: nobody writes there."""
     if write and span is not None:
         fixes = (*written(span, write, near=(help or "").startswith("did you mean")), *fixes)
     fixes = tuple(fix for fix in fixes if not any(not each.text or is_bundled(each.name) for each in fix.sources))

@@ -250,11 +250,9 @@ def split(source: Source) -> Slices:
 
 
 def starts_before(source: Source, offset: int) -> tuple[int, ...] | None:
-    """The possible starts of the statement around an offset, sorted; None in a comment.
-
-    The last is where it begins by the line ends. The others are those of statements before it that have a parenthesis
-    that is not closed yet: who writes one will close it.
-    """
+    """The possible starts of the statement around an offset, sorted; None in a comment. The last is where it begins by
+    the line ends. The others are those of statements before it that have a parenthesis that is not closed yet: who
+    writes one will close it."""
     text, unclosed = source.text, _unclosed(source.text)
     start, depth = 0, 0
     opened: list[int] = []

@@ -429,10 +429,8 @@ class Loaded:
 
 
 def load_policy(path: str | os.PathLike[str], *, operators: OperatorTable | None = None) -> Loaded:
-    """Load a policy file, or, for a bare name that is no file here, a policy of the bundled library.
-
-    ``operators`` is what operator names are looked up in; by default the bundled manifest.
-    """
+    """Load a policy file, or, for a bare name that is no file here, a policy of the bundled library. ``operators`` is
+    what operator names are looked up in; by default the bundled manifest."""
     if not isinstance(path, str | os.PathLike):
         return Loaded(None, (_wrong_type("a policy is loaded by its path", path),))
     file, name = find_policy(os.fsdecode(path))

@@ -227,9 +227,7 @@ def statement_parser() -> Lark:
 
 def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
     """The statements of a source that can be read, and a diagnostic for each that cannot, in the order of the text.
-
-    Nothing is looked up: words stay words, includes stay includes. Linear in the length of the text.
-    """
+    Nothing is looked up: words stay words, includes stay includes. Linear in the length of the text."""
     slices = split(source)
     diagnostics = list(slices.diagnostics)
     statements: list[Statement] = []

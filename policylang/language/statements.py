@@ -572,10 +572,8 @@ def format_statement(statement: Statement) -> str:
 
 
 def format_policy(policy: Policy) -> str:
-    """The canonical text of a resolved policy: names that are used, includes in place, no comments.
-
-    Digests and cache keys are made of it, so it holds everything that can change a decision and nothing else.
-    """
+    """The canonical text of a resolved policy: names that are used, includes in place, no comments. Digests and cache
+    keys are made of it, so it holds everything that can change a decision and nothing else."""
     used = names_in(policy, policy.statements)
     lets = [let for name, let in policy.lets.items() if name in used]
     lines = [f"policy {policy.name}"] if is_policy_name(policy.name) else []

@@ -126,11 +126,9 @@ class InModule(_Spanned):
 
 @frozen
 class BlockSet:
-    """Which blocks: ``every`` nth from ``start`` (1-based), the ``first`` or ``last`` n, or a ``range`` low..high.
-
-    The numbers of ``range`` are 0-based and inclusive, as in ``blocks 0..3``. With a ``share``, the first or last are
-    that part of the model's blocks, rounded down.
-    """
+    """Which blocks: ``every`` nth from ``start`` (1-based), the ``first`` or ``last`` n, or a ``range`` low..high. The
+    numbers of ``range`` are 0-based and inclusive, as in ``blocks 0..3``. With a ``share``, the first or last are that
+    part of the model's blocks, rounded down."""
 
     kind: Literal["any", "every", "first", "last", "range"]
     n: int = 0
@@ -151,11 +149,9 @@ class InBlock(_Spanned):
 
 @frozen
 class Ordinal(_Spanned):
-    """A choice by position, 1-based and in graph order.
-
-    ``first n`` and ``last n`` take n, ``nth`` the nth alone, ``every`` the nodes ``start``, ``start + n``, … where
-    ``start`` is ``n`` unless ``from`` was written. ``scope`` is None where no ``per`` was written.
-    """
+    """A choice by position, 1-based and in graph order. ``first n`` and ``last n`` take n, ``nth`` the nth alone,
+    ``every`` the nodes ``start``, ``start + n``, … where ``start`` is ``n`` unless ``from`` was written. ``scope`` is
+    None where no ``per`` was written."""
 
     kind: Literal["first", "last", "nth", "every"]
     n: int
@@ -548,11 +544,9 @@ class File(_Spanned):
 
 @frozen
 class Policy:
-    """A resolved policy: includes expanded, every name looked up, ready to be planned on any graph.
-
-    ``lets`` holds every name that a selector may refer to (the user's and the prelude's), in the order of
-    definition, each referring to earlier ones only. ``rules`` are in order of precedence, lowest first.
-    """
+    """A resolved policy: includes expanded, every name looked up, ready to be planned on any graph. ``lets`` holds
+    every name that a selector may refer to (the user's and the prelude's), in the order of definition, each referring
+    to earlier ones only. ``rules`` are in order of precedence, lowest first."""
 
     name: str
     lets: dict[str, Let]

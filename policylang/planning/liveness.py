@@ -135,10 +135,8 @@ def backward_needs(
     facts: Facts, decisions: Sequence[Decision | None], on_recompute: Callable[[int], None] | None = None
 ) -> SavedForBackward:
     """Walk the graph once, last node first, so that all readers of a value are known when it is reached.
-
     ``on_recompute`` is called with each node about to be recomputed, before that is final; it may replace the decision
-    on this node or on earlier ones.
-    """
+    on this node or on earlier ones."""
     need = bytearray(_read_by_backward(facts))
     flags, is_symbolic = facts.flags, Flag.SYMBOLIC
     found: dict[Outcome, list[int]] = {each: [] for each in (KEPT, RECOMPUTED, ON_HOST, LEFT_TO_MIN_CUT)}

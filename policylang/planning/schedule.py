@@ -147,10 +147,8 @@ def held_and_rerun(
 
 
 def kept_rows(facts: Facts, saved: Collection[int]) -> frozenset[int]:
-    """The saved nodes whose value has to be held: not the views of another saved value, which are rebuilt.
-
-    A node that writes in place belongs to its memory's first node, and is held with it.
-    """
+    """The saved nodes whose value has to be held: not the views of another saved value, which are rebuilt. A node that
+    writes in place belongs to its memory's first node, and is held with it."""
     roots, rows = facts.storage_roots, frozenset(saved)
     return frozenset(
         row for row in rows if roots[row] == row or roots[row] not in rows or not facts.flags[row] & Flag.VIEW

@@ -154,11 +154,9 @@ def named_alone(policy: Policy, facts: Facts) -> Iterator[Diagnostic]:
 
 
 def time_errors(policy: Policy, times: NodeTimes | None, *, asked_for: bool, copies: bool) -> Iterator[Diagnostic]:
-    """Why times that are asked for are not known: nobody named a device, or its profile lacks a figure.
-
-    ``asked_for``: whether somebody named the device for this plan, who then wants to see times. ``copies``: whether
-    the plan moves values to the host.
-    """
+    """Why times that are asked for are not known: nobody named a device, or its profile lacks a figure. ``asked_for``:
+    whether somebody named the device for this plan, who then wants to see times. ``copies``: whether the plan moves
+    values to the host."""
     phrases: dict[tuple[str, Span], None] = {}  # tests of statements, and expectations about time
     for statement in policy.statements:
         if isinstance(statement, syntax.Overlap) or (isinstance(statement, syntax.ExpectTotal) and statement.of_time):
@@ -307,11 +305,9 @@ _NOTHING_HERE = frozenset((refusals.MATCHES_NOTHING, refusals.NOTHING_TO_REWRITE
 
 @frozen
 class Complaint:
-    """One deferred diagnostic of one graph, as plain data that a sidecar can hold.
-
-    ``statement`` numbers the sentences that planning acts on; ``start`` and ``end`` count from where it starts, so
-    that a sidecar outlives an edit elsewhere in the file.
-    """
+    """One deferred diagnostic of one graph, as plain data that a sidecar can hold. ``statement`` numbers the sentences
+    that planning acts on; ``start`` and ``end`` count from where it starts, so that a sidecar outlives an edit
+    elsewhere in the file."""
 
     statement: int
     code: str
@@ -349,10 +345,8 @@ def shared_by_all(
     policy: Policy, graphs: Sequence[tuple[str, Sequence[Complaint]]], *, root: str, sharded: bool = False
 ) -> tuple[Diagnostic, ...]:
     """The diagnostics that every graph has, each with the findings of every graph. ``graphs``: labels and diagnostics.
-
     ``root``: the prefix that was given for the paths of the graphs. ``sharded``: whether ``fully_shard`` gathers the
-    weights of one of them.
-    """
+    weights of one of them."""
     if not graphs:
         return ()
     by_graph = [{complaint.identity: complaint for complaint in complaints} for _, complaints in graphs]

@@ -120,10 +120,8 @@ class MeasuredDevice:
 
 
 def measured(timings: Timings, name: str, dtype: str, capacity: int | None = None) -> MeasuredDevice | None:
-    """The figures, to three digits; None where no products or no stream of bytes could be timed.
-
-    ``dtype`` is that in which attention and convolutions were measured.
-    """
+    """The figures, to three digits; None where no products or no stream of bytes could be timed. ``dtype`` is that in
+    which attention and convolutions were measured."""
     overhead = _median(timing.seconds for _, timing in timings.of_key(OVERHEAD))
     dtypes = [str(each).removeprefix("torch.") for each in DTYPES]
     compute = {each: rate for each in dtypes if (rate := _rate(timings.of_key(each), overhead)) is not None}
@@ -232,10 +230,8 @@ class MeasuredGroup:
 
 def measured_groups(device: torch.device, budget: float, progress: Callable[[str], object]) -> list[MeasuredGroup]:
     """Measure the ranks of this machine, where there are others, and all ranks; narrow groups first. Empty in a job of
-    one rank. To be called on every rank of the default process group.
-
-    ``budget``: the seconds that all of it may take, about.
-    """
+    one rank. To be called on every rank of the default process group. ``budget``: the seconds that all of it may take,
+    about."""
     ranks = dist.get_world_size()
     if ranks < 2:
         return []

@@ -77,9 +77,7 @@ def measure(
     trials: Sequence[Trial], clock: Clock, budget: float, progress: Callable[[str], object] = lambda _: None
 ) -> Timings:
     """Time every trial in rounds, until the budget in seconds is spent or there were enough; the first round is whole.
-
-    A single run may take a four hundredth of the budget: the sizes of a ladder end there.
-    """
+    A single run may take a four hundredth of the budget: the sizes of a ladder end there."""
     start = clock.now()
     found = Timings()
     seconds: dict[Trial, list[float]] = {}
@@ -159,11 +157,9 @@ MOST_RUNS = 4000
 
 @define
 class DeviceClock:
-    """Times trials on a device, each after a run that is not counted.
-
-    On a CPU with one thread it is the thread's own processor time, which others that use the machine leave alone; with
-    several it is time at the wall. On a GPU two events on the stream, around runs that follow each other.
-    """
+    """Times trials on a device, each after a run that is not counted. On a CPU with one thread it is the thread's own
+    processor time, which others that use the machine leave alone; with several it is time at the wall. On a GPU two
+    events on the stream, around runs that follow each other."""
 
     device: torch.device
     _runs: dict[str, int] = field(factory=dict, repr=False)

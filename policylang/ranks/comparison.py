@@ -322,11 +322,8 @@ def ranks_of(facts: Facts, policy: Policy, session: str) -> Ranks | None:
 
 
 def agree_on_plan(plan: Plan) -> None:
-    """Return once every rank that shares the graph has the same plan.
-
-    Raises ``PolicyDivergenceError`` where plans differ or ranks are missing. Does nothing outside of
-    :func:`comparing`.
-    """
+    """Return once every rank that shares the graph has the same plan. Raises ``PolicyDivergenceError`` where plans
+    differ or ranks are missing. Does nothing outside of :func:`comparing`."""
     comparison = _comparison_of(plan.before)
     if comparison is not None:
         comparison.begin(plan.before, plan.policy)
@@ -335,10 +332,8 @@ def agree_on_plan(plan: Plan) -> None:
 
 def agree_on_collectives(plan: Plan, runs: Sequence[rank_account.GraphRun], settings: Sequence[str] = ()) -> None:
     """Return once every rank that shares a graph is about to run the same collectives. ``runs``: what was made of it;
-    ``settings``: what else may be why they differ.
-
-    A graph on which ranks have agreed before is compared with what it was then, and nobody is asked.
-    """
+    ``settings``: what else may be why they differ. A graph on which ranks have agreed before is compared with what it
+    was then, and nobody is asked."""
     comparison = _comparison_of(plan.before)
     if comparison is not None:
         comparison.begin(plan.before, plan.policy)

@@ -34,10 +34,8 @@ Found = tuple[Diagnostic, dict[str, int]]
 
 
 def first_pair(messages: Mapping[int, RankMessage]) -> Pair | None:
-    """Two ranks that differ, the same two whoever asks; None where all are alike.
-
-    First those that differ in what all have alike, then those that differ over a group that they share.
-    """
+    """Two ranks that differ, the same two whoever asks; None where all are alike. First those that differ in what all
+    have alike, then those that differ over a group that they share."""
     first = min(messages)
     digest = messages[first].digest, messages[first].subject
     other = next((rank for rank in sorted(messages) if (messages[rank].digest, messages[rank].subject) != digest), None)

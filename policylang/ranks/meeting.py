@@ -265,10 +265,8 @@ class _BehindOthers(Exception):
 
 @define(eq=False)
 class Meeting:
-    """One graph, as this rank compares it with the others.
-
-    Every method raises ``PolicyDivergenceError`` where the ranks differ or one does not come: the same on all of them.
-    """
+    """One graph, as this rank compares it with the others. Every method raises ``PolicyDivergenceError`` where the
+    ranks differ or one does not come: the same on all of them."""
 
     store: MessageStore
     topic: str

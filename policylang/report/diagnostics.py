@@ -26,11 +26,9 @@ _CANNOT_BE_READ = {"APL103", "APL104", "APL152", "APL153", "APL355", "APL416", "
 
 @frozen
 class CheckResult:
-    """The diagnostics of one or more policy files, file by file, each in the order of its text.
-
-    On snapshots: those of the snapshots first; of a file first what is wrong with its text, then, graph by graph, what
-    is wrong between it and the graph.
-    """
+    """The diagnostics of one or more policy files, file by file, each in the order of its text. On snapshots: those of
+    the snapshots first; of a file first what is wrong with its text, then, graph by graph, what is wrong between it and
+    the graph."""
 
     files: tuple[str, ...]
     """The files that were checked, of a folder each one below it; a policy that was loaded already by its name."""
@@ -337,10 +335,8 @@ def _uri(path: str) -> str:
 
 
 def render_junit(found: CheckResult) -> str:
-    """A test case for each file, and for each graph or include with findings; it passes where nothing is found.
-
-    Written after the schema of Jenkins' xUnit plugin, which code hosts read. Notes fail nothing.
-    """
+    """A test case for each file, and for each graph or include with findings; it passes where nothing is found. Written
+    after the schema of Jenkins' xUnit plugin, which code hosts read. Notes fail nothing."""
     by_file: dict[str, list[Diagnostic]] = {name: [] for name in found.files}
     bundled = {f"<{name}>": name for name in found.files}
     for each in found.diagnostics:

@@ -117,11 +117,9 @@ def _coded(values: Iterable[Hashable]) -> dict[str, Any]:
 
 
 def _memory_data(found: breakdown.Breakdown) -> dict[str, Any]:
-    """Two timelines over one axis: the operators in the order in which they run for the first time.
-
-    If values are recomputed before an operator runs, its moment shows the most alive until then. Nodes that only one of
-    the two has, as buckets, keep their place in its order.
-    """
+    """Two timelines over one axis: the operators in the order in which they run for the first time. If values are
+    recomputed before an operator runs, its moment shows the most alive until then. Nodes that only one of the two has,
+    as buckets, keep their place in its order."""
     sides = (("peak under the policy", found.under), ("nothing recomputed", found.without))
     orders = [_first_runs(found.plan, scenario) for _, scenario in sides]
     axis = _merged(*([name for name, _, _ in order] for order in orders))

@@ -247,11 +247,8 @@ _INDICES = frozenset(("bool", "int16", "int32", "int64", "uint16", "uint32", "ui
 
 def matrix_dtype(facts: Facts, row: int) -> str:
     """The dtype of the first two matrices that an operator reads; of two the wider, which the narrower is brought to.
-    Empty where nothing that it reads has one.
-
-    Scales, offsets and biases are no operands: they come behind, or have one dimension. Whole numbers are indices,
-    unless there is nothing else, as in a product of them.
-    """
+    Empty where nothing that it reads has one. Scales, offsets and biases are no operands: they come behind, or have one
+    dimension. Whole numbers are indices, unless there is nothing else, as in a product of them."""
     tensors = [each for each in facts.inputs[row] if facts.dtypes[each] and facts.shapes[each] is not None]
     values = [each for each in tensors if facts.shapes[each] and facts.dtypes[each] not in _INDICES]
     matrices = [each for each in values if len(facts.shapes[each] or ()) >= 2]

@@ -420,11 +420,9 @@ class TestResult:
 
 
 def run_files(paths: Sequence[str], cover: Sequence[str] = ()) -> TestResult:
-    """Run the policy tests of Markdown files; a folder means every ``.md`` file below it that holds a policy.
-
-    ``cover`` names policies, files or folders of them: a rule of theirs that matches no node in any test is an error.
-    Never raises for the content of a file, or for a missing file.
-    """
+    """Run the policy tests of Markdown files; a folder means every ``.md`` file below it that holds a policy. ``cover``
+    names policies, files or folders of them: a rule of theirs that matches no node in any test is an error. Never
+    raises for the content of a file, or for a missing file."""
     coverage, snapshots = Coverage(), dict[Path, Facts | None]()
     found: list[Diagnostic] = []
     files = [file for path in paths for file in files_of(path)]

@@ -180,12 +180,9 @@ def default_store() -> Any:
 
 
 def own_connection(store: Any) -> Any:
-    """A second connection to a store, so that nobody waits while somebody else's call on the first one blocks.
-
-    Of a TCP store it is a client only, which does not keep the server alive. A read of what was taken away meanwhile is
-    given up after a minute. Raises ``RuntimeError`` where the store is gone, which only the old connection notices at
-    once.
-    """
+    """A second connection to a store, so that nobody waits while somebody else's call on the first one blocks. Of a TCP
+    store it is a client only, which does not keep the server alive. A read of what was taken away meanwhile is given up
+    after a minute. Raises ``RuntimeError`` where the store is gone, which only the old connection notices at once."""
     if store is None:
         raise RuntimeError("the default process group was destroyed")
     store.check(["policylang"])

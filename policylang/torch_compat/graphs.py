@@ -237,12 +237,9 @@ def operator_names() -> list[str]:
 
 
 def operator_facts() -> dict[str, list[str]]:
-    """Facts of torch about its operators, as lists of ``namespace.name``.
-
-    ``pointwise``, ``reduction`` and ``random`` are tags that every overload with a functional result carries; ``view``
-    lists those whose every result aliases an argument; ``compute`` is the partitioner's own list of compute-intensive
-    operators.
-    """
+    """Facts of torch about its operators, as lists of ``namespace.name``. ``pointwise``, ``reduction`` and ``random``
+    are tags that every overload with a functional result carries; ``view`` lists those whose every result aliases an
+    argument; ``compute`` is the partitioner's own list of compute-intensive operators."""
     known = torch.Tag
     tags = {"pointwise": known.pointwise, "reduction": known.reduction, "random": known.nondeterministic_seeded}
     facts: dict[str, set[str]] = {fact: set() for fact in (*tags, "view")}

@@ -60,11 +60,9 @@ class BackwardRegions:
         self.count = 0
 
     def marked(self) -> AbstractContextManager[None]:
-        """Under it, each outermost call of the autograd engine is a separate region.
-
-        A call with ``create_graph`` is none: its results are differentiated in turn, as a Jacobian in a forward is, so
-        they are part of the forward. Nor is a call inside a call.
-        """
+        """Under it, each outermost call of the autograd engine is a separate region. A call with ``create_graph`` is
+        none: its results are differentiated in turn, as a Jacobian in a forward is, so they are part of the forward.
+        Nor is a call inside a call."""
         return tracing.autograd_engine_replaced(self._wrap)
 
     @contextmanager
@@ -131,11 +129,9 @@ _OF_A_NODE = (*TAGS, STACK, FORWARD_STACK, "autograd_backward", "in_grad_fn", "g
 
 @contextmanager
 def without_leaks() -> Iterator[None]:
-    """Begins without metadata of another trace's nodes: torch copies existing metadata to every node.
-
-    A checkpoint with a policy that was traced without Dynamo leaves its tag there for good. The user's ``annotate``
-    around a trace is intended, and stays. Call under ``preserve_node_meta``, which restores the metadata.
-    """
+    """Begins without metadata of another trace's nodes: torch copies existing metadata to every node. A checkpoint with
+    a policy that was traced without Dynamo leaves its tag there for good. The user's ``annotate`` around a trace is
+    intended, and stays. Call under ``preserve_node_meta``, which restores the metadata."""
     meta = traceback.get_current_meta()
     for key in (*_OF_A_NODE, "stack_trace"):
         meta.pop(key, None)
@@ -143,11 +139,9 @@ def without_leaks() -> Iterator[None]:
 
 
 def module_paths(model: nn.Module) -> AbstractContextManager[None]:
-    """Under it, every node traced inside a submodule's call carries the path of its modules.
-
-    ``nn.Module.__call__`` is replaced rather than hooks registered: what a module's hooks compute (FSDP's gathers)
-    belongs to the module too, and a module whose forward raises is left too.
-    """
+    """Under it, every node traced inside a submodule's call carries the path of its modules. ``nn.Module.__call__`` is
+    replaced rather than hooks registered: what a module's hooks compute (FSDP's gathers) belongs to the module too, and
+    a module whose forward raises is left too."""
     paths = {id(module): path for path, module in model.named_modules()}
     original = nn.Module.__call__
 
@@ -163,10 +157,8 @@ def module_paths(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def checkpoint_regions(followed: list[Any]) -> AbstractContextManager[None]:
-    """Under it, checkpoint regions are tagged, not recomputed. Regions are numbered from 0.
-
-    ``followed`` takes what policylang's own checkpoints follow, each policy once; these are not tagged.
-    """
+    """Under it, checkpoint regions are tagged, not recomputed. Regions are numbered from 0. ``followed`` takes what
+    policylang's own checkpoints follow, each policy once; these are not tagged."""
     regions = _Regions(followed)
     return tracing.checkpoint_replaced(regions.non_reentrant, regions.reentrant)
 
@@ -212,10 +204,8 @@ class _Regions:
 
 @contextmanager
 def _carrying(marked: dict[str, Any]) -> Iterator[None]:
-    """Within, traced nodes carry the given metadata; afterwards what they carried before.
-
-    Looks the dictionary up anew each time: torch replaces it by a copy now and then.
-    """
+    """Within, traced nodes carry the given metadata; afterwards what they carried before. Looks the dictionary up anew
+    each time: torch replaces it by a copy now and then."""
     meta = traceback.get_current_meta()
     outer = {key: meta[key] for key in marked if key in meta}
     meta.update(marked)
@@ -308,10 +298,8 @@ def capture(
     optimizer_state: OptimizerState,
     device: TargetDevice | None = None,
 ) -> Captured:
-    """``device``: where the step is to run; by default where its tensors are.
-
-    Raises PolicyGraphError where the step is not one that a graph can hold.
-    """
+    """``device``: where the step is to run; by default where its tensors are. Raises PolicyGraphError where the step is
+    not one that a graph can hold."""
     leaves, spec = tracing.tree_flatten(batch)
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     plain, layouts = tracing.take_apart([*state.tensors, *given, *optimizer_state.tensors.values()])
@@ -369,9 +357,7 @@ def _trace(
 
 class _DrawnInMemoryOrder(DispatchMode):  # type: ignore[misc]  # torch does not type it
     """Under it, dropout of a tensor that is not contiguous draws as in eager, one element of memory after the other.
-
-    Alone of what draws in place, ``bernoulli_`` becomes an operator that draws for a contiguous tensor.
-    """
+    Alone of what draws in place, ``bernoulli_`` becomes an operator that draws for a contiguous tensor."""
 
     supports_higher_order_operators = True
 
@@ -418,10 +404,8 @@ def _inputs(
 
 @define(eq=False)
 class WholeStep:
-    """The function that is traced: a step on plain tensors, without mutations, its writes at the end.
-
-    ``run`` is traced; what it learns is in the fields from ``substitution`` on.
-    """
+    """The function that is traced: a step on plain tensors, without mutations, its writes at the end. ``run`` is
+    traced; what it learns is in the fields from ``substitution`` on."""
 
     model: nn.Module
     loss_fn: Callable[..., Tensor]

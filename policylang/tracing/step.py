@@ -361,10 +361,8 @@ class ModelState:
 
 
 def read_state(model: nn.Module, attributes: Iterable[str] | None = None) -> ModelState:
-    """As it is now; an optimizer's update and ``load_state_dict`` are seen by the next call.
-
-    ``attributes`` names the plain attributes to read; without it they are looked for.
-    """
+    """As it is now; an optimizer's update and ``load_state_dict`` are seen by the next call. ``attributes`` names the
+    plain attributes to read; without it they are looked for."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     found: dict[str, Tensor] = {}
     if attributes is not None:
@@ -428,11 +426,9 @@ class Substitution:
 def substituted(
     model: nn.Module, originals: Sequence[Tensor], replacements: Sequence[Tensor]
 ) -> Iterator[Substitution]:
-    """Under it, the model has ``replacements`` where it had ``originals``, under every name and in every submodule.
-
-    On leaving, the model is as it was: attributes that its forward set are removed, and kept in the
-    :class:`Substitution`.
-    """
+    """Under it, the model has ``replacements`` where it had ``originals``, under every name and in every submodule. On
+    leaving, the model is as it was: attributes that its forward set are removed, and kept in the
+    :class:`Substitution`."""
     by_id = {id(old): new for old, new in zip(originals, replacements, strict=True)}
     modules = list(model.named_modules())
     before = [_Contents(module) for _, module in modules]
@@ -483,10 +479,8 @@ class _Contents:
 
 @frozen(eq=False)
 class OptimizerState:
-    """The tensors of an optimizer by name: the learning rate of each group, then each parameter's state.
-
-    A learning rate that is a number becomes a tensor of 64 bits, so that a scheduler's changes are seen.
-    """
+    """The tensors of an optimizer by name: the learning rate of each group, then each parameter's state. A learning
+    rate that is a number becomes a tensor of 64 bits, so that a scheduler's changes are seen."""
 
     tensors: dict[str, Tensor]
     settings: tuple[dict[str, Any], ...]
@@ -520,10 +514,8 @@ def substituted_optimizer(
     optimizer: Optimizer, parameters: dict[int, Tensor], tensors: Sequence[Tensor]
 ) -> Iterator[None]:
     """Under it, the optimizer holds other tensors: ``parameters`` by the ``id`` of the original, and ``tensors``, in
-    the order of :class:`OptimizerState`, in the place of learning rates and state.
-
-    Raises PolicyGraphError if the step makes new state: it would be made anew at each call.
-    """
+    the order of :class:`OptimizerState`, in the place of learning rates and state. Raises PolicyGraphError if the step
+    makes new state: it would be made anew at each call."""
     groups, state = [dict(group) for group in optimizer.param_groups], optimizer.state
     left = iter(tensors)
     rates = [next(left) for _ in groups]

@@ -18,10 +18,8 @@ from attrs import field, frozen
 
 @frozen
 class Rate:
-    """A rate that depends on the size of the work: ``(size, per second)``, sizes rising.
-
-    Between two sizes the rate goes straight over the logarithm of the size; beyond the first and the last it stays.
-    """
+    """A rate that depends on the size of the work: ``(size, per second)``, sizes rising. Between two sizes the rate
+    goes straight over the logarithm of the size; beyond the first and the last it stays."""
 
     points: tuple[tuple[float, float], ...]
 
@@ -40,10 +38,8 @@ class Rate:
 
 @frozen
 class CollectiveTimes:
-    """Measured times of one collective in groups of one size: ``(bytes, seconds)``, bytes rising.
-
-    The bytes are the input of one rank: of an all-gather its shard, of a reduce-scatter the whole.
-    """
+    """Measured times of one collective in groups of one size: ``(bytes, seconds)``, bytes rising. The bytes are the
+    input of one rank: of an all-gather its shard, of a reduce-scatter the whole."""
 
     collective: str
     """``all_gather_into_tensor``."""

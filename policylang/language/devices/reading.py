@@ -99,12 +99,9 @@ def bundled_devices() -> tuple[str, ...]:
 
 
 def find_device(name: str, base: Path) -> tuple[Path, str] | Diagnostic:
-    """The file of a profile, and its name for reports.
-
-    A bare word is a library profile, in full or up to a dash; a name with a slash or ending in ``.toml`` is a file. So
-    neither hides the other, whatever is in the current folder. A bare word that the library lacks may be the name of a
-    file.
-    """
+    """The file of a profile, and its name for reports. A bare word is a library profile, in full or up to a dash; a
+    name with a slash or ending in ``.toml`` is a file. So neither hides the other, whatever is in the current folder. A
+    bare word that the library lacks may be the name of a file."""
     library = f"bundled are {', '.join(bundled_devices())}; a file is given by its path"
     if not name:
         return diagnose("APL152", "the name of a device profile is empty", help=library)
@@ -331,11 +328,9 @@ _BANDWIDTH = _per_second("bytes")
 
 
 def read_device(name: str | os.PathLike[str], base: Path | None = None) -> DeviceProfile | Diagnostic:
-    """The profile of a name of the library or of a file, which is looked for from ``base`` on.
-
-    ``name``: a bundled one's in full (``h100-sxm``) or as far as a dash (``h100``), or a path; what has a slash or ends
-    in ``.toml`` is a path. A file with several mistakes gives the first, with the others as notes.
-    """
+    """The profile of a name of the library or of a file, which is looked for from ``base`` on. ``name``: a bundled
+    one's in full (``h100-sxm``) or as far as a dash (``h100``), or a path; what has a slash or ends in ``.toml`` is a
+    path. A file with several mistakes gives the first, with the others as notes."""
     if not isinstance(name, str | os.PathLike):
         message = f"a device is given by its name or the path of its profile, and this is a `{type(name).__name__}`"
         return diagnose("APL152", message)

@@ -235,10 +235,8 @@ def _operator(facts: Facts, row: int) -> str:
 
 
 def keep_routing(policy: Policy, facts: Facts, decisions: list[Decision | None]) -> tuple[int, ...]:
-    """Save every discrete choice that would have been recomputed and that no rule names; returns their producers.
-
-    What is left to PyTorch's min-cut stays with it.
-    """
+    """Save every discrete choice that would have been recomputed and that no rule names; returns their producers. What
+    is left to PyTorch's min-cut stays with it."""
     kept = []
     for owner in routing_owners(facts):
         decision = decisions[owner]
@@ -268,10 +266,8 @@ _SUSPECT = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED | Flag.RANDOM | Fla
 
 
 def why_unsafe(facts: Facts, owner: int, capabilities: Capabilities) -> str | None:
-    """The reason, as a sentence about the value, or None where recomputation gives the same value.
-
-    A producer and its followers are judged together: they are recomputed together.
-    """
+    """The reason, as a sentence about the value, or None where recomputation gives the same value. A producer and its
+    followers are judged together: they are recomputed together."""
     flags = facts.flags[owner]
     for follower in facts.followers.get(owner, ()):
         flags |= facts.flags[follower]
@@ -292,11 +288,8 @@ def why_unsafe(facts: Facts, owner: int, capabilities: Capabilities) -> str | No
 
 class Safety:
     """Checks every value that is about to be recomputed; if recomputation would be wrong, saves the value or reports an
-    error.
-
-    Only values that the backward needs are looked at: a counter that no gradient depends on is never recomputed,
-    whatever the policy.
-    """
+    error. Only values that the backward needs are looked at: a counter that no gradient depends on is never recomputed,
+    whatever the policy."""
 
     def __init__(
         self, policy: Policy, facts: Facts, capabilities: Capabilities, decisions: list[Decision | None]
@@ -308,11 +301,9 @@ class Safety:
         self._refused: dict[int, str] = {}  # producer → reason, last in the graph first
 
     def enforce(self) -> SavedForBackward:
-        """Check all that the backward needs recomputed. Returns what the backward needs afterwards.
-
-        Where a recomputation would be wrong, what an ``optional`` rule or the user's own checkpoint asked for is saved
-        instead, the whole group of a producer at once; what another rule asked for is recorded for :meth:`diagnostics`.
-        """
+        """Check all that the backward needs recomputed. Returns what the backward needs afterwards. Where a
+        recomputation would be wrong, what an ``optional`` rule or the user's own checkpoint asked for is saved instead,
+        the whole group of a producer at once; what another rule asked for is recorded for :meth:`diagnostics`."""
         return backward_needs(self._facts, self._decisions, self._enforce_on)
 
     def _enforce_on(self, row: int) -> None:

@@ -39,10 +39,8 @@ _OTHERS = {InputKind.BUFFER: "buffer", InputKind.USER: "input"}
 
 
 def gathers_left(policy: syntax.Policy, facts: Facts, chains: Chains, rules: Sequence[RuleOutcome]) -> list[Diagnostic]:
-    """A note at the first contract about parameters' gathers, with those of other inputs that no such rule covers.
-
-    Only a rule with `override` is a contract; any other leaves what it leaves.
-    """
+    """A note at the first contract about parameters' gathers, with those of other inputs that no such rule covers. Only
+    a rule with `override` is a contract; any other leaves what it leaves."""
     about = [(outcome, kinds) for outcome in rules if (kinds := origins_asked(outcome.rule, policy))]
     parameters = (outcome for outcome, kinds in about if InputKind.PARAMETER in kinds)
     contract = next((outcome for outcome in parameters if outcome.rule.override and outcome.matched), None)
@@ -151,12 +149,9 @@ def markers_outranked(
     decisions: Sequence[Decision | None],
     needs: SavedForBackward,
 ) -> list[Diagnostic]:
-    """An error for a rule that is to keep what an earlier partition saved, where tags of the user's ``checkpoint``
-    have some of it recomputed.
-
-    The nodes carry the tags that the first compilation obeyed into the second one, so the two do not conflict: the
-    saved values already reflect the user's tags.
-    """
+    """An error for a rule that is to keep what an earlier partition saved, where tags of the user's ``checkpoint`` have
+    some of it recomputed. The nodes carry the tags that the first compilation obeyed into the second one, so the two do
+    not conflict: the saved values already reflect the user's tags."""
     recomputed = frozenset(facts.owners[row] for row in needs.recomputed)
     found = []
     for outcome in rules:
@@ -222,11 +217,8 @@ def _says_must(rule: syntax.Rule) -> bool:
 
 
 def telling_apart(policy: syntax.Policy, names: Sequence[str]) -> tuple[Diagnostic, ...]:
-    """An error for every line that treats one of the blocks of these names otherwise than another.
-
-    Of a single name it is asked whether a block of another number would be treated alike; without any, only the
-    numbers of blocks count.
-    """
+    """An error for every line that treats one of the blocks of these names otherwise than another. Of a single name it
+    is asked whether a block of another number would be treated alike; without any, only the numbers of blocks count."""
     names = tuple(names) if len(names) > 1 else tuple(_neighbours(names))
     reasons = [(each.span, _reason(each, policy, names)) for each in policy.deciding]
     shared = "and separately compiled blocks share their compiled graphs"

@@ -89,10 +89,8 @@ def group_sizes(facts: Facts) -> dict[str, int]:
 
 
 def member_of(facts: Facts, row: int, places: Places, sizes: Mapping[str, int]) -> Member:
-    """The collective in a node. Raises :class:`RefusedError` if it cannot join others.
-
-    ``sizes``: of the groups (:func:`group_sizes`).
-    """
+    """The collective in a node. Raises :class:`RefusedError` if it cannot join others. ``sizes``: of the groups
+    (:func:`group_sizes`)."""
     target, arguments = facts.targets[row], facts.arguments[row]
     if target not in BUCKETABLE:
         raise RefusedError(f"not one of those that can be joined: {target.partition('.')[2].partition('.')[0]}")
@@ -145,10 +143,8 @@ def _lengths(facts: Facts, row: int) -> tuple[int, ...]:
 
 def depths(facts: Facts, members: Sequence[Member]) -> list[int]:
     """The longest chain of other members that leads to each: two of one depth do not depend on each other, and at least
-    as many buckets as depths are needed (Mirsky's theorem).
-
-    ``members`` in graph order. Linear in the nodes between the first and the last.
-    """
+    as many buckets as depths are needed (Mirsky's theorem). ``members`` in graph order. Linear in the nodes between the
+    first and the last."""
     wanted = {member.row for member in members}
     behind: dict[int, int] = {}
     """Node to the longest chain of members up to its result."""

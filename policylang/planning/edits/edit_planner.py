@@ -159,9 +159,7 @@ class EditPlanner(ABC, Generic[Asked]):
         groups: tuple[str, ...],
     ) -> Proof:
         """Prove that new calls make the same of some nodes as old ones; ``groups`` are those of the old collectives.
-
-        Raises :class:`RefusedError` if that fails.
-        """
+        Raises :class:`RefusedError` if that fails."""
         pairs = tuple((self.facts.names[row], name) for row, name in replaced.items())
         shapes = tuple((self.facts.names[row], self.facts.shapes[row] or ()) for row in sources)
         found = self.setting.prover.prove(Equivalence(shapes, old, new, pairs, self.grid(groups), groups))
@@ -242,10 +240,8 @@ class ReplacedMemory:
                     self.written.setdefault(self.roots[source], []).append(row)
 
     def check(self, home: int, row: int, since: int) -> None:
-        """Check that readers of ``row``, which has separate memory, may read ``home`` as it was at ``since``.
-
-        Raises :class:`RefusedError`.
-        """
+        """Check that readers of ``row``, which has separate memory, may read ``home`` as it was at ``since``. Raises
+        :class:`RefusedError`."""
         facts, root = self.facts, self.roots[home]
         reach = self._aliases(row)
         last = max(user for each in reach for user in (each, *facts.users[each]))

@@ -380,10 +380,8 @@ class GatherChains(ChainFusion):
     # --- readers inside a chain ---
 
     def _middle_readers(self, chain: CollectiveChain) -> dict[int, list[int]]:
-        """By node of the chain, its readers outside: they can read this rank's part of the fused value.
-
-        Only in the backward, where nothing is saved: a saved part would keep the whole value alive.
-        """
+        """By node of the chain, its readers outside: they can read this rank's part of the fused value. Only in the
+        backward, where nothing is saved: a saved part would keep the whole value alive."""
         facts, inside = self.facts, set(chain.rows)
         outside = {
             row: [user for user in facts.users[row] if user not in inside] for row in chain.rows if row != chain.result

@@ -278,11 +278,9 @@ def phase(facts: Facts, row: int) -> int:
 
 
 def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = False) -> list[tuple[int, Lengths]] | int:
-    """The nodes after a value whose strides change with it, in graph order, and their new strides.
-
-    Or a node that needs the value unchanged. With ``dense_for_gaps``, an operator that allocates its result may read a
-    dense value in place of one with gaps between its rows: its result has the same strides.
-    """
+    """The nodes after a value whose strides change with it, in graph order, and their new strides. Or a node that needs
+    the value unchanged. With ``dense_for_gaps``, an operator that allocates its result may read a dense value in place
+    of one with gaps between its rows: its result has the same strides."""
     found: list[tuple[int, Lengths]] = []
     pending = [] if stride == facts.strides[row] else [(row, stride)]
     while pending:
@@ -405,11 +403,8 @@ def _runs(wanted: DigitLayout, order: Sequence[int]) -> list[tuple[tuple[int, in
 
 
 def common_names(facts: Facts) -> list[str]:
-    """The names of all nodes as every rank has them.
-
-    If each rank takes only its piece of a split, the piece is another ``getitem`` on every rank. There may be other
-    pieces that nobody reads.
-    """
+    """The names of all nodes as every rank has them. If each rank takes only its piece of a split, the piece is another
+    ``getitem`` on every rank. There may be other pieces that nobody reads."""
     names, users, targets = list(facts.names), facts.users, facts.targets
     for row, readers in enumerate(users):
         if not facts.flags[row] & Flag.VIEW:

@@ -145,10 +145,8 @@ def _composed(
     mesh: Mesh, groups: Sequence[Group], spans: Sequence[tuple[int, ...]], rank: int
 ) -> tuple[int, ...] | None:
     """The ranks whose shards a rank gets, by place, on a mesh that is not row-major: each gather brings what the
-    members of its group have by then. None if a rank that takes part lacks the groups that this implies.
-
-    torch sorts the ranks of a mesh's groups unless it is given groups; a group of the graph shows which.
-    """
+    members of its group have by then. None if a rank that takes part lacks the groups that this implies. torch sorts
+    the ranks of a mesh's groups unless it is given groups; a group of the graph shows which."""
     index_of = {each: index for index, each in enumerate(mesh.ranks)}
     is_sorted = [list(group.ranks) == sorted(group.ranks) for group in groups]
 

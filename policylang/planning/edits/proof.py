@@ -271,11 +271,9 @@ MOST_ELEMENTS = 1 << 22
 
 @frozen
 class Equivalence:
-    """The claim that old and new calls give the same tensors.
-
-    ``sources`` are the values that both start from, with the shape that each rank's has; ``pairs`` are the old and new
-    values that have to be the same; ``groups`` names the old collectives' groups in the order of ``grid``.
-    """
+    """The claim that old and new calls give the same tensors. ``sources`` are the values that both start from, with the
+    shape that each rank's has; ``pairs`` are the old and new values that have to be the same; ``groups`` names the old
+    collectives' groups in the order of ``grid``."""
 
     sources: tuple[tuple[str, tuple[int, ...]], ...]
     old: Sequence[ChainCall]
@@ -401,10 +399,8 @@ def _labelled(
 
 
 def _meets_once(claimed: Equivalence) -> bool:
-    """True if all ranks do the same, as one group, and no elements are reduced together twice.
-
-    Then a sum adds elements at one place of every rank's shards, and that place identifies them.
-    """
+    """True if all ranks do the same, as one group, and no elements are reduced together twice. Then a sum adds elements
+    at one place of every rank's shards, and that place identifies them."""
     met: set[str] = set()
     for call in (*claimed.old, *claimed.new):
         if isinstance(call.move, Cut) and isinstance(call.move.start, Part):

@@ -433,9 +433,7 @@ class PeakValues:
 
 def values_at_peak(found: Breakdown, most: int = MOST_VALUES) -> PeakValues:
     """The ``most`` largest values alive at the highest moment of the step under the policy, and all of them by line.
-
-    What takes no memory does not count as a value.
-    """
+    What takes no memory does not count as a value."""
     facts, schedule, timeline = found.under.facts, found.under.schedule, found.under.timeline
     sizes = timeline.lifetimes.bytes
     entry = highest_moment(timeline)
@@ -470,11 +468,8 @@ def moment_of(schedule: Schedule, facts: Facts, step: int) -> Moment | None:
 
 
 class _Named:
-    """Memory in the words of a policy.
-
-    Rows are nodes of the graph that the step runs; if scheduling lines rewrote it, the plan's values are found by name,
-    and what a bucket adds has none.
-    """
+    """Memory in the words of a policy. Rows are nodes of the graph that the step runs; if scheduling lines rewrote it,
+    the plan's values are found by name, and what a bucket adds has none."""
 
     def __init__(self, found: Breakdown) -> None:
         self.plan, self.outcomes, self.facts = found.plan, found.outcomes, found.under.facts

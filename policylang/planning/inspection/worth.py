@@ -130,9 +130,7 @@ def worth_of_rules(
     plan: Plan, capabilities: Capabilities, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> tuple[Worth, ...]:
     """The worth of every rule that decides something, in the order of the policy, at most of ``MOST_RULES``.
-
-    ``progress`` is called after each rule with the numbers done and in all. A plan and a simulation for each rule.
-    """
+    ``progress`` is called after each rule with the numbers done and in all. A plan and a simulation for each rule."""
     deciding = [index for index, outcome in enumerate(plan.rules) if outcome.decided][:MOST_RULES]
     device = None if plan.times is None else plan.times.device
     cost, peak, time = _cost(plan)

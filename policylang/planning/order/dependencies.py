@@ -148,11 +148,9 @@ class _Stretch:
 
 
 def segments(facts: Facts, block_of: Sequence[int], recomputed: Collection[int] = ()) -> Segments:
-    """The segments of a graph whose nodes are in running order. Linear in nodes and edges.
-
-    ``recomputed``: recomputations of forward values; they belong to the segment that uses them. Computation between two
-    blocks of a forward is a segment; in a backward, so are the nodes before the first one with a known block.
-    """
+    """The segments of a graph whose nodes are in running order. Linear in nodes and edges. ``recomputed``:
+    recomputations of forward values; they belong to the segment that uses them. Computation between two blocks of a
+    forward is a segment; in a backward, so are the nodes before the first one with a known block."""
     return _SegmentFinder(facts, block_of, frozenset(recomputed)).found()
 
 
@@ -306,9 +304,7 @@ _WRITES_MORE = ("aten.rrelu_with_noise_",)
 
 def memory_order(facts: Facts) -> Iterator[tuple[int, int]]:
     """Pairs of nodes, the first of which has to run before the second because both use memory that one of them writes.
-
-    A collective reads its input, or writes it in place, until it is awaited. Linear in nodes and edges.
-    """
+    A collective reads its input, or writes it in place, until it is awaited. Linear in nodes and edges."""
     if not any(flag & Flag.WRITES for flag in facts.flags):
         return
     memory = _memory(facts)
@@ -393,11 +389,9 @@ _FORWARD, _BACKWARD = int(Phase.FORWARD), int(Phase.BACKWARD)
 
 
 def directions(facts: Facts) -> Sequence[int]:
-    """By node the number of its *direction*: 0 the first forward, then each backward and each further forward.
-
-    A forward or backward graph has one. Forward nodes traced within a backward are a separate direction only if they
-    multiply or communicate. Inputs and constants have direction 0, the output the last.
-    """
+    """By node the number of its *direction*: 0 the first forward, then each backward and each further forward. A
+    forward or backward graph has one. Forward nodes traced within a backward are a separate direction only if they
+    multiply or communicate. Inputs and constants have direction 0, the output the last."""
     found = array("i", bytes(4 * len(facts)))
     if facts.kind not in (GraphKind.JOINT, GraphKind.FLAT):
         return found

@@ -173,11 +173,9 @@ def move_collectives(
     kept: Collection[int] = (),
     unknown: Collection[int] = (),
 ) -> Moves:
-    """The order of the calls with some collectives moved. A collective has one request of each kind at most.
-
-    What only a prefetched collective needs, such as the cast of a shard, moves with it; so does what reads nothing but
-    the result of a delayed one. O((nodes + edges) log nodes).
-    """
+    """The order of the calls with some collectives moved. A collective has one request of each kind at most. What only
+    a prefetched collective needs, such as the cast of a shard, moves with it; so does what reads nothing but the result
+    of a delayed one. O((nodes + edges) log nodes)."""
     mover = _Mover(facts, dependencies.before, segments, frozenset(kept), frozenset(unknown), waited=bool(delays))
     found = Moves()
     requests = [(mover.prefetch, each) for each in sorted(prefetches, key=lambda request: request.row)]

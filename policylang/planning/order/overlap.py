@@ -173,10 +173,8 @@ def overlapped(
     limits: OverlapLimits,
 ) -> list[int]:
     """The nodes in the order that hides most of the time of the ``movable`` collectives, from the given order.
-
     Deterministic; O((nodes + edges) log nodes). No limit that the given order keeps is exceeded at any step, and no
-    more is exposed than in the given order. Collectives that may not move keep their order among themselves.
-    """
+    more is exposed than in the given order. Collectives that may not move keep their order among themselves."""
     nodes = scheduler_nodes(facts, order, dependencies, times, movable)
     search = _Search(facts, times, nodes, order, limits)
     if not any(nodes.movable):

@@ -231,11 +231,9 @@ class _NodeBuilder:
 
 
 class LatestStarts:
-    """When each scheduler node is due; O(nodes + edges).
-
-    ``close``: loose nodes are due this far before their reader, as a share of all computation; ``nearest``: the first
-    consumer decides whether a collective is urgent, not the critical path behind it.
-    """
+    """When each scheduler node is due; O(nodes + edges). ``close``: loose nodes are due this far before their reader,
+    as a share of all computation; ``nearest``: the first consumer decides whether a collective is urgent, not the
+    critical path behind it."""
 
     def __init__(self, nodes: SchedulerNodes, close: float, *, nearest: bool = False) -> None:
         count, self._close, self._nearest = len(nodes), close, nearest

@@ -53,8 +53,7 @@ def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
 
 
 def missing_parts(selector: Selector, selections: Selections) -> str:
-    """The names and paths of a selector that are not in the graph: ``0 nodes are `mm```; empty where
-    all are there."""
+    """The names and paths of a selector that are not in the graph: ``0 nodes are `mm```; empty where all are there."""
     found = parts_first(selector, selections.lets, is_one_part=lambda part: _is_one_part(part, selections))
     named = (part for part in found if isinstance(part, syntax.Operator | syntax.Reference | syntax.InModule))
     missing = dict.fromkeys(f"`{part_label(part)}`" for part in named if not selections.rows(part))

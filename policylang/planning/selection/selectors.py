@@ -81,11 +81,9 @@ class Cuts:
         return sqrt(self.produced * 2**30) if size is None else size
 
     def crossing(self, size: float | None) -> bytearray:
-        """By node, 1 for the nodes whose decision saves a value that is alive at a cut.
-
-        These are the nodes whose memory the value is and that share the decision of the node that allocated it, a
-        ``wait_tensor`` for instance, and the producer of that decision. Mere views are excluded.
-        """
+        """By node, 1 for the nodes whose decision saves a value that is alive at a cut. These are the nodes whose
+        memory the value is and that share the decision of the node that allocated it, a ``wait_tensor`` for instance,
+        and the producer of that decision. Mere views are excluded."""
         cuts, mask = self.positions(self.stage(size)), bytearray(len(self.facts))
         roots, owners = self.facts.storage_roots, self.facts.owners
         born, last = self._lifetimes
@@ -165,9 +163,7 @@ def effective_scope(scope: Scope | None, has_blocks: bool) -> Scope:
 
 def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: BlockTable, chains: Chains) -> list[Hashable]:
     """The key that each node is counted under: a block's number, a module's path, the name of a chain's first node.
-
-    None for a node outside every block under ``per block``: it is not counted.
-    """
+    None for a node outside every block under ``per block``: it is not counted."""
     if scope is Scope.GRAPH:
         return [0] * len(rows)
     if scope is Scope.MODULE:
@@ -226,10 +222,8 @@ _CHILD_FIELDS = frozenset({"selector", "left", "right", "marker", "parts"})
 
 
 def operator_matcher(operator: syntax.Operator) -> Callable[[str], bool]:
-    """True if a full operator name is one that ``operator`` names.
-
-    Without a namespace: of any but Python's own functions, or ``add`` would count additions of sizes.
-    """
+    """True if a full operator name is one that ``operator`` names. Without a namespace: of any but Python's own
+    functions, or ``add`` would count additions of sizes."""
     name = NameGlob(operator.name)
     namespace = None if operator.namespace is None else NameGlob(operator.namespace)
     overload = None if operator.overload is None else NameGlob(operator.overload)
@@ -256,10 +250,8 @@ def parts_first(
     known: Container[int] = (),
     is_one_part: Callable[[Selector], bool] = lambda part: False,
 ) -> Iterator[Selector]:
-    """The selector and all that it is made of, parts first, each once; those ``known`` by their id are left out.
-
-    The walk keeps an explicit stack: a policy's ``let`` lines may refer to each other to any depth.
-    """
+    """The selector and all that it is made of, parts first, each once; those ``known`` by their id are left out. The
+    walk keeps an explicit stack: a policy's ``let`` lines may refer to each other to any depth."""
     seen: set[int] = set()
     stack: list[tuple[Selector, bool]] = [(selector, False)]
     while stack:
@@ -393,11 +385,9 @@ _WRITTEN = Flag.WRITES | Flag.REPEATABLE
 
 
 def compile_predicate(predicate: Predicate, on: Selections) -> Test:
-    """The predicate as a function of a forward node. Recursion is as deep as the parser lets parentheses nest.
-
-    A comparison with something a node does not have (the ``ndim`` of a tuple, the ``group_size`` of a matmul, a time
-    without a device) is false, whatever the operator; ``not`` makes it true.
-    """
+    """The predicate as a function of a forward node. Recursion is as deep as the parser lets parentheses nest. A
+    comparison with something a node does not have (the ``ndim`` of a tuple, the ``group_size`` of a matmul, a time
+    without a device) is false, whatever the operator; ``not`` makes it true."""
     facts = on.facts
     match predicate:
         case syntax.Not():
