@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from attrs import evolve
 
 from policylang.graph.chains import Chains
-from policylang.graph.facts import Facts, Flag, GraphKind, mask_of
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import Facts, Flag, GraphKind, StepKind, mask_of
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import (
     Diagnostic,
@@ -25,7 +24,8 @@ from policylang.language.diagnostics import (
     removed,
     written,
 )
-from policylang.language.shown import beside, counted, first_lines, format_quantity, listed
+from policylang.language.selectors import rebuild, tests_of, with_lets
+from policylang.language.shown import beside, counted, first_lines, format_quantity, listed, read_quantity
 from policylang.language.syntax import (
     COMPARISONS,
     Action,
@@ -46,8 +46,6 @@ from policylang.language.syntax import (
     Union,
     Where,
 )
-from policylang.language.units import read
-from policylang.language.walk import rebuild, tests_of, with_lets
 from policylang.operators.names import is_all_gather
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.worth import SAVED, as_counted
@@ -56,7 +54,7 @@ from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.selection.selectors import OperatorPrices, amount_of, operator_matcher
 from policylang.planning.value_outcome import Why, by_rule, is_open, offloads, recomputes, saves
-from policylang.simulation.collective_times import operator_name
+from policylang.simulation.node_times import operator_name
 from policylang.simulation.streams import RunLog, size_in_flight, walk
 
 SEVERAL_BLOCKS, ONE_BLOCK, FREES_NOTHING, SAVES_MORE = "APL701", "APL702", "APL703", "APL704"
@@ -340,7 +338,7 @@ def _exposed_copies(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnost
         help, fixes = "save or recompute the values instead", [removed(rule.span)]
         for halvings in range(1, _HALVINGS + 1):
             budget = format_quantity(moved / 2**halvings, "bytes")
-            limit = Quantity(read(*budget.split())[0], "bytes")
+            limit = Quantity(read_quantity(*budget.split())[0], "bytes")
             other = _planned(plan, capabilities, (*rules[:index], evolve(rule, budget=limit), *rules[index + 1 :]))
             waits, whole = _waits_for_copies(other)
             if waits.get(index, 0.0) <= _LOWER * whole:
